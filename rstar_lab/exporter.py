@@ -47,8 +47,8 @@ class RunCollector(Collector):
         for folder in run_folders(self.runs_dir):
             try:
                 self._add(folder, families)
-            except (OSError, RunStoreError):
-                continue  # a run that is being created or removed
+            except (OSError, RunStoreError, AttributeError, KeyError, TypeError, ValueError):
+                continue  # a run that is being created or removed, or whose files are damaged
         yield from families.values()
 
     def _add(self, folder: Path, families: dict[str, GaugeMetricFamily]) -> None:
@@ -64,10 +64,11 @@ class RunCollector(Collector):
         if not lines:
             return
         last = lines[-1]
-        families["rstar_lab_run_step"].add_metric(run, last["step"])
+        if _is_number(last["step"]):
+            families["rstar_lab_run_step"].add_metric(run, last["step"])
         for name, value in last.items():
             if name != "step" and _is_number(value):
-                families["rstar_lab_run_metric"].add_metric([*run, last["stage"], clean_name(name)], float(value))
+                families["rstar_lab_run_metric"].add_metric([*run, str(last["stage"]), clean_name(name)], float(value))
 
 
 def clean_name(name: str) -> str:

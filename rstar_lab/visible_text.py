@@ -1,5 +1,7 @@
 """Text of models, tools, runs and jobs for a screen: no character of it acts on a terminal or reverses a line."""
 
+import re
+
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 # Each character maps to exactly one character, so that token offsets stay valid: control characters to their Unicode
 # pictures, direction marks to a diamond, and characters that UTF-8 cannot encode to the replacement character.
@@ -10,8 +12,17 @@ _VISIBLE = (
     | dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
     | dict.fromkeys(map(ord, BIDI), 0x25C6)
 )
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def visible(text: str) -> str:
     """Replace every control character, direction mark and lone surrogate in `text` with one visible character."""
     return text.translate(_VISIBLE)
+
+
+def printable(value: object) -> str:
+    """Return a value as text that a terminal shows as it is: colours are removed, other control characters are visible.
+
+    Tabs and line breaks stay. The result may still contain rich markup: pass it to rich as `rich.text.Text`.
+    """
+    return visible(_COLOUR.sub("", str(value)))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, examples, find_run
+from rstar_lab.visible_text import printable
 
 app = typer.Typer()
 SHOWN = 20
@@ -46,10 +47,11 @@ def rescore(
         if as_json:
             print(json.dumps(asdict(change)))
         elif number < SHOWN:
-            print(
+            line = (
                 f"{change.traj_id}: reward {change.reward_before:g} -> {change.reward:g}, answer {change.answer_before!r} -> "
                 f"{change.answer!r}, truth {change.truth!r}"
             )
+            print(printable(line))
     if as_json:
         summary = {"run": str(found.run) if found.run else None, "trajectories": found.trajectories,
                    "correct_before": found.correct_before, "correct": found.correct, "changes": len(found.changes)}  # fmt: skip
@@ -61,4 +63,4 @@ def rescore(
         f"{len(found.changes)} of {found.trajectories} rewards change; correct: {found.correct_before} -> {found.correct}"
     )
     if found.run:
-        print(f"run {found.run}")
+        print(printable(f"run {found.run}"))

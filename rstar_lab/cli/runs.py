@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from rstar_lab.visible_text import printable
+
 app = typer.Typer(no_args_is_help=True, help="List, show and compact runs.")
 
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of the runs.")]
@@ -23,7 +25,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     for folder in run_folders(runs_dir):
         try:
             rows.append(_summary(folder))
-        except RunStoreError as error:
+        except (RunStoreError, OSError) as error:
             rows.append({"run_id": folder.name, "status": "unreadable", "error": str(error)})
     rows.sort(key=lambda row: row.get("created") or "")
     if as_json:
@@ -32,26 +34,28 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
         return
     from rich.console import Console
     from rich.table import Column, Table
+    from rich.text import Text
 
     # Other commands need the complete id, so it is wrapped and never truncated.
     names = ("stage", "status", "steps", "trajectories", "reward", "created")
     table = Table(Column("run", overflow="fold"), *names, box=None, padding=(0, 1, 0, 0))
     for row in rows:
         reward = row.get("reward")
-        table.add_row(
+        cells = [
             row["run_id"],
             row.get("stage") or row.get("kind", ""),
             row["status"],
-            str(row.get("steps", "")),
-            str(row.get("trajectories", "")),
+            row.get("steps", ""),
+            row.get("trajectories", ""),
             "" if reward is None else f"{reward:.3f}",
-            row.get("created", "")[5:16].replace("T", " "),
-        )
-    console = Console()
+            (row.get("created") or "")[5:16].replace("T", " "),
+        ]
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    console = Console(markup=False)
     console.print(table if rows else f"no runs in {runs_dir}/ yet: `rstar-lab demo --fast` creates one")
     for row in rows:
         if "error" in row:
-            console.print(row["error"], style="red", markup=False)
+            console.print(printable(row["error"]), style="red")
 
 
 @app.command(epilog="Example:\n\n`rstar-lab runs show tiny_fast-rl`")
@@ -70,10 +74,10 @@ def show(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) ->
     console = Console()
     summary = _summary(reader.run_dir)
     info = {key: value for key, value in (reader.info | summary).items() if value not in (None, {}, [])}
-    console.print(yaml.safe_dump(info, sort_keys=False, allow_unicode=True), markup=False, end="")
+    console.print(printable(yaml.safe_dump(info, sort_keys=False, allow_unicode=True)), markup=False, end="")
     if lines:
         console.print("metrics of the last step:")
-        console.print(yaml.safe_dump(lines[-1], sort_keys=False), markup=False, end="")
+        console.print(printable(yaml.safe_dump(lines[-1], sort_keys=False)), markup=False, end="")
 
 
 @app.command(epilog="Example:\n\n`rstar-lab runs compact tiny_fast-rl`")

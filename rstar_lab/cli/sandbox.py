@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -245,7 +246,7 @@ def top(
             typer.echo(json.dumps(values))
             continue
         clear = "\x1b[2J\x1b[H" if sys.stdout.isatty() else ""
-        typer.echo(clear + "\n".join([*table(values), ""]))
+        typer.echo(clear + printable("\n".join([*table(values), ""])))
 
 
 def main() -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import printable
 
 if TYPE_CHECKING:
     from rstar_lab.rl.recipe import Recipe
@@ -60,5 +61,6 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
 
 def fail(message: str, code: int) -> NoReturn:
     """Print an error line and end the process."""
-    Console(stderr=True, highlight=False, emoji=False).print(f"[bold red]error[/]: {escape(message)}", soft_wrap=True)
+    line = Text.assemble(("error", "bold red"), f": {printable(message)}")
+    Console(stderr=True, highlight=False, emoji=False).print(line, soft_wrap=True)
     sys.exit(code)

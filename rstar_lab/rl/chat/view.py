@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.text import Text
 
+from rstar_lab.visible_text import printable
 from rstar_lab.rl.chat.events import Event, Kind
 from rstar_lab.rl.chat.session import Chat, ChatOptions, Reply, open_chat
 
@@ -31,14 +32,18 @@ async def show(chat: Chat, question: str, console: Console | None = None) -> Rep
 
 
 def _print(console: Console, event: Event) -> None:
-    shown = event.text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be written to a terminal
+    shown = printable(event.text)
     match event.kind:
         case Kind.CALL:
             code = Syntax(shown, "python", word_wrap=True, background_color="default")
-            console.print(Panel(code, title=event.tool or "call", title_align="left", border_style="cyan"))
+            console.print(
+                Panel(code, title=Text(printable(event.tool or "call")), title_align="left", border_style="cyan")
+            )
         case Kind.RESULT:
             style = "green" if event.outcome == "ok" else "red"
-            console.print(Panel(Text(shown), title=event.outcome, title_align="left", border_style=style))
+            console.print(
+                Panel(Text(shown), title=Text(printable(event.outcome)), title_align="left", border_style=style)
+            )
         case Kind.STOP:
             if event.text in _STOPS:
                 console.print(f"[yellow]{_STOPS[event.text]}[/]")
@@ -76,7 +81,7 @@ async def chat_command(
         else:
             await show(chat, prompt, console)
         if chat.log and not as_json:
-            console.print(f"[dim]run {chat.log.run_dir}[/]")
+            console.print(Text(f"run {printable(chat.log.run_dir)}", style="dim"))
 
 
 async def _interactive(chat: Chat, console: Console) -> None:

@@ -1,0 +1,133 @@
+"""No text of a model, tool, run or service reaches a terminal with control sequences or as markup."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from rstar_lab.cli.command_line import app
+from rstar_lab.cli.shared import fail
+from rstar_lab.exporter import RunCollector
+from rstar_lab.visible_text import printable
+from rstar_lab.rl.chat.events import Event, Kind
+from rstar_lab.rl.chat.view import show
+
+GOLDEN = Path(__file__).parent / "golden" / "runs"
+HOSTILE = "\x1b]52;c;ZXZpbA==\x1b\\[/x] [bold]b[/] :smile: \x1b[2J\x07\x9b2J\u202eabc\ud800"
+
+
+def is_plain(text):
+    return not any((ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or c == "\u202e" for c in text)
+
+
+def test_control_characters_become_visible_and_colours_go():
+    assert printable("\x1b[1;31mred\x1b[0m\ttab\nline") == "red\ttab\nline"
+    assert is_plain(printable(HOSTILE)) and "[/x] [bold]b[/]" in printable(HOSTILE)
+    assert printable(5) == "5" and printable(None) == "None"
+    every = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0xD800]))
+    assert is_plain(printable(every)) and len(printable(every)) == len(every)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+async def test_a_chat_prints_no_control_sequences(kind):
+    async def stream(question):
+        yield Event(kind, HOSTILE, tool=HOSTILE, outcome=HOSTILE)
+
+    output = io.StringIO()
+    await show(SimpleNamespace(stream=stream, replies=[None]), "q", Console(file=output, width=200, highlight=False))
+    assert is_plain(output.getvalue())
+    if kind is not Kind.STOP:
+        assert "[/x] [bold]b[/] :smile:" in output.getvalue()
+
+
+def test_an_error_is_one_line_without_markup(capsys):
+    with pytest.raises(SystemExit):
+        fail(HOSTILE, 1)
+    text = capsys.readouterr().err
+    assert is_plain(text) and "error: " in text and "[/x] [bold]b[/] :smile:" in text
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs: a sound one, and one with hostile text."""
+    for name in ("good", "hostile"):
+        shutil.copytree(GOLDEN / "tiny_fast-rl", tmp_path / name)
+        change(tmp_path / name, run_id=name)
+    return tmp_path
+
+
+def change(folder, **values):
+    path = folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+WRONG = [
+    {"run_id": 5}, {"run_id": "a[/foo]"}, {"run_id": HOSTILE}, {"status": 5}, {"kind": [HOSTILE]}, {"created": 5}, {"attempts": "x"},
+    {"recipe": "x"}, {"hardware": []}, {"schema_version": "x"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", [*WRONG, {"status": HOSTILE, "kind": HOSTILE, "created": HOSTILE, "error": HOSTILE}])
+def test_runs_with_hostile_text_or_wrong_types_are_listed_beside_the_others(runs, values):
+    change(runs / "hostile", **values)
+    for command in (["list"], ["show", "hostile"], ["show", "good"]):
+        done = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["runs", *command, "--runs-dir", str(runs)])
+        assert done.exit_code == 0 or (command[-1] == "hostile" and values in WRONG), done.output
+        assert is_plain(done.stdout + done.stderr)
+        if command == ["list"]:
+            assert "good" in done.stdout and "hostile" in done.stdout
+    done = CliRunner().invoke(app, ["runs", "list", "--json", "--runs-dir", str(runs)])
+    assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "5", '{"stage": 5, "step": "x", "reward": {}}', '{"stage": "rl", "step": 1e400}']
+)
+def test_one_damaged_run_does_not_end_the_list(runs, line):
+    (runs / "hostile" / "metrics.jsonl").write_text(f"{line}\n")
+    done = CliRunner().invoke(app, ["runs", "list", "--json", "--runs-dir", str(runs)])
+    assert done.exit_code == 0 and len(done.stdout.splitlines()) == 2, done.output
+
+
+@pytest.mark.parametrize("values", [{}, *WRONG])
+def test_the_monitor_exports_the_other_runs(runs, values):
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    for name in ("good", "hostile"):
+        change(runs / name, status="finished")
+        path = runs / name / "metrics.jsonl"
+        path.write_text(path.read_text())  # the exporter leaves out runs that ended long ago
+    change(runs / "hostile", **values)
+    path = runs / "hostile" / "metrics.jsonl"
+    path.write_text(path.read_text() + json.dumps({"stage": 5, "step": 10**6, HOSTILE: 1.0}) + "\n")
+    registry = CollectorRegistry()
+    registry.register(RunCollector(runs))
+    text = generate_latest(registry).decode()
+    assert 'rstar_lab_run_step{run="good"}' in text
+
+
+def test_rescore_prints_answers_without_control_sequences(monkeypatch, runs):
+    from rstar_lab.rl import rescore
+
+    found = SimpleNamespace(
+        changes=[SimpleNamespace(traj_id=HOSTILE, reward_before=0.0, reward=1.0, answer_before=HOSTILE, answer=HOSTILE, truth=HOSTILE)],
+        trajectories=1, correct_before=0, correct=1, run=None, result=None,
+    )  # fmt: skip
+    monkeypatch.setattr(rescore, "rescore", lambda *arguments, **options: found)
+    done = CliRunner().invoke(app, ["rescore", "good", "--runs-dir", str(runs)])
+    assert done.exit_code == 0 and "1 of 1 rewards change" in done.stdout and is_plain(done.stdout)
+
+
+def test_top_prints_the_text_of_a_service_without_control_sequences(monkeypatch):
+    import rstar_lab.sandbox.top as top
+
+    monkeypatch.setattr(top, "fetch", lambda *arguments: {})
+    monkeypatch.setattr(top, "rates", lambda *arguments: {})
+    monkeypatch.setattr(top, "table", lambda values: [HOSTILE])
+    done = CliRunner().invoke(app, ["sandbox", "top", "http://127.0.0.1:1", "--interval", "0.1", "--count", "1"])
+    assert "[/x] [bold]b[/]" in done.stdout and is_plain(done.stdout), done.output
