@@ -1,14 +1,15 @@
 """Models and runs on the Hugging Face Hub: `rstar-lab push` and `rstar-lab pull`.
 
 A model becomes a model repository and a run becomes a data set, each with a card written from the run store. Only data is
-sent and fetched: safetensors, JSON, text and Parquet, never pickles or Python files.
+sent and fetched: safetensors, JSON, text and Parquet, by exact names; never pickles, Python files or links.
 """
 
 import json
+import os
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,14 +20,21 @@ from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
-from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.reader import RunReader, check_file
 
 Kind = Literal["model", "run"]
 REPO_TYPES = {"model": "model", "run": "dataset"}
-MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer*", "vocab.*", "merges.txt",
-               "*.jinja", "special_tokens_map.json", "added_tokens.json")  # fmt: skip
-RUN_FILES = ("run.json", "metrics.jsonl", "rollup.parquet", "tokens.json", "trajectories/*.parquet", "calls/*.parquet",
-             "transcripts/*.parquet", "difficulty/*.parquet")  # fmt: skip
+# Exact names: a pattern such as `tokenizer*` would also match Python files and pickles.
+MODEL_FILE = re.compile(
+    r"(adapter_)?model(-\d{5}-of-\d{5})?\.safetensors|(adapter_)?model\.safetensors\.index\.json"
+    r"|(generation_|adapter_|tokenizer_|preprocessor_|processor_)?config\.json"
+    r"|tokenizer\.(json|model)|vocab\.(json|txt)|merges\.txt|chat_template\.(jinja|json)"
+    r"|special_tokens_map\.json|added_tokens\.json"
+)
+RUN_FILE = re.compile(
+    r"run\.json|metrics\.jsonl|rollup\.parquet|tokens\.json|difficulty/stage=[A-Za-z0-9][A-Za-z0-9._-]*\.parquet"
+    r"|(trajectories|calls|transcripts)/stage=[A-Za-z0-9][A-Za-z0-9._-]*/steps?=\d+(-\d+)?\.parquet"
+)
 TABLES = ("trajectories", "calls", "transcripts")
 
 
@@ -48,6 +56,11 @@ def prepare(folder: Path) -> Upload:
     sent without the host name, and absolute paths are reduced to their last part.
     Raises UserError for another folder, or a run without steps.
     """
+    for name in ("run.json", "metrics.jsonl", "config.json", "adapter_config.json"):
+        if (folder / name).is_symlink():
+            raise UserError(
+                f"{folder / name} is a link: only files of the folder are sent. Copy the folder with `cp -rL` first"
+            )
     if (folder / "run.json").is_file():
         reader = RunReader(folder)
         if not reader.steps():
@@ -55,11 +68,11 @@ def prepare(folder: Path) -> Upload:
         info = reader.info
         info["hardware"] = {key: value for key, value in (info.get("hardware") or {}).items() if key != "host"}
         info["recipe"] = _without_paths(info.get("recipe"))
-        files = _matching(folder, RUN_FILES)
+        files = _matching(folder, RUN_FILE)
         return Upload("run", files | {"run.json": json.dumps(info, indent=1).encode(), "README.md": _data_card(reader)})
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise UserError(f"{folder} is neither a run (run.json) nor a model (config.json)")
-    files = _matching(folder, MODEL_FILES)
+    files = _matching(folder, MODEL_FILE)
     if not any(name.endswith(".safetensors") for name in files):
         raise UserError(f"{folder} has no weights in safetensors format")
     return Upload("model", files | {"README.md": _model_card(folder)})
@@ -108,12 +121,17 @@ def pull(repo: str, folder: Path, *, revision: str | None = None) -> tuple[Kind,
     api = HfApi()
     try:
         is_run = api.repo_exists(repo, repo_type="dataset")
-        patterns = RUN_FILES if is_run else MODEL_FILES
         folder.mkdir(parents=True, exist_ok=True)
+        repo_type = "dataset" if is_run else "model"
+        names = RUN_FILE if is_run else MODEL_FILE
+        wanted = [
+            name for name in api.list_repo_files(repo, repo_type=repo_type, revision=revision) if names.fullmatch(name)
+        ]
+        if not wanted:
+            raise UserError(f"{repo} has neither a run nor a model in safetensors format")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".pull-") as temporary:
             snapshot_download(
-                repo, repo_type="dataset" if is_run else "model", revision=revision,
-                allow_patterns=list(patterns), local_dir=temporary,
+                repo, repo_type=repo_type, revision=revision, allow_patterns=wanted, local_dir=temporary,
             )  # fmt: skip
             fetched = Path(temporary)
             shutil.rmtree(fetched / ".cache", ignore_errors=True)
@@ -135,12 +153,18 @@ def pull(repo: str, folder: Path, *, revision: str | None = None) -> tuple[Kind,
     return ("run" if is_run else "model"), target
 
 
-def _matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]:
-    """Return the files of a folder that match a pattern, by their path in it. `*` also matches `/`."""
-    depth = "**/*" if patterns is RUN_FILES else "*"
-    paths = (path for path in sorted(folder.glob(depth)) if path.is_file())
-    named = {path.relative_to(folder).as_posix(): path for path in paths}
-    return {name: path for name, path in named.items() if any(fnmatch(name, pattern) for pattern in patterns)}
+def _matching(folder: Path, names: re.Pattern[str]) -> dict[str, Path | bytes]:
+    """Return the files of a folder with these names, by their path in it. Links are left out: they could name any file of
+    this machine. Raises RunStoreError for a table of a run that is damaged or another table."""
+    found: dict[str, Path | bytes] = {}
+    for parent, _, files in os.walk(folder):  # does not follow links
+        for path in (Path(parent, file) for file in files):
+            name = path.relative_to(folder).as_posix()
+            if names.fullmatch(name) and path.is_file() and not path.is_symlink():
+                if (level := name.partition("/")[0]) in TABLES:
+                    check_file(path, level)
+                found[name] = path
+    return dict(sorted(found.items()))
 
 
 # Cards

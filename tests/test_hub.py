@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -161,3 +162,48 @@ def test_a_model_without_a_run_has_a_card_too(tmp_path):
     card = prepare(tmp_path / "alone").files["README.md"]
     assert isinstance(card, bytes) and front_matter(card)["library_name"] == "transformers"
     assert "without a record of its training" in card.decode()
+
+
+def test_links_and_files_of_other_names_are_not_sent(tmp_path):
+    model, secret = tmp_path / "model", tmp_path / "token"
+    make_model(model)
+    secret.write_text("hf_secret")
+    for name in (
+        "vocab.pkl",
+        "tokenizer.pkl",
+        "tokenizer_evil.py",
+        "tokenizer_evil.json",
+        "x.safetensors.py",
+        "model.bin",
+    ):
+        (model / name).write_text("x")
+    for name in ("merges.txt", "added_tokens.json", "generation_config.json"):
+        (model / name).unlink(missing_ok=True)
+        (model / name).symlink_to(secret)
+    files = prepare(model).files
+    allowed = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+               "special_tokens_map.json"}  # fmt: skip
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files) <= allowed
+    run = tmp_path / "run"
+    shutil.copytree(GOLDEN / "tiny_fast-rl", run)
+    before = set(prepare(run).files)
+    (run / "tokens.json").unlink()
+    (run / "tokens.json").symlink_to(secret)
+    (run / "transcripts" / "notes.parquet").symlink_to(secret)
+    (run / "transcripts" / "stage=rl" / "step=000099.parquet").symlink_to(secret)
+    (run / "trajectories" / "notes.parquet").write_text("x")
+    (run / "elsewhere").mkdir()
+    (run / "calls").rename(run / "elsewhere" / "calls")
+    (run / "calls").symlink_to(run / "elsewhere" / "calls")
+    assert set(prepare(run).files) == {
+        name for name in before if name != "tokens.json" and not name.startswith("calls/")
+    }
+    shutil.copy(
+        next((run / "trajectories").rglob("step*.parquet")), run / "transcripts" / "stage=rl" / "step=000098.parquet"
+    )
+    with pytest.raises(UserError, match=r"step=000098\.parquet"):
+        prepare(run)
+    (run / "run.json").rename(tmp_path / "info")
+    (run / "run.json").symlink_to(tmp_path / "info")
+    with pytest.raises(UserError, match=r"run\.json is a link"):
+        prepare(run)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import examples
+from rstar_lab.printable import printable
 
 app = typer.Typer()
 
@@ -36,9 +37,9 @@ def push(
     upload = prepare(Path(source) if Path(source).is_dir() else runs_dir / source)
     if dry_run:
         card = upload.files["README.md"]
-        print(card.decode() if isinstance(card, bytes) else card)
+        print(printable(card.decode() if isinstance(card, bytes) else card))
         for name in upload.files:
-            print(name)
+            print(printable(name))
         return
     print(f"{send(upload, repo, public=public)} ({len(upload.files)} files, {upload.size / 1e6:.1f} MB)")
 
