@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import examples
-from rstar_lab.printable import printable
+from rstar_lab.visible_text import printable
 
 app = typer.Typer()
 

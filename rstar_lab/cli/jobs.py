@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rstar_lab.visible_text import printable
+
 app = typer.Typer(
     no_args_is_help=True,
     help="Run recipes as jobs on this machine, on Ray, Slurm or Kubernetes, or on another machine over ssh.",
@@ -56,7 +58,7 @@ def submit(
 
     job = submit_job(
         recipe, profile, _pairs(overrides), command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
-        preflight=preflight, log=lambda text: typer.echo(text, err=True),
+        preflight=preflight, log=lambda text: typer.echo(printable(text), err=True),
     )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(job_row(job)))
@@ -72,6 +74,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from rstar_lab.jobs import job_row, list_jobs
 
@@ -88,11 +91,12 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     table.columns[0].no_wrap, table.columns[0].min_width = True, max((len(row["id"]) for row in rows), default=2)
     table.columns[1].no_wrap = True
     for row in rows:
-        table.add_row(row["id"], row["status"], row["backend"], Path(row["profile"]).name)
+        cells = [row["id"], row["status"], row["backend"], Path(row["profile"]).name]
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     Console(highlight=False).print(table)
     for row in rows:
         if row["error"]:
-            Console(stderr=True, highlight=False).print(f"{row['id']}: {row['error']}", soft_wrap=True, markup=False)
+            typer.echo(printable(f"{row['id']}: {row['error']}"), err=True)
 
 
 @app.command(epilog="Example:\n\n`rstar-lab jobs logs tiny_fast-20260101-120000-ab12 --follow`")
@@ -110,7 +114,7 @@ def logs(
         if not job.watch().ended:
             raise typer.Exit(130)
     else:
-        typer.echo(job.logs(tail), nl=False)
+        typer.echo(printable(job.logs(tail)), nl=False)
 
 
 @app.command(epilog="Example:\n\n`rstar-lab jobs stop tiny_fast-20260101-120000-ab12`")
@@ -145,7 +149,7 @@ def status(
     last = row.pop("last") or {}
     for key, value in {**row, "step": last.get("step"), "reward": last.get("reward")}.items():
         if value is not None:
-            typer.echo(f"{key:<10} {value}")
+            typer.echo(printable(f"{key:<10} {value}"))
 
 
 @app.command(epilog="Example:\n\n`rstar-lab jobs pull tiny_fast-20260101-120000-ab12 --checkpoints`")
@@ -168,10 +172,12 @@ def pull(
 
     job = attach(job_id, runs_dir=runs_dir)
     if follow:
-        mirror.follow(job, log=typer.echo, checkpoints=checkpoints, transcripts=transcripts)
+        mirror.follow(
+            job, log=lambda text: typer.echo(printable(text)), checkpoints=checkpoints, transcripts=transcripts
+        )
         return
     for pulled in mirror.pull(job, checkpoints=checkpoints, transcripts=transcripts):
-        typer.echo(str(pulled))
+        typer.echo(printable(pulled))
 
 
 @app.command(epilog="Example:\n\n`rstar-lab jobs describe qwen3_14b_mi300x --profile mi300x_8x8`")
@@ -191,7 +197,7 @@ def describe(
     from rstar_lab.jobs.describe import describe as describe_job
 
     description = describe_job(recipe, profile, _pairs(overrides), host=host)
-    typer.echo(json.dumps(description.to_json()) if as_json else str(description))
+    typer.echo(json.dumps(description.to_json()) if as_json else printable(description))
     if not description.ready:
         raise typer.Exit(1)
 

@@ -43,6 +43,8 @@ def pyxis_options(image: str, mounts: list[str], folder: Path) -> list[str]:
     registry, slash, name = image.partition("/")
     if slash and ("." in registry or ":" in registry) and not is_file(image):
         image = f"{registry}#{name}"  # enroot separates the registry from the name by #
+    # Otherwise every step has a /tmp of its own, and the driver does not find the sockets of Ray.
+    mounts = [*mounts, "/tmp"]
     return [
         f"--container-image={image}",
         f"--container-mounts={','.join(f'{path}:{path}' for path in mounts)}",

@@ -70,7 +70,7 @@ class JobBoard:
         answers = self._ask_hosts([job for job in open_jobs if job.spec.backend == "ssh"])
         for job in open_jobs:
             if job.spec.backend != "ssh":
-                answers[job.id] = job_row(job) | {"progress": progress(job.folder.log)}
+                answers[job.id] = _row_with_progress(job)
         rows = []
         for job in jobs:
             if job.id not in self._ended:
@@ -162,6 +162,11 @@ class JobBoard:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+
+
+def _row_with_progress(job: Job) -> dict[str, Any]:
+    row = job_row(job)
+    return row | {"progress": {"line": row["error"]} if job.problem else progress(job.folder.log)}
 
 
 def render_table(rows: list[BoardRow]) -> str:

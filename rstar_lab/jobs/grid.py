@@ -19,7 +19,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs import local, slurm
 from rstar_lab.jobs.job import Job, JobStatus, list_jobs
-from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.store import JobFolder, JobSpec, check_name
 from rstar_lab.jobs.submit import submit
 from rstar_lab.runs.reader import RunReader
 
@@ -47,7 +47,7 @@ class GridPlan:
         return [(arm, seed) for seed in self.seeds for arm in self.arms]
 
     def run_name(self, arm: str, seed: int) -> str:
-        return "".join(c if c.isalnum() else "-" for c in f"{self.name}-{arm}-s{seed}".lower())
+        return re.sub(r"[^a-z0-9]", "-", f"{self.name}-{arm}-s{seed}".lower())
 
     @property
     def model(self) -> Path:
@@ -115,6 +115,7 @@ def submit_grid(
     machine, all on Slurm. The SFT of the recipe runs once, as run `<name>-sft`; every RL run starts from its model.
     Raises UserError for an unknown profile or a recipe that fails preflight.
     """
+    check_name(name, "name of the grid")
     machine = load_profile(profile)
     cells = len(arms) * len(seeds)
     plan = GridPlan(

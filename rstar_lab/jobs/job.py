@@ -12,7 +12,8 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.jobs import local
 from rstar_lab.jobs.progress import parse_event
-from rstar_lab.jobs.store import JobFolder
+from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec
+from rstar_lab.visible_text import printable
 
 
 class JobStatus(StrEnum):
@@ -21,7 +22,8 @@ class JobStatus(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"
-    UNKNOWN = "unknown"  # the backend cannot be reached
+    UNKNOWN = "unknown"  # the backend cannot be reached, or the job's files are damaged
+    FOREIGN = "foreign"  # the job belongs to another user, so its files are not read
 
     @property
     def ended(self) -> bool:
@@ -29,12 +31,17 @@ class JobStatus(StrEnum):
 
 
 class Job:
-    """A submitted job. The job runs independently; this object reads its folder and queries its backend."""
+    """A submitted job. The job runs independently; this object reads its folder and queries its backend.
 
-    def __init__(self, folder: JobFolder):
-        self.folder = folder
-        self.spec = folder.spec()
-        self.id = self.spec.id
+    problem: why the job can only be listed: it belongs to another user, or its files are damaged. Its `spec` is then empty,
+    and every method but `status_or_unknown` raises it.
+    """
+
+    def __init__(self, folder: JobFolder, *, problem: UserError | None = None):
+        """Raises UserError if there is no such job, or if its files cannot be used and `problem` is not given."""
+        self.folder, self.problem = folder, problem
+        self.id = folder.path.name
+        self.spec = folder.spec() if problem is None else JobSpec(self.id, "", "", "", [], "", "", {}, "")
 
     def __repr__(self) -> str:
         status = self.status_or_unknown()
@@ -42,32 +49,52 @@ class Job:
 
     def status(self) -> JobStatus:
         """Return the job's status. Raises UserError if the backend has to be queried and cannot be reached."""
-        if (end := self._end()) is None:
-            state = backend_module(self.spec.backend).state(self.folder, self.spec)
+        if self.problem is not None:
+            raise self.problem
+        if (end := self.folder.exit()) is None:
+            try:
+                state = backend_module(self.spec.backend).state(self.folder, self.spec)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise UserError(
+                    f"job {self.id}: its files do not fit the backend {self.spec.backend} ({type(error).__name__}: {error}); "
+                    f"delete {self.folder.path} if it is damaged"
+                ) from error
             # The job may have ended since the first check.
-            end = self._end()
+            end = self.folder.exit()
             if end is None:
                 if JobStatus(state).ended:  # its supervisor, which deletes them, was killed or never started
                     self.folder.delete_secrets()
                 return JobStatus(state)
-        if end["stopped"]:
+        if end.stopped:
             return JobStatus.STOPPED
-        return JobStatus.FINISHED if end["code"] == 0 else JobStatus.FAILED
+        return JobStatus.FINISHED if end.code == 0 else JobStatus.FAILED
 
     def status_or_unknown(self) -> JobStatus:
-        """Return the job's status, or UNKNOWN if its backend cannot be reached."""
+        """Return the job's status: FOREIGN for a job of another user, UNKNOWN if its backend cannot be reached."""
         try:
             return self.status()
-        except UserError:
-            return JobStatus.UNKNOWN
+        except UserError as error:
+            return self.status_of(error)
+
+    @staticmethod
+    def status_of(error: UserError) -> JobStatus:
+        """Return the status of a job whose status cannot be read."""
+        return JobStatus.FOREIGN if isinstance(error, ForeignJob) else JobStatus.UNKNOWN
 
     @property
     def exit_code(self) -> int | None:
-        return (self._end() or {}).get("code")
+        """The exit code of the job's command; None if it has not ended."""
+        try:
+            end = self.folder.exit() if self.problem is None else None
+        except UserError:
+            return None
+        return None if end is None else end.code
 
     def logs(self, tail: int | None = None) -> str:
         """Return the job's output so far, or its last `tail` lines."""
-        if self.spec.backend == "ssh" and self._end() is None:
+        if self.problem is not None:
+            raise self.problem
+        if self.spec.backend == "ssh" and self.folder.exit() is None:
             with contextlib.suppress(UserError):  # without a connection, return the part that was copied before
                 self.status()
         try:
@@ -92,7 +119,7 @@ class Job:
                     raise
                 # The job continues without the connection.
                 if not lost:
-                    print(f"{error}; trying again", file=sys.stderr, flush=True)
+                    print(printable(f"{error}; trying again"), file=sys.stderr, flush=True)
                 ended, lost = False, True
             lines = self.logs().splitlines(keepends=True)
             complete = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
@@ -114,11 +141,11 @@ class Job:
             for line in self.follow(timeout_s=timeout_s):
                 event = parse_event(line)
                 if event is None:
-                    print(line, flush=True)
+                    print(printable(line), flush=True)
                 elif "done" in event:
                     tenth = (event["event"], 10 * event["done"] // (event["total"] or 1))
                     if tenth != last_tenth:
-                        print(_progress_line(event), flush=True)
+                        print(printable(_progress_line(event)), flush=True)
                     last_tenth = tenth
         except KeyboardInterrupt:
             print(
@@ -138,9 +165,11 @@ class Job:
 
         A job whose supervisor was killed counts as failed, but its processes may still be running; they are ended too.
         """
-        if self._end() is None:
+        if self.problem is not None:
+            raise self.problem
+        if self.folder.exit() is None:
             backend_module(self.spec.backend).stop(self.folder, self.spec)
-            if self._end() is None:
+            if self.folder.exit() is None:
                 self.folder.delete_secrets()
                 self.folder.write("exit.json", {"code": None, "stopped": True, "ended": time.time()})
         return self.status()
@@ -170,12 +199,11 @@ class Job:
     @property
     def run_dir(self) -> Path | None:
         """The run's folder in the run store, or None before the run starts."""
+        if self.spec.run is None:
+            return None
         runs = Path(self.spec.runs_dir)
-        candidates = [runs / name for name in (self.spec.run, (self.spec.run or "").replace("-rl", "-sft")) if name]
+        candidates = [runs / self.spec.run, runs / f"{self.spec.run.removesuffix('-rl')}-sft"]
         return next((path for path in candidates if (path / "run.json").exists()), None)
-
-    def _end(self) -> dict[str, Any] | None:
-        return self.folder.read("exit.json")
 
 
 def attach(job_id: str, *, runs_dir: str | Path = "runs") -> Job:
@@ -186,22 +214,29 @@ def attach(job_id: str, *, runs_dir: str | Path = "runs") -> Job:
 def job_row(job: Job) -> dict[str, Any]:
     """Return the row of `rstar-lab jobs list` for a job, as JSON. status is "unknown" if the backend cannot be
     reached."""
-    spec, error = job.spec, None
+    spec, status, error = job.spec, JobStatus.UNKNOWN, None
     try:
-        status = str(job.status())
-    except UserError as unreachable:
-        status, error = "unknown", str(unreachable)
+        status = job.status()
+    except UserError as problem:
+        status, error = job.status_of(problem), str(problem)
     return {
-        "id": job.id, "status": status, "error": error, "recipe": spec.recipe, "profile": spec.profile,
+        "id": job.id, "status": str(status), "error": error, "recipe": spec.recipe, "profile": spec.profile,
         "backend": spec.backend, "created": spec.created, "exit_code": job.exit_code,
         "run": str(job.run_dir) if job.run_dir else None,
     }  # fmt: skip
 
 
 def list_jobs(runs_dir: str | Path = "runs") -> list[Job]:
-    """Return all jobs of a runs folder, oldest first."""
-    folders = (path.parent for path in (Path(runs_dir).absolute() / ".jobs").glob("*/job.json"))
-    return sorted((Job(JobFolder(path)) for path in folders), key=lambda job: (job.spec.created, job.id))
+    """Return all jobs of a runs folder, oldest first, and before them those whose files cannot be used: jobs of other users, and
+    damaged ones. These have a `problem`."""
+    jobs = []
+    for path in (Path(runs_dir).absolute() / ".jobs").glob("[!.]*"):
+        try:
+            jobs.append(Job(JobFolder(path)))
+        except UserError as problem:
+            if path.is_symlink() or path.is_dir():
+                jobs.append(Job(JobFolder(path), problem=problem))
+    return sorted(jobs, key=lambda job: (job.spec.created, job.id))
 
 
 def backend_module(name: str) -> ModuleType:

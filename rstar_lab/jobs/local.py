@@ -16,7 +16,7 @@ from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec
 def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
     """Start the supervisor in a new session; it records its process id in supervisor.json."""
     done = subprocess.run(
-        [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), "--detach"],
+        [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), spec.digest(), "--detach"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:

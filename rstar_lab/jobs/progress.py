@@ -1,16 +1,18 @@
 """Read the progress of a job from the end of its log and of its run's metrics."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 TAIL_BYTES = 65_536  # longer than any line of metrics.jsonl
+NUMBERS = {"done", "total", "reward", "error_rate", "loss", "step_s"}
 
 
 def last_metrics(run_dir: Path | None) -> dict[str, Any] | None:
-    """Return the last complete line of a run's metrics.jsonl, without reading the rest of the file."""
+    """Return the last complete line of a run's metrics.jsonl, without reading the rest of the file; None if it is damaged."""
     lines = _tail(run_dir / "metrics.jsonl") if run_dir is not None else []
-    return json.loads(lines[-1]) if lines else None
+    return parse_event(lines[-1]) if lines else None
 
 
 def progress(log: Path) -> dict[str, Any]:
@@ -32,12 +34,22 @@ def progress(log: Path) -> dict[str, Any]:
 
 
 def parse_event(line: str) -> dict[str, Any] | None:
-    """Return the JSON object of a log line, or None if the line is text."""
+    """Return the JSON object of a log line, or None if the line is text. Fields of an event that have another type than those
+    that the trainers write are left out: any program of the job can print a JSON line."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) else None
+    if not isinstance(event, dict):
+        return None
+    event = {key: value for key, value in event.items() if key not in NUMBERS or _is_number(value)}
+    if "done" in event:
+        event = {"total": None, **event} if isinstance(event.get("event"), str) else {}
+    return event
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _tail(path: Path) -> list[str]:

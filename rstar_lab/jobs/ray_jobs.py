@@ -11,6 +11,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.container import mounted_folders, ray_container
 from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.jobs.pack import verify_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
 AGENT_TIMEOUT_S = 60
@@ -24,7 +25,7 @@ def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
     """Submit the supervisor as the job's entrypoint, in the packed tree and in the profile's container if it has one."""
     client = _client(spec)
     code = folder.path / "code"
-    entrypoint = f"{spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder.path))}"
+    entrypoint = f"{verify_script(code)}; {spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder.path))} {spec.digest()}"
     # The trainer's ray.init repeats the profile's variables. By default Ray rejects a variable that the job also sets.
     variables = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", **spec.environment}
     runtime_env: dict[str, Any] = {"working_dir": str(code), "env_vars": variables}

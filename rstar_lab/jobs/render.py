@@ -1,5 +1,6 @@
 """Render cluster files from a hardware profile: the sbatch script, `ray start` commands, KubeRay's RayCluster and RayJob."""
 
+import hashlib
 import json
 import shlex
 import sys
@@ -19,10 +20,15 @@ from rstar_lab.hardware.container import (
     slurm_runtime,
 )
 from rstar_lab.hardware.profiles import Profile, load_profile
+from rstar_lab.jobs.pack import verify_script
 from rstar_lab.jobs.store import JobSpec
 from rstar_lab.resources import resource_folder
 
 TEMPLATES = resource_folder("cluster")
+# vLLM copies CUDA_ to HIP_VISIBLE_DEVICES when it is imported, and stops if verl sets another value afterwards.
+HIDE_AMD_GPUS = """
+unset CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES GPU_DEVICE_ORDINAL
+inside=(env -u CUDA_VISIBLE_DEVICES -u HIP_VISIBLE_DEVICES -u GPU_DEVICE_ORDINAL "${inside[@]}")"""
 
 
 class _PercentTemplate(Template):
@@ -42,6 +48,9 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
         setup="\n".join(slurm.setup),
         python=shlex.quote(spec.python),
         folder=shlex.quote(str(folder)),
+        verify=verify_script(folder / "code"),
+        digest=spec.digest(),
+        gpu_variables=HIDE_AMD_GPUS if is_amd(profile) else "",
         gpus=str(hardware.gpus_per_node),
         cpus=str(hardware.cpus_per_node),
         sandbox_workers=str(spec.sandbox_workers),
@@ -52,16 +61,23 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
     )
 
 
-def array_script(profile: Profile, name: str, folders: list[Path], list_file: Path, concurrency: int) -> str:
+def array_script(profile: Profile, name: str, folders: list[Path], output: Path, concurrency: int) -> str:
     """Return the batch script of an array with one task per job folder, at most `concurrency` of which run at a time.
 
-    folders: each contains its job.sbatch. list_file: where the caller writes the folders, one per line.
+    folders: each contains its job.sbatch, which must not change afterwards. output: folder for the output of the tasks.
     """
-    directives = sbatch_directives(profile, name, f"{list_file.parent}/slurm-%a.out")
+    directives = sbatch_directives(profile, name, f"{output}/slurm-%a.out")
     directives.append(f"#SBATCH --array=0-{len(folders) - 1}%{concurrency}")
+    digests = [hashlib.sha256((folder / "job.sbatch").read_bytes()).hexdigest() for folder in folders]
     lines = [
-        f'job=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(list_file))})',
-        'exec bash "$job/job.sbatch" >> "$job/slurm.out" 2>&1',
+        f"jobs=({shlex.join(map(str, folders))})",
+        f"digests=({shlex.join(digests)})",
+        "job=${jobs[$SLURM_ARRAY_TASK_ID]}",
+        # A copy: the file could be replaced after the check.
+        'script=$(cat "$job/job.sbatch"; echo x); script=${script%x}',
+        '[ "$(printf %s "$script" | sha256sum)" = "${digests[$SLURM_ARRAY_TASK_ID]}  -" ] || '
+        '{ echo "error: $job/job.sbatch has changed since the job was submitted"; exit 1; }',
+        'exec bash -c "$script" "$job/job.sbatch" >> "$job/slurm.out" 2>&1',
     ]
     return "\n".join(["#!/usr/bin/env bash", *directives, *lines]) + "\n"
 
@@ -171,7 +187,7 @@ def ray_job(profile: Profile, spec: JobSpec, folder: Path, name: str) -> dict[st
             },
         },
         "spec": {
-            "entrypoint": f"{spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder))}",
+            "entrypoint": f"{spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder))} {spec.digest()}",
             "jobId": name,
             "submissionMode": "K8sJobMode",
             "shutdownAfterJobFinishes": True,

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -40,10 +41,8 @@ def start_array(name: str, jobs: "list[Job]", folder: Path, *, concurrency: int,
     for job in jobs:
         write_script(job.folder, job.spec)
     folder.mkdir(mode=0o700)
-    list_file = folder / "jobs.txt"
-    list_file.write_text("".join(f"{path}\n" for path in paths))
     script = folder / "array.sbatch"
-    script.write_text(array_script(load_profile(jobs[0].spec.profile), name, paths, list_file, concurrency))
+    script.write_text(array_script(load_profile(jobs[0].spec.profile), name, paths, folder, concurrency))
     dependency = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
     array = _run("sbatch", "--parsable", "--export=NONE", *dependency, str(script)).strip().split(";")[0]
     for number, job in enumerate(jobs):
@@ -71,7 +70,7 @@ def stop(folder: JobFolder, spec: JobSpec) -> None:
     """Cancel the job and wait until Slurm has ended it."""
     if "slurm_id" not in spec.handle:
         return
-    _run("scancel", spec.handle["slurm_id"])
+    _run("scancel", _slurm_id(spec))
     deadline = time.monotonic() + 90
     while _slurm_state(spec) in QUEUED | RUNNING and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -84,10 +83,18 @@ def logs(folder: JobFolder, spec: JobSpec) -> str | None:
 
 
 def _slurm_state(spec: JobSpec) -> str:
-    slurm_id = spec.handle.get("slurm_id")
-    if slurm_id is None:
+    if "slurm_id" not in spec.handle:
         return "UNKNOWN"
+    slurm_id = _slurm_id(spec)
     return _states_of_my_jobs().get(slurm_id) or _state_of_job(slurm_id)
+
+
+def _slurm_id(spec: JobSpec) -> str:
+    """Return the id that Slurm gave to a job. Raises UserError for text that is no id, which could be an option."""
+    slurm_id = str(spec.handle["slurm_id"])
+    if not re.fullmatch(r"\d+(_\d+)?", slurm_id):
+        raise UserError(f"job {spec.id}: {slurm_id[:80]!r} in its job.json is no id of Slurm; delete the job's folder")
+    return slurm_id
 
 
 def _states_of_my_jobs() -> dict[str, str]:

@@ -1,19 +1,47 @@
 """A job's folder, RUNS_DIR/.jobs/ID: the submitted job (job.json), its log (log.txt) and its exit code (exit.json)."""
 
 import contextlib
+import hashlib
 import json
 import os
+import re
+import stat
+import tempfile
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rstar_lab.errors import DISK_FULL, UserError, os_error_message
+from rstar_lab.jobs.seal import is_sealed, seal
 
 SECRETS_FILE = "secrets.json"
 REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends before the job
 
 # Time for a stopped run to finish what it writes. Checkpoints are atomic, so a kill loses only the work since the last one.
 GRACE_S = 10.0
+
+# Names of runs and jobs become names of folders, Slurm jobs and Kubernetes resources.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,149}")
+# With these keys a job is reached: values that this user has not written would send commands or tokens elsewhere.
+CONNECTION_KEYS = {"ssh", "address", "token_path"}
+NOBODY = 65534
+
+
+class ForeignJob(UserError):
+    """The job belongs to another user. Its files are not read."""
+
+
+def check_name(name: str, what: str) -> str:
+    """Return a name of a run or job. Raises UserError if it is too long or has a character that is not in NAME."""
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"{what} {name[:80]!r}: use at most 150 letters, digits, dots, underscores and hyphens, and begin with a letter or "
+            "digit"
+        )
+    return name
 
 
 @dataclass(frozen=True)
@@ -39,6 +67,12 @@ class JobSpec:
     sandbox_workers: int = 0
     action: str | None = None
     grid: str | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+
+    def digest(self) -> str:
+        """Return the SHA-256 of everything that the job runs: all fields but `handle`, which is added when it has started."""
+        content = {key: value for key, value in asdict(self).items() if key != "handle"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def python(self) -> str:
@@ -47,12 +81,63 @@ class JobSpec:
 
 
 def jobs_folder(runs: Path) -> Path:
-    """Return RUNS/.jobs. Creates it with the permissions of RUNS, so that all users of a shared runs folder can submit."""
+    """Return RUNS/.jobs, and create it if it does not exist.
+
+    It has the permissions of RUNS, so that all users of a shared runs folder can submit, and the sticky bit, so that no
+    user can replace the jobs of another one. Raises UserError if others could replace them.
+    """
     folder = runs / ".jobs"
     if not folder.exists():
         folder.mkdir(parents=True)
-        folder.chmod(runs.stat().st_mode & 0o7777)
+        folder.chmod(runs.stat().st_mode & 0o7777 | stat.S_ISVTX)
+    status = folder.stat()
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        try:
+            folder.chmod(status.st_mode & 0o7777 | stat.S_ISVTX)
+        except PermissionError:
+            raise UserError(
+                f"{folder}: other users can replace your jobs; its owner must run `chmod +t {folder}`"
+            ) from None
     return folder
+
+
+@lru_cache
+def _user_id_in(folder: Path) -> int:
+    """Return the user id with which this process creates files in a folder: a shared file system may map ids."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            user = os.fstat(file.fileno()).st_uid
+    except OSError:
+        return os.geteuid()
+    # Ids that a file system maps to nobody tell users apart no longer.
+    return os.geteuid() if user == NOBODY else user
+
+
+def check_private(folder: Path) -> None:
+    """Raises ForeignJob if a folder belongs to another user, UserError if it is a link or others can write into it."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise UserError(f"{folder}: not a folder of a job; delete it")
+    if status.st_uid != os.geteuid() and status.st_uid != _user_id_in(folder.parent):
+        raise ForeignJob(f"{folder.name} belongs to {user_name(folder)}: only that user can query or stop it")
+    if status.st_mode & 0o022:
+        raise UserError(f"{folder}: other users can write into it. Check its files, then run `chmod 700 {folder}`")
+
+
+def user_name(path: Path) -> str:
+    """Return "user NAME" for the owner of a file, or its number if it has no name here."""
+    try:
+        return f"user {path.owner()}"
+    except KeyError:
+        return f"user {path.stat().st_uid}"
+
+
+@dataclass(frozen=True)
+class JobExit:
+    """How a job ended. code: exit code of its command, None if it was stopped before the command started."""
+
+    code: int | None
+    stopped: bool
 
 
 class JobFolder:
@@ -86,11 +171,26 @@ class JobFolder:
         """Return the content of a file, or None if it does not exist. Raises UserError if it is not JSON."""
         path = self.path / name
         try:
-            return json.loads(path.read_text())
+            content = json.loads(path.read_text())
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except OSError as error:
+            raise UserError(os_error_message(error, path)) from error
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: not valid JSON ({error}); delete the job's folder") from error
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: not a JSON object; delete the job's folder")
+        return content
+
+    def exit(self) -> "JobExit | None":
+        """Return how the job ended, or None if it has not ended. Raises UserError if exit.json is damaged."""
+        content = self.read("exit.json")
+        if content is None:
+            return None
+        code, stopped = content.get("code"), content.get("stopped")
+        if not (code is None or type(code) is int) or not isinstance(stopped, bool):
+            raise UserError(f"{self.path / 'exit.json'}: damaged; delete the job's folder")
+        return JobExit(code, stopped)
 
     def create(self) -> None:
         """Create the folder, which only its owner can open. Raises UserError if it exists or cannot be created."""
@@ -113,15 +213,54 @@ class JobFolder:
         """Write job.json. Creates the folder if there is none."""
         if not self.path.exists():
             self.create()
-        self.write("job.json", asdict(spec))
+        content = asdict(spec)
+        connected = any(spec.handle.get(key) for key in CONNECTION_KEYS)
+        self.write("job.json", content | ({"seal": seal(content)} if connected else {}))
 
     def spec(self) -> JobSpec:
+        """Return the job that this user has submitted.
+
+        Raises ForeignJob if the folder belongs to another user, UserError if there is no job, others can change it, job.json is
+        damaged, or it names a connection that this user has not written.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            check_private(self.path)
+        spec, content = self._read_spec()
+        value = content.pop("seal", None)
+        if any(spec.handle.get(key) for key in CONNECTION_KEYS) and not is_sealed(content, value):
+            raise UserError(
+                f"job {spec.id}: its connection was not written by you on this machine, so it is not used. "
+                "Query the job where it was submitted, or submit it again"
+            )
+        return spec
+
+    def submitted_spec(self, digest: str | None = None) -> JobSpec:
+        """Return the content of job.json for the job's own processes, which may run as another user on the nodes of the job.
+
+        digest: that of the submitted job. Raises UserError if job.json has changed since.
+        """
+        spec = self._read_spec()[0]
+        if digest is not None and spec.digest() != digest:
+            raise UserError(f"{self.path / 'job.json'} has changed since the job was submitted")
+        return spec
+
+    def _read_spec(self) -> tuple[JobSpec, dict[str, Any]]:
         content = self.read("job.json")
         if content is None:
             raise UserError(
                 f"no job {self.path.name} in {self.path.parent.parent}: `rstar-lab jobs list` shows the jobs of a runs folder"
             )
+        fields = {key: value for key, value in content.items() if key != "seal"}
         try:
-            return JobSpec(**content)
-        except TypeError as error:
-            raise UserError(f"{self.path / 'job.json'}: written by another version of rstar_lab ({error})") from error
+            spec = TypeAdapter(JobSpec).validate_json(json.dumps(fields))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UserError(
+                f"{self.path / 'job.json'}: {'.'.join(map(str, first['loc']))}: {first['msg']}; the file is damaged, or written "
+                "by another version of rstar_lab. Delete the job's folder"
+            ) from error
+        if spec.id != self.path.name:
+            raise UserError(f"{self.path / 'job.json'}: it is the file of another job; delete the job's folder")
+        if spec.run is not None:
+            check_name(spec.run, f"{self.path / 'job.json'}: run")
+        return spec, content

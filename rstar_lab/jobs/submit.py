@@ -19,7 +19,7 @@ from rstar_lab.jobs.describe import preflight_rows, set_options
 from rstar_lab.jobs.job import Job, backend_module
 from rstar_lab.jobs.pack import pack, tree_root
 from rstar_lab.jobs.secrets import refuse_secrets
-from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
+from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec, check_name, user_name
 from rstar_lab.runs.locate import find_runs_dir
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -72,8 +72,10 @@ def submit(
     trainer, action = trainer_and_action(command, machine, overrides or {})
     overrides = dict(overrides or {}) | ({"name": name} if name else {})
     refuse_secrets(overrides)
-    run_name = recipe_name(recipe, overrides)
-    job_id = job_id or f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    run_name = check_name(recipe_name(recipe, overrides), "name of the run")
+    job_id = check_name(
+        job_id or f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}", "id of the job"
+    )
     backend = "ssh" if host else backend or machine.backend
     if backend == "ssh":
         from rstar_lab.jobs.ssh.submit import submit_over_ssh
@@ -226,15 +228,8 @@ def _check_owner(folder: JobFolder, run_name: str) -> None:
     for run_id in (f"{run_name}-sft", f"{run_name}-rl"):
         if (runs / run_id).exists() and (runs / run_id).stat().st_uid != own:
             raise UserError(
-                f"run {run_id} in {runs} belongs to {_user_name(runs / run_id)}: submit with another --name or --runs-dir"
+                f"run {run_id} in {runs} belongs to {user_name(runs / run_id)}: submit with another --name or --runs-dir"
             )
-
-
-def _user_name(path: Path) -> str:
-    try:
-        return f"user {path.owner()}"
-    except KeyError:
-        return f"user {path.stat().st_uid}"
 
 
 def _store_recipe(recipe: str | Path, profile: Profile, folder: Path) -> str:

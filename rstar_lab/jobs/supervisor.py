@@ -1,6 +1,6 @@
 """Run the command of one job on any backend.
 
-    python -m rstar_lab.jobs.supervisor JOB_FOLDER [--detach]
+    python -m rstar_lab.jobs.supervisor JOB_FOLDER DIGEST [--detach]
 
 It starts the job's sandbox service if the job needs one, writes the log without secrets, records the exit code, and ends every
 process of the job. With --detach it runs in a new session and outlives the process that submitted the job.
@@ -19,6 +19,7 @@ from typing import IO, NoReturn
 import psutil
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.open_files import raise_open_files
 from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_processes
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
@@ -30,13 +31,12 @@ class Stopped(Exception):
     """SIGTERM arrived: the job should end."""
 
 
-def supervise(folder: JobFolder, *, echo: bool) -> int:
+def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
     """Run the job in `folder` until it ends and return its exit code.
 
     If the job ends because its allocation ends (the batch script has written the requeue file), no exit.json is
     written, because Slurm runs the job again.
     """
-    spec = folder.spec()
     environment = {**os.environ, **spec.environment, JOB_VARIABLE: spec.id, "PYTHONUNBUFFERED": "1"}
     environment |= folder.read(SECRETS_FILE) or {}
     names = load_profile(spec.profile).secrets
@@ -153,12 +153,18 @@ def detach(folder: JobFolder) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("digest", help="digest of the submitted job: JobSpec.digest")
     parser.add_argument("--detach", action="store_true")
     arguments = parser.parse_args()
     folder = JobFolder(arguments.folder)
+    try:
+        spec = folder.submitted_spec(arguments.digest)
+    except UserError as error:
+        sys.exit(f"error: {error}")
     if arguments.detach:
         detach(folder)
-    return supervise(folder, echo=not arguments.detach)
+    raise_open_files()
+    return supervise(folder, spec, echo=not arguments.detach)
 
 
 if __name__ == "__main__":

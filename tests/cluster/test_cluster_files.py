@@ -188,7 +188,7 @@ def test_help_of_an_unknown_command_fails():
 @pytest.mark.parametrize("option", re.findall(r"`(--[a-z-]+)[` ]", PAGE))
 def test_every_option_of_the_page_exists(option):
     sources = [
-        *(ROOT / "rstar_lab").glob("commands/*.py"),
+        *(ROOT / "rstar_lab").glob("cli/*.py"),
         *(ROOT / "rstar_lab").glob("jobs/*.py"),
         *(ROOT / "rstar_lab").glob("rl/verl/*.py"),
     ]

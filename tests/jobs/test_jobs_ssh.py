@@ -91,7 +91,7 @@ def test_the_tree_is_sent_once_and_not_to_other_versions(profile, settings, tmp_
     first = install_tree(Connection(settings), sent.append)
     assert install_tree(Connection(settings), sent.append) == first
     assert len(sent) == 1
-    assert Path(first[1], "rstar_lab", "cli.py").exists() and Path(first[0]) == tmp_path / "far"
+    assert Path(first[1], "rstar_lab", "errors.py").exists() and Path(first[0]) == tmp_path / "far"
     assert (tmp_path / "far" / "code").stat().st_mode & 0o077 == 0, "other users cannot read it"
 
 

@@ -10,6 +10,7 @@ from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.ssh import forget_agents, mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
+from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 
@@ -79,9 +80,12 @@ def test_the_list_of_a_copy_without_transcripts_shows_the_questions(agent, tmp_p
 @pytest.mark.slow
 def test_a_transcript_that_stayed_on_the_host_is_copied_when_it_is_opened(agent, server, tmp_path):
     far, here = Path(agent.runs), tmp_path / "here"
+    handle = {"ssh": agent.connection.settings.model_dump(), "code": agent.code, "runs": agent.runs}
+    spec = JobSpec("job", "toy", "laptop", "ssh", ["python3"], "/", str(here), {}, "now", run="run-rl", handle=handle)
+    JobFolder.of(here, "job").save(spec)
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
         write_steps(writer, range(1, 4))
-    mirror.pull_run(agent, "run", here, False, False)
+    mirror.pull_run(agent, "run", here, False, False, job_id="job")
     original, copy = open_runs(far), open_runs(here)
     traj_id = original.trajectories({"step": 2}).traj_id[0]
     assert copy.transcript(traj_id).equals(original.transcript(traj_id))
@@ -97,6 +101,6 @@ def test_a_transcript_that_stayed_on_the_host_is_copied_when_it_is_opened(agent,
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
         writer.cut(1)
         write_steps(writer, range(2, 4), seed=1)
-    mirror.pull_run(agent, "run", here, False, False)
+    mirror.pull_run(agent, "run", here, False, False, job_id="job")
     assert not list((here / "run" / "transcripts").rglob("*.parquet")), "the steps were written again"
     assert copy.transcript(traj_id).equals(original.transcript(traj_id))

@@ -21,7 +21,7 @@ from rstar_lab.jobs.describe import describe
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
 from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
-from rstar_lab.jobs.store import jobs_folder
+from rstar_lab.jobs.store import check_name, check_private, jobs_folder
 from rstar_lab.jobs.submit import submit
 from rstar_lab.runs.questions import question_beginnings
 from rstar_lab.runs.reader import RunReader, run_folders
@@ -53,8 +53,12 @@ class Operations:
 
         recipe_text: content of a recipe file; None for a shipped recipe. Returns the job's row and the printed lines.
         """
-        folder = jobs_folder(self.runs) / f".submitted-{os.getuid()}" / job_id
-        folder.mkdir(parents=True, exist_ok=True)
+        check_name(job_id, "id of the job")
+        own = jobs_folder(self.runs) / f".submitted-{os.getuid()}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        check_private(own)
+        folder = own / job_id
+        folder.mkdir(exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (self.runs / ".jobs" / job_id / "job.json").exists():

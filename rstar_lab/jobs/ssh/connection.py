@@ -7,8 +7,10 @@ import base64
 import contextlib
 import json
 import os
+import re
 import selectors
 import shlex
+import stat
 import subprocess
 import tempfile
 import threading
@@ -23,6 +25,8 @@ CONNECT_S = 15
 # Without an answer for ALIVE_S * ALIVE_COUNT seconds the connection counts as lost.
 ALIVE_S, ALIVE_COUNT = 5, 3
 READY = "rstar-lab-agent"
+# Hosts, users and lists of jump hosts, also as ssh:// and with IPv6 addresses.
+ADDRESS = re.compile(r"[A-Za-z0-9_[][A-Za-z0-9._@:,/%\[\]+-]*")
 
 
 class ConnectionLost(UserError):
@@ -33,9 +37,13 @@ class Connection:
     """Runs commands on one host."""
 
     def __init__(self, settings: Ssh):
-        """Raises UserError if the settings name no host or ssh is not installed."""
+        """Raises UserError if the settings name no host, or one that ssh could read as an option."""
         if not settings.host:
             raise UserError("ssh.host is missing: set it in the profile, or with --host")
+        for key in ("host", "user", "jump"):
+            value = getattr(settings, key)
+            if value and not ADDRESS.fullmatch(value):
+                raise UserError(f"ssh.{key} {value[:80]!r}: not the name of a host or user")
         self.settings = settings
         self.host = f"{settings.user}@{settings.host}" if settings.user else settings.host
 
@@ -61,7 +69,7 @@ class Connection:
         with tempfile.TemporaryFile() as errors:
             try:
                 done = subprocess.run(
-                    ["ssh", *self.options(), self.host, shell_command(script)], input=content, stdout=subprocess.PIPE,
+                    ["ssh", *self.options(), "--", self.host, shell_command(script)], input=content, stdout=subprocess.PIPE,
                     stderr=errors, timeout=timeout_s,
                 )  # fmt: skip
             except FileNotFoundError:
@@ -78,7 +86,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the shared connection."""
-        subprocess.run(["ssh", *self.options(), "-O", "exit", self.host], capture_output=True)
+        subprocess.run(["ssh", *self.options(), "-O", "exit", "--", self.host], capture_output=True)
 
 
 class Agent:
@@ -140,7 +148,7 @@ class Agent:
         lines.append(f"exec {shlex.quote(settings.python)} -m rstar_lab.jobs.ssh.agent {shlex.quote(self.runs)}")
         self._errors, self._buffer = tempfile.TemporaryFile(), b""  # noqa: SIM115, closed by _end
         self._process = subprocess.Popen(
-            ["ssh", *self.connection.options(), self.connection.host, shell_command("\n".join(lines))],
+            ["ssh", *self.connection.options(), "--", self.connection.host, shell_command("\n".join(lines))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
         )  # fmt: skip
         if self._read(60).get("ready") != READY:
@@ -200,9 +208,9 @@ def _control_folder() -> Path:
     """Return the folder of the shared connections' sockets. Its path is short: a socket's name has at most 104 characters."""
     folder = Path(tempfile.gettempdir()) / f"rstar-lab-ssh-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UserError(f"{folder} belongs to another user or is open to others: delete it")
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UserError(f"{folder} is a link, belongs to another user or is open to others: delete it")
     return folder
 
 

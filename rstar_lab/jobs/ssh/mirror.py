@@ -31,6 +31,7 @@ from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
 from rstar_lab.runs.files import atomic_write, write_json
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.reader import MIRROR_FILE, read_mirror
+from rstar_lab.runs.schema import LEVELS
 
 EVERY_S = 2.0
 LOCK = ".mirror.lock"
@@ -82,7 +83,7 @@ def pull(
     for run_id, state in agent.request("runs_of", job_id=job.id).items():
         if known.get(run_id) != state:
             try:
-                pulled.append(pull_run(agent, run_id, Path(job.spec.runs_dir), checkpoints, transcripts))
+                pulled.append(pull_run(agent, run_id, Path(job.spec.runs_dir), checkpoints, transcripts, job_id=job.id))
             except NotACopy as error:
                 problem = error
             known[run_id] = state
@@ -91,12 +92,15 @@ def pull(
     return pulled
 
 
-def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, transcripts: bool) -> Pulled:
+def pull_run(
+    agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, transcripts: bool, *, job_id: str | None = None
+) -> Pulled:
     """Copy the new files of one run. The order keeps the copy readable if the process is killed or the connection breaks.
 
+    job_id: the job in `runs_dir` with whose connection transcripts are copied later, when they are opened.
     Raises NotACopy, and changes nothing, if the folder has another run.
     """
-    started, folder = time.monotonic(), runs_dir / _checked(run_id)
+    started, folder = time.monotonic(), runs_dir / checked(run_id)
     if problem := foreign_run(folder, agent.connection.host, f"{agent.runs}/{run_id}"):
         raise NotACopy(problem)
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,9 +109,9 @@ def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, trans
         for attempt in range(3):
             remote = agent.request("files", run_id=run_id)
             for name in remote["files"]:
-                _checked(name)
+                checked(name)
             if not (folder / MIRROR_FILE).exists():  # before run.json, so that an interrupted first copy can continue
-                _mark(agent, remote, folder, transcripts)
+                _mark(agent, remote, folder, transcripts, job_id)
             try:
                 files, size, new, total = _copy(agent, remote, folder, checkpoints, transcripts)
             except _Changed:
@@ -115,14 +119,14 @@ def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, trans
                     raise UserError(f"run {run_id} changes faster than it can be copied; try again") from None
                 continue
             break
-        _mark(agent, remote, folder, transcripts)
+        _mark(agent, remote, folder, transcripts, job_id)
     return Pulled(run_id, new, total, files, size, time.monotonic() - started)
 
 
-def _mark(agent: Agent, remote: dict[str, Any], folder: Path, transcripts: bool) -> None:
-    """Write which run the folder is a copy of, and its state."""
-    handle = {"ssh": agent.connection.settings.model_dump(), "code": agent.code, "runs": agent.runs}
-    state = {"folder": remote["folder"], "status": remote["status"], "transcripts": transcripts, "handle": handle}
+def _mark(agent: Agent, remote: dict[str, Any], folder: Path, transcripts: bool, job_id: str | None) -> None:
+    """Write which run the folder is a copy of, and its state. How the host is reached is in the file of the job: a run
+    folder is passed on to other people, who must not be connected to where it says."""
+    state = {"status": str(remote["status"]), "transcripts": transcripts, "job": job_id}
     pulled = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(folder / MIRROR_FILE, {"host": agent.connection.host, "pulled": pulled} | state)
 
@@ -144,7 +148,7 @@ def foreign_run(folder: Path, host: str, source: str) -> str | None:
     return None
 
 
-def _checked(name: str) -> str:
+def checked(name: str) -> str:
     """Return a relative path that the host named. Raises UserError if it leaves its folder."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\n" in name:
@@ -168,7 +172,7 @@ def _copy(
         _write(metrics, b"".join(here[:same]))
     common = json.loads(lines[same - 1])["step"] if same else -1
     wanted = {
-        _checked(name): state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)
+        checked(name): state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)
     }
     missing = [name for name, (size, mtime) in wanted.items() if _needed(folder / name, name, size, mtime, common)]
     copy_files(agent, remote["folder"], folder, missing)
@@ -207,9 +211,9 @@ def _wanted(name: str, checkpoints: bool, transcripts: bool) -> bool:
     if name in RUN_FILES:
         return True
     level = name.partition("/")[0]
-    if level == "transcripts":
-        return transcripts
-    return level in ("trajectories", "calls") or (checkpoints and level not in (".", MIRROR_FILE))
+    if level in LEVELS:
+        return name.endswith(".parquet") and (transcripts or level != "transcripts")
+    return checkpoints and name != MIRROR_FILE
 
 
 def _needed(path: Path, name: str, size: int, mtime: int, common: int) -> bool:
@@ -253,6 +257,7 @@ def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> boo
         "--files-from=-",
         "-e",
         shell,
+        "--",
         f"{connection.host}:{shlex.quote(source)}/",
         f"{target}/",
     ]
@@ -285,7 +290,7 @@ def _sftp(agent: Agent, source: str, target: Path, names: list[str]) -> None:
     client = shutil.which("ssh") or "ssh"  # sftp has a path of its own otherwise
     with tempfile.TemporaryFile() as errors:
         done = subprocess.run(
-            ["sftp", "-q", "-S", client, *connection.options(), "-b", "-", connection.host], input="\n".join(lines).encode(),
+            ["sftp", "-q", "-S", client, *connection.options(), "-b", "-", "--", connection.host], input="\n".join(lines).encode(),
             stdout=subprocess.DEVNULL, stderr=errors,
         )  # fmt: skip
         errors.seek(0)

@@ -106,7 +106,8 @@ def connect(profile: Profile, host: str | None, log: Callable[[str], None]) -> t
 
 
 def profile_of_host(host: str) -> Profile:
-    """Return the profile in `rstar-lab/profile.yaml` on a host.
+    """Return the profile in `rstar-lab/profile.yaml` on a host. Of its section `ssh`, only python, setup, remote_dir,
+    transcripts and backend are used, and its list of secrets is ignored.
 
     Without that file: the profile `laptop`, with Slurm if the host has sbatch. Raises UserError if the host cannot be reached or
     the file is not a profile.
@@ -123,8 +124,10 @@ def profile_of_host(host: str) -> Profile:
     if profile.backend == "kuberay":
         raise UserError(f"{host}: {file}: backend must be local, ray, slurm or ssh")
     backend = profile.ssh.backend if profile.backend == "ssh" else profile.backend
-    found = profile.ssh.model_copy(update={"host": host, "backend": backend})
-    return profile.model_copy(update={"backend": "ssh", "ssh": found})
+    # The host cannot choose how it is reached, nor which variables of this machine are sent to it.
+    found = profile.ssh.model_dump(include={"python", "setup", "remote_dir", "transcripts"})
+    settings = Ssh(**found, host=host, backend=backend)
+    return profile.model_copy(update={"backend": "ssh", "ssh": settings, "secrets": []})
 
 
 def check_run_names(run_name: str, runs_dir: Path, handle: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.open_files import raise_open_files
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
@@ -219,4 +220,5 @@ def run(app: typer.Typer) -> None:
 
 
 if __name__ == "__main__":
+    raise_open_files()
     run(app)

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from rstar_lab.cli.command_line import app
 from rstar_lab.cli.shared import fail
 from rstar_lab.exporter import RunCollector
-from rstar_lab.visible_text import printable
 from rstar_lab.rl.chat.events import Event, Kind
 from rstar_lab.rl.chat.view import show
+from rstar_lab.visible_text import printable
 
 GOLDEN = Path(__file__).parent / "golden" / "runs"
 HOSTILE = "\x1b]52;c;ZXZpbA==\x1b\\[/x] [bold]b[/] :smile: \x1b[2J\x07\x9b2J\u202eabc\ud800"
@@ -72,7 +72,9 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("values", [*WRONG, {"status": HOSTILE, "kind": HOSTILE, "created": HOSTILE, "error": HOSTILE}])
+@pytest.mark.parametrize(
+    "values", [*WRONG, {"kind": HOSTILE, "created": HOSTILE, "error": HOSTILE, "result": {HOSTILE: HOSTILE}}]
+)
 def test_runs_with_hostile_text_or_wrong_types_are_listed_beside_the_others(runs, values):
     change(runs / "hostile", **values)
     for command in (["list"], ["show", "hostile"], ["show", "good"]):

@@ -1,0 +1,438 @@
+"""Job and run folders from other people: they are listed, and nothing that they name runs, is contacted or is shown as markup."""
+
+import base64
+import dataclasses
+import json
+import os
+import shlex
+import stat
+import subprocess
+import sys
+
+import pytest
+from helpers.run_rows import rows
+from typer.testing import CliRunner
+
+from rstar_lab.cli.command_line import app
+from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import Ssh, load_profile
+from rstar_lab.jobs import JobBoard, JobStatus, attach, job_row, list_jobs, submit
+from rstar_lab.jobs.pack import tree_digest, verify_script
+from rstar_lab.jobs.progress import parse_event
+from rstar_lab.jobs.render import array_script, sbatch_script
+from rstar_lab.jobs.ssh.connection import Connection
+from rstar_lab.jobs.ssh.fetch import fetch_transcripts
+from rstar_lab.jobs.ssh.submit import profile_of_host
+from rstar_lab.jobs.store import JobFolder, JobSpec, jobs_folder
+from rstar_lab.runs import RunWriter
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user requires root")
+
+
+@pytest.fixture
+def ssh_log(tmp_path, monkeypatch):
+    """Replace ssh and the programs that copy over it by one that records its arguments."""
+    log, bin_folder = tmp_path / "ssh.log", tmp_path / "bin"
+    bin_folder.mkdir()
+    for name in ("ssh", "rsync", "sftp"):
+        (bin_folder / name).write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {log}\nexit 255\n')
+        (bin_folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    return log
+
+
+def job_content(job_id, runs, **changes):
+    spec = JobSpec(
+        job_id, "toy", "laptop", "local", [sys.executable], "/", str(runs), {}, "2026-01-01", run=f"{job_id}-rl"
+    )
+    return dataclasses.asdict(dataclasses.replace(spec, **changes))
+
+
+def write_file(runs, job_id, content):
+    """Write job.json as a program of somebody else does."""
+    folder = runs / ".jobs" / job_id
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "job.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def own_job(runs, job_id="mine", **changes):
+    folder = JobFolder.of(runs, job_id)
+    folder.save(JobSpec(**job_content(job_id, runs, **changes)))
+    return folder
+
+
+def list_rows(runs):
+    done = CliRunner().invoke(app, ["jobs", "list", "--runs-dir", str(runs), "--json"])
+    assert done.exit_code == 0, done.output
+    return {row["id"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+SSH_HANDLE = {"ssh": {"host": "evil.example", "config": "/tmp/evil"}, "code": "/x", "runs": "/y"}
+
+
+@needs_root
+def test_a_job_of_another_user_is_shown_as_foreign_and_never_queried(tmp_path, ssh_log, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    own_job(tmp_path)
+    for job_id, backend, handle in [
+        ("evil-1", "ssh", SSH_HANDLE),
+        ("evil-2", "ray", {"address": "http://127.0.0.1:9"}),
+    ]:
+        folder = write_file(tmp_path, job_id, job_content(job_id, tmp_path, backend=backend, handle=handle))
+        os.chown(folder, NOBODY, NOBODY)
+    found = list_rows(tmp_path)
+    assert {job_id: row["status"] for job_id, row in found.items()} == {
+        "mine": "queued",
+        "evil-1": "foreign",
+        "evil-2": "foreign",
+    }
+    assert "belongs to user nobody" in found["evil-1"]["error"]
+    assert {row.id: row.status for row in JobBoard(tmp_path).rows()} == {
+        key: row["status"] for key, row in found.items()
+    }
+    with pytest.raises(UserError, match="belongs to user nobody"):
+        attach("evil-1", runs_dir=tmp_path)
+    jobs = {job.id: job for job in list_jobs(tmp_path)}
+    for action in (jobs["evil-1"].stop, jobs["evil-1"].logs, jobs["evil-1"].status, jobs["evil-1"].wait):
+        with pytest.raises(UserError, match="belongs to user nobody"):
+            action()
+    assert not ssh_log.exists()
+
+
+def test_a_connection_in_a_received_job_folder_is_not_used(tmp_path, ssh_log):
+    write_file(tmp_path, "evil", job_content("evil", tmp_path, backend="ssh", handle=SSH_HANDLE))
+    write_file(tmp_path, "token", job_content("token", tmp_path, backend="ray", handle={"token_path": "/etc/hostname"}))
+    sealed = own_job(tmp_path, "changed", backend="ssh", handle=SSH_HANDLE)
+    content = json.loads((sealed.path / "job.json").read_text())
+    content["handle"]["ssh"]["host"] = "other.example"
+    (sealed.path / "job.json").write_text(json.dumps(content))
+    assert {row["status"] for row in list_rows(tmp_path).values()} == {"unknown"}
+    assert not ssh_log.exists()
+    own_job(tmp_path, "really-mine", backend="ssh", handle=SSH_HANDLE)
+    list_rows(tmp_path)
+    assert "evil.example" in ssh_log.read_text(), "a host that the user has named is contacted"
+
+
+DAMAGED = {
+    "empty": "", "brace": "{", "list": "[]", "deep": "[" * 100_000, "number": "5", "no-keys": "{}",
+    "types": json.dumps(job_content("types", "/x") | {"handle": "text", "created": 5}),
+    "traversal": json.dumps(job_content("traversal", "/x") | {"run": "../../etc/passwd"}),
+    "other": json.dumps(job_content("somebody", "/x")),
+    "backend": json.dumps(job_content("backend", "/x") | {"backend": "../x"}),
+    "option": json.dumps(job_content("option", "/x") | {"backend": "slurm", "handle": {"slurm_id": "--help"}}),
+    "kube": json.dumps(job_content("kube", "/x") | {"backend": "kuberay", "handle": {"name": 5}}),
+    "bytes": "\udcff",
+}  # fmt: skip
+
+
+def test_one_broken_job_does_not_end_list_or_board(tmp_path):
+    own_job(tmp_path)
+    for job_id, text in DAMAGED.items():
+        folder = tmp_path / ".jobs" / job_id
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "job.json").write_bytes(text.encode(errors="surrogateescape"))
+    (tmp_path / ".jobs" / "no-file").mkdir()
+    (tmp_path / ".jobs" / "link").symlink_to(tmp_path / ".jobs" / "mine")
+    for job_id, name, text in [("exit", "exit.json", "{}"), ("supervisor", "supervisor.json", '{"pid": "x"}')]:
+        (own_job(tmp_path, job_id).path / name).write_text(text)
+    names = {*DAMAGED, "no-file", "link", "exit", "supervisor"}
+    found = list_rows(tmp_path)
+    assert {job_id: row["status"] for job_id, row in found.items()} == dict.fromkeys(names, "unknown") | {
+        "mine": "queued"
+    }
+    assert all(found[name]["error"] for name in names)
+    board = {row.id: row.status for row in JobBoard(tmp_path).rows()}
+    assert board == {job_id: row["status"] for job_id, row in found.items()}
+
+
+def test_a_job_folder_that_others_can_write_is_not_used(tmp_path):
+    folder = own_job(tmp_path)
+    folder.path.chmod(0o770)
+    assert "chmod 700" in list_rows(tmp_path)["mine"]["error"]
+    folder.path.chmod(0o755)
+    assert list_rows(tmp_path)["mine"]["status"] == "queued"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o2775, 0o777])
+def test_the_folder_of_jobs_is_sticky(tmp_path, mode):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(mode)
+    assert stat.S_IMODE(jobs_folder(runs).stat().st_mode) == mode | 0o1000
+    (runs / ".jobs").chmod(mode)
+    assert mode & 0o022 == 0 or stat.S_IMODE(jobs_folder(runs).stat().st_mode) == mode | 0o1000
+
+
+@pytest.mark.parametrize(
+    ("run", "found"),
+    [
+        ("my-rlhf-rl", "my-rlhf-rl"),
+        ("my-rlhf-rl", "my-rlhf-sft"),
+        ("a-rl-b-rl", "a-rl-b-sft"),
+        ("x-rl", "x-rl"),
+        ("g-grid", None),
+    ],
+)
+def test_the_run_of_a_job_is_found_by_its_exact_name(tmp_path, run, found):
+    own_job(tmp_path, run=run)
+    for name in ("my-sfthf-rl", "my-sfthf-sft", "a-sft-b-sft", "a-sft-b-rl", found or "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    assert attach("mine", runs_dir=tmp_path).run_dir == (tmp_path / found if found else None)
+
+
+# Copies of runs
+
+
+@pytest.fixture
+def copied_run(tmp_path):
+    """A run without transcripts; returns its folder and a function that writes its mirror.json."""
+    with RunWriter.open(tmp_path, "got", kind="train", recipe={}, seed=0) as writer:
+        writer.write_step("rl", 1, **rows(1), metrics={})
+    folder = tmp_path / "got"
+    for path in (folder / "transcripts").rglob("*.parquet"):
+        path.unlink()
+
+    def mark(**content):
+        text = json.dumps({"host": "login", "status": "finished", "transcripts": False} | content)
+        (folder / "mirror.json").write_text(text)
+
+    return folder, mark
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"folder": "/x", "handle": SSH_HANDLE}, {"job": 5}, {"job": "../evil"}, {"job": "/etc"}, {"job": "evil"},
+        {"job": "local"}, {"job": "nothing"}, {"job": None}, {"job": "mine/../evil"},
+    ],
+)  # fmt: skip
+def test_a_copied_run_names_a_job_of_the_user_and_nothing_else(copied_run, ssh_log, content):
+    folder, mark = copied_run
+    write_file(folder.parent, "evil", job_content("evil", "/x", backend="ssh", handle=SSH_HANDLE))
+    own_job(folder.parent, "local")
+    mark(**content)
+    with pytest.raises(UserError):
+        fetch_transcripts(folder, 1)
+    assert not ssh_log.exists()
+
+
+def test_the_connection_of_a_copied_run_is_that_of_the_users_job(copied_run, ssh_log):
+    folder, mark = copied_run
+    own_job(folder.parent, "mine", backend="ssh", handle=SSH_HANDLE)
+    mark(job="mine", handle={"ssh": {"host": "other.example"}})
+    with pytest.raises(UserError, match=r"evil\.example"):
+        fetch_transcripts(folder, 1)
+    words = ssh_log.read_text().splitlines()
+    assert words[words.index("evil.example") - 1] == "--"
+
+
+# Hosts
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=id", "a b", "a\nb", "$(id)", "a;id", "`id`", "--"])
+@pytest.mark.parametrize("key", ["host", "user", "jump"])
+def test_a_host_cannot_be_an_option_or_a_command(host, key, ssh_log):
+    with pytest.raises(UserError, match=rf"ssh\.{key} .*not the name of a host or user"):
+        Connection(Ssh(**{"host": "cluster", key: host}))
+    assert not ssh_log.exists()
+
+
+@pytest.mark.parametrize("host", ["cluster", "me@login.example.org", "10.0.0.7", "[fd00::7]", "fd00::7", "a_b-c"])
+def test_ordinary_hosts_are_accepted(host):
+    assert Connection(Ssh(host=host, jump="a,me@b:22")).host == host
+
+
+def test_the_profile_of_a_host_chooses_no_connection_and_no_secrets(tmp_path, monkeypatch):
+    profile = load_profile("laptop").model_dump(mode="json") | {
+        "backend": "slurm",
+        "secrets": ["AWS_SECRET_ACCESS_KEY"],
+    }
+    profile["ssh"] = {
+        "host": "other", "user": "mallory", "port": 1, "jump": "evil.example", "config": "runs/x/cfg", "python": "/opt/python",
+        "setup": ["module load x"], "remote_dir": "work", "transcripts": False, "backend": "local",
+    }  # fmt: skip
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    encoded = base64.b64encode(f"rstar-lab-profile:\n{json.dumps(profile)}".encode()).decode()
+    (bin_folder / "ssh").write_text(f"#!/bin/sh\necho {encoded} | base64 -d\n")
+    (bin_folder / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    found = profile_of_host("login")
+    assert found.secrets == [] and found.backend == "ssh"
+    assert found.ssh == Ssh(
+        host="login",
+        backend="slurm",
+        python="/opt/python",
+        setup=["module load x"],
+        remote_dir="work",
+        transcripts=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["x\ntouch PWNED #", "../x", "-x", "", "a b", "a" * 200, "a;b", ".hidden", "ü"])
+def test_submit_checks_the_name(name, tmp_path):
+    with pytest.raises(UserError, match="name of the run"):
+        submit("tiny_fast", overrides={"name": name}, runs_dir=tmp_path, preflight=False, start=False)
+    with pytest.raises(UserError, match="id of the job"):
+        submit("tiny_fast", job_id=name or " ", runs_dir=tmp_path, preflight=False, start=False)
+    assert not list(tmp_path.iterdir())
+
+
+# Code that waits in a queue
+
+
+@pytest.fixture
+def code(tmp_path):
+    folder = tmp_path / "job" / "code"
+    (folder / "package" / "__pycache__").mkdir(parents=True)
+    (folder / "package" / "a b.py").write_text("1")
+    (folder / "package-b.py").write_text("2")
+    (folder / "package" / "__pycache__" / "x.pyc").write_text("3")
+    (folder / "back\\slash\nline").write_text("4")
+    (folder / "link").symlink_to("package/a b.py")
+    (folder / "link to nothing").symlink_to("x y")
+    (folder / "folder").symlink_to("package")
+    return folder
+
+
+CHANGES = {
+    "content": lambda code: (code / "package-b.py").write_text("3"),
+    "new": lambda code: (code / "sitecustomize.py").write_text(""),
+    "removed": lambda code: (code / "package-b.py").unlink(),
+    "renamed": lambda code: (code / "package-b.py").rename(code / "package-c.py"),
+    "link": lambda code: ((code / "link").unlink(), (code / "link").symlink_to("package-b.py")),
+    "file-to-link": lambda code: (
+        (code / "package-b.py").rename(code.parent / "x"),
+        (code / "package-b.py").symlink_to("../x"),
+    ),
+    "gone": lambda code: code.rename(code.parent / "elsewhere"),
+}
+
+
+@pytest.mark.parametrize("change", [None, *CHANGES])
+def test_code_that_has_changed_since_the_submission_does_not_start(code, change):
+    script = verify_script(code)
+    if change:
+        CHANGES[change](code)
+    done = subprocess.run(["sh", "-c", f"{script}; echo started"], capture_output=True, text=True)
+    assert (done.stdout.splitlines()[-1] == "started") == (change is None), done
+    assert change is None or "has changed since the job was submitted" in done.stdout
+    assert change == "gone" or not list(code.rglob("__pycache__")), "bytecode takes precedence over the files"
+
+
+def test_the_digest_of_a_tree_does_not_depend_on_bytecode(code):
+    before = tree_digest(code)
+    (code / "package" / "__pycache__" / "y.pyc").write_text("3")
+    assert tree_digest(code) == before
+
+
+def start_of_script(script):
+    """Return the part of a batch script that runs before the job's own code."""
+    return script[: script.index('cd "$job/code"')] + "\necho started\n"
+
+
+@needs_root
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_batch_script_runs_no_folder_of_another_user(tmp_path, swapped):
+    profile = load_profile("h100x8")
+    folder = tmp_path / "job"
+    (folder / "code").mkdir(parents=True)
+    spec = JobSpec("job", "toy", "h100x8", "slurm", ["python3"], "/", str(tmp_path), {}, "now")
+    script = start_of_script(sbatch_script(profile, spec, folder))
+    if swapped:
+        folder.rename(tmp_path / "away")
+        (folder / "code").mkdir(parents=True)
+        os.chown(folder, NOBODY, NOBODY)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert ("started" in done.stdout) != swapped and ("does not belong to you" in done.stdout) == swapped, done
+
+
+def test_an_array_runs_only_the_scripts_that_were_submitted(tmp_path):
+    folders = [tmp_path / name for name in ("job one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "job.sbatch").write_text(f"#!/usr/bin/env bash\necho runs {folder.name}\n\n")
+    script = array_script(load_profile("h100x8"), "grid", folders, tmp_path, 1)
+    (folders[1] / "job.sbatch").write_text("echo evil\n")
+    outputs = []
+    for task in (0, 1):
+        environment = os.environ | {"SLURM_ARRAY_TASK_ID": str(task)}
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment)
+        outputs.append(done.stdout)
+    assert (folders[0] / "slurm.out").read_text() == "runs job one\n"
+    assert "has changed since" in outputs[1] and not (folders[1] / "slurm.out").exists()
+
+
+def test_a_supervisor_rejects_another_job_than_the_submitted_one(tmp_path):
+    folder = own_job(tmp_path, command=[sys.executable, "-c", f"open({str(tmp_path / 'PWNED')!r}, 'w')"])
+    command = [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), "0" * 64]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "has changed since the job was submitted" in done.stderr
+    assert not (tmp_path / "PWNED").exists()
+
+
+# Text of jobs
+
+
+HOSTILE = "\x1b]52;c;ZXZpbA==\x1b\\ [/x] [bold]b[/] \x1b[2J\x07 \x9b2J \u202eabc"
+
+
+def without_control(text):
+    return not any((ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or c == "\u202e" for c in text)
+
+
+def test_text_of_jobs_reaches_the_terminal_without_control_sequences(tmp_path):
+    folder = own_job(tmp_path, recipe=HOSTILE, profile=HOSTILE)
+    folder.log.write_text(
+        f"{HOSTILE}\n\x1b[31mred\x1b[0m\n" + json.dumps({"event": HOSTILE, "done": 1, "total": 2}) + "\n"
+    )
+    folder.write("exit.json", {"code": 0, "stopped": False})
+    write_file(tmp_path, "a[bold]", "{")
+    for command in (
+        ["list"],
+        ["status", "mine"],
+        ["logs", "mine"],
+        ["logs", "mine", "--follow"],
+        ["status", "a[bold]"],
+    ):
+        done = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["jobs", *command, "--runs-dir", str(tmp_path)])
+        assert done.exit_code == (1 if command[1:] == ["a[bold]"] else 0), (command, done.output)
+        assert without_control(done.stdout + done.stderr), command
+        if command[0] == "logs":
+            assert "[/x] [bold]b[/]" in done.stdout and "\nred\n" in done.stdout
+    listed = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["jobs", "list", "--runs-dir", str(tmp_path)])
+    assert "a[bold]" in listed.stdout
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "rl", "done": "x", "total": {}}, {"event": 5, "done": 1}, {"done": 1}, {"event": "rl", "done": 1, "total": None},
+        {"event": "rl", "done": 3, "total": 10, "reward": "high", "error_rate": [], "step_s": "x"},
+        {"event": "rl", "done": 1e308, "total": 1e-308}, {"event": "rl", "done": True, "total": True},
+    ],
+)  # fmt: skip
+def test_events_that_a_program_prints_do_not_end_board_or_watch(tmp_path, event, capsys):
+    folder = own_job(tmp_path)
+    folder.log.write_text(json.dumps(event) + '\n{"event": "rl", "done": Infinity}\n')
+    folder.write("exit.json", {"code": 0, "stopped": False})
+    board = JobBoard(tmp_path)
+    board.to_html()
+    assert attach("mine", runs_dir=tmp_path).watch() == JobStatus.FINISHED
+    assert job_row(attach("mine", runs_dir=tmp_path))["status"] == "finished"
+
+
+def test_an_event_keeps_its_numbers():
+    event = {"event": "rl", "done": 3, "total": 10, "reward": 0.5}
+    assert parse_event(json.dumps(event)) == event
+    assert parse_event("text") is None and parse_event("[1]") is None
+
+
+def test_ssh_gets_the_host_after_all_options(ssh_log):
+    with pytest.raises(UserError):
+        Connection(Ssh(host="cluster")).run("true")
+    words = ssh_log.read_text().splitlines()
+    assert words[words.index("cluster") - 1] == "--" and shlex.split(words[-1])[0] == "exec"
