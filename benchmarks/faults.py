@@ -20,13 +20,13 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import session
-from rstar_lab.rl.chat_format import formats
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import fine_tune, train
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.renderers import formats
 from rstar_lab.rl.session import RunSession, read_problems, read_stage_problems
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.runs.reader import RunReader

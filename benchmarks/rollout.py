@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question, render_segments, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.engines.group import EngineGroup, open_engines
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection, SftConfig
+from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question, render_segments, render_tool_call
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts

@@ -30,7 +30,11 @@ from benchmarks.lora import lora_lines
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
-from rstar_lab.rl.chat_format.template import (
+from rstar_lab.rl.models.model import build_tiny
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.recipe import SftConfig
+from rstar_lab.rl.renderers.paper import (
     CODE_TOOL,
     END_OF_TURN,
     SYSTEM_PROMPT,
@@ -39,10 +43,6 @@ from rstar_lab.rl.chat_format.template import (
     render_tool_call,
     render_tool_responses,
 )
-from rstar_lab.rl.models.model import build_tiny
-from rstar_lab.rl.models.tokenizer import train_tokenizer
-from rstar_lab.rl.overrides import parse_recipe
-from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.user import describe
 from rstar_lab.rl.training.sft import sft

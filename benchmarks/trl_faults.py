@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks.trainer import TRL, trl_environment
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question
 
 PROMPTS, GROUP = 8, 8
 # Faults that cannot occur in this set-up of TRL -> reason.

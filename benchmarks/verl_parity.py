@@ -16,13 +16,13 @@ import yaml
 
 from benchmarks.verl_scripted import ScriptedEngines
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.template import render_prompt
 from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.renderers.paper import render_prompt
 from rstar_lab.rl.reward import reward
 from rstar_lab.rl.session import read_stage_problems, tool_maker
 from rstar_lab.rl.training.trainer import Trainer

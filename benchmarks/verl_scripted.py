@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.rl.chat_format.template import CODE_TOOL, END_OF_TURN, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.models.model import load_tokenizer
+from rstar_lab.rl.renderers.paper import CODE_TOOL, END_OF_TURN, render_tool_call
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.scheduling.scheduler import BusyClock
 

@@ -44,7 +44,7 @@ from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.jobs import attach, find_job_runs_dir, submit
-from rstar_lab.rl.chat_format.template import CODE_TOOL, render_segments
+from rstar_lab.rl.renderers.paper import CODE_TOOL, render_segments
 
 runs_dir = find_job_runs_dir(profile, runs_dir)
 

@@ -81,8 +81,8 @@ from pathlib import Path
 
 from my_tools import price
 
-from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question
-from rstar_lab.rl.chat_format.conversations import Conversation, Message, tool_calls, write_conversations
+from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question
+from rstar_lab.rl.renderers.conversations import Conversation, Message, tool_calls, write_conversations
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.runs import find_runs_dir
 

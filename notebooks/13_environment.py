@@ -109,8 +109,8 @@ shop.close()
 # correct the query. 40% only guess.
 
 # %%
-from rstar_lab.rl.chat_format.conversations import Conversation, Message, tool_calls, write_conversations
-from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question
+from rstar_lab.rl.renderers.conversations import Conversation, Message, tool_calls, write_conversations
+from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.runs import find_runs_dir
 

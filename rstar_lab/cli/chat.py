@@ -7,7 +7,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, RunsDir, examples, run_async
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.formats import PROMPT_FORMATS
+from rstar_lab.rl.renderers.formats import PROMPT_FORMATS
 
 app = typer.Typer()
 

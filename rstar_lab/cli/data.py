@@ -136,8 +136,8 @@ def convert(
     Prints the number of rejected rows for each reason, with an example.
     """
     from rstar_lab.errors import UserError
-    from rstar_lab.rl.chat_format.conversations import write_conversations
     from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert_file
+    from rstar_lab.rl.renderers.conversations import write_conversations
 
     if source not in CONVERTERS:
         raise UserError(f"data convert: no converter {source!r}; choose from {', '.join(CONVERTERS)}")
@@ -163,8 +163,8 @@ def lint(
     as_json: AsJson = False,
 ) -> None:
     """Check SFT conversations: roles, tool calls, format, round trip, loss mask. The exit code is 1 if there are faults."""
-    from rstar_lab.rl.chat_format.conversations import read_conversations
     from rstar_lab.rl.data.lint import lint as check
+    from rstar_lab.rl.renderers.conversations import read_conversations
 
     loaded = None
     if tokenizer is not None:

@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from rstar_lab.rl.algorithm.objective import group_advantages, policy_loss
     from rstar_lab.rl.algorithm.roc import format_penalty, resample, tool_error_penalty
     from rstar_lab.rl.algorithm.streams import Streams
-    from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
     from rstar_lab.rl.evaluation import evaluate
     from rstar_lab.rl.overrides import load_recipe
     from rstar_lab.rl.problems import Problem
     from rstar_lab.rl.recipe import Recipe
+    from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
     from rstar_lab.rl.training.rewind import rewind
     from rstar_lab.rl.training.trainer import Trainer
     from rstar_lab.rl.trajectory import Trajectory
@@ -22,7 +22,7 @@ _HOMES = {
     "rstar_lab.rl.algorithm.objective": ("group_advantages", "policy_loss"),
     "rstar_lab.rl.algorithm.roc": ("format_penalty", "resample", "tool_error_penalty"),
     "rstar_lab.rl.algorithm.streams": ("Streams",),
-    "rstar_lab.rl.chat_format.formats": ("render_prompt", "render_tool_results"),
+    "rstar_lab.rl.renderers.formats": ("render_prompt", "render_tool_results"),
     "rstar_lab.tool_calls": ("parse_tool_calls",),
     "rstar_lab.rl.evaluation": ("evaluate",),
     "rstar_lab.rl.overrides": ("load_recipe",),

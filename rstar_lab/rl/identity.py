@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab import __version__, verify
-from rstar_lab.rl.chat_format.formats import render_prompt, render_tool_results
 from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import CODE_TOOLS, PROMPT_KEYS, EnvironmentEntry, Recipe, RlSection
+from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
 from rstar_lab.rl.reward.boxed import released_program
 from rstar_lab.runs.files import write_json
 

@@ -15,7 +15,6 @@ import torch
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.chat_format.template import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
@@ -26,6 +25,7 @@ from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
 from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.renderers.paper import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary

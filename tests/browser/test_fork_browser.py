@@ -8,9 +8,9 @@ from conftest import Lab
 from helpers.notebooks import GOLDEN
 from inspector_page import APP, axe_violations, book, run_python, wait_for_trajectory
 
-from rstar_lab.rl.chat_format.template import SPECIAL_TOKENS
 from rstar_lab.rl.models.model import build_tiny, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.renderers.paper import SPECIAL_TOKENS
 from rstar_lab.runs import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -8,11 +8,11 @@ from typing import Any
 from helpers.memorized_model import make_memorized_model
 from rstar_lab.analysis import Inspector, open_runs
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.evaluate_command import evaluate_command
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem, write_problems
+from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question
 from rstar_lab.runs.reader import RunReader
 
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import torch
 
-from rstar_lab.rl.chat_format.template import (
+from rstar_lab.rl.models.model import build_tiny, save_model
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.renderers.paper import (
     CODE_TOOL,
     SYSTEM_PROMPT,
     format_question,
     render_segments,
     render_tool_call,
 )
-from rstar_lab.rl.models.model import build_tiny, save_model
-from rstar_lab.rl.models.tokenizer import train_tokenizer
 
 QUESTION, ANSWER = "What is six times seven?", "42"
 CODE = "print(6 * 7)"

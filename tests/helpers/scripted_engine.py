@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from rstar_lab.rl.chat_format.template import END_OF_TURN
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
+from rstar_lab.rl.renderers.paper import END_OF_TURN
 
 
 class ScriptedEngine:

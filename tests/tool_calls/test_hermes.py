@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar_lab.rl.chat_format.template import render_tool_call
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.tool_calls import parse_tool_calls
 
 CALL = '{"name": "execute_python_code_with_standard_io", "arguments": {"code": "print(1)", "input": ""}}'

@@ -19,9 +19,9 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
-from rstar_lab.rl.chat_format.template import SYSTEM_PROMPT, format_question, render_tool_call
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.engines.server_control import VERSION_PATH
+from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question, render_tool_call
 from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record
 from rstar_lab.rl.seeds import derive_seed

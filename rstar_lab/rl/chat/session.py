@@ -19,13 +19,13 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.chat.completions import ChatServer, PlainChat
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.log import ChatLog
-from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
 from rstar_lab.rl.engine import Completion, EngineError, Sampling
 from rstar_lab.rl.engines.devices import visible_gpus
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.renderers.formats import PromptFormat, PromptStyle
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask

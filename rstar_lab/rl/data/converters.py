@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rstar_lab.rl.chat_format.conversations import Conversation, Message, reply, tool_calls
 from rstar_lab.rl.data.lint import lint
 from rstar_lab.rl.problems import read_rows
+from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, tool_calls
 
 Messages = list[Message]
 Tools = list[dict[str, Any]]

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rstar_lab.rl.chat_format import template as chat
-from rstar_lab.rl.chat_format.parser import count_answers
+from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.turns import count_answers
 from rstar_lab.tool_calls import parse_tool_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rstar_lab.rl.chat_format.conversations import Conversation
+    from rstar_lab.rl.renderers.conversations import Conversation
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _round_trip(conversation: "Conversation") -> list[LintFinding]:
 
 
 def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase") -> list[LintFinding]:
-    from rstar_lab.rl.chat_format.encoding import encode
+    from rstar_lab.rl.renderers.encoding import encode
 
     (example,), _ = encode([conversation.segments()], tokenizer, max_tokens=2**31)
     return check_mask(example.ids, example.mask, tokenizer)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.conversations import Conversation, read_conversations
 from rstar_lab.rl.recipe import MixEntry
+from rstar_lab.rl.renderers.conversations import Conversation, read_conversations
 
 # rStar2-Agent, section 4.1: 165K function calls, 30K instruction following, 27K chat. Rounded to thousands.
 PAPER_COUNTS = {

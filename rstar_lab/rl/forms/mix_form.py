@@ -8,9 +8,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.conversations import read_conversations
 from rstar_lab.rl.forms.form import Form
 from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.renderers.conversations import read_conversations
 
 WEIGHT_STEP = 0.1
 

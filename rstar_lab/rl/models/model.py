@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.formats import PromptFormat
-from rstar_lab.rl.chat_format.released_template import CHAT_TEMPLATE as RELEASED_TEMPLATE
-from rstar_lab.rl.chat_format.template import chat_template, control_tokens
 from rstar_lab.rl.models.lora import ADAPTER, full_state, has_lora, save_adapter
 from rstar_lab.rl.models.model_folder import check_readable
+from rstar_lab.rl.renderers.formats import PromptFormat
+from rstar_lab.rl.renderers.paper import chat_template, control_tokens
+from rstar_lab.rl.renderers.released_template import CHAT_TEMPLATE as RELEASED_TEMPLATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rstar_lab.rl.chat_format import template as chat
-from rstar_lab.rl.chat_format.formats import PromptFormat, render_prompt
+from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.formats import PromptFormat, render_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -95,7 +95,7 @@ def verl_configuration(context: CheckContext) -> str:
 
 def token_contract(context: CheckContext) -> str:
     """Check chat template, loss mask and tool-call parser with the recipe's tokenizer."""
-    from rstar_lab.rl.chat_format import template as chat
+    from rstar_lab.rl.renderers import paper as chat
     from rstar_lab.tool_calls import parse_tool_calls
 
     folder = Path(context.recipe.model)

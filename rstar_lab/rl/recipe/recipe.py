@@ -5,13 +5,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rstar_lab.rl.chat_format.formats import PromptStyle
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import PROMPT_KEYS, RlSection
 from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
 from rstar_lab.rl.recipe.sft import SftSection
 from rstar_lab.rl.recipe.stages import Stage
+from rstar_lab.rl.renderers.formats import PromptStyle
 from rstar_lab.rl.section import Positive, Section
 
 

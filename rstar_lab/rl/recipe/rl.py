@@ -13,14 +13,14 @@ from rstar_lab.rl.algorithm.config import (
 )
 from rstar_lab.rl.algorithm.hooks import MethodHooks
 from rstar_lab.rl.algorithm.roc import Penalty, SelectionRule
-from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
-from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
 from rstar_lab.rl.recipe.functions import own_correction, own_loss
 from rstar_lab.rl.recipe.hooks import method_hooks
 from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.recipe.rl_checks import check_combinations
+from rstar_lab.rl.renderers.formats import PromptFormat, PromptStyle
+from rstar_lab.rl.renderers.released import TruncateSide
 from rstar_lab.rl.section import Function, NotNegative, Positive, Reward, Section, is_own
 from rstar_lab.verify import AnswerFormat
 

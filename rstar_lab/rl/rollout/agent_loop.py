@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
-from rstar_lab.rl.chat_format.parser import is_void_turn
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.environments.base import NO_OBSERVATION, EnvironmentFailure, ModelMessage, Observation
 from rstar_lab.rl.environments.episode import Episode
+from rstar_lab.rl.renderers.turns import is_void_turn
 from rstar_lab.rl.rollout.branching import Branch
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.outputs import output_spans

@@ -6,7 +6,7 @@ from itertools import compress
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.template import CHAT_TEMPLATE, chat_template
+from rstar_lab.rl.renderers.paper import CHAT_TEMPLATE, chat_template
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 

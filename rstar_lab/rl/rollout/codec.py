@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from rstar_lab.rl.chat_format import formats
-from rstar_lab.rl.chat_format.formats import PromptFormat, PromptStyle
-from rstar_lab.rl.chat_format.model_template import ModelTemplate
-from rstar_lab.rl.chat_format.template import END_OF_TURN, control_tokens, format_question
 from rstar_lab.rl.recipe.functions import own_chat_template
+from rstar_lab.rl.renderers import formats
+from rstar_lab.rl.renderers.formats import PromptFormat, PromptStyle
+from rstar_lab.rl.renderers.model import ModelTemplate
+from rstar_lab.rl.renderers.paper import END_OF_TURN, control_tokens, format_question
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.tool_calls import ToolCall, parse_tool_calls, text_outside_calls
 

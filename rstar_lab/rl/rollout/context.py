@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.released import TruncateSide
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.maths import MathsEnvironment, MathsEpisode
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection
+from rstar_lab.rl.renderers.released import TruncateSide
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.tools.base import ForkableTool, ForkFailed, Tool
 from rstar_lab.rl.trajectory import Trajectory

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rstar_lab.rl.chat_format.template import neutralise
+from rstar_lab.rl.renderers.paper import neutralise
 from rstar_lab.rl.rollout.codec import Codec
 
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from rstar_lab.outcomes import Outcome, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
-from rstar_lab.rl.chat_format.parser import is_void_turn
+from rstar_lab.rl.renderers.turns import is_void_turn
 from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.runs import RunStoreError

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format import released
-from rstar_lab.rl.chat_format.formats import PromptFormat
+from rstar_lab.rl.renderers import released
+from rstar_lab.rl.renderers.formats import PromptFormat
 from rstar_lab.rl.tools.base import Tool, ToolResult, argument_error
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.tool_calls import ToolCall

@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.rl.chat_format import released, released_template
-from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers import released, released_template
 from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.synthetic import families
 from rstar_lab.sandbox.call import Call, CallResult

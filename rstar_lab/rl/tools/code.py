@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.rl.chat_format.template import CODE_TOOL, JUPYTER_TOOL, render_tool_result
+from rstar_lab.rl.renderers.paper import CODE_TOOL, JUPYTER_TOOL, render_tool_result
 from rstar_lab.rl.tools.base import RETRIES, ForkFailed, ToolResult, tool_name
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
 

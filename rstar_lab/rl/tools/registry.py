@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format import released
-from rstar_lab.rl.chat_format.formats import PromptFormat, code_tool_schema
-from rstar_lab.rl.chat_format.template import render_tool_result
 from rstar_lab.rl.recipe import CODE_TOOLS
+from rstar_lab.rl.renderers import released
+from rstar_lab.rl.renderers.formats import PromptFormat, code_tool_schema
+from rstar_lab.rl.renderers.paper import render_tool_result
 from rstar_lab.rl.tools.base import Tool, tool_name
 from rstar_lab.rl.tools.code import CodeTool, JupyterTool, Sandbox
 from rstar_lab.rl.tools.faulty import FaultySandbox

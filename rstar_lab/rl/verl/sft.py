@@ -16,11 +16,11 @@ import typer
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.pipeline import SFT_KEYS, sft_data, sft_finished
 from rstar_lab.rl.recipe import Recipe, SftConfig
+from rstar_lab.rl.renderers.encoding import Example, encode
 from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy

@@ -11,19 +11,19 @@ from typer.testing import CliRunner
 from rstar_lab import tool_calls as parser
 from rstar_lab.cli.data import app
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format import template as chat
-from rstar_lab.rl.chat_format.conversations import (
+from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert
+from rstar_lab.rl.data.lint import lint
+from rstar_lab.rl.data.mix import PAPER_COUNTS, MixEntry, paper_mix, read_mix
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.conversations import (
     Conversation,
     Message,
     read_conversations,
     reply,
     write_conversations,
 )
-from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert
-from rstar_lab.rl.data.lint import lint
-from rstar_lab.rl.data.mix import PAPER_COUNTS, MixEntry, paper_mix, read_mix
-from rstar_lab.rl.models.tokenizer import train_tokenizer
-from rstar_lab.rl.overrides import parse_recipe
 
 WEATHER = {
     "name": "get weather/v2",

@@ -2,16 +2,16 @@
 
 import pytest
 
-from rstar_lab.rl.chat_format import template as chat
-from rstar_lab.rl.chat_format.conversations import (
+from rstar_lab.rl.data.lint import check_mask, lint, read_back
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.conversations import (
     Conversation,
     Message,
     reply,
     tool_calls,
 )
-from rstar_lab.rl.chat_format.encoding import encode
-from rstar_lab.rl.data.lint import check_mask, lint, read_back
-from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.renderers.encoding import encode
 
 TOOL = {
     "type": "function",

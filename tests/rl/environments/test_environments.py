@@ -9,12 +9,12 @@ from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation, RewardPart
 from rstar_lab.rl.environments.loading import EnvironmentClass, load_environment
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask

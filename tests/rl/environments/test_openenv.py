@@ -15,13 +15,13 @@ from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.environments.openenv import OpenEnv
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask

@@ -11,13 +11,13 @@ pytest.importorskip("verifiers.v1", reason="verifiers is not installed; its pins
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.environments.verifiers_taskset import VerifiersTaskset
 from rstar_lab.rl.environments.verifiers_trace import split_reply
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask

@@ -7,10 +7,10 @@ import yaml
 from ipywidgets.widgets import widget
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.conversations import Conversation, Message, write_conversations
 from rstar_lab.rl.forms import MixForm, RecipeForm, RewardPreview
 from rstar_lab.rl.forms.recipe_form import MOST_SHOWN
 from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides
+from rstar_lab.rl.renderers.conversations import Conversation, Message, write_conversations
 from rstar_lab.rl.rescore import rescore
 
 RUN = Path(__file__).parents[2] / "golden" / "runs" / "tiny_fast-eval-rl"

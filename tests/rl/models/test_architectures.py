@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.encoding import Example
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.renderers.encoding import Example
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
 from rstar_lab.rl.training.sft import _loss
 from rstar_lab.rl.training.update import Learner

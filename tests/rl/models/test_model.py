@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.renderers import paper as chat
 
 TOKENIZER = train_tokenizer([chat.render_prompt(f"What is {n} times {n}?") for n in range(50)], 320)
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}

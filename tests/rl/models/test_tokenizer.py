@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
+from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.synthetic.families import synthesize
 
 PROMPTS = [chat.render_prompt(problem.question) for problem in synthesize(0, 200)]

@@ -26,9 +26,9 @@ def test_a_mixture_of_experts_has_its_known_total_and_active_size():
 
 
 def test_a_models_size_is_read_from_its_folder(tmp_path):
-    from rstar_lab.rl.chat_format.template import render_prompt
     from rstar_lab.rl.models.model import build_tiny, save_model
     from rstar_lab.rl.models.tokenizer import train_tokenizer
+    from rstar_lab.rl.renderers.paper import render_prompt
 
     tokenizer = train_tokenizer([render_prompt("?")], 600)
     model = build_tiny(tokenizer, seed=0, layers=2)

@@ -293,9 +293,9 @@ def test_data_is_read_and_true_answers_must_verify(recipe, tmp_path):
 
 
 def test_on_a_laptop_the_sandbox_and_the_tokenizer_are_used(recipe, tmp_path):
-    from rstar_lab.rl.chat_format.template import render_prompt
     from rstar_lab.rl.models.model import build_tiny, save_model
     from rstar_lab.rl.models.tokenizer import train_tokenizer
+    from rstar_lab.rl.renderers.paper import render_prompt
 
     tokenizer = train_tokenizer([render_prompt("What is 1 + 1?")], 600)
     model = build_tiny(tokenizer, seed=0, hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=64)

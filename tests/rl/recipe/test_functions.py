@@ -17,7 +17,6 @@ from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.objective import Terms, policy_loss, training_loss
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
-from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
@@ -25,6 +24,7 @@ from rstar_lab.rl.pipeline import SFT_KEYS
 from rstar_lab.rl.preflight.run import preflight
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RecipeError, RlSection
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask

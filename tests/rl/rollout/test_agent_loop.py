@@ -4,10 +4,10 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.template import neutralise, render_tool_call
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.renderers.paper import neutralise, render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask

@@ -13,11 +13,11 @@ from helpers.slots import scheduled
 
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
-from rstar_lab.rl.chat_format.template import JUPYTER_TOOL, render_tool_call
 from rstar_lab.rl.engine import Completion, Sampling
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RecipeError, RlSection
+from rstar_lab.rl.renderers.paper import JUPYTER_TOOL, render_tool_call
 from rstar_lab.rl.rollout.branching import FIRST_TOKENS, Branch, entropy_estimate, plan_branches
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits

@@ -7,11 +7,11 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format import formats
-from rstar_lab.rl.chat_format.formats import PromptStyle
-from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.renderers import formats
+from rstar_lab.rl.renderers.formats import PromptStyle
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.reward import reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.checks import RolloutError, check_rollouts, check_template, check_tools

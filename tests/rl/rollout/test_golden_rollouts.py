@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from helpers.scripted_engine import ScriptedEngine
 
-from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.engine import Completion, Sampling
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec

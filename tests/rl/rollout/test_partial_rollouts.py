@@ -16,9 +16,9 @@ from helpers.slots import scheduled
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.chat_format.template import END_OF_TURN, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.renderers.paper import END_OF_TURN, render_tool_call
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.records import messages

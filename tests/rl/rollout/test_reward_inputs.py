@@ -9,9 +9,9 @@ from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.filters import where_sql
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec

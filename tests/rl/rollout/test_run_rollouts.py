@@ -8,10 +8,10 @@ from helpers.scripted_engine import ScriptedEngine
 from helpers.slots import scheduled
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.template import render_tool_call
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts

@@ -22,12 +22,12 @@ from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.session import ChatOptions, open_chat
 from rstar_lab.rl.chat.view import show
-from rstar_lab.rl.chat_format import released
-from rstar_lab.rl.chat_format.formats import render_next_question, render_prompt, render_tool_results
 from rstar_lab.rl.evaluate_command import evaluate_command, load
 from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.renderers import released
+from rstar_lab.rl.renderers.formats import render_next_question, render_prompt, render_tool_results
 from rstar_lab.rl.serving.serve import Replica, ServeOptions, check_options, reserve_ports, serving
 from rstar_lab.runs.reader import RunReader
 

@@ -10,7 +10,7 @@ from rstar_lab import tool_calls as parser
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 from rstar_lab.rl import render_prompt, render_tool_results
-from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.synthetic.families import LEVELS, synthesize
 from rstar_lab.rl.synthetic.traces import TraceMix, make_traces

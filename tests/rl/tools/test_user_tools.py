@@ -16,10 +16,10 @@ from helpers.slots import scheduled
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.chat_format.template import render_prompt, render_tool_call
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.renderers.paper import render_prompt, render_tool_call
 from rstar_lab.rl.reward import make_reward, reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec

@@ -13,9 +13,9 @@ from helpers.trajectories import trajectory
 
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import trained_mask
-from rstar_lab.rl.chat_format.template import END_OF_TURN, render_tool_call
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.renderers.paper import END_OF_TURN, render_tool_call
 from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.rl.training.staleness import trim
 from rstar_lab.rl.trajectory import Trajectory, Turn

@@ -15,11 +15,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format import template as chat
-from rstar_lab.rl.chat_format.encoding import Example, encode
 from rstar_lab.rl.models.model import build_tiny, has_bf16, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import SftConfig
+from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.encoding import Example, encode
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.sft import _loss, _micro_batches, iterate_batches, lr_scale, sft
 

@@ -95,8 +95,8 @@ def test_sft_trains_adapters_and_exports_the_merged_model(tmp_path):
     from peft import PeftModel
 
     from benchmarks.verl_parity import prepare, train_with_verl
-    from rstar_lab.rl.chat_format.conversations import Conversation, Message, reply, write_conversations
     from rstar_lab.rl.models.model import load_model
+    from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, write_conversations
 
     recipe_file = prepare(tmp_path, steps=1, lr=1e-12, weight_decay=0.0)
     turns = [

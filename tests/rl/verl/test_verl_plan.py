@@ -14,9 +14,9 @@ from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
-from rstar_lab.rl.chat_format.encoding import Example
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import SftConfig
+from rstar_lab.rl.renderers.encoding import Example
 from rstar_lab.rl.training.sft import iterate_batches, lr_scale
 from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overrides, split_overrides
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches

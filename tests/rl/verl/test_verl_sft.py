@@ -18,10 +18,10 @@ from rich.console import Console
 
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.chat_format.conversations import Conversation, Message, reply, tool_calls, write_conversations
 from rstar_lab.rl.models.model import load_model, load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import fine_tune
+from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, tool_calls, write_conversations
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 

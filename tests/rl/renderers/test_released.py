@@ -8,9 +8,9 @@ import pytest
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl import parse_tool_calls, render_prompt, render_tool_results
-from rstar_lab.rl.chat_format import released
-from rstar_lab.rl.chat_format.formats import PromptStyle
 from rstar_lab.rl.recipe import CODE_TOOLS
+from rstar_lab.rl.renderers import released
+from rstar_lab.rl.renderers.formats import PromptStyle
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.tools.registry import make_tools

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rstar_lab.rl.chat_format import released_template
-from rstar_lab.rl.chat_format import template as chat
 from rstar_lab.rl.problems import ProblemError, read_rows
+from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers import released_template
 from rstar_lab.runs.files import atomic_write
 
 

@@ -1,11 +1,12 @@
-"""The prompt formats: `paper` (rStar2-Agent, section 2), `released` (microsoft/rStar) and `model` (`model_template.py`)."""
+"""The prompt formats: `paper` (rStar2-Agent, section 2), `released` (microsoft/rStar) and `model` (`model.py`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format import released, template
+from rstar_lab.rl.renderers import paper as template
+from rstar_lab.rl.renderers import released
 from rstar_lab.verify import AnswerFormat
 
 PromptFormat = Literal["paper", "released", "model"]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.template import RenderedResult
+from rstar_lab.rl.renderers.paper import RenderedResult
 
 TruncateSide = Literal["left", "middle", "right"]
 

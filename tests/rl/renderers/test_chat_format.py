@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format import parser
-from rstar_lab.rl.chat_format import template as chat
+from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers import turns as parser
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.tool_calls import parse_tool_calls
 

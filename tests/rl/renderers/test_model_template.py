@@ -8,12 +8,12 @@ from helpers.chat_models import FAMILIES, chat_tokenizer, save_chat_model, write
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.rl.chat_format.formats import PromptStyle, render_prompt
-from rstar_lab.rl.chat_format.model_template import ModelTemplate
 from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.renderers.formats import PromptStyle, render_prompt
+from rstar_lab.rl.renderers.model import ModelTemplate
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask

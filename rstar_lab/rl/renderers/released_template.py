@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rstar_lab.rl.chat_format import released
-from rstar_lab.rl.chat_format.released import END_OF_TURN, GENERATION_PREFIX, QUESTION_PREFIX
-from rstar_lab.rl.chat_format.template import TOOL_CALLS_JINJA, assistant_text, neutralise
+from rstar_lab.rl.renderers import released
+from rstar_lab.rl.renderers.paper import TOOL_CALLS_JINJA, assistant_text, neutralise
+from rstar_lab.rl.renderers.released import END_OF_TURN, GENERATION_PREFIX, QUESTION_PREFIX
 
 
 def render_segments(

@@ -8,10 +8,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from rstar_lab.rl import render_prompt, render_tool_results
-from rstar_lab.rl.chat_format import released
-from rstar_lab.rl.chat_format.conversations import Conversation
-from rstar_lab.rl.chat_format.formats import render_next_question
-from rstar_lab.rl.chat_format.released_template import CHAT_TEMPLATE, render_segments
+from rstar_lab.rl.renderers import released
+from rstar_lab.rl.renderers.conversations import Conversation
+from rstar_lab.rl.renderers.formats import render_next_question
+from rstar_lab.rl.renderers.released_template import CHAT_TEMPLATE, render_segments
 
 RECORDED = json.loads((Path(__file__).parent / "released_conversations.json").read_text(encoding="utf-8"))
 TOOLS = {"python_code_with_standard_io": released.PYTHON_TOOL, "jupyter_code": released.JUPYTER_TOOL}

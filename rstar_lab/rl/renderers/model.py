@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.chat_format.template import TOOLS_INTRO, neutralise
+from rstar_lab.rl.renderers.paper import TOOLS_INTRO, neutralise
 from rstar_lab.tool_calls import (
     SYNTAXES,
     Syntax,
