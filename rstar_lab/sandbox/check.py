@@ -13,14 +13,16 @@ from rstar_lab.sandbox.runtime import landlock
 from rstar_lab.sandbox.runtime.isolation import LAYERS
 
 _LEAVES_OPEN = {
-    "cgroup": "memory is checked every 50 ms, not limited by the kernel: a program that allocates fast can harm other calls",
+    "cgroup": "memory (with that of sockets) is checked every 50 ms, not limited by the kernel: a program that allocates fast can "
+    "harm other calls; CPU time is not limited either",
     "pid_namespace": "programs see other processes of the same user and can signal them",
     "mount_namespace": "only Landlock protects the host's files, and programs have no private folder to write to",
     "network_namespace": "abstract sockets are shared with the host; seccomp still refuses every network socket",
     "ipc_namespace": "programs can use System V shared memory of the host, which outlives a call",
     "uts_namespace": "programs see the host's name",
     "user_namespace": "programs share the kernel's per-user limits with each other",
-    "user_id": "programs run as the user who started the sandbox; only the other layers protect that user's files",
+    "user_id": "programs run as the user who started the sandbox: only the other layers protect that user's files, and one program "
+    "can use up that user's limits on pipe buffers and on descriptors in flight",
     "private_proc": "programs have no /proc, or see the zygotes' /proc",
     "landlock": "only the read-only root file system protects files, and abstract sockets are shared",
     "landlock_abi": "without namespaces, only newer versions of Landlock keep calls from signalling each other and truncating files",

@@ -31,6 +31,8 @@ from rstar_lab.sandbox.wire import (
 
 BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 5.0
+# A call that ends as `sandbox_error` this often is not run again: the failure may be its own.
+MOST_SANDBOX_ERRORS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +43,7 @@ class Waiting:
     deadline: float
     future: asyncio.Future[CallResult]
     attempts: int = 0
+    sandbox_errors: int = 0
     last: CallResult | None = None
     submitted: float = field(default_factory=time.monotonic)
 
@@ -57,8 +60,8 @@ class SandboxClient(Sandbox):
     """Runs calls on a service that was started with `rstar-lab sandbox serve`.
 
     Calls made at the same time share requests of up to 64 calls; results arrive one by one. Failures of the
-    infrastructure (lost connection, full queue, `sandbox_error`, `queue_timeout`) are retried with growing pauses until
-    `deadline_s` after the call; then the last failure is returned. A call of a session is retried only if it cannot have
+    infrastructure (lost connection, full queue, `queue_timeout`) are retried with growing pauses until `deadline_s` after the
+    call, `sandbox_error` at most 8 times; then the last failure is returned. A call of a session is retried only if it cannot have
     run. A service with Redis workers sends the output of a streamed call together with its result.
 
     url: address of the service, such as http://127.0.0.1:8088. token: default: the environment variable
@@ -208,7 +211,9 @@ class SandboxClient(Sandbox):
     def give(self, item: Waiting, result: CallResult) -> None:
         if item.future.done():
             return
-        if result.outcome in INFRASTRUCTURE_FAILURES and not item.in_session and time.monotonic() < item.deadline:
+        item.sandbox_errors += result.outcome is Outcome.SANDBOX_ERROR
+        again = result.outcome in INFRASTRUCTURE_FAILURES and item.sandbox_errors < MOST_SANDBOX_ERRORS
+        if again and not item.in_session and time.monotonic() < item.deadline:
             item.last = result
         else:
             item.future.set_result(result)

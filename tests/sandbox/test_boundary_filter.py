@@ -104,9 +104,17 @@ def test_the_filter_checks_arguments(machine):
 
 
 def test_memory_that_no_process_has_mapped_needs_a_control_group(machine):
-    program, arch = seccomp.build(machine, memory_files=False), seccomp._AUDIT_ARCH[machine]
+    program, arch = seccomp.build(machine, kernel_memory=False), seccomp._AUDIT_ARCH[machine]
     for name in ("memfd_create", "shmget"):
         assert decide(program, arch, number_of(name, machine), 0, 0, 0) == ERRNO | 38
+    fcntl, setsockopt = number_of("fcntl", machine), number_of("setsockopt", machine)
+    assert decide(program, arch, fcntl, 3, 1031, 1 << 20) == ERRNO | 1  # F_SETPIPE_SZ
+    assert decide(program, arch, fcntl, 3, 1030, 5) == ALLOW
+    assert decide(program, arch, fcntl, 3, 6, 0) == ERRNO  # F_SETLK
+    for option in (7, 8, 32, 33):  # sizes of the buffers
+        assert decide(program, arch, setsockopt, 3, 1, option) == ERRNO
+    assert decide(program, arch, setsockopt, 3, 1, 26) == ERRNO | 1  # SO_ATTACH_FILTER
+    assert decide(program, arch, setsockopt, 3, 1, 2) == ALLOW
 
 
 def test_the_description_names_every_listed_call():

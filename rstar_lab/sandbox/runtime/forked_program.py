@@ -144,6 +144,7 @@ class Program:
                 os._exit(70)
         self.pidfd = kernel.end_descriptor(self.pid)
         if self.denied:
+            self.denied.pidfd = self.pidfd
             self.denied.theirs.close()
 
     def _become(

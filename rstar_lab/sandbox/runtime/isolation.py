@@ -26,6 +26,8 @@ LAYERS = (
     "seccomp",
 )
 INSIDE_ID = 1000
+# Timers and queued signals of one call.
+PENDING_SIGNALS = 512
 # Host user ids of programs: a range that systemd does not assign, or a small free one where few ids are mapped.
 FIRST_UID, UIDS = 1_900_000_000, 5_000
 FIRST_MAPPED_UID, MAPPED_UIDS = 60_578, 606
@@ -149,9 +151,9 @@ class Isolation:
         else:
             self.missing.setdefault("landlock", "the kernel does not support Landlock")
         try:
-            self._filter = seccomp.Filter(memory_files=self.has("cgroup"))
+            self._filter = seccomp.Filter(kernel_memory=self.has("cgroup"))
             if self.audit:
-                self._audit_filter = seccomp.Filter(memory_files=self.has("cgroup"), audit=True)
+                self._audit_filter = seccomp.Filter(kernel_memory=self.has("cgroup"), audit=True)
         except OSError as error:
             self.missing.setdefault("seccomp", str(error))
 
@@ -168,7 +170,7 @@ class Isolation:
 
         scratch: writable folder on the host, used if there is no mount namespace. first_fd: close descriptors from here on.
         report: called with (layer, error) for a layer that fails. Without it the first failure raises OSError.
-        audit_fd: socket below `first_fd` on which the supervisor receives the notifications of refused system calls.
+        audit_fd: socket below `first_fd` over which the supervisor takes the notifications of refused system calls.
         """
 
         def step(layer: str, action: Callable[..., object], *arguments: object) -> None:
@@ -213,7 +215,7 @@ class Isolation:
         if first_fd:
             kernel.close_from(first_fd)
         if self._audit_filter is not None and audit_fd >= 0:
-            step("seccomp", audit.install_and_send, self._audit_filter, audit_fd)
+            step("seccomp", audit.install_and_hand_over, self._audit_filter, audit_fd)
         elif self._filter is not None:
             step("seccomp", self._filter.install)
 
@@ -262,6 +264,9 @@ class Isolation:
     def _resources(self, request: Request) -> None:
         _bound(resource.RLIMIT_FSIZE, request.file_mb << 20)
         _bound(resource.RLIMIT_NOFILE, request.open_files)
+        if self.has("user_namespace"):
+            # Timers and queued signals count here and for the user who started the sandbox, whose limit all calls share.
+            _bound(resource.RLIMIT_SIGPENDING, PENDING_SIGNALS)
         if not self.has("cgroup"):
             others = 0 if self.has("user_namespace") else procfs.threads_of_user(os.geteuid())
             _bound(resource.RLIMIT_NPROC, others + min(request.processes, 128))

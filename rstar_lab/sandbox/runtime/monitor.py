@@ -11,6 +11,7 @@ from rstar_lab.sandbox.runtime.crowd import CROWD_TASKS
 from rstar_lab.sandbox.runtime.forked_program import Program
 from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import Request
+from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
 
 # Seconds between checks. The first ones are short, so that a call that sleeps releases its slot soon.
 FIRST_TICKS_S = (0.02, 0.03)
@@ -48,8 +49,16 @@ class CallMonitor:
     waited because of other work only while the call used less than a quarter of the CPU time that it was allowed.
     """
 
-    def __init__(self, request: Request, running: Program, group: Group | None, pressure: Pressure | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        running: Program,
+        group: Group | None,
+        pressure: Pressure | None,
+        sockets: SocketMemory | None = None,
+    ) -> None:
         self.request = request
+        self.sockets = sockets
         self.running = running
         self.pid = running.pid
         self.group = group
@@ -71,6 +80,7 @@ class CallMonitor:
         self._cpus = 1.0
         self._schedstat: dict[int, tuple[float, float]] = {}
         self._tasks: list[int] = []
+        self._measured: set[int] = set()
         self._base_s = procfs.cpu_s([self.pid]) if request.session and not group else 0.0
         if group:
             group.start_accounting()
@@ -113,7 +123,8 @@ class CallMonitor:
         if self.group is None:
             tree = self.running.processes()
             self.last_cpu_s = procfs.cpu_s(tree) - self._base_s
-            if procfs.exceeds_memory(tree, request.memory_mb):
+            sockets_mb = self.sockets.used_bytes() >> 20 if self.sockets else 0
+            if procfs.exceeds_memory(tree, request.memory_mb - sockets_mb):
                 return "memory"
         else:
             if self.pressure and self.group.out_of_memory():
@@ -179,6 +190,10 @@ class CallMonitor:
             runnable = max(1, sum(state == "R" for state in states))
             self._starved_s += max(0.0, elapsed_s - 4 * cpu_s / min(self._cpus, runnable))
             return
+        # Without a control group, the CPU time of processes that start and end between two checks is unknown: the program may
+        # have waited for them.
+        changed = self.group is None and set(tasks) != self._measured and self.ticks > 1
+        self._measured = set(tasks)
         stats = {task: procfs.schedstat(task) for task in tasks}
         starved_s = 0.0
         for task, stat in stats.items():
@@ -190,7 +205,8 @@ class CallMonitor:
             # The time in which other threads of the same call ran is subtracted: only waiting for other calls is starvation.
             siblings_s = max(0.0, cpu_s - (stat[0] - ran_before_s))
             starved_s = max(starved_s, stat[1] - delayed_before_s - siblings_s)
-        self._starved_s += min(starved_s, elapsed_s)
+        if not changed:
+            self._starved_s += min(starved_s, elapsed_s)
         self._schedstat = {task: stat for task, stat in stats.items() if stat is not None}
 
     def _belongs_in_background(self) -> bool:

@@ -73,6 +73,7 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # F_DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, SETPIPE_SZ, GETPIPE_SZ, ADD_SEALS, GET_SEALS.
 # Not F_NOTIFY, F_SETLEASE and F_SETSIG, which report how other processes use files of the host.
 _FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1031, 1032, 1033, 1034)
+_F_SETPIPE_SZ = 1031
 # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW: locks on files of the read-only root file system are visible to all calls.
 _FCNTL_LOCKS = (6, 7, 37, 38)
 _RLIMIT_CORE = 4
@@ -80,6 +81,8 @@ _RLIMIT_CORE = 4
 _MEMBARRIER = (0, 8, 16, 32, 64, 128, 256)
 # SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF
 _SOCKET_FILTERS = (26, 50, 51, 52)
+# SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE
+_SOCKET_BUFFERS = (7, 8, 32, 33)
 _MSG_OOB, _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x1, 0x40000, 0x4, 0o4000
 
 Instruction = tuple[int, int, int, int]
@@ -208,10 +211,30 @@ def describe() -> str:
     return "\n".join(lines)
 
 
-def build(machine: str, *, memory_files: bool = True, audit: bool = False) -> bytes:
+def _without_kernel_memory(column: int) -> dict[int, list[Instruction]]:
+    """Return number -> instructions of the calls that would take memory that only a control group counts.
+
+    Files in memory that no process has mapped are refused. The buffers of pipes and sockets keep their default size.
+    """
+    rules = {
+        "memfd_create": _errno(_ENOSYS),
+        "shmget": _errno(_ENOSYS),
+        "fcntl": [_argument(1), (_JUMP_EQUAL, 0, 1, _F_SETPIPE_SZ), *_errno(_EPERM), *_fcntl()],
+        "setsockopt": [
+            _argument(2),
+            *((_JUMP_EQUAL, len(_SOCKET_BUFFERS) - i, 0, value) for i, value in enumerate(_SOCKET_BUFFERS)),
+            (0x05, 0, 0, 1),
+            *_errno(_SUCCESS),
+            *_refuse_values(2, _SOCKET_FILTERS, _EPERM),
+        ],
+    }
+    return {NUMBERS[name][column] or 0: block for name, block in rules.items()}
+
+
+def build(machine: str, *, kernel_memory: bool = True, audit: bool = False) -> bytes:
     """Return the filter's instructions as an array of struct sock_filter. Raises KeyError for an unknown machine.
 
-    memory_files: allow memfd_create and shmget. Only a control group counts memory that no process has mapped.
+    kernel_memory: allow calls that take memory which no process has mapped. Only a control group counts it.
     audit: report refused calls to a listener instead, which must refuse them.
     """
     column = COLUMN[machine]
@@ -221,8 +244,8 @@ def build(machine: str, *, memory_files: bool = True, audit: bool = False) -> by
         number = NUMBERS[name][column]
         if number is not None:
             decisions[number] = block
-    for name in () if memory_files else ("memfd_create", "shmget"):
-        decisions[NUMBERS[name][column] or 0] = _errno(_ENOSYS)
+    if not kernel_memory:
+        decisions |= _without_kernel_memory(column)
     for number in sorted(decisions):
         if decisions.get(number - 1) != decisions[number]:
             blocks[number] = decisions[number]
@@ -255,11 +278,11 @@ def build(machine: str, *, memory_files: bool = True, audit: bool = False) -> by
 class Filter:
     """A compiled filter that many forks can install."""
 
-    def __init__(self, *, memory_files: bool, audit: bool = False) -> None:
+    def __init__(self, *, kernel_memory: bool, audit: bool = False) -> None:
         machine = platform.machine()
         if machine not in COLUMN or sys.maxsize < 2**32:
             raise OSError(f"no seccomp filter for {machine}")
-        program = build(machine, memory_files=memory_files, audit=audit)
+        program = build(machine, kernel_memory=kernel_memory, audit=audit)
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(self._code)))
 

@@ -39,6 +39,7 @@ from rstar_lab.sandbox.runtime.protocol import (
     Copy,
     Request,
 )
+from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
 
 ENDINGS = {
     program.DONE: "ok",
@@ -57,13 +58,21 @@ class Supervisor:
     """Serves the socket `sock`: runs calls, or the cells of one session."""
 
     def __init__(
-        self, sock: socket.socket, isolation: Isolation, group: Group | None, pressure: Pressure | None, number: int
+        self,
+        sock: socket.socket,
+        isolation: Isolation,
+        group: Group | None,
+        pressure: Pressure | None,
+        number: int,
+        sockets: SocketMemory | None = None,
     ) -> None:
+        """sockets: memory of the sockets of its programs, if no control group counts it."""
         self.channel = Channel(sock)
         self.isolation = isolation
         self.group = group
         self.pressure = pressure
         self.number = number
+        self.sockets = sockets
         self.report = program.Report()
         self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY) if isolation.has("pid_namespace") else -1
         self.running: Program | None = None
@@ -116,7 +125,7 @@ class Supervisor:
             self._report_failed_fork(request, streams)
             return
         self.channel.wipe()
-        monitor = CallMonitor(request, running, self.group, self.pressure)
+        monitor = CallMonitor(request, running, self.group, self.pressure, self.sockets)
         exceeded, _ = self._wait(monitor, running)
         self._finish_call(request, exceeded, running, monitor)
 
@@ -138,7 +147,7 @@ class Supervisor:
         running = self.running
         running.submit(request, code, streams.stdin)
         self.channel.wipe()
-        monitor = CallMonitor(request, running, self.group, self.pressure)
+        monitor = CallMonitor(request, running, self.group, self.pressure, self.sockets)
         exceeded, done = self._wait(monitor, running)
         if exceeded == "timeout":
             # An interrupt keeps the session's state, unless the cell catches it.
@@ -384,10 +393,12 @@ def run_supervisor(
         group.join(supervisors)
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWCGROUP)
+    sockets = None
     if isolation.has("network_namespace"):
         # Concurrent calls must not see each other's sockets in /proc/net/unix. If this fails, they share the zygote's namespace.
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWNET)
+            sockets = None if group else SocketMemory()
     # The OOM killer kills the program, never the supervisor. Requires CAP_SYS_RESOURCE, which containers and users lack.
     with contextlib.suppress(OSError):
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -400,4 +411,4 @@ def run_supervisor(
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     if not isolation.has("pid_namespace"):
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    Supervisor(sock, isolation, group, pressure, number).serve()
+    Supervisor(sock, isolation, group, pressure, number, sockets).serve()

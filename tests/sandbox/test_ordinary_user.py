@@ -1,0 +1,173 @@
+"""Tests of programs that use up what all programs of an ordinary user share, without control groups."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from helpers.sandbox_processes import ROOT
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox import Call, SandboxClient
+from rstar_lab.sandbox.client import MOST_SANDBOX_ERRORS, Waiting
+from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
+from rstar_lab.sandbox.wire import failure
+
+pytestmark = pytest.mark.slow
+
+RUN = """
+import asyncio, json, sys
+from rstar_lab.sandbox import Limits, LocalSandbox
+hostile, honest, audit = json.loads(sys.argv[1])
+async def main():
+    async with LocalSandbox(Limits(timeout_s=3, memory_mb=256), workers=2, audit=audit) as sandbox:
+        await sandbox.run("print(1)")
+        running = asyncio.create_task(sandbox.run(hostile))
+        await asyncio.sleep(0.7)
+        results = []
+        while not running.done():
+            result = await sandbox.run(honest)
+            results.append((result.outcome, result.stdout))
+            await asyncio.sleep(0.1)
+        print(json.dumps([(await running).outcome, sorted(set(results)), sorted(sandbox.missing_layers)]))
+asyncio.run(main())
+"""
+IN_FLIGHT = """
+import os, socket, time
+pairs = []
+for _ in range(40):
+    pairs.append(socket.socketpair())
+    fds = [os.open("/dev/null", 0) for _ in range(50)]
+    try: socket.send_fds(pairs[-1][0], [b"x"], fds)
+    except OSError: pass
+    for fd in fds: os.close(fd)
+while True: time.sleep(1)
+"""
+TIMERS = """
+import ctypes, time
+libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+while libc.timer_create(0, 0, ctypes.byref(timer)) == 0: pass
+while True: time.sleep(1)
+"""
+SIGNALS = """
+import os, signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, range(signal.SIGRTMIN, signal.SIGRTMAX))
+import ctypes
+for _ in range(200000):
+    if os.fork() == 0: break
+    if ctypes.CDLL(None).kill(os.getpid(), signal.SIGRTMIN + 1): break
+while True: time.sleep(1)
+"""
+SOCKETS = """
+import os, socket, time
+for _ in range(8):
+    if os.fork() == 0:
+        pairs = []
+        while len(pairs) < 200:
+            pairs.append(socket.socketpair())
+            pairs[-1][0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+            pairs[-1][0].setblocking(False)
+            try:
+                while True: pairs[-1][0].send(bytes(60000))
+            except BlockingIOError: pass
+        while True: time.sleep(1)
+while True: time.sleep(1)
+"""
+ORPHANS = """
+import os, time
+def spin(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end: pass
+while True:
+    if os.fork() == 0:
+        for _ in range(2):
+            if os.fork() == 0:
+                spin(0.03)
+                os._exit(0)
+        os._exit(0)
+    os.wait()
+    spin(0.005)
+"""
+TIMER = "import ctypes\ntimer = ctypes.c_void_p()\nprint(ctypes.CDLL(None).timer_create(0, 0, ctypes.byref(timer)))"
+
+
+def run_beside(hostile: str, honest: str, *, audit: bool = False) -> tuple[str, list[list[str]]]:
+    """Run a hostile program and honest ones as an ordinary user; return its outcome, and theirs with their output."""
+    python = shutil.which("python3", path="/usr/bin")
+    if os.geteuid() != 0 or python is None or shutil.which("setpriv") is None:
+        pytest.skip("requires root, setpriv and a system Python to become an ordinary user")
+    if subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode:
+        pytest.skip("requires a system Python of at least 3.11")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        ignored = shutil.ignore_patterns("__pycache__", "static")
+        shutil.copytree(ROOT / "rstar_lab", f"{folder}/rstar_lab", ignore=ignored)
+        become = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+        done = subprocess.run(
+            [*become, python, "-c", RUN, json.dumps([hostile, honest, audit])],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=folder,
+        )
+    assert done.returncode == 0, done.stderr
+    outcome, honest_results, missing = json.loads(done.stdout)
+    if "cgroup" not in missing:
+        pytest.skip("this user has a control group")
+    return outcome, honest_results
+
+
+@pytest.mark.parametrize("audit", [False, True])
+@pytest.mark.parametrize(
+    ("hostile", "outcome", "honest", "output"),
+    [
+        (IN_FLIGHT, "timeout", "print(1)", "1\n"),
+        (TIMERS, "timeout", TIMER, "0\n"),
+        (SIGNALS, None, TIMER, "0\n"),
+        (SOCKETS, "memory", "print(1)", "1\n"),
+        # Their CPU time is unknown, so the program looks as if it got no CPU.
+        (ORPHANS, "timeout", "print(1)", "1\n"),
+    ],
+    ids=["descriptors in flight", "timers", "signals", "socket buffers", "orphans"],
+)
+def test_neighbours_do_not_notice_and_the_program_is_responsible(hostile, outcome, honest, output, audit):
+    ended, honest_results = run_beside(hostile, honest, audit=audit)
+    assert ended == outcome if outcome else ended != "sandbox_error"
+    assert honest_results in ([["ok", output]], [])
+
+
+def test_the_buffers_of_sockets_are_measured():
+    """In a network namespace of its own, as a supervisor has."""
+    code = (
+        "import socket\n"
+        "from rstar_lab.sandbox.runtime import kernel\nkernel.unshare(kernel.CLONE_NEWNET)\n"
+        "from rstar_lab.sandbox.runtime.socket_memory import SocketMemory\n"
+        "memory = SocketMemory()\nbefore = memory.used_bytes()\n"
+        "pairs = [socket.socketpair() for _ in range(300)]\n"
+        "for one, _ in pairs: one.send(bytes(50000))\n"
+        "print(before, memory.used_bytes() >= 300 * 50000)\n"
+        "for one, other in pairs: one.close(); other.close()\nprint(memory.used_bytes())"
+    )
+    if os.geteuid() != 0:
+        pytest.skip("requires root")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["0", "True", "0"], done.stderr
+
+
+def test_without_the_kernels_report_no_memory_is_counted(monkeypatch):
+    monkeypatch.setattr("socket.socket", lambda *_: (_ for _ in ()).throw(OSError))
+    assert SocketMemory().used_bytes() == 0
+
+
+async def test_a_call_that_always_fails_is_not_repeated_for_ever():
+    async with SandboxClient("http://127.0.0.1:9") as client:
+        waiting = Waiting(Call("x"), float("inf"), asyncio.get_running_loop().create_future())
+        for _ in range(MOST_SANDBOX_ERRORS):
+            assert not waiting.future.done()
+            client.give(waiting, failure(Outcome.SANDBOX_ERROR, "starved"))
+        assert waiting.future.result().outcome is Outcome.SANDBOX_ERROR
