@@ -45,7 +45,7 @@ evaluations = open_runs(root, run_ids=list(stages.values()))
 # %% [markdown]
 # ## What did it learn?
 #
-# Held-out problems, several rollouts each. Intervals are 95%, bootstrapped over problems.
+# Held-out problems, several rollouts each. Intervals are 95%, over problems.
 
 # %% jupyter={"source_hidden": true}
 table = measure(evaluations, ["pass1", "tool_error_rate_correct", "response_tokens"])

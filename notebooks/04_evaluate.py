@@ -71,7 +71,7 @@ runs.runs()[["run_id", "status", "trajectories"]]
 # %% [markdown]
 # ## Results
 #
-# Intervals are 95%, bootstrapped over problems. With few problems they are wide, even if each has many rollouts.
+# Intervals are 95%, over problems. With few problems they are wide, even if each has many rollouts.
 # maj@k is the share of problems whose most frequent answer is correct.
 
 # %%

@@ -92,7 +92,7 @@ stages[["stage", "first_step", "last_step", "ended_by"]]
 # %% [markdown]
 # ## Results by stage
 #
-# The table has pass@1, response length and tool-error rate on the held-out sets, with 95% bootstrap intervals over problems.
+# The table has pass@1, response length and tool-error rate on the held-out sets, with 95% intervals over problems.
 
 # %% jupyter={"source_hidden": true}
 names = ["base", "sft", *(f"rl-{stage}" for stage in stages.stage[:-1]), "rl"]

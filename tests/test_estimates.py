@@ -1,4 +1,4 @@
-"""Tests of the bootstrap intervals that evaluations and analysis share."""
+"""Tests of the intervals that evaluations and analysis share."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from helpers.analysis_runs import make_run
 
+from benchmarks.intervals import coverage, size_of_comparison
 from rstar_lab.analysis.metrics import measure, pass_at_k
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.estimates import Side, format_interval, paired_difference, ratio, resample_counts
+from rstar_lab.estimates import Side, format_interval, mean_interval, paired_difference, ratio
 from rstar_lab.rl import evaluation
 from rstar_lab.rl.evaluation import summarise
 from rstar_lab.runs.reader import RunReader
@@ -32,17 +33,10 @@ def test_the_cache_of_answer_comparisons_is_bounded():
     assert evaluation._same.cache_info().maxsize
 
 
-def test_each_resample_draws_as_many_clusters_as_there_are():
-    counts = resample_counts(7, 5000, seed=3)
-    assert counts.shape == (5000, 7) and (counts.sum(axis=1) == 7).all()
-    assert counts.mean(axis=0) == pytest.approx(np.ones(7), abs=0.06)
-    assert counts.var(axis=0) == pytest.approx(np.full(7, 6 / 7), abs=0.08)  # multinomial: n p (1 - p)
-
-
 def test_the_interval_is_as_wide_as_the_normal_approximation():
     rng = np.random.default_rng(0)
     values = rng.normal(3, 2, 400)
-    found = ratio(values, np.ones(400), 400, resamples=4000)
+    found = ratio(values, np.ones(400), 400)
     half = 1.96 * values.std(ddof=1) / 20
     assert found.value == pytest.approx(values.mean())
     assert found.high - found.low == pytest.approx(2 * half, rel=0.08)
@@ -67,7 +61,7 @@ def test_a_difference_is_taken_within_each_problem():
 
 
 def test_seeds_with_different_results_widen_the_interval():
-    flat = Side(np.full((1, 40), 0.5), np.ones((1, 40)))
+    flat = Side(np.full((2, 40), 0.5), np.ones((2, 40)))
     seeds = Side(np.repeat([[0.2], [0.8], [0.6]], 40, axis=1), np.ones((3, 40)))
     found = paired_difference(flat, seeds, 160)
     assert found.value == pytest.approx(1.6 / 3 - 0.5)
@@ -84,4 +78,39 @@ def test_an_undefined_interval_is_none_in_json_and_a_dash_in_text():
 
 def test_clusters_without_a_denominator_are_left_out():
     found = ratio(np.array([1.0, 5.0, 0.0, 1.0]), np.array([2.0, 0.0, np.nan, 2.0]), 4)
-    assert (found.value, found.low, found.high, found.clusters) == (0.5, 0.5, 0.5, 2)
+    assert (found.value, found.clusters) == (0.5, 2) and found.low < 0.5 < found.high
+
+
+@pytest.mark.parametrize("problems", [2, 5, 30, 500])
+@pytest.mark.parametrize("correct", [0.0, 1.0])
+def test_intervals_of_extreme_rates_have_a_width(problems, correct):
+    found = ratio(np.full(problems, 4 * correct), np.full(problems, 4.0), 4 * problems)
+    assert found.value == correct and 0 <= found.low < found.high <= 1
+    assert found.high - found.low > 1 / (2 * problems)
+
+
+@pytest.mark.parametrize("problems", [5, 8, 16, 30, 128])
+@pytest.mark.parametrize("rate", [0.5, 0.97])
+def test_intervals_of_rates_contain_the_truth_as_often_as_they_claim(problems, rate):
+    assert coverage(problems, 16, rate, simulations=1000) > 0.92
+
+
+@pytest.mark.parametrize("runs, deviation", [(1, 0.0), (2, 0.4), (3, 0.15), (8, 0.4)])
+def test_comparisons_of_equal_sides_rarely_show_a_difference(runs, deviation):
+    assert size_of_comparison(40, 4, 0.5, runs, deviation, simulations=1000) < 0.07
+
+
+def test_equal_differences_in_all_problems_have_no_interval():
+    found = paired_difference(Side(np.zeros((1, 9)), np.ones((1, 9))), Side(np.ones((1, 9)), np.ones((1, 9))), 18)
+    assert found.value == 1 and np.isnan([found.low, found.high]).all()
+
+
+def test_equal_differences_in_all_seeds_have_no_p_value():
+    mean, low, high, p = mean_interval([1 / 30, 1 / 30])
+    assert mean == pytest.approx(1 / 30) and np.isnan([low, high, p]).all()
+
+
+def test_intervals_of_means_that_are_not_rates_are_students():
+    values = np.array([3.0, 7.0, 8.0, 4.0])
+    found = ratio(values, np.ones(4), 4)
+    assert [found.low, found.high] == pytest.approx(list(mean_interval(values)[1:3]))

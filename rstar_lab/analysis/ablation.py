@@ -22,7 +22,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import band
 from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.analysis.student import holm, mean_interval
+from rstar_lab.estimates import holm, mean_interval
 from rstar_lab.figure_theme import line_styles
 from rstar_lab.resources import benchmark_file
 from rstar_lab.runs import RunStoreError

@@ -14,8 +14,8 @@ from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.analysis.student import mean_interval
 from rstar_lab.errors import UserError
+from rstar_lab.estimates import mean_interval
 from rstar_lab.figure_theme import COLOURS, line_styles, translucent
 from rstar_lab.resources import benchmark_file
 

@@ -62,11 +62,11 @@ def libraries(runs: Runs, where: Where = None, *, by: Sequence[str] = ("run_id",
 
 
 def tool_use(
-    runs: Runs, where: Where = None, *, by: Sequence[str] = ("run_id", "step"), limit: int | None = None, seed: int = 0
+    runs: Runs, where: Where = None, *, by: Sequence[str] = ("run_id", "step"), limit: int | None = None
 ) -> pd.DataFrame:
     """Return one row per group and metric of METRICS: the columns of `by`, metric, value, low, high, n, clusters.
 
-    by: run_id, step, or both. n: calls or rollouts of the mean, clusters: problems. low, high: 95% interval, bootstrap over
+    by: run_id, step, or both. n: calls or rollouts of the mean, clusters: problems. low, high: 95% interval over
     problems. limit: as in `tool_calls`.
     """
     read = list(rollouts(runs, where, limit))
@@ -79,7 +79,7 @@ def tool_use(
         table = table[table[column].notna()]
         for key, group in table.groupby(list(by)):
             problems = group.groupby("problem_id")[column].agg(["sum", "size"])
-            estimate = ratio(problems["sum"].to_numpy(float), problems["size"].to_numpy(float), len(group), seed=seed)
+            estimate = ratio(problems["sum"].to_numpy(float), problems["size"].to_numpy(float), len(group))
             rows.append({**dict(zip(by, key, strict=True)), "metric": name, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
 

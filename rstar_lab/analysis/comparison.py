@@ -12,7 +12,7 @@ import pandas as pd
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_problem
 from rstar_lab.analysis.runs import Runs, named_rows
-from rstar_lab.estimates import RESAMPLES, Side, paired_difference
+from rstar_lab.estimates import Side, paired_difference
 from rstar_lab.runs import RunStoreError
 
 DEFAULT_METRICS = (
@@ -28,6 +28,9 @@ DEFAULT_METRICS = (
     "reflection_tokens",
     "entropy",
 )
+
+
+FEW_PROBLEMS = 20  # below, `compare` says that only large differences can be shown
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,11 @@ def compare(
     where: Where = None,
     name_a: str | None = None,
     name_b: str | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> Comparison:
     """Compare b with a on the problems that both sampled.
 
-    where: a condition for both sides, such as "step > 40". Intervals: 95%, paired bootstrap over problems, and over the runs
-    of a side that has several. Raises RunStoreError if the sides have no problem in common.
+    where: a condition for both sides, such as "step > 40". Intervals: 95%, paired over problems, and over runs if
+    both sides have several. Raises RunStoreError if the sides have no problem in common.
     """
     chosen = [get_metric(name) for name in metrics]
     name_a, name_b = name_a or _name(runs_a, "a"), name_b or _name(runs_b, "b")
@@ -106,15 +107,15 @@ def compare(
     common = sorted(set(sums[0].problem_id.dropna()) & set(sums[1].problem_id.dropna()))
     if not common:
         raise RunStoreError(f"{name_a} and {name_b} have no problem in common, so they cannot be compared")
-    rows = [_row(metric, sums, common, resamples, seed) for metric in chosen]
-    table = pd.DataFrame(rows)
     seeds = [side.run_id.nunique() for side in sums]
+    rows = [_row(metric, sums, common, min(seeds) == 1) for metric in chosen]
+    table = pd.DataFrame(rows)
     left_out = len({*sums[0].problem_id, *sums[1].problem_id}) - len(common)
     flips = _flips(runs_a, runs_b, where, sums, common)
     return Comparison(name_a, name_b, table, flips, _sentence(table, name_a, name_b, seeds, len(common), left_out))
 
 
-def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], resamples: int, seed: int) -> dict[str, Any]:
+def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], single: bool) -> dict[str, Any]:
     sides = []
     for side in sums:
         parts = [
@@ -125,7 +126,7 @@ def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], resamples:
         ]
         sides.append(Side(*parts))
     n = int(sum(side[side.problem_id.isin(common)][f"{metric.name}_n"].sum() for side in sums))
-    estimate = paired_difference(sides[0], sides[1], n, resamples=resamples, seed=seed)
+    estimate = paired_difference(sides[0], sides[1], n)
     both = np.logical_and(*(np.nan_to_num(side.denominator).sum(axis=0) > 0 for side in sides))
     with np.errstate(invalid="ignore"):
         a, b = (np.nansum(side.numerator[:, both]) / np.nansum(side.denominator[:, both]) for side in sides)
@@ -140,18 +141,20 @@ def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], resamples:
         "n": estimate.n,
         "problems": estimate.clusters,
         "percent": metric.percent,
-        "conclusion": _conclusion(estimate.low, estimate.high, metric.better),
+        "conclusion": _conclusion(estimate.low, estimate.high, metric.better, single),
     }
 
 
-def _conclusion(low: float, high: float, better: int) -> str:
-    """Return whether b is better, worse, higher or lower than a, or that the interval does not show it."""
+def _conclusion(low: float, high: float, better: int, single: bool) -> str:
+    """Return whether b is better, worse, higher or lower than a, or that the interval does not show it. single: a side has one
+    run, so the conclusion is about these runs and not about what produced them."""
     if np.isnan(low) or np.isnan(high):
         return "too little data"
     if low <= 0 <= high:
         return "no difference shown"
     direction = 1 if low > 0 else -1
-    return {0: "higher" if direction > 0 else "lower", direction: "better"}.get(better, "worse")
+    word = {0: "higher" if direction > 0 else "lower", direction: "better"}.get(better, "worse")
+    return f"{word} in these runs" if single else word
 
 
 def _flips(runs_a: Runs, runs_b: Runs, where: Where, sums: list[pd.DataFrame], common: list[str]) -> pd.DataFrame:
@@ -191,8 +194,16 @@ def _sentence(table: pd.DataFrame, name_a: str, name_b: str, seeds: list[int], c
     unit = " points" if first.percent else ""
     size = f"{abs(first.difference) * (100 if first.percent else 1):.1f}{unit}"
     direction = "higher" if first.difference > 0 else "lower"
+    single = min(seeds) == 1
+    if single:
+        coverage = (
+            "A side has one run: the intervals cover the choice of problems, not the seeds, so that another run of the same "
+            "recipe may differ by more. "
+        )
+    else:
+        coverage = f"The intervals cover problems and seeds ({seeds[0]} and {seeds[1]} runs). "
     if first.conclusion == "too little data":
-        finding = f"On {common} common problems, there are too few rollouts to compare {first.title}"
+        finding = f"On {common} common problems, there is too little data to compare {first.title}"
     else:
         finding = (
             f"On {common} common problems, {first.title} of {name_b} is {size} {direction} than that of {name_a}"
@@ -201,21 +212,17 @@ def _sentence(table: pd.DataFrame, name_a: str, name_b: str, seeds: list[int], c
         if first.conclusion == "no difference shown":
             finding += ". The interval contains 0: the data do not show a difference"
         else:
-            finding += ": the data show a difference"
+            finding += f": the data show a difference{' between these runs' if single else ''}"
     others = [
-        f"{row.title} ({row.conclusion})"
+        f"{row.title} ({row.conclusion.removesuffix(' in these runs')})"
         for row in named_rows(table.iloc[1:])
-        if row.conclusion in ("better", "worse", "higher", "lower")
+        if row.conclusion not in ("no difference shown", "too little data")
     ]
     also = f". Also different: {', '.join(others)}" if others else ""
-    if min(seeds) == 1:
-        coverage = "At least one side has a single run, so the interval covers the choice of problems but not the seeds"
-    else:
-        coverage = f"The interval covers problems and seeds ({seeds[0]} and {seeds[1]} runs)"
-        coverage += "; with fewer than 5 runs its width is unreliable" if min(seeds) < 5 else ""
+    few = f". {common} problems are few: only large differences can be shown" if common < FEW_PROBLEMS else ""
     tested = f". {len(table)} metrics were compared without correction" if len(table) > 1 else ""
     alone = f". {left_out} problems that only one side sampled are left out" if left_out else ""
-    return f"{finding}{also}. {coverage}{tested}{alone}."
+    return f"{coverage}{finding}{also}{few}{tested}{alone}."
 
 
 def _name(runs: Runs, otherwise: str) -> str:

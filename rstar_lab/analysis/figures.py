@@ -18,8 +18,7 @@ from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.analysis.student import mean_interval
-from rstar_lab.estimates import RESAMPLES
+from rstar_lab.estimates import mean_interval
 from rstar_lab.figure_theme import COLOURS, line_styles, outcome_marker, translucent
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
@@ -43,7 +42,7 @@ def plot_curves(
     by: recipe key (such as `rl.roc`) whose values are compared; runs with the same value are averaged as its seeds.
     `environment`: one curve for each environment of a run.
     x: step, tokens (generated, including dropped rollouts) or rollouts.
-    band: draw 95% intervals: over seeds if a curve has several runs (Student's t), else over problems (bootstrap).
+    band: draw 95% intervals: over seeds if a curve has several runs (Student's t), else over problems.
     where: filter of the rollouts or steps. Raises RunStoreError for an unknown x or key.
     """
     if x not in _X:
@@ -210,7 +209,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
     read = names if by == ENVIRONMENT else read
     if read:
         keys = ["run_id", "step"] + ([ENVIRONMENT] if by == ENVIRONMENT else [])
-        measured = measure(runs, read, by=keys, where=where, resamples=RESAMPLES if band else 2)
+        measured = measure(runs, read, by=keys, where=where)
         measured = measured.merge(wide[["group", "run_id", "stage", "step", "x"]], on=["run_id", "step"])
         if by == ENVIRONMENT:
             measured["group"] = measured[ENVIRONMENT].fillna("no environment")

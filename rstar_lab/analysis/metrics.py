@@ -12,7 +12,7 @@ import pandas as pd
 
 from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.estimates import RESAMPLES, Estimate, ratio
+from rstar_lab.estimates import Estimate, ratio
 from rstar_lab.estimates import pass_at_k as pass_at_k_of
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS
 from rstar_lab.runs import RunStoreError
@@ -303,13 +303,11 @@ def measure(
     *,
     by: Sequence[str] = ("run_id",),
     where: Where = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> pd.DataFrame:
     """Return one row per group and metric: the columns of `by`, metric, value, low, high, n, clusters.
 
     by: columns of trajectories, such as run_id, stage, step. n: trajectories. clusters: problems. low and high: 95%
-    interval, bootstrap over problems.
+    interval over problems (docs/metrics.md).
     """
     metrics = [get_metric(name) for name in names]
     sums = sum_by_problem(runs, metrics, by, where)
@@ -320,7 +318,7 @@ def measure(
             numerator = group[f"{metric.name}_numerator"].to_numpy(dtype=float)
             denominator = group[f"{metric.name}_denominator"].to_numpy(dtype=float)
             n = int(group[f"{metric.name}_n"].sum())
-            estimate = ratio(numerator, denominator, n, resamples=resamples, seed=seed)
+            estimate = ratio(numerator, denominator, n)
             rows.append({**dict(zip(by, key, strict=True)), "metric": metric.name, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
 
@@ -354,7 +352,7 @@ _WITH_CALLS = """(
 
 
 def pass_at_k(
-    runs: Runs, ks: Sequence[int] = (1, 2, 4, 8), *, by: Sequence[str] = ("run_id",), where: Where = None, seed: int = 0
+    runs: Runs, ks: Sequence[int] = (1, 2, 4, 8), *, by: Sequence[str] = ("run_id",), where: Where = None
 ) -> pd.DataFrame:
     """Return pass@k: the mean over problems of the unbiased estimator 1 - C(n - c, k) / C(n, k).
 
@@ -373,7 +371,7 @@ def pass_at_k(
         for k in ks:
             enough = group[group.n >= k]
             values = np.array([pass_at_k_of(k, n, c) for n, c in zip(enough.n, enough.c, strict=True)], dtype=float)
-            estimate = ratio(values, np.ones(len(values)), int(enough.n.sum()), seed=seed)
+            estimate = ratio(values, np.ones(len(values)), int(enough.n.sum()))
             rows.append({**dict(zip(by, key, strict=True)), "k": k, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "k", "value", "low", "high", "n", "clusters"])
 

@@ -123,7 +123,7 @@ def _summary(runs: Runs) -> str:
             sentences.append(f"<li>{escape(title)}: {values[0]}.</li>")
         else:
             sentences.append(f"<li>{escape(title)}: {values[0]} in {parts[0][0]}, {values[1]} in {parts[1][0]}.</li>")
-    return f"<ul>{''.join(sentences)}</ul><p>In brackets: 95% intervals, bootstrap over problems.</p>"
+    return f"<ul>{''.join(sentences)}</ul><p>In brackets: 95% intervals over problems.</p>"
 
 
 def _intervals(runs: Runs) -> str:

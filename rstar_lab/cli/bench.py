@@ -13,7 +13,7 @@ from rstar_lab.resources import load_benchmark
 app = typer.Typer()
 MODULES = {
     "trainer": "trainer", "sandbox": "sandbox", "rollout": "rollout", "scheduler": "scheduler", "store": "store",
-    "verl": "verl", "gpu": "gpu", "async": "asynchronous", "scale": "scale",
+    "verl": "verl", "gpu": "gpu", "async": "asynchronous", "scale": "scale", "intervals": "intervals",
 }  # fmt: skip
 ROW = "{:30} {:>10} {:24} {:>8}   {:20} {}".format
 

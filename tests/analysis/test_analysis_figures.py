@@ -13,7 +13,7 @@ from rstar_lab.analysis.figures import plot_ablation, plot_curves, plot_lengths,
 from rstar_lab.analysis.inspector.static_figure import data_table
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.analysis.student import critical_t
+from rstar_lab.estimates import critical_t
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 
