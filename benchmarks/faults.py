@@ -26,7 +26,7 @@ from rstar_lab.rl.pipeline import fine_tune, train
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.renderers import formats
+from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.session import RunSession, read_problems, read_stage_problems
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.runs.reader import RunReader
@@ -76,8 +76,8 @@ def _stale_weights() -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _wrong_template() -> Iterator[None]:
-    render = formats.render_prompt
-    with mock.patch.object(formats, "render_prompt", lambda *a, **k: render(*a, **k).removesuffix("<reason>")):
+    render = PaperRenderer.prompt
+    with mock.patch.object(PaperRenderer, "prompt", lambda *a, **k: render(*a, **k).removesuffix("<reason>")):
         yield
 
 

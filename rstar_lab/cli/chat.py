@@ -7,7 +7,6 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, RunsDir, examples, run_async
 from rstar_lab.errors import UserError
-from rstar_lab.rl.renderers.formats import PROMPT_FORMATS
 
 app = typer.Typer()
 
@@ -64,6 +63,7 @@ def chat(
     """
     from rstar_lab.rl.chat.session import ChatOptions
     from rstar_lab.rl.chat.view import chat_command
+    from rstar_lab.rl.renderers.formats import renderer_type
 
     if prompt is not None and not prompt.strip():
         raise UserError("chat --prompt: the prompt is empty; give a question, or leave --prompt out to chat")
@@ -71,12 +71,10 @@ def chat(
         raise UserError("chat --json requires --prompt")
     if engine not in ("auto", "vllm", "transformers"):
         raise UserError(f"--engine {engine}: choose from auto, vllm, transformers")
-    if prompt_format not in PROMPT_FORMATS:
-        raise UserError(f"--prompt-format {prompt_format}: choose from {', '.join(PROMPT_FORMATS)}")
-    if tools is None:
-        tools = "python_released" if prompt_format == "released" else "python"
+    renderer = renderer_type(prompt_format)
+    tools = renderer.python_tool if tools is None else tools
     names = tuple(name.strip() for name in tools.split(",") if name.strip())
-    options = ChatOptions(temperature, top_p, max_tokens, max_turns, seed, names, prompt_format)  # type: ignore[arg-type]
+    options = ChatOptions(temperature, top_p, max_tokens, max_turns, seed, names, renderer.name)
     run_async(
         chat_command(
             model_or_url, options, prompt=prompt, tokenizer=tokenizer, plain=plain, engine=engine, sandbox=sandbox, save=save,

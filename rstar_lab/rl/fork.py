@@ -215,7 +215,7 @@ class _Fork:
                 result = await execute_call(
                     call, context.tools, seed=derive_seed(task.seed, "replay", record.turn, record.index),
                     traj_id=task.traj_id, max_chars=context.limits.max_tool_chars,
-                    prompt_format=context.codec.prompt_format, truncate_side=context.limits.truncate_side,
+                    renderer=type(context.codec.renderer), truncate_side=context.limits.truncate_side,
                 )  # fmt: skip
                 self.replayed += 1
                 self.differing += result.text != record.response

@@ -13,7 +13,7 @@ from rstar_lab import __version__, verify
 from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import CODE_TOOLS, PROMPT_KEYS, EnvironmentEntry, Recipe, RlSection
-from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
+from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results, renderer_type
 from rstar_lab.rl.reward.boxed import released_program
 from rstar_lab.runs.files import write_json
 
@@ -29,7 +29,7 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
     rl, evaluate, sandbox = recipe.rl, recipe.evaluate, recipe.sandbox
     code_tools = [name for name in rl.tools if name in CODE_TOOLS]
     prompt = ""  # with prompt_format: model, the hash of the model includes its chat template
-    if rl.prompt_format != "model":
+    if renderer_type(rl.prompt_format).has_template:
         prompt = render_prompt("{question}", code_tools, rl.prompt_format) + render_tool_results(
             ["{}"], rl.prompt_format
         )

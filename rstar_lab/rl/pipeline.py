@@ -25,11 +25,12 @@ from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
 from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary
-from rstar_lab.rl.synthetic.traces import Segments, SftFormat, Trace, TraceMix, make_traces
+from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.loggers import open_loggers
 from rstar_lab.rl.training.sft import sft
@@ -114,11 +115,11 @@ async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
     traces = await make_sft_traces(session)
     with atomic_write(run_dir / "traces.jsonl") as file:
         file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces[:_SHOWN_TRACES]).encode())
-    prompt_format: SftFormat = "released" if recipe.rl.prompt_format == "released" else "paper"
-    dataset = [trace.segments(prompt_format) for trace in traces]
+    renderer = renderer_type(recipe.rl.prompt_style.prompt_format)
+    dataset = [trace.segments(renderer) for trace in traces]
     tokens = CONTROL_TOKENS if recipe.model == "tiny" else control_tokens(load_tokenizer(recipe.model))
     conversations = read_mix(recipe.sft.conversations, seed=recipe.seed)
-    dataset += [conversation.segments(tokens, prompt_format) for conversation in conversations]
+    dataset += [conversation.segments(tokens, renderer) for conversation in conversations]
     make_base(recipe, dataset, run_dir / "base")
     return dataset
 
@@ -149,7 +150,7 @@ async def make_sft_traces(session: RunSession) -> list[Trace]:
             sandbox,
             seed=session.recipe.seed,
             mix=TraceMix(**session.recipe.sft.mix),
-            prompt_format="released" if session.recipe.rl.prompt_format == "released" else "paper",
+            renderer=renderer_type(session.recipe.rl.prompt_style.prompt_format),
             cache=session.runs_dir / ".cache",
             progress=progress,
         )

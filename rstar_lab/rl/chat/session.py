@@ -25,7 +25,9 @@ from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.renderers.formats import PromptFormat, PromptStyle
+from rstar_lab.rl.renderers.base import PromptFormat, PromptStyle
+from rstar_lab.rl.renderers.formats import renderer_type
+from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
@@ -158,7 +160,7 @@ class TokenChat:
     def _report_invalid_calls(self, text: str, on_event: Callable[[Event], None]) -> None:
         """Emit the error responses of calls that reach no tool; `_EventEmittingTool` emits the other results."""
         for call in self.codec.calls(text):
-            if error := check_call(call, self.tools, self.options.prompt_format):
+            if error := check_call(call, self.tools, type(self.codec.renderer)):
                 on_event(Event(Kind.RESULT, error.text, call.name or "", str(error.outcome)))
 
     def tokens_of(self, trajectory: Trajectory) -> int:
@@ -193,11 +195,8 @@ class _EventEmittingEngine:
         return completion
 
     def _sections(self) -> Sections:
-        template = self.codec.model_template
-        if template is None:
-            return Sections()
-        kind = Kind.REASON if template.thinks_first else Kind.TEXT
-        return Sections(kind, template.syntax)
+        renderer = self.codec.renderer
+        return Sections(Kind.REASON if renderer.thinks_first else Kind.TEXT, renderer.syntax)
 
     def _emit(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -338,7 +337,7 @@ async def open_chat(
 
 
 def _check_plain_format(options: ChatOptions) -> None:
-    if options.prompt_format != "paper":
+    if renderer_type(options.prompt_format) is not PaperRenderer:
         raise UserError(
             f"--prompt-format {options.prompt_format}: chat completions use the server's own template; leave --plain out, and"
             " give --tokenizer FOLDER if the server's model is not on this machine"

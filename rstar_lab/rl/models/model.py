@@ -12,9 +12,9 @@ import torch
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.lora import ADAPTER, full_state, has_lora, save_adapter
 from rstar_lab.rl.models.model_folder import check_readable
-from rstar_lab.rl.renderers.formats import PromptFormat
-from rstar_lab.rl.renderers.paper import chat_template, control_tokens
-from rstar_lab.rl.renderers.released_template import CHAT_TEMPLATE as RELEASED_TEMPLATE
+from rstar_lab.rl.renderers.base import PromptFormat
+from rstar_lab.rl.renderers.formats import renderer_type
+from rstar_lab.rl.renderers.paper import control_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -135,18 +135,20 @@ def save_model(
     model.save_pretrained(folder, state_dict=full_state(model) if has_lora(model) else None)
     if has_lora(model):
         save_adapter(folder / ADAPTER, model)
-    if prompt_format != "model":
+    if renderer_type(prompt_format).has_template:
         tokenizer.chat_template = chat_template_of(tokenizer, prompt_format)
     tokenizer.save_pretrained(folder)
 
 
 def chat_template_of(tokenizer: "PreTrainedTokenizerBase", prompt_format: str) -> str:
     """Return the Jinja chat template of the format paper or released."""
-    return RELEASED_TEMPLATE if prompt_format == "released" else chat_template(control_tokens(tokenizer))
+    return renderer_type(prompt_format).chat_template(control_tokens(tokenizer))
 
 
 def export_chat_template(folder: Path, prompt_format: PromptFormat = "paper") -> None:
-    """Replace the chat template of the tokenizer in `folder` by that of the format paper or released."""
+    """Replace the chat template of the tokenizer in `folder` by that of the format; `model` keeps it."""
+    if not renderer_type(prompt_format).has_template:
+        return
     text = chat_template_of(load_tokenizer(folder), prompt_format)
     path = folder / "chat_template.jinja"
     path.unlink(missing_ok=True)  # the file may be a hard link to another folder's

@@ -96,6 +96,8 @@ def verl_configuration(context: CheckContext) -> str:
 def token_contract(context: CheckContext) -> str:
     """Check chat template, loss mask and tool-call parser with the recipe's tokenizer."""
     from rstar_lab.rl.renderers import paper as chat
+    from rstar_lab.rl.renderers.formats import renderer_type
+    from rstar_lab.rl.renderers.model import ModelRenderer
     from rstar_lab.tool_calls import parse_tool_calls
 
     folder = Path(context.recipe.model)
@@ -106,11 +108,12 @@ def token_contract(context: CheckContext) -> str:
     from rstar_lab.rl.models.model import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
-    if context.recipe.rl.prompt_format == "model":
+    style = context.recipe.rl.prompt_style
+    if renderer_type(style.prompt_format) is ModelRenderer:
         from rstar_lab.rl.rollout.codec import Codec
 
-        own = Codec(tokenizer, {}, context.recipe.rl.prompt_style).model_template
-        assert own is not None
+        own = Codec(tokenizer, {}, style).renderer
+        assert isinstance(own, ModelRenderer)
         where = (
             f"tool calls in the syntax {own.syntax}"
             if own.uses_tools

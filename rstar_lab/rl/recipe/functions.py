@@ -72,7 +72,7 @@ def own_chat_template(name: str) -> Callable[[list[dict[str, Any]], Sequence[dic
             raise UserError(f"rl.chat_template: {name} returned {type(text).__name__}; expected a string")
         return text
 
-    checked.__name__ = f"rl.chat_template: {name}"  # for the errors of ModelTemplate
+    checked.__name__ = f"rl.chat_template: {name}"  # for the errors of ModelRenderer
     return checked
 
 

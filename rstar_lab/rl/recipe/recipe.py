@@ -11,7 +11,7 @@ from rstar_lab.rl.recipe.rl import PROMPT_KEYS, RlSection
 from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
 from rstar_lab.rl.recipe.sft import SftSection
 from rstar_lab.rl.recipe.stages import Stage
-from rstar_lab.rl.renderers.formats import PromptStyle
+from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.section import Positive, Section
 
 

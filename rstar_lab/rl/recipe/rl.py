@@ -19,8 +19,7 @@ from rstar_lab.rl.recipe.functions import own_correction, own_loss
 from rstar_lab.rl.recipe.hooks import method_hooks
 from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.recipe.rl_checks import check_combinations
-from rstar_lab.rl.renderers.formats import PromptFormat, PromptStyle
-from rstar_lab.rl.renderers.released import TruncateSide
+from rstar_lab.rl.renderers.base import PromptFormat, PromptStyle, TruncateSide
 from rstar_lab.rl.section import Function, NotNegative, Positive, Reward, Section, is_own
 from rstar_lab.verify import AnswerFormat
 
@@ -90,7 +89,7 @@ class RlSection(Section):
     """Maximum characters of a tool response; the middle of longer responses is removed. Default: our choice; the release uses
     256."""
     tool_truncate_side: TruncateSide = "middle"
-    """How a long tool response is truncated; only with `prompt_format: released`. As in verl, `left` keeps the start
+    """How a long tool response is truncated; only with `prompt_format: released`. As in the release, `left` keeps the start
     and `right` keeps the end. Default: as the release."""
     prompt_format: PromptFormat = "paper"
     """Format of prompts, tool schemas and tool responses. `paper`: as the paper describes it. `released`: exactly as

@@ -7,26 +7,31 @@ text that follows the token that ends a turn. The model's own tokens are never r
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.renderers.paper import TOOLS_INTRO, neutralise
+from rstar_lab.rl.renderers.base import PromptStyle, Render
+from rstar_lab.rl.renderers.paper import ANSWER_REQUEST, TOOLS_INTRO, PaperRenderer, neutralise
 from rstar_lab.tool_calls import (
     SYNTAXES,
     Syntax,
-    ToolCall,
     find_syntax,
-    parse_tool_calls,
     parse_turn,
     text_outside_calls,
 )
+from rstar_lab.verify import AnswerFormat
 
 # Templates that insert today's date get this date, so that equal seeds give equal prompts. It is the default of Llama
 # 3.1.
 _DATE = datetime(2024, 7, 26)
+_INSTRUCTIONS: dict[AnswerFormat, str] = {
+    "tagged": ANSWER_REQUEST,
+    "boxed": "Put the final answer in \\boxed{}.",
+    "last_number": "End with the final answer as a number.",
+}
 _TURN = "T7u1r6n"  # stands for what the model wrote
 _RESULTS = ("R4e1s", "R9e2s")  # stand for two tool responses
 _PROBE_SCHEMA = {
@@ -43,37 +48,42 @@ _PROBE_SCHEMA = {
 }
 
 
-# (messages, tools, whether to end with the start of the next turn) -> text of the conversation
-Render = Callable[[list[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
-
-
 class TemplateError(UserError):
     """A chat template cannot render a conversation."""
 
 
-class ModelTemplate:
-    """The chat template of a tokenizer, or a user's function that replaces it.
+class ModelRenderer(PaperRenderer):
+    """The format of a model: the chat template of its tokenizer, or a user's function that replaces it.
 
-    tokenizer: it must have a chat template, unless `render` is given. control_tokens: neutralised in questions and tool
-    output. options: further variables of the template, such as `enable_thinking`. render: function that renders
-    conversations instead of the chat template. Raises UserError if there is no template, or if it cannot be used.
+    The texts of tools are those of the paper's format. The template options of the style are further variables of the
+    template, such as `enable_thinking`. Raises UserError if there is no template, or if it cannot be used.
 
-    Attributes: end: text of the token that ends a turn. syntax: syntax in which the model writes calls. takes_system:
-    whether the template renders a system message. uses_tools: whether the template renders function schemas; if not,
-    tools are described in the system prompt, and tool responses are user messages. calls_needed: whether it renders
-    tool responses only after a turn with calls. thinks_first: whether generation starts after an opening `<think>`.
+    Attributes:
+        takes_system: Whether the template renders a system message.
+        uses_tools: Whether the template renders function schemas; if not, tools are described in the system prompt, and
+            tool responses are user messages.
+        calls_needed: Whether it renders tool responses only after a turn with calls.
     """
+
+    name = "model"
+    has_template = False
+    system_prompt = ""
+    default_control_tokens = ()
 
     def __init__(
         self,
-        tokenizer: Any,
-        control_tokens: Sequence[str],
-        options: Mapping[str, Any] | None = None,
+        style: PromptStyle = PromptStyle("model"),
+        control_tokens: Sequence[str] | None = None,
+        tokenizer: Any = None,
         render: Render | None = None,
     ):
-        self.tokenizer, self.control_tokens, self.options = tokenizer, control_tokens, dict(options or {})
-        self.render = render
-        self.name = (
+        super().__init__(style, control_tokens, tokenizer, render)
+        if tokenizer is None:
+            raise UserError(
+                "prompt_format model needs the tokenizer of the model: use ModelRenderer(style, tokens, tokenizer)"
+            )
+        self.options, self.render = dict(style.template_options), render
+        self.source = (
             getattr(render, "__name__", "")
             if render
             else f"prompt_format model: the chat template of {tokenizer.name_or_path}"
@@ -86,17 +96,16 @@ class ModelTemplate:
         self.takes_system = self._contains([{"role": "system", "content": _TURN}, _user("Q")], _TURN)
         self.end = self._find_end()
         self.uses_tools, self.calls_needed = self._find_tool_use()
-        self.syntax: Syntax = self._find_syntax() if self.uses_tools else "hermes"
-        self.thinks_first = self.prompt("Q", [], "").rstrip().endswith("<think>")
+        self.syntax = self._find_syntax() if self.uses_tools else "hermes"
+        self.thinks_first = self._first_prompt("Q", [], "").rstrip().endswith("<think>")
 
     # Methods that the agent loop uses
 
-    def prompt(self, question: str, schemas: Sequence[dict[str, Any]], system: str) -> str:
-        """Return the first prompt, up to the start of generation.
+    def prompt(self, question: str, schemas: Sequence[dict[str, Any]]) -> str:
+        """Return the first prompt, up to the start of generation. Raises TemplateError."""
+        return self._first_prompt(self.question_turn(question), schemas, self.style.system or "")
 
-        question: the question with its wrapper. schemas: function schemas of the tools. system: system prompt; "": the
-        template's default. Raises TemplateError.
-        """
+    def _first_prompt(self, question: str, schemas: Sequence[dict[str, Any]], system: str) -> str:
         question, system = self._plain(question), self._plain(system)
         if schemas and not self.uses_tools:
             listed = "".join(json.dumps(schema, ensure_ascii=False) + "\n" for schema in schemas)
@@ -108,13 +117,9 @@ class ModelTemplate:
             messages = [_user(f"{system}\n\n{question}")]
         return self._render(messages, schemas if self.uses_tools else (), generate=True)
 
-    def continuation(self, results: Sequence[str], user_text: str = "") -> str:
-        """Return the text that follows the token that ends a turn, up to the start of generation.
-
-        results: tool responses. user_text: text of the environment, or of the user of a chat, that follows them. Raises
-        TemplateError.
-        """
-        results, user_text = [self._plain(text) for text in results], self._plain(user_text)
+    def continuation(self, results: Sequence[str], user_text: str | None = None) -> str:
+        """Return the text that follows the token that ends a turn, up to the start of generation. Raises TemplateError."""
+        results, user_text = [self._plain(text) for text in results], self._plain(user_text or "")
         if not self.uses_tools:
             blocks = [f"<tool_response>\n{text}\n</tool_response>" for text in results]
             return self._after_turn(
@@ -130,9 +135,19 @@ class ModelTemplate:
             turn = {"role": "assistant", "content": "", "tool_calls": calls}
         return self._after_turn(turn, [*tools, *([_user(user_text)] if user_text else [])])
 
-    def calls(self, text: str, schemas: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> list[ToolCall]:
-        """Return the calls of a turn. schemas: function schemas of the tools."""
-        return parse_tool_calls(text, syntax=self.syntax, tools=schemas)
+    @classmethod
+    def instruction(cls, answer: AnswerFormat) -> str:
+        return _INSTRUCTIONS[answer]
+
+    @classmethod
+    def chat_template(cls, control_tokens: Sequence[str]) -> str:
+        raise UserError("prompt_format model: the chat template is that of the model")
+
+    @classmethod
+    def segments(
+        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]], control_tokens: Sequence[str] = ()
+    ) -> list[tuple[str, bool]]:
+        raise UserError("prompt_format model: SFT supports only the formats paper and released")
 
     def text_outside_calls(self, text: str) -> str:
         """Return what a turn contains besides its calls and the tags of its reasoning."""
@@ -158,7 +173,7 @@ class ModelTemplate:
         added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         candidates = [token for token in {*added, self.tokenizer.eos_token} if token and token in after]
         if _TURN not in text or not candidates:
-            raise UserError(f"{self.name} ends a turn without a special token")
+            raise UserError(f"{self.source} ends a turn without a special token")
         return min(candidates, key=lambda token: (after.index(token), -len(token)))
 
     def _find_tool_use(self) -> tuple[bool, bool]:
@@ -173,7 +188,7 @@ class ModelTemplate:
                 continue
             if -1 < text.find(_RESULTS[0]) < text.find(_RESULTS[1]):
                 return True, calls_needed
-        raise UserError(f"{self.name} renders function schemas, but no tool responses")
+        raise UserError(f"{self.source} renders function schemas, but no tool responses")
 
     def _find_syntax(self) -> Syntax:
         """Return the syntax of the calls that the template writes."""
@@ -189,7 +204,7 @@ class ModelTemplate:
             if syntax := find_syntax(turn.rpartition("</think>")[2], "probe_tool", {"code": "print(1)"}):
                 return syntax
         raise UserError(
-            f"{self.name} writes tool calls in a syntax that is not "
+            f"{self.source} writes tool calls in a syntax that is not "
             f"supported; supported: {', '.join(SYNTAXES)} (docs/recipes.md)"
         )
 
@@ -204,7 +219,7 @@ class ModelTemplate:
         _, separator, after = text.rpartition(_TURN)
         _, end, after = after.partition(self.end)
         if not separator or not end:
-            raise TemplateError(f"{self.name} leaves out a turn of the model, so the text after it cannot be found")
+            raise TemplateError(f"{self.source} leaves out a turn of the model, so the text after it cannot be found")
         return after
 
     def _render(
@@ -218,7 +233,7 @@ class ModelTemplate:
                 messages, tools=list(tools) or None, add_generation_prompt=generate, tokenize=False, **variables
             )
         except Exception as error:  # templates raise errors of Jinja and of Python
-            raise TemplateError(f"{self.name} fails: {error}") from error
+            raise TemplateError(f"{self.source} fails: {error}") from error
 
     def _plain(self, text: str) -> str:
         return neutralise(text, self.control_tokens)

@@ -11,11 +11,15 @@ rStar2-Agent, section 2 (prompt and tool format).
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.renderers import base
+from rstar_lab.rl.renderers.base import END_OF_TURN, QUESTION_WRAPPER, PromptFormat, Renderer, TruncateSide
+from rstar_lab.tool_calls import ToolCall
+from rstar_lab.verify import AnswerFormat
 
-END_OF_TURN = "<|im_end|>"
 SPECIAL_TOKENS = ("<|im_start|>", END_OF_TURN, "<|endoftext|>")
 FORMAT_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 CONTROL_TOKENS = (*SPECIAL_TOKENS, *FORMAT_TAGS)
@@ -31,8 +35,6 @@ ANSWER_REQUEST = (
     "Give the final answer inside <answer> and </answer>, with the result itself in \\boxed{}: "
     "<answer>\\boxed{result}</answer>."
 )
-
-QUESTION_WRAPPER = "{question}\n\n{answer_instruction}"
 
 TOOLS_INTRO = (
     "# Tools\nThese functions may be called, one JSON schema a line:\n<tools>\n",
@@ -61,10 +63,8 @@ JUPYTER_TOOL = _function(
 
 
 def format_question(question: str, wrapper: str = QUESTION_WRAPPER, instruction: str = ANSWER_REQUEST) -> str:
-    """Return the content of the user turn that asks `question`. wrapper: contains `{question}`, and may contain
-    `{answer_instruction}`, which stands for `instruction`."""
-    before, _, after = wrapper.replace("{answer_instruction}", instruction).partition("{question}")
-    return f"{before}{question}{after.rstrip()}"
+    """Return the content of the user turn that asks `question`; see `base.format_question`."""
+    return base.format_question(question, wrapper, instruction)
 
 
 def control_tokens(tokenizer: Any) -> tuple[str, ...]:
@@ -251,3 +251,83 @@ def render_tool_result(result: RenderedResult) -> str:
     else:
         parts = [result.stdout, result.stderr]
     return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))
+
+
+# --- the format ------------------------------------------------------------------------------------------------------
+
+_TOOLS = {"python": CODE_TOOL, "python_released": RELEASED_TOOL, "jupyter": JUPYTER_TOOL}
+_TOOLS |= {tool["function"]["name"]: tool for tool in _TOOLS.values()}
+
+
+class PaperRenderer(Renderer):
+    """The format of the paper."""
+
+    name: ClassVar[PromptFormat] = "paper"
+    system_prompt = SYSTEM_PROMPT
+    default_control_tokens: ClassVar[tuple[str, ...]] = CONTROL_TOKENS
+
+    def prompt(self, question: str, schemas: Sequence[dict[str, Any]]) -> str:
+        style = self.style
+        return render_prompt(
+            question,
+            tools=schemas,
+            system=SYSTEM_PROMPT if style.system is None else style.system,
+            control_tokens=self.control_tokens,
+            wrapper=style.wrapper or QUESTION_WRAPPER,
+            instruction=ANSWER_REQUEST if style.instruction is None else style.instruction,
+        )
+
+    def continuation(self, results: Sequence[str], user_text: str | None = None) -> str:
+        if user_text is None:
+            return render_tool_responses(results, control_tokens=self.control_tokens)
+        messages = [*({"role": "tool", "content": text} for text in results), {"role": "user", "content": user_text}]
+        pieces = render_segments(messages, add_generation_prompt=True, control_tokens=self.control_tokens)
+        return "\n" + "".join(piece for piece, _ in pieces)
+
+    def next_question(self, question: str) -> str:
+        return self.continuation([], self.question_turn(question))
+
+    @classmethod
+    def instruction(cls, answer: AnswerFormat) -> str:
+        return ANSWER_REQUEST
+
+    @classmethod
+    def code_tool(cls, name: str) -> dict[str, Any]:
+        if name not in _TOOLS:
+            raise UserError(f"prompt_format {cls.name}: unknown tool {name!r}; choose from {', '.join(_TOOLS)}")
+        return _TOOLS[name]
+
+    @classmethod
+    def result_text(cls, result: RenderedResult) -> str:
+        return render_tool_result(result)
+
+    @classmethod
+    def malformed_call_text(cls, call: ToolCall) -> str:
+        return f"The tool call could not be parsed: {call.error}"
+
+    @classmethod
+    def unknown_tool_text(cls, name: str, tools: Sequence[str]) -> str:
+        return f"There is no tool '{name}'. Tools: {', '.join(tools)}."
+
+    @classmethod
+    def invalid_arguments_text(cls, problem: str) -> str:
+        return f"The arguments are not right: {problem}."
+
+    @classmethod
+    def truncate(cls, text: str, max_chars: int, side: TruncateSide) -> str:
+        """Return `text` without its middle, because the start of an output and the end of a traceback matter most."""
+        if len(text) <= max_chars:
+            return text
+        half = max_chars // 2
+        omitted = len(text) - 2 * half
+        return f"{text[:half]}\n[{omitted} characters left out]\n{text[len(text) - half :]}"
+
+    @classmethod
+    def chat_template(cls, control_tokens: Sequence[str]) -> str:
+        return chat_template(control_tokens)
+
+    @classmethod
+    def segments(
+        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]], control_tokens: Sequence[str] = ()
+    ) -> list[tuple[str, bool]]:
+        return render_segments(messages, tools=tools, control_tokens=control_tokens)

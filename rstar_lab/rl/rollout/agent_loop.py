@@ -366,7 +366,7 @@ class _Rollout:
     async def _execute(self, calls: list[ToolCall], task: RolloutTask, context: RolloutContext) -> list[ToolResult]:
         """Execute the calls of a turn concurrently and return their results. Calls beyond the limit get an error result; in the
         released format they get none."""
-        limit, prompt_format = context.limits.max_calls_per_turn, context.codec.prompt_format
+        limit, renderer = context.limits.max_calls_per_turn, type(context.codec.renderer)
         results = await asyncio.gather(
             *(
                 execute_call(
@@ -375,12 +375,10 @@ class _Rollout:
                     seed=derive_seed(task.seed, "call", len(self.turns), index),
                     traj_id=task.traj_id,
                     max_chars=context.limits.max_tool_chars,
-                    prompt_format=prompt_format,
+                    renderer=renderer,
                     truncate_side=context.limits.truncate_side,
                 )
                 for index, call in enumerate(calls[:limit])
             )
         )
-        if prompt_format == "released":
-            return results
-        return [*results, *(too_many_calls(limit) for _ in calls[limit:])]
+        return [*results, *(too_many_calls(limit) for _ in calls[limit:] if renderer.rejects_extra_calls)]

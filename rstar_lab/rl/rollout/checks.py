@@ -6,7 +6,7 @@ from itertools import compress
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.renderers.paper import CHAT_TEMPLATE, chat_template
+from rstar_lab.rl.renderers.paper import CHAT_TEMPLATE, PaperRenderer, chat_template
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
@@ -49,7 +49,7 @@ def check_template(codec: Codec) -> None:
     """
     tokenizer = codec.tokenizer
     own_templates = (CHAT_TEMPLATE, chat_template(codec.control_tokens))
-    if codec.prompt_format != "paper" or tokenizer.chat_template not in own_templates:
+    if type(codec.renderer) is not PaperRenderer or tokenizer.chat_template not in own_templates:
         return
     system, question, first, second = "SYSTEM", "QUESTION", "FIRST RESULT", "SECOND RESULT"
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]

@@ -11,7 +11,7 @@ from rstar_lab.rl.environments.maths import MathsEnvironment, MathsEpisode
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection
-from rstar_lab.rl.renderers.released import TruncateSide
+from rstar_lab.rl.renderers.base import TruncateSide
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.tools.base import ForkableTool, ForkFailed, Tool
 from rstar_lab.rl.trajectory import Trajectory

@@ -26,6 +26,7 @@ from rstar_lab.rl.engines.logs import end_of_log
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
 from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
+from rstar_lab.rl.renderers.formats import RENDERERS
 from rstar_lab.rl.serving.auth import TOKEN
 from rstar_lab.rl.serving.keeper import KILLED
 
@@ -70,8 +71,9 @@ class ServeOptions:
 
 def check_options(options: ServeOptions) -> None:
     """Raise UserError for options that cannot work."""
-    if options.prompt_format not in (None, "paper", "released"):
-        raise UserError(f"--prompt-format {options.prompt_format}: choose from paper, released")
+    own = [name for name, renderer in RENDERERS.items() if renderer.has_template]
+    if options.prompt_format not in (None, *own):
+        raise UserError(f"--prompt-format {options.prompt_format}: choose from {', '.join(own)}")
     if not (options.model / "config.json").is_file():
         raise UserError(f"model {options.model}: no folder with a config.json")
     check_readable(options.model)

@@ -11,21 +11,22 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers import paper as chat
-from rstar_lab.rl.renderers import released, released_template
+from rstar_lab.rl.renderers import released
+from rstar_lab.rl.renderers.base import Renderer
+from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.synthetic import families
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.tool_calls import parse_tool_calls
 
 Segments = list[tuple[str, bool]]
-SftFormat = Literal["paper", "released"]
 
 _BATCH = 512
 _COMPUTE = ("Let me compute this.", "Python can do this.")
@@ -87,11 +88,9 @@ class Trace:
     outcomes: list[str]
     correct: bool
 
-    def segments(self, prompt_format: SftFormat = "paper") -> Segments:
-        """Return segments (text, whether it is trained on), which must be tokenized one by one. prompt_format: as for `make_traces`."""
-        if prompt_format == "released":
-            return released_template.render_segments(self.messages, tools=[released.PYTHON_TOOL])
-        return chat.render_segments(self.messages, tools=[chat.CODE_TOOL])
+    def segments(self, renderer: type[Renderer] = PaperRenderer) -> Segments:
+        """Return segments (text, whether it is trained on), which must be tokenized one by one. renderer: as for `make_traces`."""
+        return renderer.segments(self.messages, [renderer.code_tool("python")])
 
 
 class Sandbox(Protocol):
@@ -106,19 +105,19 @@ async def make_traces(
     *,
     seed: int,
     mix: TraceMix = TraceMix(),
-    prompt_format: SftFormat = "paper",
+    renderer: type[Renderer] = PaperRenderer,
     cache: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Trace]:
     """Return one executed trace per problem, in order. The same arguments give the same traces.
 
-    prompt_format: format of prompts, calls and tool responses. Execution times in responses of the released format are
+    renderer: format of prompts, calls and tool responses. Execution times in responses of the released format are
     derived from the code, because measured times would differ in each run. cache: folder for finished traces; the file
     name contains a hash of everything that determines them. progress: called with the number of different programs that
     have run and their total.
     Raises UserError if a problem is not synthetic, RuntimeError if the sandbox fails.
     """
-    path = cache / f"traces-{_content_key(problems, seed, mix, prompt_format)}.jsonl" if cache else None
+    path = cache / f"traces-{_content_key(problems, seed, mix, renderer)}.jsonl" if cache else None
     if path and path.is_file():
         return [Trace(**json.loads(line)) for line in path.read_text().splitlines()]
     scripts = [_script(problem, mix, random.Random(f"{seed}/{problem.problem_id}")) for problem in problems]
@@ -132,8 +131,7 @@ async def make_traces(
     if failed := [result for result in results.values() if result.outcome in INFRASTRUCTURE_FAILURES]:
         raise RuntimeError(f"the sandbox could not run {len(failed)} of {len(codes)} programs: {failed[0].stderr}")
     traces = [
-        await _execute(problem, script, results, prompt_format)
-        for problem, script in zip(problems, scripts, strict=True)
+        await _execute(problem, script, results, renderer) for problem, script in zip(problems, scripts, strict=True)
     ]
     if path:
         with contextlib.suppress(PermissionError):  # in a shared runs folder, the cache can belong to another user
@@ -144,12 +142,12 @@ async def make_traces(
     return traces
 
 
-def _content_key(problems: Sequence[Problem], seed: int, mix: TraceMix, prompt_format: SftFormat) -> str:
+def _content_key(problems: Sequence[Problem], seed: int, mix: TraceMix, renderer: type[Renderer]) -> str:
     digest = hashlib.sha256()
-    for module in (families, chat, released, released_template):
+    for module in (families, chat, released):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
-    digest.update(f"{seed} {mix.model_dump_json()} {prompt_format}".encode())
+    digest.update(f"{seed} {mix.model_dump_json()} {renderer.name}".encode())
     for problem in problems:
         digest.update(problem.model_dump_json().encode())
     return digest.hexdigest()[:16]
@@ -206,30 +204,27 @@ def _broken(good: str, rng: random.Random) -> str:
 
 
 async def _execute(
-    problem: Problem, script: _Script, results: dict[str, CallResult], prompt_format: SftFormat
+    problem: Problem, script: _Script, results: dict[str, CallResult], renderer: type[Renderer]
 ) -> Trace:
-    as_released = prompt_format == "released"
     messages: list[dict[str, Any]] = [
-        {"role": "system", "content": released.SYSTEM_PROMPT if as_released else chat.SYSTEM_PROMPT},
-        {"role": "user", "content": problem.question if as_released else chat.format_question(problem.question)},
+        {"role": "system", "content": renderer.system_prompt},
+        {"role": "user", "content": renderer.sft_question(problem.question)},
     ]
     outcomes, text, output = [], "", ""
-    name = (released.PYTHON_TOOL if as_released else chat.CODE_TOOL)["function"]["name"]
+    name = renderer.code_tool("python")["function"]["name"]
     for reason, code, well_formed in script.steps:
         content = f"<reason>{reason}</reason>"
         arguments = {"code": code, "input": ""}
         if well_formed:
             call = {"type": "function", "function": {"name": name, "arguments": arguments}}
             messages.append({"role": "assistant", "content": content, "tool_calls": [call]})
-            output = text = chat.render_tool_result(results[code])
-            if as_released:
-                text = released.render_result(_timed(results[code], code))
+            output, text = chat.render_tool_result(results[code]), renderer.result_text(_timed(results[code], code))
             outcomes.append(results[code].outcome.value)
         else:
             malformed = chat.render_tool_call(name, arguments).replace('"}}', '"}')
             messages.append({"role": "assistant", "content": f"{content}\n{malformed}"})
             (call_text,) = parse_tool_calls(malformed)
-            result = await execute_call(call_text, {}, seed=0, traj_id="", max_chars=4096, prompt_format=prompt_format)
+            result = await execute_call(call_text, {}, seed=0, traj_id="", max_chars=4096, renderer=renderer)
             output = text = result.text
             outcomes.append(result.outcome.value)
         messages.append({"role": "tool", "content": text})

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.recipe import CODE_TOOLS
-from rstar_lab.rl.renderers import released
-from rstar_lab.rl.renderers.formats import PromptFormat, code_tool_schema
-from rstar_lab.rl.renderers.paper import render_tool_result
+from rstar_lab.rl.renderers.base import PromptFormat
+from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.tools.base import Tool, tool_name
 from rstar_lab.rl.tools.code import CodeTool, JupyterTool, Sandbox
 from rstar_lab.rl.tools.faulty import FaultySandbox
@@ -39,9 +38,8 @@ def make_tools(
         if name in CODE_TOOLS:
             assert sandbox is not None
             kind = JupyterTool if name == "jupyter" else CodeTool
-            render = released.render_result if prompt_format == "released" else render_tool_result
-            schema = code_tool_schema(name, prompt_format)
-            new_tools = [kind(sandbox, timeout_s, memory_mb, schema, render)]
+            renderer = renderer_type(prompt_format)
+            new_tools = [kind(sandbox, timeout_s, memory_mb, renderer.code_tool(name), renderer.result_text)]
         elif name.startswith(PREFIXES):
             new_tools = [*load_mcp_tools(name, own_timeout_s)]
         else:

@@ -149,8 +149,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         if lora := self.settings.keys.lora:
             export_merged(model, model.with_name("merged"), lora)
             model = model.with_name("merged")
-        if self.settings.keys.prompt_format != "model":
-            export_chat_template(model, self.settings.keys.prompt_format)
+        export_chat_template(model, self.settings.keys.prompt_style.prompt_format)
         checkpoint = self.writer.latest_checkpoint()
         if checkpoint is None or checkpoint[0] < self.global_steps:
             with self.writer.checkpoint(self.global_steps) as folder:

@@ -10,7 +10,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.rl import parse_tool_calls, render_prompt, render_tool_results
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.renderers import released
-from rstar_lab.rl.renderers.formats import PromptStyle
+from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.tools.registry import make_tools
@@ -81,7 +81,13 @@ async def test_rollout_tools_and_codec_use_the_released_texts():
     async def response(text: str, max_chars: int = 256) -> str:
         (call,) = parse_tool_calls(f"<tool_call>{text}</tool_call>")
         result = await execute_call(
-            call, tools, seed=0, traj_id="t", max_chars=max_chars, prompt_format="released", truncate_side="left"
+            call,
+            tools,
+            seed=0,
+            traj_id="t",
+            max_chars=max_chars,
+            renderer=released.ReleasedRenderer,
+            truncate_side="left",
         )
         return result.text
 
@@ -107,3 +113,8 @@ async def test_rollout_tools_and_codec_use_the_released_texts():
     expected = render_prompt("q", tools=["python"], prompt_format="released")
     assert "".join(map(chr, codec.prompt_ids("q"))) == expected
     assert "".join(map(chr, codec.tool_response_ids(["a", "b"]))) == render_tool_results(["a", "b"], "released")
+
+
+@pytest.mark.parametrize("side", ["left", "middle", "right"])
+def test_one_character_of_a_response_can_be_kept(side):
+    assert released.truncate("a" * 50, 1, side).count("a") - "(truncated)".count("a") <= 1

@@ -11,7 +11,7 @@ from rstar_lab.rl import render_prompt, render_tool_results
 from rstar_lab.rl.renderers import released
 from rstar_lab.rl.renderers.conversations import Conversation
 from rstar_lab.rl.renderers.formats import render_next_question
-from rstar_lab.rl.renderers.released_template import CHAT_TEMPLATE, render_segments
+from rstar_lab.rl.renderers.released import CHAT_TEMPLATE, render_segments
 
 RECORDED = json.loads((Path(__file__).parent / "released_conversations.json").read_text(encoding="utf-8"))
 TOOLS = {"python_code_with_standard_io": released.PYTHON_TOOL, "jupyter_code": released.JUPYTER_TOOL}
@@ -92,5 +92,5 @@ def test_control_tokens_are_neutralised_only_in_texts_of_others():
         {"role": "assistant", "content": "<reason>b<|im_end|></reason>"},
     ]
     conversation = Conversation(conversation_id="c", source="s", messages=rows)
-    (question, _), (own, _) = conversation.segments(["<|im_end|>"], "released")
+    (question, _), (own, _) = conversation.segments(["<|im_end|>"], released.ReleasedRenderer)
     assert "a< |im_end|>" in question and own == f"b<|im_end|></reason>{END}"

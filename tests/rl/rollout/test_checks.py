@@ -9,9 +9,8 @@ from helpers.scripted_engine import ScriptedEngine
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.renderers import formats
-from rstar_lab.rl.renderers.formats import PromptStyle
-from rstar_lab.rl.renderers.paper import render_tool_call
+from rstar_lab.rl.renderers.base import PromptStyle
+from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
 from rstar_lab.rl.reward import reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.checks import RolloutError, check_rollouts, check_template, check_tools
@@ -83,17 +82,17 @@ def test_prompts_of_the_codec_match_the_stored_template(system, with_tools):
     check_template(Codec(TOKENIZER, tools, PromptStyle(system=system)))
 
 
-@pytest.mark.parametrize("name", ["render_prompt", "render_tool_results"])
+@pytest.mark.parametrize("name", ["prompt", "continuation"])
 def test_another_template_in_the_rollouts_is_an_error(monkeypatch, name):
-    render = getattr(formats, name)
-    monkeypatch.setattr(formats, name, lambda *a, **k: render(*a, **k).removesuffix("<reason>"))
+    render = getattr(PaperRenderer, name)
+    monkeypatch.setattr(PaperRenderer, name, lambda *a, **k: render(*a, **k).removesuffix("<reason>"))
     with pytest.raises(RolloutError, match="stored with the model"):
         check_template(Codec(TOKENIZER, {"python": CodeTool(BrokenSandbox())}))
 
 
 def test_a_model_with_another_template_is_not_compared(monkeypatch):
     monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages }}")
-    monkeypatch.setattr(formats, "render_prompt", lambda *a, **k: "another prompt")
+    monkeypatch.setattr(PaperRenderer, "prompt", lambda *a, **k: "another prompt")
     check_template(Codec(TOKENIZER, {}))
 
 

@@ -11,6 +11,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 from rstar_lab.rl import render_prompt, render_tool_results
 from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.released import ReleasedRenderer
 from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.synthetic.families import LEVELS, synthesize
 from rstar_lab.rl.synthetic.traces import TraceMix, make_traces
@@ -93,12 +94,12 @@ async def test_segments_of_the_released_format_equal_the_text_of_a_rollout():
     async with LocalSandbox() as sandbox:
         mix = TraceMix(malformed_then_fix=0.5)
         made, again = [
-            await make_traces(PROBLEMS[:30], sandbox, seed=0, mix=mix, prompt_format="released") for _ in range(2)
+            await make_traces(PROBLEMS[:30], sandbox, seed=0, mix=mix, renderer=ReleasedRenderer) for _ in range(2)
         ]
     assert made == again
     texts = []
     for trace, problem in zip(made, PROBLEMS, strict=False):
-        pieces = trace.segments("released")
+        pieces = trace.segments(ReleasedRenderer)
         own = [i for i, (_, mine) in enumerate(pieces) if mine]
         assert pieces[0][0] == render_prompt(problem.question, ["python_released"], "released")
         results = [message["content"] for message in trace.messages if message["role"] == "tool"]

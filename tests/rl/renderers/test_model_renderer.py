@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from helpers.chat_models import FAMILIES, chat_tokenizer, save_chat_model, write_call
@@ -12,8 +13,9 @@ from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.renderers.formats import PromptStyle, render_prompt
-from rstar_lab.rl.renderers.model import ModelTemplate
+from rstar_lab.rl.renderers.base import PromptStyle
+from rstar_lab.rl.renderers.formats import render_prompt
+from rstar_lab.rl.renderers.model import ModelRenderer
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
@@ -59,7 +61,7 @@ async def roll(family, texts, ends=None):
     tokenizer = chat_tokenizer(family)
     tools = make_tools(["python"], EchoSandbox())
     codec = Codec(tokenizer, tools, STYLE)
-    engine = Scripted(tokenizer, texts, ends or [codec.model_template.end] * len(texts))
+    engine = Scripted(tokenizer, texts, ends or [codec.renderer.end] * len(texts))
     context = RolloutContext(codec, tools, verify, RolloutLimits(4000), answer_format="boxed")
     task = RolloutTask(PROBLEM, "t", "g", sample=0, seed=1)
     return await run_rollout(task, engine, context), engine, codec
@@ -73,7 +75,7 @@ def two_turns(family):
 
 @families
 def test_facts_of_a_template_are_found(family):
-    template = ModelTemplate(chat_tokenizer(family), ())
+    template = ModelRenderer(STYLE, (), chat_tokenizer(family))
     found = (template.end, template.takes_system, template.uses_tools, template.syntax)
     assert found == EXPECTED[family]
     assert template.thinks_first == (family == "qwen3.5")
@@ -86,11 +88,11 @@ async def test_tokens_of_turns_stay_as_generated(family):
     assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.answer == "42"
     assert [(call.tool, str(call.outcome), call.code) for call in trajectory.calls] == [(TOOL, "ok", "print(6*7)")]
     first, second = engine.prompts
-    own = codec.tokenizer.encode(texts[0] + codec.model_template.end, add_special_tokens=False)
+    own = codec.tokenizer.encode(texts[0] + codec.renderer.end, add_special_tokens=False)
     assert second[: len(first) + len(own)] == first + own
     assert second == trajectory.prompt_ids + trajectory.response_ids[: trajectory.turns[1].start]
     generated = [token for token, mine in zip(trajectory.response_ids, trajectory.loss_mask, strict=True) if mine]
-    assert codec.tokenizer.decode(generated) == codec.model_template.end.join([*texts, ""])
+    assert codec.tokenizer.decode(generated) == codec.renderer.end.join([*texts, ""])
 
 
 @families
@@ -176,10 +178,11 @@ def test_calls_in_the_reasoning_are_not_executed():
 
 
 def test_equal_prompts_on_every_day():
-    text = ModelTemplate(chat_tokenizer("llama"), ()).prompt("Q", [], "")
+    text = ModelRenderer(STYLE, (), chat_tokenizer("llama")).prompt("Q", [])
     assert "Today: 26 Jul 2024" in text
-    other = ModelTemplate(chat_tokenizer("llama"), (), {"strftime_now": lambda pattern: "today"})
-    assert "Today: today" in other.prompt("Q", [], "")
+    style = replace(STYLE, template_options={"strftime_now": lambda pattern: "today"})
+    other = ModelRenderer(style, (), chat_tokenizer("llama"))
+    assert "Today: today" in other.prompt("Q", [])
 
 
 def test_keys_of_the_prompt_change_it():
@@ -261,7 +264,7 @@ SCHEMA = {
     ],
 )  # fmt: skip
 def test_calls_are_read_in_the_syntax_of_the_model(family, text, expected):
-    template = ModelTemplate(chat_tokenizer(family), ())
+    template = ModelRenderer(STYLE, (), chat_tokenizer(family))
     text = f"</think>{text}" if template.thinks_first else text
     calls = template.calls(text, {"add": SCHEMA})
     assert len(calls) == len(expected)
@@ -277,8 +280,9 @@ def test_calls_are_read_in_the_syntax_of_the_model(family, text, expected):
 def test_models_can_be_saved_and_loaded_with_their_template(family, tmp_path):
     save_chat_model(tmp_path, family)
     tokenizer = load_tokenizer(tmp_path)
-    before = ModelTemplate(chat_tokenizer(family), ()).prompt("Q", [], "S")
-    assert ModelTemplate(tokenizer, ()).prompt("Q", [], "S") == before
+    style = replace(STYLE, system="S")
+    before = ModelRenderer(style, (), chat_tokenizer(family)).prompt("Q", [])
+    assert ModelRenderer(style, (), tokenizer).prompt("Q", []) == before
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] in (
         "llama",
         "qwen2",

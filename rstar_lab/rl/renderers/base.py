@@ -1,0 +1,188 @@
+"""The protocol of prompt formats. A `Renderer` writes what surrounds the turns of a model and reads what is in them.
+
+Formats are compared nowhere else: every other module asks the renderer of a format.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from rstar_lab.tool_calls import Syntax, ToolCall, parse_tool_calls, text_outside_calls
+from rstar_lab.verify import AnswerFormat
+
+END_OF_TURN = "<|im_end|>"
+QUESTION_WRAPPER = "{question}\n\n{answer_instruction}"
+PromptFormat = Literal["paper", "released", "model"]
+PROMPT_FORMATS: tuple[PromptFormat, ...] = get_args(PromptFormat)
+TruncateSide = Literal["left", "middle", "right"]
+# (messages, tools, whether to end with the start of the next turn) -> text of the conversation
+Render = Callable[[list[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStyle:
+    """How prompts are written: the recipe's keys of prompts. None: the default of the format."""
+
+    prompt_format: PromptFormat = "paper"
+    system: str | None = None
+    wrapper: str | None = None
+    instruction: str | None = None
+    answer: AnswerFormat = "tagged"
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+
+
+def format_question(question: str, wrapper: str = QUESTION_WRAPPER, instruction: str = "") -> str:
+    """Return the content of the user turn that asks `question`. wrapper: contains `{question}`, and may contain
+    `{answer_instruction}`, which stands for `instruction`."""
+    before, _, after = wrapper.replace("{answer_instruction}", instruction).partition("{question}")
+    return f"{before}{question}{after.rstrip()}"
+
+
+class Renderer(ABC):
+    """One prompt format.
+
+    The class attributes and class methods need no tokenizer; an instance renders for one style and tokenizer.
+
+    Attributes:
+        name: The format, as in the recipe.
+        has_template: Whether the format has a chat template and SFT conversations of its own. If not, it is that of a model.
+        for_environments: Whether an environment may speak in a rollout.
+        rejects_extra_calls: Whether calls beyond the limit of a turn get an error; if not, they get no response.
+        python_tool: Name of the default code tool in a recipe.
+        system_prompt: Default system prompt.
+        end: Text of the token that ends a turn.
+        syntax: Syntax in which the model writes calls.
+        thinks_first: Whether generation starts inside the reasoning.
+    """
+
+    name: ClassVar[PromptFormat]
+    has_template: ClassVar[bool] = True
+    for_environments: ClassVar[bool] = True
+    rejects_extra_calls: ClassVar[bool] = True
+    python_tool: ClassVar[str] = "python"
+    system_prompt: ClassVar[str] = ""
+    end: str = END_OF_TURN
+    syntax: Syntax = "hermes"
+    thinks_first: bool = True
+
+    def __init__(
+        self,
+        style: PromptStyle,
+        control_tokens: Sequence[str] | None = None,
+        tokenizer: Any = None,
+        render: Render | None = None,
+    ):
+        """Create the renderer of a style.
+
+        Args:
+            style: How prompts are written.
+            control_tokens: Strings that are neutralised in texts from outside; None: the default of the format.
+            tokenizer: Tokenizer of the model; only the format `model` requires it.
+            render: Function that replaces the chat template; only for the format `model`.
+        """
+        self.style, self.tokenizer = style, tokenizer
+        self.control_tokens = self.default_control_tokens if control_tokens is None else tuple(control_tokens)
+
+    default_control_tokens: ClassVar[tuple[str, ...]] = ()
+
+    # --- what surrounds a turn
+
+    @abstractmethod
+    def prompt(self, question: str, schemas: Sequence[dict[str, Any]]) -> str:
+        """Return the first prompt, up to the start of generation. schemas: function schemas of the tools."""
+
+    @abstractmethod
+    def continuation(self, results: Sequence[str], user_text: str | None = None) -> str:
+        """Return the text that follows the token that ends a turn, up to the start of generation.
+
+        Args:
+            results: Tool responses, in the order of the calls.
+            user_text: Text of an environment that follows them; None: none.
+        """
+
+    @abstractmethod
+    def next_question(self, question: str) -> str:
+        """Return the text that follows the token that ends a turn when the user asks again, up to the start of generation."""
+
+    def question_turn(self, question: str) -> str:
+        """Return the user turn that asks a question, with the wrapper and the answer instruction of the style."""
+        style = self.style
+        instruction = self.instruction(style.answer) if style.instruction is None else style.instruction
+        return format_question(question, style.wrapper or QUESTION_WRAPPER, instruction)
+
+    @classmethod
+    @abstractmethod
+    def instruction(cls, answer: AnswerFormat) -> str:
+        """Return the default answer instruction."""
+
+    def stop_tokens(self) -> list[int]:
+        """Return the ids of further tokens that end a turn."""
+        return []
+
+    # --- what a turn contains
+
+    def calls(self, text: str, schemas: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+        """Return the calls of a turn, those that cannot be parsed with their error."""
+        return parse_tool_calls(text, syntax=self.syntax, tools=schemas)
+
+    def text_outside_calls(self, text: str) -> str:
+        """Return what a turn contains besides its calls and the tags that its format has in this place."""
+        return text_outside_calls(text, self.syntax)
+
+    # --- tools
+
+    @classmethod
+    @abstractmethod
+    def code_tool(cls, name: str) -> dict[str, Any]:
+        """Return the function schema of a code tool, by its name in a recipe or in a prompt. Raises UserError."""
+
+    @classmethod
+    @abstractmethod
+    def result_text(cls, result: Any) -> str:
+        """Return the text of a sandbox result for the model."""
+
+    @classmethod
+    @abstractmethod
+    def malformed_call_text(cls, call: ToolCall) -> str:
+        """Return the response to a call that cannot be parsed."""
+
+    @classmethod
+    @abstractmethod
+    def unknown_tool_text(cls, name: str, tools: Sequence[str]) -> str:
+        """Return the response to a call of a tool that does not exist."""
+
+    @classmethod
+    @abstractmethod
+    def invalid_arguments_text(cls, problem: str) -> str:
+        """Return the response to a call with wrong arguments."""
+
+    @classmethod
+    def arguments(cls, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that are passed to a tool."""
+        return dict(arguments)
+
+    @classmethod
+    @abstractmethod
+    def truncate(cls, text: str, max_chars: int, side: TruncateSide) -> str:
+        """Return a tool response, cut if it is longer than max_chars characters."""
+
+    # --- training data
+
+    @classmethod
+    def sft_question(cls, question: str) -> str:
+        """Return the content of the user message that asks a question in SFT conversations."""
+        return format_question(question, QUESTION_WRAPPER, cls.instruction("tagged"))
+
+    @classmethod
+    @abstractmethod
+    def chat_template(cls, control_tokens: Sequence[str]) -> str:
+        """Return the format as a Jinja template for a tokenizer. Raises UserError if `has_template` is False."""
+
+    @classmethod
+    @abstractmethod
+    def segments(
+        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]], control_tokens: Sequence[str] = ()
+    ) -> list[tuple[str, bool]]:
+        """Return a conversation as (text, generated by the model) pieces. Raises UserError if `has_template` is False."""
