@@ -35,6 +35,7 @@ class OpdHooks(MethodHooks):
     weight: float
     equal_groups = "train"
     forward_phase = "teacher_s"
+    reads_texts = True
 
     async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
         teacher = await passes.teacher_log_probs(selection.trajectories)

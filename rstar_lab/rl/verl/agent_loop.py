@@ -42,7 +42,7 @@ class WorkerState:
     @classmethod
     async def open(cls, config: Any, tokenizer: Any) -> "WorkerState":
         settings = Settings.of(config)
-        keys = settings.keys
+        keys = settings.rl
         make_tools = tool_maker(
             settings.recipe, await settings.open_sandbox() if needs_sandbox(settings.recipe) else None
         )

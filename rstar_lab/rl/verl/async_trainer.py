@@ -27,7 +27,7 @@ class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
 
     def on_train_begin(self) -> None:
         self._filter_stage()
-        keys = self.settings.keys
+        keys = self.settings.rl
         self.groups_left = (self.settings.stage.steps - self.state.stage_step) * keys.problems_per_step
         self.replay_buffer.versions = self.versions
         in_flight = keys.resolved_buffer_groups
@@ -36,7 +36,7 @@ class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
         self._start_groups(in_flight - keys.problems_per_step)
 
     def prepare_step(self) -> dict[str, Any]:
-        self._start_groups(self.settings.keys.problems_per_step)
+        self._start_groups(self.settings.rl.problems_per_step)
         return {}
 
     def _start_groups(self, count: int) -> None:

@@ -54,7 +54,7 @@ def overrides(
     settings: Settings, profile: Profile, model: Path, extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the verl keys for one stage of a recipe on a hardware profile. extra: verl keys that take precedence."""
-    keys, hardware = settings.keys, profile.hardware
+    keys, hardware = settings.rl, profile.hardware
     engine, parallel = profile.engine, profile.parallelism
     run_dir = settings.run_dir
     on_cpu = hardware.gpus == 0
@@ -88,7 +88,7 @@ def overrides(
         "actor_rollout_ref.actor.ppo_mini_batch_size": keys.problems_per_step // keys.mini_batches,
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
-        "actor_rollout_ref.actor.policy_loss.loss_mode": f"rstar-{keys.variant}",
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",  # replaced by objective.StreamLoss
         "actor_rollout_ref.actor.loss_agg_mode": keys.aggregation.replace("group-", ""),
         "actor_rollout_ref.actor.loss_scale_factor": keys.max_response_tokens
         if keys.aggregation == "seq-mean-token-sum-norm"

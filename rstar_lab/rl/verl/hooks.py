@@ -35,11 +35,9 @@ if os.environ.get("VERL_PLATFORM") == cpu.NAME:
 
 def assert_registered() -> None:
     """Raise RuntimeError that names the parts that are not registered in verl."""
-    losses = [objective.loss_name(variant) for variant in objective.VARIANTS]
     registered = {
         "agent loop": AGENT_LOOP in _agent_loop_registry,
         "engine": ENGINE in RolloutReplicaRegistry._registry and (ENGINE, "async") in _ROLLOUT_REGISTRY,
-        "policy loss": all(loss in core_algos.POLICY_LOSS_REGISTRY for loss in losses),
         "advantage": objective.ADVANTAGE in core_algos.ADV_ESTIMATOR_REGISTRY,
         "attention": PACKED_ATTENTION in AttentionInterface(),
         "platform": PlatformRegistry.get(cpu.NAME) is not None,

@@ -57,9 +57,9 @@ class OversamplingManager(AgentLoopManagerTQ):
         step = int(prompts["global_steps"])
         if step != self.step:
             self.step, self.sent = step, 0
-            rollouts = settings.keys.problems_per_step * settings.rollouts_per_group
+            rollouts = settings.rl.problems_per_step * settings.rollouts_per_group
             # Other groups run in mode async, so the first dispatch of a step must not wait for the new ones.
-            self.begin_step(rollouts if settings.keys.mode == "sync" else 0)
+            self.begin_step(rollouts if settings.rl.mode == "sync" else 0)
         groups = self._open_groups(len(prompts))
         for name, values in (
             ("group_step", [start for start, _, _ in groups]),

@@ -1,39 +1,35 @@
-"""Register the objective in verl: the advantage `rstar` and one loss `rstar-VARIANT` per variant of the recipe.
+"""The objective in verl: the streams of a batch as tensors, and the loss that verl's workers compute from them.
 
-The environment variable RSTAR_LAB_LOSS names a loss of the user, `module:function`; each process loads it at its first call.
+The trainer's process knows all rows of a mini-batch, so it computes the normalisers: `stream_tensors` multiplies the weights of
+each token by them. The loss of a micro-batch is then a weighted sum, and the micro-batches of all ranks add up.
 """
 
-import os
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+from verl.trainer.ppo.core_algos import register_adv_est
 
 from rstar_lab.rl.algorithm import objective
-from rstar_lab.rl.algorithm.config import Variant
+from rstar_lab.rl.algorithm.config import LossConfig
 from rstar_lab.rl.algorithm.correction import correction_weights
+from rstar_lab.rl.algorithm.streams import Stream, Streams
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.recipe.functions import own_loss
-from rstar_lab.rl.recipe.rl import is_own
-from rstar_lab.rl.verl.variables import OWN_LOSS
 
 ADVANTAGE = "rstar"
-VARIANTS = (*get_args(Variant), *filter(None, [os.environ.get(OWN_LOSS)]))
 ROWS_AT_ONCE = 256  # rows whose log-probs are padded together
-
-
-def loss_name(variant: str) -> str:
-    return f"rstar-{variant}"
+POLICY_WEIGHTS, CORRECTION, CE_WEIGHTS = "rstar_policy_weights", "rollout_is_weights", "rstar_ce_weights"
 
 
 @register_adv_est(ADVANTAGE)
 def group_advantages(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any, config: Any = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return group advantages (batch, tokens). index: the group of each row."""
+    """Return group advantages (batch, tokens), which `RecipeTrainer` replaces. index: the group of each row."""
     normalise = config.get("norm_adv_by_std_in_grpo", True) if config is not None else True
     rewards = token_level_rewards.sum(-1).tolist()
     advantages = objective.group_advantages(rewards, list(index), normalise_std=normalise)
@@ -41,54 +37,145 @@ def group_advantages(
     return per_token, per_token
 
 
-def policy_loss(
-    old_log_prob: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    loss_agg_mode: str,
-    config: Any,
-    rollout_is_weights: torch.Tensor | None = None,
-    *,
-    variant: Any,
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the contribution of one micro-batch to the loss of its mini-batch; tensors are (batch, tokens).
+@dataclass(frozen=True)
+class StreamLoss:
+    """The loss function of verl's workers, in place of verl's `ppo_loss`. Pickled, and called for each micro-batch.
 
-    The loss is multiplied by the number of ranks, because FSDP averages gradients over ranks.
+    Attributes:
+        rl: settings of the stage.
     """
-    batch = config.global_batch_info
-    by_token = loss_agg_mode == "token-mean"
-    loss, stats = objective.policy_loss(
-        log_prob,
-        old_log_prob,
-        advantages,
-        response_mask,
-        clip_low=config.clip_ratio_low,
-        clip_high=config.clip_ratio_high,
-        aggregation=loss_agg_mode,  # type: ignore[arg-type]
-        variant=own_loss(variant) if is_own(variant) else variant,
-        rollout_weights=rollout_is_weights,
-        normaliser=batch["batch_num_tokens"] if by_token else batch["global_batch_size"],
-        horizon=batch.get("loss_scale_factor"),
-    )
-    return loss * batch["dp_size"], {f"actor/{name}": value for name, value in stats.items()}
+
+    rl: RlSection
+
+    @cached_property
+    def config(self) -> LossConfig:
+        """Options of the loss of a weighted sum. Loads the user's loss in the process that calls it."""
+        return replace(self.rl.loss_config, aggregation="token-mean", correction="none")
+
+    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Return the contribution of a micro-batch to the loss of its mini-batch, and metrics.
+
+        The loss is multiplied by the number of ranks, because FSDP averages gradients over ranks.
+        """
+        from verl.utils.metric import AggregationType, Metric
+        from verl.workers.utils.padding import no_padding_2_padding
+
+        log_probs = no_padding_2_padding(model_output["log_probs"], data)
+        dp_size = data["dp_size"]
+        names = ["response_mask", "old_log_probs", "advantages", POLICY_WEIGHTS]
+        names += [name for name in (CORRECTION, CE_WEIGHTS, "ref_log_prob") if name in data]
+        padded = data.select(*names).to_padded_tensor()
+        loss, stats = self.loss(log_probs, {name: padded[name] for name in names})
+        sums = (self.config.kl_metric, self.config.ce_metric)
+        metrics = {name: Metric(AggregationType.MEAN, stats[name]) for name in stats if name not in sums}
+        parts = {"pg_loss": float(loss.detach())} | {name: stats[name] for name in sums if name in stats}
+        metrics |= {name: Metric(AggregationType.SUM, value * dp_size) for name, value in parts.items()}
+        return loss * dp_size, {f"actor/{name}": metric for name, metric in metrics.items()}
+
+    def loss(self, log_probs: torch.Tensor, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+        """Return the loss of a micro-batch and its statistics; see `training_loss`.
+
+        Args:
+            log_probs: of the trained policy, with gradient, (batch, tokens).
+            tensors: (batch, tokens) each: response_mask, old_log_probs, advantages and the weights of `stream_tensors`;
+                optional: the weights of the cross-entropy and of the correction, ref_log_prob.
+        """
+        weights = tensors[POLICY_WEIGHTS]
+        terms = objective.Terms(
+            tensors["advantages"],
+            tensors["response_mask"].bool() & (weights != 0),
+            loss_weights=weights,
+            ce_weights=tensors.get(CE_WEIGHTS),
+            reference_log_probs=tensors.get("ref_log_prob"),
+            normaliser=1.0,
+            ce_tokens=1,
+        )
+        loss, stats = objective.training_loss(
+            log_probs, tensors["old_log_probs"], terms, self.config, correction_weights_BT=tensors.get(CORRECTION)
+        )
+        if terms.ce_weights is not None:
+            # The contribution to the loss: the number of tokens of the mini-batch is part of the weights.
+            stats[self.config.ce_metric] = float((-log_probs.detach() * terms.ce_weights).sum())
+        return loss, stats
 
 
-for _variant in VARIANTS:
-    register_policy_loss(loss_name(_variant))(partial(policy_loss, variant=_variant))
+def stream_tensors(
+    streams: Sequence[Streams | None], masks: Sequence[torch.Tensor], groups: Sequence[Any], rl: RlSection
+) -> dict[str, list[torch.Tensor]]:
+    """Return the tensors that carry the streams of the rows of a mini-batch, by name: one tensor (tokens,) per row.
 
-
-def row_weights(groups: list[Any], tokens: list[int], aggregation: str, size: int) -> list[float]:
-    """Return a weight per row that turns verl's normaliser into the objective's.
-
-    verl divides sequence means by the configured `size`, even if rows were dropped and replaced by padding, and it does not
-    support a mean over groups. groups, tokens: of the real rows of a mini-batch.
+    Args:
+        streams: streams of each row; None for verl's padding and for a row that is not trained on.
+        masks: 1 on the tokens that the model generated, (tokens,) per row.
+        groups: group of each row.
+        rl: settings of the stage.
     """
-    if aggregation == "group-token-mean":
-        return (sum(tokens) / objective.group_normaliser(tokens, groups)).tolist()
-    rows = sum(count > 0 for count in tokens)
-    weight = 1.0 if aggregation == "token-mean" else size / max(1, rows)
-    return [weight] * len(tokens)
+    found = [
+        Streams(loss_weight_T=0.0) if own is None or not mask.any() else own
+        for own, mask in zip(streams, masks, strict=True)
+    ]
+    weights = [
+        mask * _row(1.0 if own.loss_weight_T is None else own.loss_weight_T, mask)
+        for own, mask in zip(found, masks, strict=True)
+    ]
+    tokens = [int((row != 0).sum()) for row in weights]
+    of_rows = aggregation_weights(tokens, groups, rl)
+    ce_weights = [
+        _row(0.0 if own.ce_weight_T is None else own.ce_weight_T, mask) for own, mask in zip(found, masks, strict=True)
+    ]
+    ce_tokens = max(1, sum(int((row != 0).sum()) for row in ce_weights))
+    return {
+        "advantages": [_row(own.advantage_T, mask) * mask for own, mask in zip(found, masks, strict=True)],
+        POLICY_WEIGHTS: [row * weight for row, weight in zip(weights, of_rows, strict=True)],
+        CE_WEIGHTS: [row / ce_tokens for row in ce_weights],
+    }
+
+
+def _row(values: Stream, mask: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(np.broadcast_to(np.asarray(values, np.float32), tuple(mask.shape)).copy())
+
+
+def aggregation_weights(tokens: Sequence[int], groups: Sequence[Any], rl: RlSection) -> list[float]:
+    """Return the weight of the tokens of each row with which their weighted sum is the aggregation of the recipe.
+
+    Args:
+        tokens: trained tokens of each row of a mini-batch; 0 for rows that are not trained on.
+        groups: group of each row.
+        rl: settings of the stage.
+    """
+    if rl.aggregation == "token-mean":
+        return [1 / max(1, sum(tokens))] * len(tokens)
+    if rl.aggregation == "group-token-mean":
+        return (1 / objective.group_normaliser(tokens, groups)).tolist()
+    rows = max(1, sum(count > 0 for count in tokens))
+    if rl.aggregation == "seq-mean-token-mean":
+        return [1 / (rows * max(1, count)) for count in tokens]
+    horizon = rl.max_response_tokens if rl.aggregation == "seq-mean-token-sum-norm" else 1
+    return [1 / (rows * horizon)] * len(tokens)
+
+
+def teacher_advantages(
+    advantages: Sequence[torch.Tensor],
+    streams: Sequence[Streams | None],
+    old_log_probs: Sequence[torch.Tensor],
+    masks: Sequence[torch.Tensor],
+    config: LossConfig,
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """Return the advantages with the reverse KL to a teacher added, and its metric; see `training_loss`.
+
+    All are one row per rollout, (tokens,) each. Rows without a reference are unchanged.
+    """
+    found: list[torch.Tensor] = []
+    total, tokens = 0.0, 0.0
+    for row, own, old, mask in zip(advantages, streams, old_log_probs, masks, strict=True):
+        tokens += float(mask.sum()) if own is not None else 0.0
+        if own is None or own.reference_log_prob_T is None:
+            found.append(row)
+            continue
+        gap = ((_row(own.reference_log_prob_T, mask) - old.float()) * mask).nan_to_num(0.0)
+        total += float(gap.sum())
+        found.append(row + config.kl_coefficient * gap)
+    return found, {config.kl_metric: -total / max(1.0, tokens)}
 
 
 def correct_rows(
@@ -99,13 +186,13 @@ def correct_rows(
     trainer, engine: log-probs of the tokens of each row, masks: 1 on the tokens that are trained on; rows have different
     lengths. ROWS_AT_ONCE rows are padded at a time.
     """
-    correction, bounds = keys.loss_config.correction, keys.resolved_correction[1]
+    config = keys.loss_config
     weights: list[torch.Tensor] = []
     sums: dict[str, float] = {}
     for start in range(0, len(masks), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
         columns = [pad_sequence([row.float() for row in rows[part]], True) for rows in (trainer, engine, masks)]
-        corrected, stats = correction_weights(*columns, correction=correction, bounds=bounds)
+        corrected, stats = correction_weights(*columns, correction=config.correction, bounds=config.correction_bounds)
         weights += [row[: len(mask)] for row, mask in zip(corrected, masks[part], strict=True)]
         tokens = float(columns[2].sum())
         for name, share in stats.items():

@@ -73,7 +73,7 @@ def model_before(settings: Settings, start: Path) -> Path:
 
     With `rl.lora` it is `start` for all stages: the adapters are loaded from verl's checkpoint.
     """
-    if settings.number == 0 or settings.keys.lora is not None:
+    if settings.number == 0 or settings.rl.lora is not None:
         return start
     kept = stage_model(settings.run_dir, settings.recipe.stages[settings.number - 1].name)
     if kept.exists():

@@ -69,7 +69,7 @@ class _RocMixin:
         tags: dict[str, dict[str, Any]] = {}
         all_metrics: dict[str, Any] = {}
         missing, roc_s = batch_size, 0.0
-        for rounds_left in range(self.settings.keys.dynamic_sampling, -1, -1):
+        for rounds_left in range(self.settings.rl.dynamic_sampling, -1, -1):
             batch, metrics = super().sample(  # type: ignore[misc]
                 global_steps=global_steps, partition_id=partition_id, batch_size=missing
             )
@@ -83,7 +83,7 @@ class _RocMixin:
             tags |= zip(batch.keys, batch.tags, strict=True)
             order = sorted(trajectories, key=lambda key: (trajectories[key].group_id, trajectories[key].sample))
             seed = step_seed(self.settings.recipe.seed, global_steps)
-            kept = select_rollouts([trajectories[key] for key in order], self.settings.keys.hooks, seed)
+            kept = select_rollouts([trajectories[key] for key in order], self.settings.rl.hooks, seed)
             roc_s += time.monotonic() - started
             missing = batch_size - kept.groups
             if not missing or not rounds_left:
@@ -155,7 +155,7 @@ class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
         self.last.ages_s[name] = min(age_s, self.last.ages_s.get(name, age_s))
 
     def _stale_terminal_keys(self, global_steps: int, partition_id: str) -> set[str]:
-        keys = self.settings.keys
+        keys = self.settings.rl
         if partition_id == "val" or keys.when_stale != "drop":
             return set()
         started = self.prompt_global_steps[partition_id]
@@ -169,12 +169,12 @@ class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
     ) -> bool:
-        if len(sampleable_keys) < batch_size or partition_id == "val" or self.settings.keys.when_stale != "wait":
+        if len(sampleable_keys) < batch_size or partition_id == "val" or self.settings.rl.when_stale != "wait":
             return len(sampleable_keys) >= batch_size
         started = self.prompt_global_steps[partition_id]
         chosen = ReplayBufferAsync._select_prompt_uids(self, partition_id, sampleable_keys, batch_size)[0]
         rest = sorted(started[uid] for uid in started.keys() - set(chosen))
-        return rest_in_time([self._staleness(step) for step in rest], batch_size, self.settings.keys.max_staleness)
+        return rest_in_time([self._staleness(step) for step in rest], batch_size, self.settings.rl.max_staleness)
 
 
 def _in_order(rollouts: Iterable[RolloutNumbers]) -> list[RolloutNumbers]:

@@ -49,7 +49,7 @@ class Settings:
         }
 
     @cached_property
-    def keys(self) -> RlSection:
+    def rl(self) -> RlSection:
         return self.recipe.settings(self.stage)
 
     @property
@@ -67,12 +67,12 @@ class Settings:
 
     @property
     def rollouts_per_group(self) -> int:
-        return self.keys.group_size * (1 if self.keys.roc == "none" else self.keys.oversample)
+        return self.rl.group_size * (1 if self.rl.roc == "none" else self.rl.oversample)
 
     @property
     def reads_texts(self) -> bool:
         """Whether the selection or a metric of the recipe reads texts or tokens of the rollouts."""
-        return bool(self.keys.metrics) or any(method.reads_texts for method in self.keys.hooks)
+        return bool(self.rl.metrics) or any(method.reads_texts for method in self.rl.hooks)
 
     @cached_property
     def problems(self) -> Sequence[Problem]:

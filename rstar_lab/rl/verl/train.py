@@ -21,12 +21,11 @@ from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.recipe.rl import is_own
 from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, compose, overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.unsupported import check, check_architecture
-from rstar_lab.rl.verl.variables import OWN_LOSS, SECRETS_FILE
+from rstar_lab.rl.verl.variables import SECRETS_FILE
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
 SANDBOX_SECRETS = ("RSTAR_LAB_SANDBOX_TOKEN", "RSTAR_LAB_REDIS_URL")  # token of the job's own service
@@ -87,8 +86,6 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     """Run the rest of one stage in this process, on the Ray cluster that it joins or starts. start: the model before all stages."""
     check_architecture(model_before(settings, start))
     variables = environment(profile, settings.run_dir)
-    if is_own(settings.keys.variant):
-        variables[OWN_LOSS] = settings.keys.variant
     os.environ.update(variables)
     import ray
     from omegaconf import open_dict
@@ -97,7 +94,7 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    write_placeholder_rows(settings.run_dir / PLACEHOLDER_ROWS, settings.keys.problems_per_step)
+    write_placeholder_rows(settings.run_dir / PLACEHOLDER_ROWS, settings.rl.problems_per_step)
     config = compose(overrides(settings, profile, model_before(settings, start), extra))
     auto_set_device(config)
     validate_config(config, need_reference_policy(config), need_critic(config))

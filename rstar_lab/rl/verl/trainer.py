@@ -1,5 +1,7 @@
 """verl's trainer, with the run store and the watchdog. The training loop is verl's. `async_trainer` adds mode async."""
 
+import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -8,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 import transfer_queue as tq
@@ -19,7 +22,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.algorithm.selection import problems_to_retire, solved_groups
+from rstar_lab.rl.algorithm.selection import Selection, problems_to_retire, solved_groups
 from rstar_lab.rl.models.model import export_chat_template
 from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.rollout.metrics import rollout_metrics
@@ -27,7 +30,8 @@ from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.correction_limit import CorrectionLimit
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
-from rstar_lab.rl.training.update import check_mismatch_limit
+from rstar_lab.rl.training.teacher import open_teacher
+from rstar_lab.rl.training.update import check_finite, check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.evaluation_steps import EvaluationSteps
@@ -35,7 +39,16 @@ from rstar_lab.rl.verl.exports import write_stored_dtype
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
-from rstar_lab.rl.verl.objective import correct_rows, row_weights
+from rstar_lab.rl.verl.objective import (
+    CE_WEIGHTS,
+    CORRECTION,
+    POLICY_WEIGHTS,
+    StreamLoss,
+    correct_rows,
+    stream_tensors,
+    teacher_advantages,
+)
+from rstar_lab.rl.verl.passes import VerlPasses
 from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, RocReplayBufferAsync, StepSelection
 from rstar_lab.rl.verl.scheduler import ScheduledClient, start_scheduler
@@ -51,7 +64,6 @@ METRICS = {
     "grad_norm": "actor/grad_norm",
     "clip_share": "actor/clip_share",
     "kl": "actor/kl",
-    "reference_kl": "actor/kl_loss",
 }
 OWN_METRICS = ("mismatch", "mismatch_max", "importance_weight", "corrected_share")
 
@@ -88,6 +100,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         # Versions of the weights since the start or the resume, oldest first. A step without an update adds none.
         self.versions = [0]
         self.correction_limit = CorrectionLimit()
+        self.ce_weight = 1.0
 
     def fit(self, agent_loop_manager: Any) -> None:
         agent_loop_manager.resume(self.state)
@@ -146,15 +159,15 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         """Copy the checkpoint's model to the models of the run, and keep it if a stage ends with it. Does nothing if it exists."""
         model = checkpoint_folder(self.writer.run_dir, self.global_steps) / "actor" / "huggingface"
         write_stored_dtype(model)
-        if lora := self.settings.keys.lora:
+        if lora := self.settings.rl.lora:
             export_merged(model, model.with_name("merged"), lora)
             model = model.with_name("merged")
-        export_chat_template(model, self.settings.keys.prompt_style.prompt_format)
+        export_chat_template(model, self.settings.rl.prompt_style.prompt_format)
         checkpoint = self.writer.latest_checkpoint()
         if checkpoint is None or checkpoint[0] < self.global_steps:
             with self.writer.checkpoint(self.global_steps) as folder:
                 shutil.copytree(model, folder, copy_function=link_or_copy, dirs_exist_ok=True)
-            self.writer.keep_checkpoints(self.settings.keys.keep_checkpoints)
+            self.writer.keep_checkpoints(self.settings.rl.keep_checkpoints)
         if over:
             keep_stage_model(model, self.writer.run_dir, stage)
 
@@ -166,6 +179,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
     # Phases of the step
 
     def on_init_end(self) -> None:
+        self.actor_rollout_wg.set_loss_fn(StreamLoss(self.settings.rl))
         self.watchdog.enter("first weight sync", self.global_steps)
         super().on_init_end()
         self.watchdog.leave()
@@ -202,11 +216,11 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
 
     def _balance_batch(self, batch: KVBatchMeta, *arguments: Any, **keywords: Any) -> KVBatchMeta:
         batch = super()._balance_batch(batch, *arguments, **keywords)
-        ranks, parts = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1, self.settings.keys.mini_batches
-        kept, keys = self.replay_buffer.last.kept.trajectories, self.replay_buffer.last.keys
-        number_of = {keys[t.traj_id]: number for t, number in zip(kept, assign(len(kept), parts), strict=True)}
+        ranks, parts = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1, self.settings.rl.mini_batches
+        kept, queue_keys = self.replay_buffer.last.kept.trajectories, self.replay_buffer.last.keys
+        number_of = {queue_keys[t.traj_id]: number for t, number in zip(kept, assign(len(kept), parts), strict=True)}
         # verl has reordered the rows by length: restore the order of the selection, which the mini-batches follow.
-        place = {keys[t.traj_id]: i for i, t in enumerate(kept)}
+        place = {queue_keys[t.traj_id]: i for i, t in enumerate(kept)}
         batch.reorder(sorted(range(len(batch)), key=lambda i: place.get(batch.keys[i], len(place))))
         workloads = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
         batch.reorder(order_rows([number_of.get(key) for key in batch.keys], ranks, parts, workloads))
@@ -216,9 +230,9 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(batch, metrics)
         step, self.values = self.replay_buffer.last, TrainerValues()
-        if step.kept.trajectories and self.settings.keys.old_log_probs != "engine":
-            keys = {t.traj_id: step.keys[t.traj_id] for t in step.kept.trajectories}
-            self.values = ray.get(self.transcripts.add_trainer_values.remote(keys, self.versions[-1]))
+        if step.kept.trajectories and self.settings.rl.old_log_probs != "engine":
+            queue_keys = {t.traj_id: step.keys[t.traj_id] for t in step.kept.trajectories}
+            self.values = ray.get(self.transcripts.add_trainer_values.remote(queue_keys, self.versions[-1]))
         if self.values.mismatch is not None:
             metrics |= {"mismatch": self.values.mismatch, "mismatch_max": self.values.mismatch_max}
             dtype = self.config.actor_rollout_ref.rollout.dtype  # of the profile, not of the recipe
@@ -226,40 +240,69 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Put the streams of the selection into the batch, as tensors; see `objective.stream_tensors`."""
         batch = super()._compute_advantage(batch, metrics)
-        step, keys = self.replay_buffer.last, self.settings.keys
-        fields = ["response_mask"]
-        if keys.loss_config.correction != "none":
-            fields += ["old_log_probs", "rollout_log_probs"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        masks = [mask.float() for mask in data["response_mask"]]
-        own = dict(zip(batch.keys, (int(mask.sum()) for mask in masks), strict=True))
-        # The advantages of the selection include reward shaping; verl's estimator sees rewards only.
-        of_key = {step.keys[t.traj_id]: a for t, a in zip(step.kept.trajectories, step.kept.advantages, strict=True)}
-        weight_of: dict[str, float] = {}
-        padding = {key for key, tag in zip(batch.keys, batch.tags, strict=True) if _is_padding(tag)}
-        for rows in self.mini_batches:
-            real = [key for key in rows if key not in padding]
-            groups = [key.split("_")[0] for key in real]
-            weight_of |= zip(
-                real, row_weights(groups, [own[k] for k in real], keys.aggregation, len(rows)), strict=True
-            )
-        advantages = [of_key.get(key, 0.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
-        weights = [weight_of.get(key, 1.0) * mask for key, mask in zip(batch.keys, masks, strict=True)]
-        if step.kept.trajectories and "old_log_probs" in fields:
-            corrected, stats = correct_rows([*data["old_log_probs"]], [*data["rollout_log_probs"]], masks, keys)
-            weights = [ours * row for ours, row in zip(weights, corrected, strict=True)]
-            metrics |= stats
-            self.correction_limit.check(stats["corrected_share"], keys)
-        nested = {
-            name: torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-            for name, rows in (("advantages", advantages), ("rollout_is_weights", weights))
+        step, rl = self.replay_buffer.last, self.settings.rl
+        config = rl.loss_config
+        if step.kept.trajectories:
+            step.kept = asyncio.run(self._forward(step.kept, step.trajectories))
+        streams_of = {
+            step.keys[t.traj_id]: own for t, own in zip(step.kept.trajectories, step.kept.streams, strict=True)
         }
+        teacher = any(own.reference_log_prob_T is not None for own in step.kept.streams)
+        corrected = bool(step.kept.trajectories) and config.correction != "none"
+        fields = ["response_mask"] + ["old_log_probs"] * (teacher or corrected) + ["rollout_log_probs"] * corrected
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        row_of = {key: row for row, key in enumerate(batch.keys)}
+        masks = [mask.float() for mask in data["response_mask"]]
+        tensors: dict[str, list[torch.Tensor]] = {}
+        ce_weights: list[float] = []  # mean weight of the cross-entropy in each mini-batch
+        for keys in self.mini_batches:
+            rows = [row_of[key] for key in keys]
+            own_streams = [streams_of.get(key) for key in keys]
+            groups = [key.split("_")[0] for key in keys]
+            made = stream_tensors(own_streams, [masks[row] for row in rows], groups, rl)
+            ce_weights.append(sum(float(row.sum()) for row in made[CE_WEIGHTS]))
+            for name, values in made.items():
+                column = tensors.setdefault(name, [torch.zeros(0)] * len(batch.keys))
+                for row, value in zip(rows, values, strict=True):
+                    column[row] = value
+        of_row = [streams_of.get(key) for key in batch.keys]
+        trained = [(row != 0).float() for row in tensors[POLICY_WEIGHTS]]
+        if teacher:
+            found = teacher_advantages(tensors["advantages"], of_row, [*data["old_log_probs"]], trained, config)
+            tensors["advantages"], own_metrics = found
+            metrics |= own_metrics
+        if corrected:
+            columns = [*data["old_log_probs"]], [*data["rollout_log_probs"]], trained
+            tensors[CORRECTION], stats = correct_rows(*columns, rl)
+            metrics |= stats
+            self.correction_limit.check(stats["corrected_share"], rl)
+        self.ce_weight = float(np.mean([weight for weight in ce_weights if weight] or [1.0]))
+        if not any(own.ce_weight_T is not None for own in step.kept.streams):
+            del tensors[CE_WEIGHTS]
+        nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in tensors.items()}
         put = tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
         )
         batch.fields = put.fields  # fields that are not listed here do not reach the loss
         return batch
+
+    async def _forward(self, selection: Selection, rollouts: Sequence[Trajectory]) -> Selection:
+        """Return the selection with the streams that need further forward passes."""
+        rl, url = self.settings.rl, self.settings.recipe.engine.teacher_url
+        methods = [method for method in rl.hooks if method.forward_phase is not None]
+        async with contextlib.AsyncExitStack() as stack:
+            teacher = None
+            if methods and url is not None:
+                teacher = await stack.enter_async_context(open_teacher(url, self.tokenizer, self._longest))
+            for method in methods:
+                selection = await method.forward(selection, rollouts, VerlPasses(teacher))
+        return selection
+
+    @property
+    def _longest(self) -> int:
+        return int(self.config.actor_rollout_ref.rollout.max_model_len)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Update the model while the transcripts are written. Skip the update without signal, as the local trainer does:
@@ -270,20 +313,21 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             {"run_id": run_dir.name, "stage": stage, "step": self.global_steps},
             [t.traj_id for t in step.trajectories + step.dropped_trajectories],
             [t.traj_id for t in step.kept.trajectories],
-            self.settings.keys.token_arrays,
+            self.settings.rl.token_arrays,
         )
         if not step.kept.trajectories:
             return batch
         batch = super()._update_actor(batch, metrics)
+        check_finite(float(metrics["actor/grad_norm"]))  # verl skips the update and would go on
         self.versions.append(self.global_steps)
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        step, state, keys = self.replay_buffer.last, self.state, self.settings.keys
+        step, state, rl = self.replay_buffer.last, self.state, self.settings.rl
         self.agent_loop_manager.close_groups(step.trajectories + step.dropped_trajectories)
-        if keys.retire_from is not None:
-            state.retired += problems_to_retire(step.trajectories, keys.retire_from)
+        if rl.retire_from is not None:
+            state.retired += problems_to_retire(step.trajectories, rl.retire_from)
         every = self.settings.recipe.evaluate.every
         held_out = self._evaluate(final=False) if every and self.global_steps % every == 0 else {}
         # Before verl writes the checkpoint: a run resumed from it must find the step in the store.
@@ -301,7 +345,8 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
     def _write_step(
         self, step: StepSelection, metrics: dict[str, Any], timing: dict[str, float], held_out: dict[str, float]
     ) -> None:
-        keys, kept = self.settings.keys, step.kept
+        rl, kept = self.settings.rl, step.kept
+        config = rl.loss_config
         labels: dict[str, dict[str, Any]] = {}
         for t, advantage in zip(kept.trajectories, kept.advantages, strict=True):
             log_prob, entropy = self.values.means.get(t.traj_id, (None, None))
@@ -317,8 +362,9 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         informative = {t.group_id for t in kept.trajectories}
         scheduler = ray.get(self.scheduler.stats.remote())
         with_signal = [t for t in step.trajectories if t.group_id in informative]
+        loss_metrics = (config.kl_metric, config.ce_metric)
         row = (
-            rollout_metrics(step.trajectories, keys.metrics)
+            rollout_metrics(step.trajectories, rl.metrics)
             | {"groups": step.groups, "solved_groups": solved_groups(step.trajectories)}
             | kept.metrics
             | {"retired": len(self.state.retired), "update_tokens": sum(t.model_tokens for t in kept.trajectories)}
@@ -328,15 +374,17 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             | {"roc_s": step.roc_s, "transcripts_s": waited_s, "step_s": sum(timing.values())}
             | {f"scheduler_{name}": scheduler[name] for name in ("decisions", "decision_ms", "alive")}
             | {ours: _number(metrics[theirs]) for ours, theirs in METRICS.items() if theirs in metrics}
-            | {name: metrics[name] for name in OWN_METRICS if name in metrics}
+            | {name: _number(metrics[f"actor/{name}"]) for name in loss_metrics if f"actor/{name}" in metrics}
+            | {name: metrics[name] for name in (*OWN_METRICS, *loss_metrics) if name in metrics}
             | self._mode_metrics(step)
             | {f"{name}_s": seconds for name, seconds in timing.items()}
             | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
             | held_out
         )
-        if "reference_kl" in row:
-            # verl reports the policy loss without the KL term; the local trainer's loss contains it.
-            row["loss"] += keys.kl_coefficient * row["reference_kl"]
+        if config.ce_metric in row:
+            row[config.ce_metric] /= self.ce_weight  # the local trainer reports it without the weight
+        for method in rl.hooks:
+            row |= method.metrics(step.trajectories)
         self.writer.write_step(
             self.settings.stage.name,
             self.global_steps,
@@ -366,10 +414,6 @@ def _report_pending(_: Any) -> dict[str, Any]:
     from rstar_lab.rl.verl.pending import PENDING
 
     return PENDING.report()
-
-
-def _is_padding(tag: dict[str, Any]) -> bool:
-    return bool(tag.get("is_padding"))
 
 
 def _sequence_tokens(trajectories: Sequence[Trajectory]) -> int:

@@ -24,20 +24,16 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             )
         if rl.advantage == "otb":
             lines.append(
-                f"stages.{stage.name}: advantage: otb: the verl adapter has one advantage per rollout; use group"
+                f"stages.{stage.name}: advantage: otb: verl's forward pass returns no sums over the vocabulary; use group"
             )
-        if rl.teacher_weight:
-            lines.append(f"stages.{stage.name}: teacher_weight: the verl adapter has one advantage per rollout; use 0")
         if rl.branching is not None:
             lines.append(
                 f"stages.{stage.name}: branching: verl's workers start all rollouts of a group at once; leave it out"
             )
         if rl.self_distillation:
             lines.append(
-                f"stages.{stage.name}: self_distillation: the verl adapter has one advantage per rollout; use 0"
+                f"stages.{stage.name}: self_distillation: verl scores rollouts with the prompts that they had; use 0"
             )
-        if rl.tool_output_loss:
-            lines.append(f"stages.{stage.name}: tool_output_loss: verl's loss sees the tokens of the model only")
         if rl.mode == "one_step_off":
             lines.append(
                 f"stages.{stage.name}: mode: one_step_off: with verl a request in flight continues under the new weights; use "
@@ -50,11 +46,6 @@ def unsupported_options(recipe: Recipe) -> list[str]:
         if rl.step_time_s is not None:
             lines.append(
                 f"stages.{stage.name}: step_time_s: a verl step ends with its last rollout; use time_limit_s, the limit of each rollout"
-            )
-        if rl.kl_coefficient and rl.aggregation != "token-mean":
-            lines.append(
-                f"stages.{stage.name}: kl_coefficient with aggregation {rl.aggregation}: verl divides the KL by rows that "
-                "RoC has dropped; use aggregation: token-mean"
             )
         if rl.problems_per_step % rl.mini_batches:
             lines.append(

@@ -2,4 +2,3 @@
 
 # Path of a file with the secrets of the run, because Ray shows environment variables to other users.
 SECRETS_FILE = "RSTAR_LAB_SECRETS_FILE"
-OWN_LOSS = "RSTAR_LAB_LOSS"  # a loss of the user, `module:function`

@@ -91,7 +91,7 @@ def test_verls_own_wait_exceeds_the_bound():
 
 def test_drop_counts_updates_and_not_steps():
     buffer = make_buffer(RocReplayBufferAsync, 1)
-    buffer.settings.keys.when_stale = "drop"
+    buffer.settings.rl.when_stale = "drop"
     buffer.finished_keys["train"] |= {"old", "new"}
     buffer.prompt_global_steps["train"] |= {"old": 1, "new": 4}
     buffer.versions = [0, 2]  # step 1 and step 3 trained on nothing

@@ -130,15 +130,10 @@ def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
     ("rl", "words"),
     [
         ({"fp32_head": True}, "stages.s0: fp32_head"),
-        ({"tool_output_loss": 0.1}, "stages.s0: tool_output_loss"),
         ({"advantage": "otb"}, "stages.s0: advantage: otb"),
         ({"self_distillation": 0.1}, "stages.s0: self_distillation"),
         ({"branching": 0.1}, "stages.s0: branching"),
         ({"step_time_s": 60.0}, "stages.s0: step_time_s"),
-        (
-            {"kl_coefficient": 0.1, "aggregation": "group-token-mean"},
-            "stages.s0: kl_coefficient with aggregation group-",
-        ),
         ({"mode": "one_step_off", "correction": "tis"}, "stages.s0: mode: one_step_off"),
         ({"mode": "async", "correction": "tis", "when_stale": "trim"}, "stages.s0: when_stale: trim"),
         ({"mini_batches": 3}, "stages.s0: mini_batches: 4 problems_per_step cannot be cut into 3"),
@@ -160,12 +155,11 @@ def test_lora_keys_are_verls(tmp_path):
         check(recipe)
 
 
-def test_a_teacher_is_an_error():
+def test_methods_that_are_streams_of_the_batch_are_supported():
     recipe = recipe_of().model_dump(mode="json")
     recipe["engine"]["teacher_url"] = "http://127.0.0.1:8000"
-    recipe["rl"]["teacher_weight"] = 0.1
-    with pytest.raises(UserError, match="teacher_weight: the verl adapter"):
-        check(parse_recipe(recipe))
+    recipe["rl"] |= {"teacher_weight": 0.1, "tool_output_loss": 0.1, "aggregation": "group-token-mean"}
+    check(parse_recipe(recipe))
 
 
 def test_recipe_options_are_translated_to_verl_keys(tmp_path):
@@ -175,7 +169,6 @@ def test_recipe_options_are_translated_to_verl_keys(tmp_path):
     )  # fmt: skip
     assert not any(key.startswith("algorithm.rollout_correction") for key in found), "the trainer applies it"
     assert found["actor_rollout_ref.actor.use_kl_loss"] and found["actor_rollout_ref.actor.kl_loss_coef"] == 0.2
-    assert found["actor_rollout_ref.actor.policy_loss.loss_mode"] == "rstar-clip_cov"
     assert found["data.gen_batch_size"] == 1, "verl fetches new groups one by one"
     assert found["actor_rollout_ref.model.enable_gradient_checkpointing"] is True
     assert found["actor_rollout_ref.actor.optim.lr_warmup_steps"] == 7
@@ -241,7 +234,10 @@ def test_sft_learning_rates_equal_the_local_trainers_on_all_profiles(tmp_path):
     schedule = get_cosine_schedule_with_warmup(
         optimizer, config.optim.lr_warmup_steps, 20, zero_indexed_step=config.optim.zero_indexed_step
     )
-    assert rates(optimizer, schedule, 20) == pytest.approx([0.5 * lr_scale(n, 20, recipe.sft) for n in range(1, 21)])
+    expected = [0.5 * lr_scale(n, 20, recipe.sft) for n in range(1, 21)]
+    *found, last = rates(optimizer, schedule, 20)
+    assert found == pytest.approx(expected[:-1])
+    assert last == 0.0 < expected[-1] < 0.01 * expected[0], "verl's last step changes nothing"
 
 
 @pytest.mark.slow
