@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader, run_folders
 from rstar_lab.sandbox.access import check_exposure, is_loopback
 from rstar_lab.sandbox.metrics import CONTENT_TYPE
@@ -47,7 +47,7 @@ class RunCollector(Collector):
         for folder in run_folders(self.runs_dir):
             try:
                 self._add(folder, families)
-            except (OSError, RunStoreError, AttributeError, KeyError, TypeError, ValueError):
+            except READ_ERRORS:
                 continue  # a run that is being created or removed, or whose files are damaged
         yield from families.values()
 

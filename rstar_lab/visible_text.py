@@ -1,5 +1,6 @@
-"""Text of models, tools, runs and jobs for a screen: no character of it acts on a terminal or reverses a line."""
+"""Text of models, tools, runs and jobs for a screen: no character of it acts on a terminal or reverses a line, or is markup."""
 
+import html
 import re
 
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -13,6 +14,11 @@ _VISIBLE = (
     | dict.fromkeys(map(ord, BIDI), 0x25C6)
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def escaped(value: object) -> str:
+    """Return a value as text for HTML, in elements and in quoted attributes. No text becomes HTML in another way."""
+    return html.escape(visible(str(value)), quote=True)
 
 
 def visible(text: str) -> str:

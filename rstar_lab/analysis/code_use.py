@@ -3,7 +3,6 @@ the transcripts. Code is parsed with `ast`, never executed.
 """
 
 import ast
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
 from rstar_lab.figure_theme import line_styles
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import parse_stored_calls
 
 _ASSERT = re.compile(r"\bassert\b")
@@ -129,7 +129,7 @@ def rollouts(runs: Runs, where: Where, limit: int | None = None, *, parse: bool 
         texts = runs.arrow("SELECT traj_id, messages FROM transcripts WHERE run_id = ? AND step = ?", [run_id, step])
         for stored in texts.to_pylist():
             if row := rows.get(stored["traj_id"]):
-                yield _rollout(row, json.loads(stored["messages"]), parse)
+                yield _rollout(row, read_messages(stored["messages"]), parse)
 
 
 def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]], parse: bool) -> dict[str, Any]:

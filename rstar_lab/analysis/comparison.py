@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +13,7 @@ from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_proble
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.estimates import Side, paired_difference
 from rstar_lab.runs import RunStoreError
+from rstar_lab.visible_text import escaped
 
 DEFAULT_METRICS = (
     "pass1",
@@ -61,22 +61,22 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{escape(row.title)}</td><td>{_shown(row.a, row.percent)}</td><td>{_shown(row.b, row.percent)}</td>"
-            f"<td>{_interval(row)}</td><td>{row.problems}</td><td>{escape(row.conclusion)}</td></tr>"
+            f"<tr><td>{escaped(row.title)}</td><td>{_shown(row.a, row.percent)}</td><td>{_shown(row.b, row.percent)}</td>"
+            f"<td>{_interval(row)}</td><td>{row.problems}</td><td>{escaped(row.conclusion)}</td></tr>"
             for row in named_rows(self.table)
         )
         flips = "".join(
-            f"<li>{escape(str(row.flip))}: {escape(str(row.problem_id))} ({row.pass_a:.0%} to {row.pass_b:.0%}): "
+            f"<li>{escaped(row.flip)}: {escaped(row.problem_id)} ({row.pass_a:.0%} to {row.pass_b:.0%}): "
             f"{_link(row.traj_a)} and {_link(row.traj_b)}</li>"
             for row in named_rows(self.flips.head(20))
         )
         head = "".join(
-            f"<th>{escape(name)}</th>"
+            f"<th>{escaped(name)}</th>"
             for name in ("metric", self.name_a, self.name_b, "difference [95%]", "problems", "conclusion")
         )
         won = int((self.flips.flip == "won").sum())
         return (
-            f"<div><p><b>{escape(self.name_b)}</b> against <b>{escape(self.name_a)}</b>. {escape(self.sentence)}</p>"
+            f"<div><p><b>{escaped(self.name_b)}</b> against <b>{escaped(self.name_a)}</b>. {escaped(self.sentence)}</p>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
             f"<details><summary>{won} problems won, {len(self.flips) - won} lost</summary><ul>{flips}</ul></details></div>"
         )
@@ -84,7 +84,7 @@ class Comparison:
 
 def _link(traj_id: str | None) -> str:
     """Return a link that an inspector on the same page opens."""
-    return f'<a href="#rstar={quote(str(traj_id), safe="")}"><code>{escape(str(traj_id))}</code></a>'
+    return f'<a href="#rstar={quote(str(traj_id), safe="")}"><code>{escaped(traj_id)}</code></a>'
 
 
 def compare(

@@ -1,7 +1,6 @@
 """Add columns to a table of failed rollouts, to group by: the first token that differs from a correct rollout of the same
 group, and the phrase of the reasoning that is most typical of failures."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ import pandas as pd
 
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import parse_stored_turn
 
 END, TOOL = "(end of the rollout)", "(tool response)"
@@ -150,7 +150,7 @@ def _texts(runs: Runs, rows: pd.DataFrame) -> Iterator[tuple[str, str]]:
         table = runs.arrow("SELECT traj_id, messages FROM transcripts WHERE run_id = ? AND step = ?", [run_id, step])
         for traj_id, messages in zip(table["traj_id"].to_pylist(), table["messages"].to_pylist(), strict=True):
             if traj_id in wanted:
-                written = (m["content"] for m in json.loads(messages) if m["role"] == "assistant")
+                written = (m["content"] for m in read_messages(messages) if m["role"] == "assistant")
                 yield traj_id, "\n".join(_MARKUP.sub("\n", parse_stored_turn(text).outside) for text in written)
 
 

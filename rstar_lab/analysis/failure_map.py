@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import named_rows
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
+from rstar_lab.visible_text import escaped
 
 _WIDTH = 590  # pixels of a row of discs; they fit into a notebook on a page of 900 pixels
 _MAX_RADIUS = 95  # radius of the largest disc in pixels
@@ -45,7 +45,7 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS, *, points: i
     rows, notes, top = [], [], 0.0
     for band in failure_groups(found, by[:1]).to_dict("records"):
         in_band = table[table[by[0]] == band[by[0]]].to_dict("records")
-        notes.append(_note(0, -top, f"<b>{escape(_name([band[by[0]]]) or 'other')}</b>: {_numbers(band)}", "left", 13))
+        notes.append(_note(0, -top, f"<b>{escaped(_name([band[by[0]]]) or 'other')}</b>: {_numbers(band)}", "left", 13))
         top += _HEADING
         for row in _wrap([_Disc(group, by, groups, drawn_share, scale) for group in in_band]):
             radius = max(disc.radius for disc in row)
@@ -95,13 +95,13 @@ class _Disc:
         self.x, self.y = (np.sqrt(number) * scale * turn(number * _GOLDEN_ANGLE) for turn in (np.cos, np.sin))
         name = _name([group[column] for column in by[1:]]) or ("no failed call" if "message" in by else "other")
         state = np.where(part.kept.isna(), "not recorded", np.where(part.kept.eq(True), "kept by RoC", "dropped"))
-        heading = "<br>".join(escape(line) for line in textwrap.wrap(name, 60)) + f"<br>{_numbers(group)}"
-        hover = [f"{heading}<br>{escape(row.traj_id)}, step {row.step}" for row in named_rows(part)]
+        heading = "<br>".join(escaped(line) for line in textwrap.wrap(name, 60)) + f"<br>{_numbers(group)}"
+        hover = [f"{heading}<br>{escaped(row.traj_id)}, step {row.step}" for row in named_rows(part)]
         self.points = pd.DataFrame({"traj_id": part.traj_id.to_numpy(), "state": state, "hover": hover})
         self.radius = scale * float(np.sqrt(count))
         shown = group["share"] >= _MIN_LABELLED
         lines = textwrap.wrap(name, _CHARACTERS, max_lines=_LABEL_LINES, placeholder="…") if shown else []
-        self.label, self.lines = "<br>".join(escape(line) for line in lines), len(lines)
+        self.label, self.lines = "<br>".join(escaped(line) for line in lines), len(lines)
         self.width = max(2 * self.radius, _LABEL_WIDTH if shown else 0)
 
 

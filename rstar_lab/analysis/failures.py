@@ -8,7 +8,6 @@ import ast
 import hashlib
 import re
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -22,6 +21,7 @@ from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
+from rstar_lab.visible_text import escaped
 
 KINDS = {
     "environment error": "the environment or an engine failed",
@@ -94,8 +94,11 @@ def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
     figure = make_subplots(
         1, 2, column_widths=[0.5, 0.5], horizontal_spacing=0.08, subplot_titles=("rollouts", "by step")
     )
-    for kept, label, colour in ((True, "kept by RoC", COLOURS[0]), (False, "dropped", "#9aa3ad")):
-        parts = [group[group.kept.fillna(False).astype(bool) == kept] for group in of_group.values()]
+    selected = {"kept by RoC": (True, COLOURS[0]), "dropped": (False, "#9aa3ad"), "no selection": (None, COLOURS[4])}
+    for label, (kept, colour) in selected.items():
+        parts = [group[group.kept.isna() if kept is None else group.kept.eq(kept)] for group in of_group.values()]
+        if kept is None and not any(map(len, parts)):
+            continue
         figure.add_bar(
             y=names, x=[len(part) for part in parts], orientation="h", name=label, marker_color=colour,
             customdata=[_condition(part) for part in parts], hovertemplate="%{y}<br>%{x} rollouts<extra></extra>",
@@ -139,22 +142,24 @@ def code_shape(code: str | None) -> str:
 def _kind(rollout: dict[str, Any], has_errors: bool) -> str | None:
     if rollout["stop_reason"] in ("environment_error", "engine_error"):
         return "environment error"
-    if (rollout["reward"] or 0) > 0:
+    if rollout["reward"] is not None and rollout["reward"] > 0:
         return "correct after errors" if has_errors else None
     if rollout["truncated"]:
         return "truncated"
+    if rollout["reward"] is None:  # neither right nor wrong
+        return "errors, not scored" if has_errors else None
     return "wrong answer" if rollout["answer"] is not None else "no answer"
 
 
 def _name(row: dict[Any, Any]) -> str:
-    return escape(": ".join(row[key] for key in KEYS if row[key]))
+    return escaped(": ".join(row[key] for key in KEYS if row[key]))
 
 
 def _label(row: dict[Any, Any]) -> str:
     """Return the name of a group on two short lines."""
     message = row["message"] if len(row["message"]) <= _MESSAGE else row["message"][: _MESSAGE - 1] + "…"
     first = ": ".join(row[key] for key in KEYS[:2] if row[key])
-    return "<br>".join(escape(line) for line in (first, message) if line)
+    return "<br>".join(escaped(line) for line in (first, message) if line)
 
 
 def _condition(part: pd.DataFrame) -> str:

@@ -1,6 +1,5 @@
 """Rows of the overview of runs: state, progress and sparklines of each run. Only runs that changed are read again."""
 
-import html
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +8,10 @@ import numpy as np
 from rstar_lab.analysis.alerts import alerts_of_steps, step_metrics, summarize_alerts
 from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.runs import RunReader, RunStoreError
+from rstar_lab.runs import RunReader
+from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import run_folders
+from rstar_lab.visible_text import escaped, visible
 
 ROLLED_UP = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens", "entropy")
 SERIES = {
@@ -22,7 +23,7 @@ SERIES = {
     "entropy": "entropy (nats)",
 }
 COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "parent", "alerts")
-_POINTS, _WIDTH, _HEIGHT = 40, 80, 20  # size of a sparkline in pixels
+_POINTS, WIDTH, HEIGHT = 40, 80, 20  # size of a sparkline in pixels
 _SPEED_STEPS = 5  # the speed is the median over this number of latest steps
 _UNREADABLE = "unreadable"
 
@@ -42,19 +43,16 @@ class OverviewRow:
     series: dict[str, list[float]] = field(default_factory=dict)
     error: str = ""
 
-    def cells(self) -> list[str]:
-        """Return the cells as HTML, in the order of COLUMNS."""
-        speed = "" if self.step_s is None else f"{self.step_s:.3g}"
-        alerts = html.escape("; ".join(self.alerts), quote=True)
-        count = f'<span title="{alerts}">{len(self.alerts)}</span>' if self.alerts else ""
+    def cells(self) -> list[dict[str, str]]:
+        """Return the cells in the order of COLUMNS: text, and optionally title (shown on hover) and points of a line."""
         return [
-            html.escape(self.run_id),
-            f'<span title="{html.escape(self.error, quote=True)}">{html.escape(self.state)}</span>',
-            "" if self.step is None else str(self.step),
-            speed,
+            {"text": visible(self.run_id)},
+            {"text": visible(self.state), "title": visible(self.error)},
+            {"text": "" if self.step is None else str(self.step)},
+            {"text": "" if self.step_s is None else f"{self.step_s:.3g}"},
             *(sparkline(name, self.series.get(name, [])) for name in SERIES),
-            html.escape(self.parent),
-            count,
+            {"text": visible(self.parent)},
+            {"text": str(len(self.alerts) or ""), "title": visible("; ".join(self.alerts))},
         ]
 
 
@@ -90,7 +88,7 @@ def _state(folder: Path) -> tuple:
         values.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
     try:
         values.append(RunReader(folder).status)
-    except RunStoreError as error:
+    except READ_ERRORS as error:
         values.append(str(error))
     return tuple(values)
 
@@ -100,9 +98,9 @@ def _read_rows(folders: list[Path]) -> dict[Path, OverviewRow]:
         return {}
     try:
         return _read_readable(folders)
-    except RunStoreError as error:
+    except READ_ERRORS as error:
         if len(folders) == 1:
-            return {folders[0]: OverviewRow(folders[0].name, _UNREADABLE, error=str(error))}
+            return {folders[0]: OverviewRow(folders[0].name, _UNREADABLE, error=str(error) or type(error).__name__)}
         return {folder: row for path in folders for folder, row in _read_rows([path]).items()}
 
 
@@ -138,22 +136,28 @@ def _recorded(values: np.ndarray) -> np.ndarray:
     return values[~np.isnan(values)]
 
 
-def sparkline(name: str, values: list[float]) -> str:
-    """Return an SVG line of the values over steps and the last value as text; empty without values."""
+def sparkline(name: str, values: list[float]) -> dict[str, str]:
+    """Return a cell: the points of a line of the values over steps, and the last value as text; empty without values."""
     if not values:
-        return ""
+        return {"text": ""}
     kept = np.asarray(values)[np.unique(np.linspace(0, len(values) - 1, _POINTS).round().astype(int))]
     low, high = kept.min(), kept.max()
     height = (kept - low) / (high - low) if high > low else np.full(len(kept), 0.5)
-    x = np.linspace(1, _WIDTH - 1, len(kept)) if len(kept) > 1 else np.array([_WIDTH / 2])
-    points = " ".join(f"{a:.0f},{_HEIGHT - 2 - b:.0f}" for a, b in zip(x, height * (_HEIGHT - 4), strict=True))
+    x = np.linspace(1, WIDTH - 1, len(kept)) if len(kept) > 1 else np.array([WIDTH / 2])
+    points = " ".join(f"{a:.0f},{HEIGHT - 2 - b:.0f}" for a, b in zip(x, height * (HEIGHT - 4), strict=True))
     percent = name != "mismatch" and get_metric(name).percent
-    last = f"{values[-1]:.1%}" if percent else f"{values[-1]:.3g}"
-    mark = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.3"/>'
-    return (
-        f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-hidden="true">{mark}</svg>'
-        f"<small>{last}</small>"
-    )
+    return {"text": f"{values[-1]:.1%}" if percent else f"{values[-1]:.3g}", "points": points}
+
+
+def _cell_html(cell: dict[str, str]) -> str:
+    """Return a cell as HTML."""
+    line = ""
+    if points := cell.get("points"):
+        line = (
+            f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">'
+            f'<polyline points="{escaped(points)}" fill="none" stroke="currentColor" stroke-width="1.3"/></svg>'
+        )
+    return f"<td style='text-align:left' title=\"{escaped(cell.get('title', ''))}\">{line}{escaped(cell['text'])}</td>"
 
 
 def render_overview(rows: list[OverviewRow]) -> str:
@@ -161,7 +165,5 @@ def render_overview(rows: list[OverviewRow]) -> str:
     if not rows:
         return "<p>No runs yet: <code>make demo</code> writes some.</p>"
     head = "".join(f"<th scope='col' style='text-align:left'>{column}</th>" for column in COLUMNS)
-    body = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in row.cells()) + "</tr>" for row in rows
-    )
+    body = "".join("<tr>" + "".join(map(_cell_html, row.cells())) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

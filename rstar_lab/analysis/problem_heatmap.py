@@ -1,7 +1,5 @@
 """Heat map of the pass rate of each problem at each step of a run."""
 
-from html import escape
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -9,6 +7,7 @@ import plotly.graph_objects as go
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
+from rstar_lab.visible_text import escaped
 
 _MAX_NAMES = 40  # maximum number of rows with a label on the axis
 
@@ -48,13 +47,13 @@ def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
         rate[cell.row][place] = cell.pass_rate
         where[cell.row][place] = f"run_id = '{run_id}' AND step = {cell.step} AND problem_id = '{quoted}'"
         text[cell.row][place] = (
-            f"{escape(cell.problem_id)}, step {cell.step}<br>{cell.pass_rate:.0%} of {cell.n} rollouts"
+            f"{escaped(cell.problem_id)}, step {cell.step}<br>{cell.pass_rate:.0%} of {cell.n} rollouts"
         )
     figure = go.Figure(
         go.Heatmap(
             z=rate,
             x=[str(step) for step in steps],
-            y=[escape(name) for name in names],
+            y=[escaped(name) for name in names],
             customdata=where,
             text=text,
             colorscale="Cividis",
@@ -74,7 +73,7 @@ def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
         figure.update_yaxes(title=title, showticklabels=False, ticks="")
     count, total = frame.problem_id.nunique(), cells.problem_id.nunique()
     of = f"{count:,} problems" if count == total else f"{count:,} of {total:,} problems"
-    figure.update_layout(height=min(900, 200 + 18 * len(names)), title=f"{escape(run_id)}: {of}, {len(steps):,} steps")
+    figure.update_layout(height=min(900, 200 + 18 * len(names)), title=f"{escaped(run_id)}: {of}, {len(steps):,} steps")
     return Figure(figure, frame)
 
 

@@ -2,7 +2,6 @@
 
 import difflib
 from dataclasses import dataclass
-from html import escape
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -12,6 +11,7 @@ from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import SOLVED
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
+from rstar_lab.visible_text import escaped
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ProblemHistory:
             hovertemplate="%{y}: first solved at step %{x}<extra></extra>",
         )
         figure.update_xaxes(title="step", type="category")
-        figure.update_layout(height=max(240, 120 + 36 * len(wide)), title=f"problem {escape(self.problem_id)}")
+        figure.update_layout(height=max(240, 120 + 36 * len(wide)), title=f"problem {escaped(self.problem_id)}")
         return Figure(figure, self.strip)
 
 
@@ -141,7 +141,7 @@ def compare_transcripts(runs: Runs, traj_a: str, traj_b: str) -> str:
         for number in range(max(len(left), len(right))):
             cells = [side[number] if number < len(side) else None for side in (left, right)]
             rows.append("<tr>" + _cell(cells[0], tag, "-") + _cell(cells[1], tag, "+") + "</tr>")
-    head = "".join(f"<th scope='col'>{escape(traj_id)}</th>" for traj_id in (traj_a, traj_b))
+    head = "".join(f"<th scope='col'>{escaped(traj_id)}</th>" for traj_id in (traj_a, traj_b))
     return f"<table style='width:100%;table-layout:fixed'><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
@@ -158,7 +158,7 @@ def _cell(text: str | None, tag: str, sign: str) -> str:
     colour = {"-": "#fbe3d6", "+": "#d9ebf7"}[sign] if tag != "equal" and text is not None else "transparent"
     mark = f"{sign} " if tag != "equal" and text is not None else ""
     style = f"background:{colour};color:{'#1b1b1b' if mark else 'inherit'};white-space:pre-wrap;overflow-wrap:anywhere"
-    return f"<td style='{style};vertical-align:top;font-family:monospace;text-align:left'>{escape(mark + (text or ''))}</td>"
+    return f"<td style='{style};vertical-align:top;font-family:monospace;text-align:left'>{escaped(mark + (text or ''))}</td>"
 
 
 def problem_table(runs: Runs, where: Where = None) -> pd.DataFrame:

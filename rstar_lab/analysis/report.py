@@ -4,7 +4,7 @@ The file needs no kernel and no network. It is computed from the run store only,
 """
 
 import json
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from plotly.offline import get_plotlyjs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcomes
-from rstar_lab.analysis.inspector.export import article_html
+from rstar_lab.analysis.inspector.export import article_html, content_hash, verdict
 from rstar_lab.analysis.inspector.palette import page_css
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.metrics import get_metric, measure
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.runs import RunReader, RunStoreError
+from rstar_lab.visible_text import escaped
 
 METRICS = (
     "pass1", "tool_error_rate", "tool_error_rate_correct", "calls", "response_tokens", "response_tokens_correct",
@@ -53,15 +54,27 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
         _section("Recipe and provenance", _provenance(reader)),
     ]
     script, style = ((STATIC / name).read_text() for name in ("report.js", "report.css"))
+    style, scripts = page_css() + style, [get_plotlyjs(), script]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # Nothing is loaded from anywhere, so an escaped transcript cannot send data even if the escaping failed.
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        "script-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'\">"
-        f"<title>{escape(reader.run_id)}</title><style>{page_css()}{style}</style>"
-        f"<script>{get_plotlyjs()}</script></head><body><main><h1>{escape(reader.run_id)}</h1>{''.join(parts)}</main>"
-        f"<script>{script}</script></body></html>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts, style)}">'
+        f"<title>{escaped(reader.run_id)}</title><style>{style}</style>"
+        f"</head><body><main><h1>{escaped(reader.run_id)}</h1>{''.join(parts)}</main>"
+        f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>\n"
+    )
+
+
+def _policy(scripts: Sequence[str], style: str) -> str:
+    """Return a content security policy that runs only these scripts, by their hashes, and connects to nowhere.
+
+    No other script runs and nothing is loaded, even if a text were not escaped. The empty style sheet is plotly's, which
+    adds its rules by script.
+    """
+    hashes = " ".join(map(content_hash, scripts))
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src {content_hash(style)} {content_hash('')}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -78,7 +91,7 @@ def _facts(reader: RunReader, runs: Runs) -> str:
         "Parent": (info.get("parent") or {}).get("run"), "Error": info.get("error"),
     }  # fmt: skip
     listed = "".join(
-        f"<div><dt>{key}</dt><dd>{escape(str(value))}</dd></div>" for key, value in facts.items() if value is not None
+        f"<div><dt>{key}</dt><dd>{escaped(value)}</dd></div>" for key, value in facts.items() if value is not None
     )
     return f'<dl class="facts">{listed}</dl>'
 
@@ -120,22 +133,22 @@ def _summary(runs: Runs) -> str:
         title = get_metric(metric).title
         values = [_format(metric, measured.get(metric)) for _, measured in parts]
         if len(parts) == 1:
-            sentences.append(f"<li>{escape(title)}: {values[0]}.</li>")
+            sentences.append(f"<li>{escaped(title)}: {values[0]}.</li>")
         else:
-            sentences.append(f"<li>{escape(title)}: {values[0]} in {parts[0][0]}, {values[1]} in {parts[1][0]}.</li>")
+            sentences.append(f"<li>{escaped(title)}: {values[0]} in {parts[0][0]}, {values[1]} in {parts[1][0]}.</li>")
     return f"<ul>{''.join(sentences)}</ul><p>In brackets: 95% intervals over problems.</p>"
 
 
 def _intervals(runs: Runs) -> str:
     parts = _measured(runs)
-    head = "".join(f"<th>{escape(name)}</th><th>n</th>" for name, _ in parts)
+    head = "".join(f"<th>{escaped(name)}</th><th>n</th>" for name, _ in parts)
     rows = []
     for metric in METRICS:
         cells = "".join(
             f"<td>{_format(metric, measured.get(metric))}</td><td>{measured[metric]['n'] if metric in measured else 0:,}</td>"
             for _, measured in parts
         )
-        rows.append(f"<tr><th>{escape(get_metric(metric).title)}</th>{cells}</tr>")
+        rows.append(f"<tr><th>{escaped(get_metric(metric).title)}</th>{cells}</tr>")
     return (
         f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     )
@@ -154,22 +167,21 @@ def _outcomes(runs: Runs) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    """Return the figure for light and for dark pages; the style sheet shows one of them."""
-    options: dict[str, Any] = {"full_html": False, "include_plotlyjs": False}
-    options["config"] = {"responsive": True, "displaylogo": False}
-    light, dark = figure.to_html(**options), figure.dark().to_html(**options)
-    return f'<div class="on-light">{light}</div><div class="on-dark">{dark}</div>'
+    """Return the figure as data, which the page's script draws for a light or a dark page."""
+    both = [json.loads(themed.to_json()) for themed in (figure, figure.dark())]
+    data = json.dumps(both).replace("<", "\\u003c")  # no text of the data can end the element
+    return f'<div class="figure"><script type="application/json">{data}</script></div>'
 
 
 def _comparison(runs: Runs, other: Runs) -> str:
     comparison = compare(other, runs, METRICS)
     rows = []
     for row in comparison.table.to_dict("records"):
-        cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values())
+        cells = "".join(f"<td>{escaped(_cell(value))}</td>" for value in row.values())
         rows.append(f"<tr>{cells}</tr>")
-    head = "".join(f"<th>{escape(str(column))}</th>" for column in comparison.table.columns)
+    head = "".join(f"<th>{escaped(column)}</th>" for column in comparison.table.columns)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<p>{escape(comparison.sentence)}</p><div class="wide">{table}</div>'
+    return f'<p>{escaped(comparison.sentence)}</p><div class="wide">{table}</div>'
 
 
 def _cell(value: Any) -> str:
@@ -188,13 +200,13 @@ def _trajectories(runs: Runs, sample: int) -> str:
         plain = (row.get("response_tokens") or 0) > TOKEN_LIMIT
         full = source.row(row["traj_id"])
         article = article_html(full, record, source.siblings(full), plain=plain)
-        correct = (row["reward"] or 0) > 0
+        state, mark, text = verdict(full)
         label = f"{row['problem_id']}, step {row['step']}"
         search = " ".join([label, str(record.get("question") or ""), str(record.get("messages") or "")]).lower()
         items.append(
-            f'<li data-number="{number}" data-correct="{int(correct)}" data-errors="{int((row["errors"] or 0) > 0)}" '
-            f'data-text="{escape(search[:6000], quote=True)}"><button type="button">'
-            f'<b class="{"right" if correct else "wrong"}">{"✓" if correct else "✗"}</b> {escape(label)}'
+            f'<li data-number="{number}" data-verdict="{state}" data-errors="{int((row["errors"] or 0) > 0)}" '
+            f'data-text="{escaped(search[:6000])}"><button type="button">'
+            f'<b class="{state}" title="{escaped(text)}">{mark}</b> {escaped(label)}'
             f"<small>{row['turns']} turns, {row['errors']} errors, {row['response_tokens']} tokens</small></button></li>"
         )
         templates.append(f'<template id="trajectory-{number}">{article}</template>')
@@ -226,6 +238,6 @@ def _provenance(reader: RunReader) -> str:
     recipe = yaml.safe_dump(info.get("recipe") or {}, sort_keys=False, allow_unicode=True)
     origin = {key: info.get(key) for key in ("versions", "commit", "hardware", "attempts", "extra")}
     return (
-        f"<details><summary>Recipe</summary><pre>{escape(recipe)}</pre></details>"
-        f"<details><summary>Versions, commit and hardware</summary><pre>{escape(json.dumps(origin, indent=1))}</pre></details>"
+        f"<details><summary>Recipe</summary><pre>{escaped(recipe)}</pre></details>"
+        f"<details><summary>Versions, commit and hardware</summary><pre>{escaped(json.dumps(origin, indent=1))}</pre></details>"
     )

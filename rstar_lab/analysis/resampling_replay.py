@@ -3,7 +3,6 @@
 The rollouts of a step are resampled offline with the function that training uses (`rl.algorithm.roc.resample`).
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from rstar_lab.rl.algorithm.roc import (
     tool_error_penalty,
 )
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.messages import read_messages
 
 Errors = Literal["outcomes", "substring"]
 
@@ -171,7 +171,7 @@ def _penalties(runs: Runs, frame: pd.DataFrame, errors: Errors) -> np.ndarray:
         [str(frame.run_id.iloc[0]), int(frame.step.iloc[0])],
     )
     responses = {
-        row.traj_id: [message["content"] for message in json.loads(row.messages) if message["role"] == "tool"]
+        row.traj_id: [message["content"] for message in read_messages(row.messages) if message["role"] == "tool"]
         for row in named_rows(transcripts)
     }
     if missing := set(frame.traj_id) - responses.keys():

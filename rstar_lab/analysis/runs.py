@@ -22,6 +22,7 @@ from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.queries import check_query
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.questions import copied_questions
 from rstar_lab.runs.reader import RunReader, StoredFile, read_steps, run_folders
 from rstar_lab.runs.schema import TRANSCRIPTS
@@ -173,7 +174,7 @@ class Runs:
         """
         row = self._transcript_row(self._place(traj_id), "question, truth, messages")
         rows, turn = [], -1
-        for number, message in enumerate(json.loads(row["messages"])):
+        for number, message in enumerate(read_messages(row["messages"])):
             turn += message["role"] == "assistant"
             rows.append(
                 {

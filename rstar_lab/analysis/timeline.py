@@ -1,7 +1,5 @@
 """Timeline of the rollouts of a step: when each one generates, waits for a tool, runs it, or waits for the last rollout."""
 
-import json
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,8 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.messages import read_messages
+from rstar_lab.visible_text import escaped
 
 KINDS: dict[str, dict[str, Any]] = {  # marker of each kind of segment
     "generate": {"color": COLOURS[0]},
@@ -69,7 +69,7 @@ def _turns(runs: Runs, run_id: str, step: int, traj_ids: list[str]) -> dict[str,
         return {}
     turns = {}
     for row in named_rows(stored):
-        spoken = [m.get("generate_s") for m in json.loads(row.messages or "[]") if m["role"] == "assistant"]
+        spoken = [m.get("generate_s") for m in read_messages(row.messages or "[]") if m["role"] == "assistant"]
         if spoken and None not in spoken:
             turns[row.traj_id] = pd.DataFrame({"generate_s": spoken, "queue_s": 0.0, "tool_s": 0.0})
     try:
@@ -135,7 +135,7 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
         name="last rollout",
         marker={"symbol": "star", "size": 13, "color": COLOURS[1], "line": {"color": "white", "width": 1}},
         customdata=[_condition(last)],
-        text=[escape(last)],
+        text=[escaped(last)],
         hovertemplate="%{text}<br>ends last, at %{x:.3g} s<extra></extra>",
     )
     shown = frame.lane.max() + 1
@@ -150,7 +150,7 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
 
 def _describe(segment: Any) -> str:
     turn = f", turn {segment.turn + 1}" if segment.turn >= 0 else ""
-    return f"{escape(segment.traj_id)}{turn}<br>{segment.kind} {segment.seconds:.3g} s from {segment.start_s:.3g} s"
+    return f"{escaped(segment.traj_id)}{turn}<br>{segment.kind} {segment.seconds:.3g} s from {segment.start_s:.3g} s"
 
 
 def _condition(traj_id: str) -> str:

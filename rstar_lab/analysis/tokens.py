@@ -5,7 +5,6 @@ and reflection tokens after one (split here by whether the last response was an 
 reported separately, because code usually has low entropy.
 """
 
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, word_pattern
 from rstar_lab.tool_calls import parse_stored_calls
 
@@ -246,7 +246,7 @@ def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.Dat
 
 def own_texts(messages: str) -> list[str]:
     """Return the texts of the model in the JSON of a transcript."""
-    return [message["content"] for message in json.loads(messages) if message["role"] == "assistant"]
+    return [message["content"] for message in read_messages(messages) if message["role"] == "assistant"]
 
 
 def plot_token_kinds(table: pd.DataFrame) -> Figure:

@@ -148,6 +148,12 @@ class Views:
             table = pa.concat_tables(tables) if tables else ROLLUP.empty_table()
             own = pa.array(self._runs_with_own_reward(), pa.string())
             table = table.append_column("own_reward", pc.is_in(table["run_id"], own))
+            selecting = pc.invert(pc.is_in(table["run_id"], pa.array(self._runs_without_selection(), pa.string())))
+            for name in ("kept_n", "kept_mean", "kept_sd"):
+                column = pc.if_else(
+                    selecting, table[name], pa.scalar(0 if name == "kept_n" else None, table[name].type)
+                )
+                table = table.set_column(table.column_names.index(name), name, column)
         else:
             table = pa.Table.from_pandas(self._frames[name](), preserve_index=False)
         self._connection.register("rows_in_memory", table)
@@ -156,7 +162,16 @@ class Views:
 
     def _trajectories(self, files: Sequence[StoredFile]) -> str:
         """Return a SELECT of the trajectories in these files, with the columns that tell a positive reward from a correct answer."""
-        return f"SELECT *, {self._correctness_columns()} FROM ({select_files_sql('trajectories', files)})"
+        return f"SELECT {self._stored_columns()}, {self._correctness_columns()} FROM ({select_files_sql('trajectories', files)})"
+
+    def _stored_columns(self) -> str:
+        """SQL of the stored columns. `kept` is missing in runs that select nothing, which older files store as dropped."""
+        if not (run_ids := self._runs_without_selection()):
+            return "*"
+        return f"* REPLACE (CASE WHEN run_id NOT IN ({', '.join(map(quoted, run_ids))}) THEN kept END AS kept)"
+
+    def _runs_without_selection(self) -> list[str]:
+        return [reader.run_id for reader in self.readers() if reader.info["kind"] in ("evaluate", "chat")]
 
     def _correctness_columns(self) -> str:
         """SQL of the columns rewarded, verified and correct, which tell a positive reward from a correct answer."""

@@ -18,15 +18,15 @@ RunId = Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list
 @app.command("list", epilog="Example:\n\n`rstar-lab runs list --runs-dir runs`")
 def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     """List all runs, oldest first, with status, steps and the latest mean reward. Unreadable runs are listed too."""
-    from rstar_lab.runs.errors import RunStoreError
+    from rstar_lab.runs.errors import READ_ERRORS
     from rstar_lab.runs.reader import run_folders
 
     rows = []
     for folder in run_folders(runs_dir):
         try:
             rows.append(_summary(folder))
-        except (RunStoreError, OSError) as error:
-            rows.append({"run_id": folder.name, "status": "unreadable", "error": str(error)})
+        except READ_ERRORS as error:
+            rows.append({"run_id": folder.name, "status": "unreadable", "error": str(error) or type(error).__name__})
     rows.sort(key=lambda row: row.get("created") or "")
     if as_json:
         for row in rows:

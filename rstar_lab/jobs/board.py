@@ -1,7 +1,6 @@
 """A table of all jobs in a notebook, with their progress and buttons: `JobBoard()`."""
 
 import asyncio
-import html
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from rstar_lab.jobs import ssh
 from rstar_lab.jobs.job import Job, job_row, list_jobs
 from rstar_lab.jobs.progress import progress
 from rstar_lab.runs.locate import find_runs_dir
+from rstar_lab.visible_text import escaped
 
 EVERY_S = 3.0
 COLOURS = {"running": "#1565c0", "queued": "#8d6e00", "finished": "#2e7d32", "failed": "#c62828", "stopped": "#6d6d6d"}
@@ -176,7 +176,7 @@ def render_table(rows: list[BoardRow]) -> str:
     head = "".join(f"<th style='text-align:left'>{column}</th>" for column in COLUMNS)
     lines = []
     for row in rows:
-        cells = [html.escape(text) for text in row.cells()]
+        cells = [escaped(text) for text in row.cells()]
         cells[1] = f"<b style='color:{COLOURS.get(row.status, 'inherit')}'>{cells[1]}</b>"
         cells[-1] = f"<span title='{cells[-1]}'>{cells[-1][:80]}</span>"
         lines.append("<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells) + "</tr>")

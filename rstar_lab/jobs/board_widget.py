@@ -1,6 +1,5 @@
 """The interactive job board: a table, the selected job, and buttons."""
 
-import html
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ import ipywidgets as widgets
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.job import Job, attach
+from rstar_lab.visible_text import escaped
 
 if TYPE_CHECKING:
     from rstar_lab.jobs.board import BoardRow, JobBoard
@@ -70,11 +70,11 @@ class BoardWidget:
         try:
             self.message.value = action(attach(self.selection.value, runs_dir=self.board.runs_dir))
         except UserError as error:
-            self.message.value = f"<b>{html.escape(str(error))}</b>"
+            self.message.value = f"<b>{escaped(error)}</b>"
         self.board.refresh()
 
     def _logs(self, job: Job) -> str:
-        return f"<pre>{html.escape(job.logs(LOG_LINES)) or 'no output yet'}</pre>"
+        return f"<pre>{escaped(job.logs(LOG_LINES)) or 'no output yet'}</pre>"
 
     def _open(self, job: Job) -> str:
         if job.run_dir is None:

@@ -1,6 +1,5 @@
 """Describe a job before it is submitted: time, GPU-hours, cost, disk, failed checks, and the state of the queue."""
 
-import html
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile
+from rstar_lab.visible_text import escaped
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class JobDescription:
         for label, text in self.rows():
             mark = ' style="color:#c62828"' if label == "failed" else ""
             lines.append(
-                f"<tr{mark}><th style='text-align:left;vertical-align:top'>{html.escape(label)}</th>"
-                f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+                f"<tr{mark}><th style='text-align:left;vertical-align:top'>{escaped(label)}</th>"
+                f"<td style='text-align:left'>{escaped(text)}</td></tr>"
             )
         return f"<table>{''.join(lines)}</table>"
 

@@ -1,6 +1,5 @@
 """A form in a notebook that describes and submits a job: `SubmitForm()`."""
 
-import html
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rstar_lab.jobs.describe import JobDescription, describe
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.submit import RECIPES, submit
 from rstar_lab.runs.locate import find_runs_dir
+from rstar_lab.visible_text import escaped
 
 COMMANDS = {"SFT, RL and evaluation": None, "RL": "train", "SFT": "sft"}
 
@@ -59,7 +59,7 @@ class SubmitForm:
                 command=COMMANDS[self.command.value],
             )  # fmt: skip
         except UserError as error:
-            self.message.value = f"<b>{html.escape(str(error))}</b>"
+            self.message.value = f"<b>{escaped(error)}</b>"
             return
         self.message.value = self.description._repr_html_()
         self.submit_button.disabled = not self.description.ready
@@ -76,9 +76,9 @@ class SubmitForm:
                 runs_dir=self.runs_dir, host=self.host.value or None, preflight=False, log=lambda _: None,
             )  # fmt: skip
         except UserError as error:
-            self.message.value = f"<b>{html.escape(str(error))}</b>"
+            self.message.value = f"<b>{escaped(error)}</b>"
             return
-        self.message.value = f"submitted as <code>{html.escape(self.job.id)}</code>"
+        self.message.value = f"submitted as <code>{escaped(self.job.id)}</code>"
 
     def _forget(self) -> None:
         """Disable Submit, because the settings have changed since the last check."""
@@ -99,4 +99,4 @@ class SubmitForm:
 
         bundle: dict[str, Any] = self.root._repr_mimebundle_() or {}
         text = f"form for recipe {self.recipe.value} on {self.host.value or 'this machine'}; open the notebook in JupyterLab to use it"
-        display({**bundle, "text/html": f"<p>{html.escape(text)}</p>", "text/plain": text}, raw=True)
+        display({**bundle, "text/html": f"<p>{escaped(text)}</p>", "text/plain": text}, raw=True)

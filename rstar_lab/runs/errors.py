@@ -11,5 +11,9 @@ class TranscriptsElsewhere(RunStoreError):
     """The run is a copy, and its transcripts are on another host."""
 
 
+# What reading a run folder of somebody else can raise. A list of runs shows such a run as unreadable and goes on.
+READ_ERRORS = (UserError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+
+
 class RunLocked(RunStoreError):
     """Another process is writing the run."""

@@ -4,19 +4,20 @@ import base64
 import bisect
 import hashlib
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
+from rstar_lab.analysis.inspector.modules import STATIC
 from rstar_lab.analysis.inspector.palette import SCALES, page_css
 from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.visible_text import visible
+from rstar_lab.visible_text import escaped, visible
 
 _CSS = page_css()
 _SYNTAX = (
@@ -27,8 +28,8 @@ _SYNTAX = (
     (Number, "num"),
     (Name.Builtin, "bi"),
 )
-_LABELS = {"code": "Python", "input": "Standard input", "tool": "Tool response", "call": "Tool call", "text": "Model",
-           "reason": "Reasoning", "answer": "Answer", "system": "System", "user": "Problem"}  # fmt: skip
+# Headings of the kinds of segments; static/transcript.js reads the same file.
+LABELS: dict[str, str] = json.loads((STATIC / "labels.json").read_text(encoding="utf-8"))
 _CHANNELS = (("entropy", "Entropy"), ("log_prob", "Log-prob"), ("mismatch", "Mismatch"), ("mask", "Loss mask"),
              ("advantage", "Advantage"), ("none", "None"))  # fmt: skip
 _MISSING = "–"
@@ -45,13 +46,40 @@ def format_value(value: Any, digits: int = 3) -> str:
     return visible(str(value))
 
 
+def verdict(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return what a reward says: its state (ok, bad, none), a mark and a text.
+
+    A rollout without a reward is neither right nor wrong. A reward of the user's own function (`correct` is missing) says
+    nothing about the answer.
+    """
+    reward = row.get("reward")
+    if reward is None or math.isnan(reward):
+        return "none", _MISSING, "not scored"
+    good = reward > 0
+    state, mark = ("ok", "✓") if good else ("bad", "✗")
+    if "correct" in row and row["correct"] is None:
+        return state, mark, f"reward {format_value(float(reward))}"
+    return state, mark, "correct" if good else "wrong"
+
+
+def solved_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many of the rollouts are correct, as text. Rollouts without a reward are counted apart."""
+    states = [verdict(row) for row in rows]
+    scored = [state for state in states if state[0] != "none"]
+    if not scored:
+        return f"{len(rows)} rollouts, not scored"
+    word = "correct" if any(text in ("correct", "wrong") for *_, text in scored) else "with a reward above 0"
+    apart = f", {len(rows) - len(scored)} not scored" if len(scored) < len(rows) else ""
+    return f"{sum(state == 'ok' for state, *_ in scored)} of {len(scored)} {word}{apart}"
+
+
 def roc_status(row: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Describe whether RoC kept the rollout, and why not if it did not.
+    """Describe whether RoC kept the rollout, and why not if it did not; "" if nothing was selected, as in an evaluation.
 
     siblings: all rollouts of the group.
     """
     if row.get("kept") is None:
-        return "RoC selection not recorded"
+        return ""
     if not row["kept"] and len(siblings) > 1 and not any(sibling.get("kept") for sibling in siblings):
         if len({sibling.get("reward") for sibling in siblings}) == 1:
             return f"dropped: all {len(siblings)} rewards of the group are equal"
@@ -89,14 +117,18 @@ def export_html(
     article = article_html(row, record, siblings, note, plain=fragment)
     if fragment:
         return f"<style>{_CSS}</style>{article}"
-    digest = base64.b64encode(hashlib.sha256(_CSS.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; style-src {content_hash(_CSS)}; base-uri 'none'; form-action 'none'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_CSS}</style></head><body><main>{article}</main></body></html>\n"
+        f"<title>{escaped(title)}</title><style>{_CSS}</style></head><body><main>{article}</main></body></html>\n"
     )
+
+
+def content_hash(text: str) -> str:
+    """Return the source expression of a content security policy that allows an inline script or style sheet."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _title(row: Mapping[str, Any]) -> str:
@@ -135,7 +167,7 @@ def _header(
     title: str,
     note: Mapping[str, Any],
 ) -> str:
-    correct = (row.get("reward") or 0) > 0
+    state, mark, text = verdict(row)
     truth = row.get("truth") if row.get("truth") is not None else record.get("truth")
     facts = [
         ("Run", row.get("run_id")), ("Stage", row.get("stage")), ("Step", row.get("step")), ("Policy", row.get("policy_version")),
@@ -147,18 +179,18 @@ def _header(
         facts.append(("Environment", row["environment"]))
     facts += (row.get("metrics") or {}).items()
     listed = "".join(
-        f"<div><dt>{escape(visible(name))}</dt><dd>{escape(format_value(value))}</dd></div>" for name, value in facts
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(format_value(value))}</dd></div>" for name, value in facts
     )
-    mark = "✓ Correct" if correct else "✗ Wrong"
-    tags = "".join(f'<span class="rl-chip">{escape(visible(tag))}</span>' for tag in note.get("tags", []))
-    written = f'<p class="rl-note">{escape(visible(note["note"]))}</p>' if note.get("note") else ""
+    status = roc_status(row, siblings)
+    selection = f'<span class="rl-chip">{escaped(status)}</span>' if status else ""
+    tags = "".join(f'<span class="rl-chip">{escaped(tag)}</span>' for tag in note.get("tags", []))
+    written = f'<p class="rl-note">{escaped(note["note"])}</p>' if note.get("note") else ""
     return (
-        f'<header class="rl-head"><h2>{escape(title)}</h2>'
-        f'<p class="rl-chips"><span class="rl-chip rl-{"ok" if correct else "bad"}">{mark}</span>'
-        f'<span class="rl-chip">{escape(roc_status(row, siblings))}</span>{tags}</p>'
-        f'<p class="rl-answer">Answer <b>{escape(format_value(row.get("answer")))}</b> · truth <b>{escape(format_value(truth))}</b></p>'
+        f'<header class="rl-head"><h2>{escaped(title)}</h2>'
+        f'<p class="rl-chips"><span class="rl-chip rl-{state}">{mark} {escaped(text.capitalize())}</span>{selection}{tags}</p>'
+        f'<p class="rl-answer">Answer <b>{escaped(format_value(row.get("answer")))}</b> · truth <b>{escaped(format_value(truth))}</b></p>'
         f'{written}<dl class="rl-facts">{listed}</dl>'
-        f'<p class="rl-id">{escape(visible(str(row.get("traj_id"))))}</p></header>'
+        f'<p class="rl-id">{escaped(row.get("traj_id"))}</p></header>'
     )
 
 
@@ -172,15 +204,16 @@ def _switch() -> str:
 
 
 def _segment(segment: Segment, values: np.ndarray | None, advantage: float | None) -> str:
-    label = _LABELS.get(segment.kind, segment.kind.capitalize())
+    kind = segment.kind if segment.kind in LABELS else "other"  # the kind becomes a class
+    label = LABELS[kind]
     badge = ""
     if segment.outcome:
-        badge = f'<span class="rl-badge rl-{outcome_class(segment.outcome)}">{escape(segment.outcome)}</span>'
-    tool = f' <span class="rl-tool">{escape(visible(segment.tool))}</span>' if segment.tool else ""
+        badge = f'<span class="rl-badge rl-{outcome_class(segment.outcome)}">{escaped(segment.outcome)}</span>'
+    tool = f' <span class="rl-tool">{escaped(segment.tool)}</span>' if segment.tool else ""
     text = "".join(_pieces(segment, values, advantage))
     turn = f'<span class="rl-turn">Turn {segment.turn}</span> ' if segment.turn else ""
     return (
-        f'<section class="rl-seg rl-{segment.kind}" data-outcome="{outcome_class(segment.outcome)}">'
+        f'<section class="rl-seg rl-{kind}" data-outcome="{outcome_class(segment.outcome)}">'
         f'<h3>{turn}{label}{tool} {badge}</h3><pre class="rl-text" dir="ltr">{text}</pre></section>'
     )
 
@@ -201,7 +234,7 @@ def _pieces(segment: Segment, values: np.ndarray | None, advantage: float | None
             token = segment.first + bisect.bisect_right(starts, begin) - 1
             classes += _levels(values[:, token], advantage)
             title = f' title="{_tooltip(values[:, token], token)}"'
-        piece = escape(text[begin:end])
+        piece = escaped(text[begin:end])
         yield f'<span class="{" ".join(classes)}"{title}>{piece}</span>' if classes or title else piece
 
 
@@ -243,10 +276,10 @@ def _siblings(siblings: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> 
     for sibling in siblings:
         mark = " class=rl-this" if sibling.get("traj_id") == row.get("traj_id") else ""
         cells = (
-            format_value(sibling.get("sample")), "✓" if (sibling.get("reward") or 0) > 0 else "✗", roc_status(sibling, siblings),
+            format_value(sibling.get("sample")), verdict(sibling)[1], roc_status(sibling, siblings),
             *(format_value(sibling.get(name)) for name in ("calls", "errors", "response_tokens", "advantage", "answer")),
         )  # fmt: skip
-        lines += f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+        lines += f"<tr{mark}>" + "".join(f"<td>{escaped(cell)}</td>" for cell in cells) + "</tr>"
     head = "".join(f'<th scope="col">{name}</th>' for name in
                    ("Sample", "Correct", "RoC", "Calls", "Errors", "Tokens", "Advantage", "Answer"))  # fmt: skip
     return f'<h3>Rollouts of the same group</h3><table class="rl-table"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
@@ -268,12 +301,10 @@ def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str) -> s
     )
     head = "".join(f'<th scope="col">{name.replace("_", " ")}</th>' for name in columns)
     lines = "".join(
-        "<tr>" + "".join(f"<td>{escape(format_value(row.get(name)))}</td>" for name in columns) + "</tr>"
+        "<tr>" + "".join(f"<td>{escaped(format_value(row.get(name)))}</td>" for name in columns) + "</tr>"
         for row in rows
     )
-    caption = f"{total:,} trajectories of {escape(visible(label))}" + (
-        f"; the first {len(rows)}" if total > len(rows) else ""
-    )
+    caption = f"{total:,} trajectories of {escaped(label)}" + (f"; the first {len(rows)}" if total > len(rows) else "")
     return (
         f'<style>{_CSS}</style><div class="rl rl-page"><table class="rl-table"><caption>{caption}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
@@ -287,7 +318,8 @@ def export_markdown(
     note: Mapping[str, Any] | None = None,
 ) -> str:
     """Return one trajectory as Markdown. Each code fence is longer than any run of backticks in its text."""
-    right = "correct" if (row.get("reward") or 0) > 0 else "wrong"
+    right = verdict(row)[2]
+    status = f"{status}; " if (status := roc_status(row, siblings)) else ""
     truth = row.get("truth") if row.get("truth") is not None else record.get("truth")
     lines = [
         f"# {_inline(row.get('problem_id'))}, step {row.get('step')}, sample {row.get('sample')}",
@@ -295,19 +327,18 @@ def export_markdown(
         f"- trajectory: {_inline(row.get('traj_id'))}",
         f"- run: {_inline(row.get('run_id'))}, stage {_inline(row.get('stage'))}",
         f"- answer: {_inline(row.get('answer'))}, truth {_inline(truth)}: **{right}**",
-        f"- {roc_status(row, siblings)}; advantage {format_value(row.get('advantage'))}",
+        f"- {status}advantage {format_value(row.get('advantage'))}",
         f"- {format_value(row.get('turns'))} turns, {format_value(row.get('calls'))} tool calls, {format_value(row.get('errors'))} errors, "
         f"{format_value(row.get('response_tokens'))} tokens",
     ]
     if len(siblings) > 1:
-        solved = sum((sibling.get("reward") or 0) > 0 for sibling in siblings)
-        lines.append(f"- group: {solved} of {len(siblings)} correct")
+        lines.append(f"- group: {solved_of(siblings)}")
     if note and (note.get("note") or note.get("tags")):
         lines.append(
             f"- note: {_inline(note.get('note') or '')} {' '.join(_inline(tag) for tag in note.get('tags', []))}"
         )
     for segment in segments(record):
-        title = _LABELS.get(segment.kind, segment.kind)
+        title = LABELS.get(segment.kind, LABELS["other"])
         outcome = f" ({segment.outcome})" if segment.outcome else ""
         turn = f"Turn {segment.turn}: " if segment.turn else ""
         text = visible(segment.text)

@@ -23,8 +23,8 @@ from rstar_lab.visible_text import visible
 DEFAULT_ORDER = (("step", True), ("run_id", False), ("group_id", False), ("sample", False), ("traj_id", False))
 # Columns that the list shows. The other columns are read when a row is opened.
 LIST_COLUMNS = (
-    "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "kept", "outcomes", "calls", "errors", "turns",
-    "response_tokens", "answer", "truth", "p_err", "p_format", "advantage", "entropy", "reflection_tokens", "stop_reason",
+    "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "correct", "kept", "outcomes", "calls", "errors",
+    "turns", "response_tokens", "answer", "truth", "p_err", "p_format", "advantage", "entropy", "reflection_tokens", "stop_reason",
 )  # fmt: skip
 _MAX_SORTED_ROWS = 5_000  # if more rows than this share one value, they are read by step and run instead of sorted
 _CACHED_FILTERS = 8  # number of filters whose counts are cached

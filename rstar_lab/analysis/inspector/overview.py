@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from rstar_lab.analysis.metrics import curves
 from rstar_lab.analysis.overview_rows import COLUMNS, ROLLED_UP, OverviewRow, OverviewRows, render_overview
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
-from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.locate import find_runs_dir
+from rstar_lab.visible_text import escaped
 
 _CSS = """
 .rl-overview { max-height: 420px; overflow: auto; }
@@ -42,7 +44,7 @@ class RunTable(NotebookWidget):
     _css = _CSS
 
     columns: traitlets.List[str] = traitlets.List(list(COLUMNS)).tag(sync=True)
-    table_rows: traitlets.List[Any] = traitlets.List().tag(sync=True)  # pairs of run id and HTML of its cells
+    table_rows: traitlets.List[Any] = traitlets.List().tag(sync=True)  # pairs of run id and its cells
     selected: traitlets.List[str] = traitlets.List().tag(sync=True)
 
     def __init__(self, rows: list[OverviewRow], **state: Any) -> None:
@@ -52,7 +54,7 @@ class RunTable(NotebookWidget):
     def set_rows(self, rows: list[OverviewRow]) -> None:
         """Show these rows."""
         self.rows = rows
-        self.table_rows = [[row.run_id, "".join(f"<td>{cell}</td>" for cell in row.cells())] for row in rows]
+        self.table_rows = [[row.run_id, row.cells()] for row in rows]
 
     def static_bundle(self) -> dict[str, Any]:
         return {"text/html": render_overview(self.rows), "text/plain": "\n".join(row.run_id for row in self.rows)}
@@ -127,6 +129,12 @@ class Overview:
         if not run_ids:
             self.figure.update_figure(_empty_figure())
             return
+        try:
+            self._draw_runs(run_ids, new_store)
+        except READ_ERRORS as error:
+            self.figure.update_figure(_empty_figure(f"A selected run cannot be read: {error}"))
+
+    def _draw_runs(self, run_ids: list[str], new_store: bool) -> None:
         root = self._reader.root
         runs = open_runs(root, run_ids=run_ids)
         frame = curves(runs, ROLLED_UP)
@@ -145,7 +153,7 @@ class Overview:
             await asyncio.sleep(self.every_s)
             try:
                 self._show(await asyncio.to_thread(self._reader.read))
-            except RunStoreError:  # a run was moved or cut between two reads: the next update shows it
+            except READ_ERRORS:  # a run was moved or cut between two reads: the next update shows it
                 continue
 
     def _ipython_display_(self, **_: Any) -> None:
@@ -161,10 +169,10 @@ class Overview:
             self.task = loop.create_task(self._follow())
 
 
-def _empty_figure() -> Figure:
+def _empty_figure(text: str = "Select runs with rollouts in the table to see their curves.") -> Figure:
     figure = go.Figure()
     figure.add_annotation(
-        text="Select runs with rollouts in the table to see their curves.",
+        text="<br>".join(map(escaped, textwrap.wrap(text, 120)[:4])),
         showarrow=False,
         x=0.5,
         y=0.5,

@@ -8,8 +8,8 @@ import pandas as pd
 
 from rstar_lab.analysis.inspector.listing import to_json_value
 from rstar_lab.analysis.inspector.source import Source
-from rstar_lab.analysis.inspector.transcript import read_messages
 from rstar_lab.errors import UserError
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.visible_text import visible
 

@@ -120,7 +120,13 @@ class Source:
             if "stage" in self.columns
             else []
         )
+        own, unscored = self._rows(
+            "SELECT count_if(correct IS NULL AND reward IS NOT NULL), count_if(reward IS NULL) FROM trajectories",
+            raw=True,
+        )[0]
         return {
+            "own_reward": bool(own),
+            "unscored": bool(unscored),
             "first": min(steps, default=None),
             "last": max(steps, default=None),
             "total": sum(n for *_, n in blocks),

@@ -1,7 +1,6 @@
 """Split a transcript into segments: reasoning, code, tool responses and answer, each with its tokens."""
 
 import bisect
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import ToolCall, parse_stored_turn
 from rstar_lab.visible_text import visible
 
@@ -24,8 +24,8 @@ CHANNELS = ("entropy", "engine_log_probs", "trainer_log_probs", "loss_mask", "re
 class Segment:
     """A part of a transcript that is shown as one block.
 
-    kind: system, user, reason, text, code, input, call (a tool call that could not be parsed), tool, answer; model or
-    environment in the raw view.
+    kind: system, user, reason, text, code, input, call (a tool call that could not be parsed), tool, answer,
+    environment, other; model or stream (tool and template tokens) in the raw view.
     first: index of the first response token. starts[i]: character offset in `text` where token `first + i` begins.
     """
 
@@ -71,12 +71,6 @@ class _TokenText:
         return first, tuple(max(start - begin, 0) for start in self.starts[first:last])
 
 
-def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return the messages of a transcript, given as a list of dicts or as JSON."""
-    loaded = json.loads(messages) if isinstance(messages, str) else list(messages if messages is not None else [])
-    return [dict(message) for message in loaded]
-
-
 def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     """Split a transcript into segments.
 
@@ -93,10 +87,10 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
         return opening + list(_from_messages(messages[len(opening) if messages else 0 :]))
     stream = _TokenText(_known_texts(texts, record.get("response_ids")))
     responses = iter([message for message in messages if message.get("role") == "tool"])
-    failure = [Segment("environment", _text(m), 0) for m in messages if m.get("role") == "environment"]
+    failure = [Segment("environment", m["content"], 0) for m in messages if m.get("role") == "environment"]
     last = max((i for i, message in enumerate(messages) if message.get("role") == "assistant"), default=len(messages))
     unread = list(_run_of_tools(messages[last + 1 :]))
-    written = [_text(message) for message in messages if message.get("role") == "assistant"]
+    written = [message["content"] for message in messages if message.get("role") == "assistant"]
     return (
         opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, unread, written, raw)) + failure
     )
@@ -112,29 +106,24 @@ def _opening(messages: list[dict[str, Any]], record: Mapping[str, Any]) -> Itera
     for message in messages:
         if message.get("role") not in ("system", "user"):
             return
-        yield Segment(message["role"], _text(message), 0)
+        yield Segment(message["role"], message["content"], 0)
     if not messages and record.get("question"):
         yield Segment("user", str(record["question"]), 0)
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 
 
 def _from_messages(messages: list[dict[str, Any]]) -> Iterator[Segment]:
     turn = 0
     for index, message in enumerate(messages):
-        role = message.get("role")
+        role = message["role"]
         if role == "assistant":
             turn += 1
             following = [m.get("outcome") for m in _run_of_tools(messages[index + 1 :])]
-            text = _text(message)
+            text = message["content"]
             yield from _model_turn(text, (0, len(text)), turn, None, iter(following))
         elif role == "tool":
-            yield Segment("tool", _text(message), turn, message.get("tool"), message.get("outcome"))
+            yield Segment("tool", message["content"], turn, message.get("tool"), message.get("outcome"))
         else:
-            yield Segment(str(role), _text(message), turn)
+            yield Segment(role, message["content"], turn)
 
 
 def _run_of_tools(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -176,12 +165,12 @@ def _from_tokens(
         turn += flag
         if raw:
             first, starts = stream.tokens(begin, end)
-            yield Segment("model" if flag else "environment", stream.text[begin:end], turn, None, None, first, starts)
+            yield Segment("model" if flag else "stream", stream.text[begin:end], turn, None, None, first, starts)
         elif flag:
             following = stretches[place + 1] if place + 1 < len(stretches) else None
             # Read the tool responses first: a tool call shows the outcome of its response.
             if following is None:
-                answers = [Segment("tool", _text(m), turn, m.get("tool"), m.get("outcome")) for m in unread]
+                answers = [Segment("tool", m["content"], turn, m.get("tool"), m.get("outcome")) for m in unread]
             else:
                 answers = list(_tool_answers(stream, following[1:], turn, responses))
             outcomes = iter([answer.outcome for answer in answers])
@@ -207,7 +196,7 @@ def _tool_answers(
     for match in _TOOL_RESPONSE.finditer(window) if "<tool_response>" in window else ():
         message = next(responses, {})
         low, high = match.span(1)
-        content = _text(message)
+        content = message.get("content", "")
         if content and window.startswith(content, low):
             high = low + len(content)
         first, starts = stream.tokens(begin + low, begin + high)

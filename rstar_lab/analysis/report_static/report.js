@@ -1,3 +1,17 @@
+// Draws the figures for a light or a dark page.
+(() => {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const figures = [...document.querySelectorAll(".figure")].map((box) => [box, JSON.parse(box.firstChild.textContent)]);
+  const draw = () => {
+    for (const [box, themes] of figures) {
+      const { data, layout } = themes[dark.matches ? 1 : 0];
+      Plotly.react(box, data, layout, { responsive: true, displaylogo: false });
+    }
+  };
+  dark.addEventListener("change", draw);
+  draw();
+})();
+
 // Shows the selected trajectory; filters the list by text, correctness and tool errors.
 (() => {
   const list = document.getElementById("list");
@@ -16,8 +30,8 @@
 
   function matches(item) {
     const kind = filter.value;
-    if (kind === "correct" && item.dataset.correct !== "1") return false;
-    if (kind === "wrong" && item.dataset.correct !== "0") return false;
+    if (kind === "correct" && item.dataset.verdict !== "ok") return false;
+    if (kind === "wrong" && item.dataset.verdict !== "bad") return false;
     if (kind === "errors" && item.dataset.errors !== "1") return false;
     return item.dataset.text.includes(search.value.toLowerCase());
   }

@@ -1,10 +1,11 @@
 """Base class of the notebook forms."""
 
-import html
 from abc import ABC, abstractmethod
 from typing import Any
 
 import ipywidgets as widgets
+
+from rstar_lab.visible_text import escaped
 
 
 class Form(ABC):
@@ -21,11 +22,11 @@ class Form(ABC):
 
     def show_error(self, error: Exception | None) -> None:
         """Show the message of an error, or clear the line."""
-        self.message.value = f'<span role="alert"><b>{html.escape(str(error))}</b></span>' if error else ""
+        self.message.value = f'<span role="alert"><b>{escaped(error)}</b></span>' if error else ""
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
         bundle: dict[str, Any] = self.root._repr_mimebundle_() or {}
         text = f"{self.summary()}; open the notebook in JupyterLab to use the form"
-        display({**bundle, "text/html": f"<p>{html.escape(text)}</p>", "text/plain": text}, raw=True)
+        display({**bundle, "text/html": f"<p>{escaped(text)}</p>", "text/plain": text}, raw=True)

@@ -1,6 +1,5 @@
 """Sliders for the data mix of a recipe, with the resulting counts: `MixForm(recipe)`."""
 
-import html
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.forms.form import Form
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.renderers.conversations import read_conversations
+from rstar_lab.visible_text import escaped
 
 WEIGHT_STEP = 0.1
 
@@ -94,6 +94,6 @@ class MixForm(Form):
             for name in [*names, *(["all"] if names else [])]:
                 count = total if name == "all" else counts[name]
                 rows.append(
-                    f"<tr><td>{html.escape(name)}</td><td>{count:,.6g} {unit}</td><td>{count / total:.1%}</td></tr>"
+                    f"<tr><td>{escaped(name)}</td><td>{count:,.6g} {unit}</td><td>{count / total:.1%}</td></tr>"
                 )
         self.table.value = "<table><tr><th>source</th><th>count</th><th>share</th></tr>" + "".join(rows) + "</table>"

@@ -1,6 +1,5 @@
 """A form for the keys of a recipe, with their documentation and validation at every change: `RecipeForm()`."""
 
-import html
 import re
 import shlex
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from rstar_lab.rl.forms.form import Form
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe, RecipeError
+from rstar_lab.visible_text import escaped
 
 TOP = "top level"
 # Largest number of keys that a search shows. Each key needs about six messages to the browser.
@@ -90,7 +90,7 @@ class RecipeForm(Form):
     def _row(self, key: str) -> widgets.VBox:
         if key not in self._rows:
             entry = self.field(key)
-            label = widgets.HTML(f"<code>{html.escape(key)}</code>", layout=self._label_layout, style=self._text_style)
+            label = widgets.HTML(f"<code>{escaped(key)}</code>", layout=self._label_layout, style=self._text_style)
             line = widgets.HBox([label, entry], layout=self._line_layout)
             self._notes[key] = widgets.HTML(self._note(key), layout=self._row_layout, style=self._text_style)
             self._rows[key] = widgets.VBox([line, self._notes[key]], layout=self._row_layout)
@@ -124,7 +124,7 @@ class RecipeForm(Form):
         self.show_error(RecipeError(self._problems) if self._problems else None)
         pairs = [f"--set {shlex.quote(f'{key}={_text(value)}')}" for key, value in self.overrides.items()]
         text = " ".join(["rstar-lab run", shlex.quote(str(self.source)), *pairs])
-        self.command.value = "" if self._problems else f"<code>{html.escape(text)}</code>"
+        self.command.value = "" if self._problems else f"<code>{escaped(text)}</code>"
 
 
 def _keys(recipe: Recipe) -> Iterator[tuple[str, str, FieldInfo]]:
@@ -177,10 +177,10 @@ def _text(value: Any) -> str:
 
 def _about(field: FieldInfo) -> str:
     """Return the description of a key and its default value as HTML."""
-    about = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(" ".join((field.description or "").split())))
+    about = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped(" ".join((field.description or "").split())))
     if not field.is_required():
         default = _text(field.get_default(call_default_factory=True)) or "none"
-        about += f" Default value: <code>{html.escape(default)}</code>."
+        about += f" Default value: <code>{escaped(default)}</code>."
     return about
 
 

@@ -1,6 +1,5 @@
 """Try a reward on stored rollouts before a run uses it: `RewardPreview(run)`."""
 
-import html
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from rstar_lab.rl.reward import extract_answer, make_reward
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.runs.reader import RunReader, read_steps
 from rstar_lab.verify import ANSWER_FORMATS
+from rstar_lab.visible_text import escaped
 
 COLUMNS = ["step", "traj_id", "problem_id", "truth", "answer", "reward"]
 TAIL_CHARS = 160  # number of characters of the model's text shown in the table
@@ -90,7 +90,7 @@ class RewardPreview(Form):
     def _as_html(self) -> str:
         titles = ("rollout", "truth", "stored answer", "answer", "stored reward", "reward", "end of the text")
         parts = [
-            f"<p>{html.escape(self.summary())}</p><table><tr>",
+            f"<p>{escaped(self.summary())}</p><table><tr>",
             *(f"<th>{title}</th>" for title in titles),
             "</tr>",
         ]
@@ -100,7 +100,7 @@ class RewardPreview(Form):
                 line["traj_id"], line["truth"], line["stored_answer"], line["answer"], f"{line['stored_reward']:g}",
                 f"{line['reward']:g}", line["text"],
             ]  # fmt: skip
-            parts += ["<tr>", *(f"<td>{mark.format(html.escape(str(cell)))}</td>" for cell in cells), "</tr>"]
+            parts += ["<tr>", *(f"<td>{mark.format(escaped(cell))}</td>" for cell in cells), "</tr>"]
         return "".join([*parts, "</table>"])
 
 

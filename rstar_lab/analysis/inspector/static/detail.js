@@ -1,4 +1,4 @@
-import { h, fill, show, correct, rocStatus, committed, debounce } from "./dom.js";
+import { h, fill, show, verdict, verdictMark, rocStatus, committed, debounce } from "./dom.js";
 import { channelNames } from "./tokens.js";
 import { Transcript, answerLine } from "./transcript.js";
 import { strip, table } from "./group.js";
@@ -62,10 +62,10 @@ export class Detail {
   drawHead() {
     const { row } = this;
     fill(this.head,
-      h("span", { class: `rl-chip ${correct(row) ? "rl-ok" : "rl-bad"}` }, correct(row) ? "✓ Correct" : "✗ Wrong"),
+      h("span", { class: `rl-chip rl-${verdict(row).state}` }, `${verdict(row).mark} ${capital(verdict(row).text)}`),
       h("h2", { title: `${row.problem_id}` }, heading(this.opened.question ?? row.problem_id)), h("span", { class: "rl-where" }, `step ${show(row.step)} · sample ${show(row.sample)}${row.stage ? ` · ${row.stage}` : ""}`),
       h("span", { class: "rl-answer" }, answerLine(row)),
-      h("span", { class: "rl-selection" }, `${rocStatus(row, this.opened.siblings)}${typeof row.advantage === "number" ? `; advantage ${show(row.advantage)}` : ""}`),
+      h("span", { class: "rl-selection" }, [rocStatus(row, this.opened.siblings), typeof row.advantage === "number" ? `advantage ${show(row.advantage)}` : ""].filter(Boolean).join("; ")),
       row.environment ? h("span", { class: "rl-environment" }, `environment ${row.environment}`) : null,
       row.metrics ? h("span", { class: "rl-metrics" }, Object.entries(row.metrics).map(([name, value]) => `${name} ${show(value)}`).join(" · ")) : null);
     fill(this.group, strip(this.opened.siblings, row.traj_id, this.select));
@@ -121,7 +121,7 @@ export class Detail {
     if (this.compared !== traj_id) return undefined; // ended, or another one was chosen, during the request
     this.compareButton.setAttribute("aria-pressed", "true");
     const head = (row) => h("div", { class: "rl-pane-head" }, h("b", {}, `${row.stage === "fork" ? "Continuation" : "Sample"} ${show(row.sample)}`),
-      h("span", { class: correct(row) ? "rl-right" : "rl-wrong" }, correct(row) ? "✓ correct" : "✗ wrong"), h("span", {}, rocStatus(row, opened.siblings)));
+      verdictMark(row, true), h("span", {}, rocStatus(row, opened.siblings)));
     fill(this.panes, h("div", { class: "rl-pane" }, head(this.row), this.transcript.element), h("div", { class: "rl-pane" }, head(opened.row), this.other.element));
     this.other.show(opened, floats(buffers), this.channel());
     this.scrollTogether();
@@ -229,6 +229,7 @@ export class Detail {
   }
 }
 
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const heading = (text) => (text.length > 90 ? `${text.slice(0, 90).trimEnd()}…` : text);
 
 function floats(buffers) {

@@ -47,7 +47,30 @@ export function show(value, digits = 3) {
   return text.replace("-", "−");
 }
 
-export const correct = (row) => (row.reward ?? 0) > 0;
+/** What a reward says: {state, mark, text}. A rollout without a reward is neither right nor wrong; a reward of the user's
+ *  own function (correct is null) says nothing about the answer. */
+export function verdict(row) {
+  if (typeof row.reward !== "number") return { state: "none", mark: "–", text: "not scored" };
+  const good = row.reward > 0;
+  const text = row.correct === null ? `reward ${show(row.reward)}` : good ? "correct" : "wrong";
+  return { state: good ? "ok" : "bad", mark: good ? "✓" : "✗", text };
+}
+
+/** The verdict as an element. full: with its text. */
+export const verdictMark = (row, full = false) => {
+  const { state, mark, text } = verdict(row);
+  const props = { class: { ok: "rl-right", bad: "rl-wrong", none: "rl-faint" }[state] };
+  return full ? h("span", props, `${mark} ${text}`) : h("span", { ...props, role: "img", "aria-label": text, title: text }, mark);
+};
+
+/** How many of the rollouts are correct, as text. Rollouts without a reward are counted apart. */
+export function solvedOf(rows) {
+  const scored = rows.filter((row) => verdict(row).state !== "none");
+  const unscored = rows.length - scored.length;
+  if (!scored.length) return `${rows.length} rollouts, not scored`;
+  const word = scored.every((row) => row.correct === null) ? "with a reward above 0" : "correct";
+  return `${scored.filter((row) => row.reward > 0).length} of ${scored.length} ${word}${unscored ? `, ${unscored} not scored` : ""}`;
+}
 
 const infrastructure = new Set(["sandbox_error", "queue_timeout"]);
 export const outcomeClass = (outcome) => (!outcome ? "unknown" : outcome === "ok" ? "ok" : infrastructure.has(outcome) ? "ours" : "bad");
@@ -55,7 +78,7 @@ export const outcomeClass = (outcome) => (!outcome ? "unknown" : outcome === "ok
 /** Whether RoC kept the rollout, and why not if it did not. */
 export function rocStatus(row, siblings = []) {
   if (row.stage === "fork") return `from the start of turn ${row.step}`;
-  if (row.kept === null || row.kept === undefined) return "RoC selection not recorded";
+  if (row.kept === null || row.kept === undefined) return ""; // evaluations and imports select nothing
   if (!row.kept && siblings.length > 1 && !siblings.some((sibling) => sibling.kept)) {
     const equal = siblings.every((sibling) => sibling.reward === siblings[0].reward);
     return equal ? `dropped: all ${siblings.length} rewards of the group are equal` : "dropped: the selected rollouts of the group have equal rewards";

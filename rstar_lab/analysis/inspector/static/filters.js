@@ -2,8 +2,10 @@ import { h, committed, debounce } from "./dom.js";
 
 /** The filter bar: toggle buttons, selects, a step range, a problem id and an SQL condition. */
 
-const toggles = [
-  ["correct", true, "✓ Correct"], ["correct", false, "✗ Wrong"], ["kept", true, "Kept"], ["kept", false, "Dropped"],
+// With a reward function of the user, a positive reward does not mean a correct answer.
+const toggles = ({ own_reward: own, unscored }) => [
+  ...(own ? [["rewarded", true, "✓ Reward > 0"], ["rewarded", false, "✗ Reward ≤ 0"]] : [["correct", true, "✓ Correct"], ["correct", false, "✗ Wrong"]]),
+  ...(unscored ? [["reward", null, "– Not scored"]] : []), ["kept", true, "Kept"], ["kept", false, "Dropped"],
   ["errors", true, "Tool errors"], ["truncated", true, "Truncated"], ["noted", true, "◆ Noted"],
 ];
 
@@ -12,11 +14,11 @@ export class Filters {
     this.get = get;
     const change = (name, value) => {
       const next = { ...get() };
-      if (value === undefined || value === "" || value === null) delete next[name];
+      if (value === undefined || value === "") delete next[name];
       else next[name] = value;
       if (JSON.stringify(next) !== JSON.stringify(get())) set(next);
     };
-    this.buttons = toggles.map(([name, value, title]) => [name, value, h("button", {
+    this.buttons = toggles(choices).map(([name, value, title]) => [name, value, h("button", {
       type: "button", class: "rl-toggle", "aria-pressed": "false", onclick: () => change(name, get()[name] === value ? undefined : value),
     }, title)]);
     const select = (name, title, values) => h("select", { "aria-label": title, onchange: (event) => change(name, event.target.value) },
@@ -47,7 +49,7 @@ export class Filters {
 
   sync() {
     const filters = this.get();
-    for (const [name, value, button] of this.buttons) button.setAttribute("aria-pressed", filters[name] === value ? "true" : "false");
+    for (const [name, value, button] of this.buttons) button.setAttribute("aria-pressed", name in filters && filters[name] === value ? "true" : "false");
     for (const [name, element] of Object.entries(this.selects)) element.value = filters[name] ?? "";
     for (const [name, input] of Object.entries(this.texts)) if (document.activeElement !== input) input.value = filters[name] ?? "";
     this.steps.forEach((input, i) => { if (document.activeElement !== input) input.value = filters.steps?.[i] ?? ""; });

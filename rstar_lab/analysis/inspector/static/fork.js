@@ -1,4 +1,4 @@
-import { h, fill, show, correct, pathEnd } from "./dom.js";
+import { h, fill, show, verdict, pathEnd } from "./dom.js";
 
 const percent = (value) => `${Math.round(100 * value)}%`;
 
@@ -111,10 +111,10 @@ export class Fork {
 
   cell(row) {
     const failed = row.stop_reason === "engine_error";
-    const result = failed ? "excluded, because the engine failed" : correct(row) ? "correct" : "wrong";
+    const result = failed ? "excluded, because the engine failed" : verdict(row).text;
     const text = `continuation ${row.sample}: ${result}, answer ${show(row.answer)}, ${show(row.calls)} calls, ${show(row.errors)} errors, ${show(row.response_tokens)} tokens, stopped by ${show(row.stop_reason)}`;
-    const colour = failed ? "" : correct(row) ? "rl-ok" : "rl-bad";
-    return h("button", { type: "button", class: `rl-cell ${colour}`, title: `${text}. Click: side by side.`, "aria-label": text, "aria-pressed": "false", "data-traj": row.traj_id, onclick: () => this.compare(row.traj_id) }, failed ? "–" : correct(row) ? "✓" : "✗");
+    const colour = failed ? "" : `rl-${verdict(row).state}`;
+    return h("button", { type: "button", class: `rl-cell ${colour}`, title: `${text}. Click: side by side.`, "aria-label": text, "aria-pressed": "false", "data-traj": row.traj_id, onclick: () => this.compare(row.traj_id) }, failed ? "–" : verdict(row).mark);
   }
 
   /** Mark the continuation that is shown beside the rollout. null: none. */

@@ -1,17 +1,17 @@
-import { h, show, correct, rocStatus } from "./dom.js";
+import { h, show, solvedOf, verdict, verdictMark, rocStatus } from "./dom.js";
 
 /** The rollouts of one problem in one step: which are correct, which RoC kept, and why. */
 
 export function strip(siblings, selected, open) {
-  const solved = siblings.filter(correct).length;
+  const label = (row) => [`sample ${row.sample}: ${verdict(row).text}`, rocStatus(row, siblings)].filter(Boolean).join(", ");
   return [
-    h("span", { class: "rl-label" }, `Group: ${solved} of ${siblings.length} correct`),
+    h("span", { class: "rl-label" }, `Group: ${solvedOf(siblings)}`),
     h("span", { class: "rl-strip", role: "group", "aria-label": "Rollouts of the group" }, siblings.map((row) =>
       h("button", {
-        type: "button", class: `rl-cell ${correct(row) ? "rl-ok" : "rl-bad"}${row.kept === false ? " rl-dropped" : ""}`, "data-traj": row.traj_id,
-        "aria-pressed": row.traj_id === selected ? "true" : "false", title: `sample ${row.sample}: ${correct(row) ? "correct" : "wrong"}, ${rocStatus(row, siblings)}`,
-        "aria-label": `sample ${row.sample}: ${correct(row) ? "correct" : "wrong"}, ${rocStatus(row, siblings)}`, onclick: () => open(row.traj_id),
-      }, correct(row) ? "✓" : "✗"))),
+        type: "button", class: `rl-cell rl-${verdict(row).state}${row.kept === false ? " rl-dropped" : ""}`, "data-traj": row.traj_id,
+        "aria-pressed": row.traj_id === selected ? "true" : "false", title: label(row),
+        "aria-label": label(row), onclick: () => open(row.traj_id),
+      }, verdict(row).mark))),
   ];
 }
 
@@ -21,10 +21,13 @@ const mean = (rows) => {
 };
 
 export function summary(siblings) {
-  const sides = [["correct", siblings.filter(correct)], ["wrong", siblings.filter((row) => !correct(row))]];
+  const side = (state) => siblings.filter((row) => verdict(row).state === state);
+  const own = siblings.some((row) => row.correct === null && verdict(row).state !== "none");
+  const sides = [[own ? "with a reward above 0" : "correct", side("ok")], [own ? "without" : "wrong", side("bad")], ["not scored", side("none")]];
   const known = siblings.filter((row) => row.kept !== null && row.kept !== undefined);
   if (known.length > 1 && !known.some((row) => row.kept)) return `The whole group was ${rocStatus(known[0], siblings)}, so it has no training signal.`;
   return sides.filter(([, rows]) => rows.length).map(([name, rows]) => {
+    if (!known.length) return `${rows.length} ${name}.`;
     const [kept, dropped] = [rows.filter((row) => row.kept), rows.filter((row) => row.kept === false)];
     return `${rows.length} ${name}: ${kept.length} kept (mean penalty ${mean(kept)}), ${dropped.length} dropped (${mean(dropped)}).`;
   }).join(" ");
@@ -48,7 +51,7 @@ export function table(siblings, selected, open, compare) {
     h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, heads.map((name) => name ? h("th", { scope: "col" }, name) : h("td")))),
       h("tbody", {}, siblings.map((row) => h("tr", { class: `${row.traj_id === selected ? "rl-this" : ""}${row.kept === false ? " rl-out" : ""}` },
         h("td", {}, h("button", { type: "button", class: "rl-quiet", "aria-label": `Open sample ${row.sample}`, onclick: () => open(row.traj_id) }, show(row.sample))),
-        h("td", {}, h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")),
+        h("td", {}, verdictMark(row)),
         h("td", {}, row.kept === null || row.kept === undefined ? "–" : row.kept ? "kept" : "dropped"), h("td", { class: "rl-penalty" }, bar(row)),
         h("td", {}, show(row.calls)), h("td", {}, show(row.errors)), h("td", {}, show(row.response_tokens)),
         h("td", {}, show(row.advantage)), h("td", {}, show(row.answer)),

@@ -1,4 +1,4 @@
-import { h, fill, show, correct, outcomeClass, debounce } from "./dom.js";
+import { h, fill, show, verdictMark, outcomeClass, debounce } from "./dom.js";
 
 /** The list of trajectories. Only visible rows have elements; rows are fetched in blocks. */
 
@@ -20,7 +20,7 @@ export const listColumns = [
   ["step", "Step", 46, (row) => show(row.step), true],
   ["problem_id", "Problem", 190, (row) => row.question ?? row.problem_id],
   ["sample", "#", 30, (row) => show(row.sample), true],
-  ["reward", "Correct", 68, (row) => h("span", { class: correct(row) ? "rl-right" : "rl-wrong", role: "img", "aria-label": correct(row) ? "correct" : "wrong" }, correct(row) ? "✓" : "✗")],
+  ["reward", "Correct", 68, (row) => verdictMark(row)],
   ["kept", "Kept", 46, (row) => (row.kept === null || row.kept === undefined ? "–" : h("span", { class: row.kept ? "" : "rl-faint" }, row.kept ? "yes" : "no"))],
   ["outcomes", "Tool calls", 76, callCell],
   ["response_tokens", "Tokens", 60, (row) => show(row.response_tokens), true],

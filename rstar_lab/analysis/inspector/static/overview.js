@@ -1,10 +1,19 @@
 import { fill, greet, h, hideStatic } from "./dom.js";
 
-/** Cells of a row. The kernel escapes all text in them. */
-function cells(html) {
-  const template = document.createElement("template");
-  template.innerHTML = `<table><tbody><tr>${html}</tr></tbody></table>`;
-  return [...template.content.querySelector("tr").children];
+/** A cell: text, and optionally a title and a line. Text is only ever inserted as a text node. */
+function cell({ text, title, points }) {
+  return h("td", { title: title || null }, points ? line(points) : null, text);
+}
+
+function line(points) {
+  const element = (name, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+  const svg = element("svg", { width: 80, height: 20, viewBox: "0 0 80 20", "aria-hidden": "true" });
+  svg.append(element("polyline", { points, fill: "none", stroke: "currentColor", "stroke-width": "1.3" }));
+  return svg;
 }
 
 export default {
@@ -14,7 +23,7 @@ export default {
   render({ model, el }) {
     hideStatic(el);
     const body = h("tbody");
-    const known = new Map(); // run id -> { row, box, html }
+    const known = new Map(); // run id -> { row, box, drawn }
     const choose = () => {
       model.set("selected", [...known].filter(([, { box }]) => box.checked).map(([id]) => id));
       model.save_changes();
@@ -22,15 +31,16 @@ export default {
     const entryOf = (id) => {
       const box = h("input", { type: "checkbox", "aria-label": `show the curves of ${id}`, onchange: choose });
       const row = h("tr", { onclick: (event) => event.target !== box && (box.click(), undefined) }, h("td", {}, box));
-      return { row, box, html: "" };
+      return { row, box, drawn: "" };
     };
     const update = () => {
       const rows = model.get("table_rows");
-      for (const [id, html] of rows) {
+      for (const [id, cells] of rows) {
         const entry = known.get(id) ?? entryOf(id);
-        if (entry.html !== html) {
-          entry.row.replaceChildren(entry.row.firstChild, ...cells(html));
-          entry.html = html;
+        const drawn = JSON.stringify(cells);
+        if (entry.drawn !== drawn) {
+          entry.row.replaceChildren(entry.row.firstChild, ...cells.map(cell));
+          entry.drawn = drawn;
         }
         known.set(id, entry);
       }

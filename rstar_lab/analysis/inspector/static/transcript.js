@@ -1,13 +1,9 @@
-import { h, fill, show, outcomeClass } from "./dom.js";
+import { h, fill, show, verdict, outcomeClass } from "./dom.js";
 import { pythonSpans } from "./python.js";
 import { Paint, Values, legends } from "./tokens.js";
 
-const labels = {
-  code: "Python", input: "Standard input", tool: "Tool response", call: "Tool call that does not parse", text: "Model", reason: "Reasoning",
-  answer: "Answer", system: "System prompt", user: "Problem", model: "Model tokens", environment: "Tool and template tokens",
-};
 // Characters of a segment that are drawn at first. Tool output can be very long.
-const drawnAtFirst = (kind) => (kind === "tool" || kind === "environment" ? 20_000 : 400_000);
+const drawnAtFirst = (kind) => (kind === "tool" || kind === "stream" ? 20_000 : 400_000);
 const bins = 240;
 
 /** Shows one transcript: a text node per segment, colours as highlights, and a ribbon of all tokens. */
@@ -57,7 +53,7 @@ export class Transcript {
     const part = { kind, text, node, starts, first, pre, turn, outcome };
     const head = [
       turn ? h("span", { class: "rl-turn" }, `Turn ${turn}`) : null,
-      h("span", { class: "rl-kind" }, labels[kind] ?? kind),
+      h("span", { class: "rl-kind" }, labels[kind] ?? labels.other),
       tool ? h("span", { class: "rl-tool" }, tool) : null,
       outcome ? h("span", { class: `rl-badge rl-${outcomeClass(outcome)}` }, outcome) : null,
       kind === "code" ? h("button", { class: "rl-quiet", type: "button", onclick: () => this.copy(text) }, "Copy code") : null,
@@ -392,6 +388,6 @@ function cycle(places, at, by) {
 }
 
 export const answerLine = (row) => [
-  h("span", {}, "Answer"), h("b", { class: row.reward > 0 ? "rl-right" : "rl-wrong" }, show(row.answer)),
+  h("span", {}, "Answer"), h("b", { class: { ok: "rl-right", bad: "rl-wrong" }[verdict(row).state] }, show(row.answer)),
   h("span", {}, "Truth"), h("b", {}, show(row.truth)),
 ];

@@ -1,0 +1,59 @@
+"""Messages of a transcript, checked when they are read: a run folder may come from somebody else."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.runs.errors import RunStoreError
+
+ROLES = ("system", "user", "assistant", "tool", "environment")
+OTHER = "other"  # role of a message whose role is none of ROLES
+_OUTCOMES = frozenset(map(str, Outcome))
+
+
+def read_messages(messages: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return the messages of a transcript, each with role, content, and the optional keys that have a valid value.
+
+    Args:
+        messages: the column `messages` of a transcript (JSON), or a list of messages.
+
+    Returns:
+        Messages with role (one of ROLES or OTHER), content (text), tool (text or None), outcome (an outcome or None), and
+        generate_s, reward and policy_versions where they are stored.
+
+    Raises:
+        RunStoreError: the text is not a JSON list of objects.
+    """
+    try:
+        loaded = json.loads(messages) if isinstance(messages, str) else list(messages if messages is not None else [])
+        if not isinstance(loaded, list) or not all(isinstance(message, Mapping) for message in loaded):
+            raise ValueError("it must be a list of messages")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RunStoreError(f"a transcript cannot be read: {error}") from error
+    return [_checked(message) for message in loaded]
+
+
+def _checked(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    tool, outcome = message.get("tool"), message.get("outcome")
+    checked: dict[str, Any] = {
+        "role": role if isinstance(role, str) and role in ROLES else OTHER,
+        "content": content
+        if isinstance(content, str)
+        else ""
+        if content is None
+        else json.dumps(content, ensure_ascii=False),
+        "tool": None if tool is None else str(tool),
+        "outcome": outcome if isinstance(outcome, str) and outcome in _OUTCOMES else None,
+    }
+    for name in ("generate_s", "reward"):
+        if isinstance(value := message.get(name), int | float) and not isinstance(value, bool) and math.isfinite(value):
+            checked[name] = value
+    versions = message.get("policy_versions")
+    if isinstance(versions, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair) for pair in versions
+    ):
+        checked["policy_versions"] = versions
+    return checked
