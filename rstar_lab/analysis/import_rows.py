@@ -7,6 +7,7 @@ engine, generate_s, stop_reason, response_tokens, model_tokens, reflection_token
 
 import hashlib
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -109,12 +110,16 @@ def write_run(rollouts: Iterable[Row], source: Path, runs_dir: str | Path, run_i
 
 def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[Row]]:
     trajectories, calls, transcripts = [], [], []
+    ids: dict[str, int] = defaultdict(int)
     samples: dict[str, int] = defaultdict(int)
     for number, rollout in enumerate(rollouts):
         question, messages, outcomes = rollout["question"], rollout["messages"], rollout.get("outcomes")
         problem = rollout.get("problem_id") or digest(question if question is not None else str(number))
         # Ids in the store must be unique over all runs, but another run can contain the source's id.
-        traj_id = f"{run_id}/{step:06d}/{rollout.get('traj_id') or number}"
+        traj_id = f"{run_id}/{step:06d}/{number if (given := rollout.get('traj_id')) is None else given}"
+        ids[traj_id] += 1
+        if ids[traj_id] > 1:  # the source's id is that of the problem, for example
+            traj_id += f"~{number}"
         truth = text_or_none(rollout.get("truth"))
         trajectories.append(
             {
@@ -175,8 +180,22 @@ def content_text(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value
+    if not isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
     parts = [part if isinstance(part, dict) else {"type": "text", "text": str(part)} for part in value]
-    return "".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
+    return "".join(map(_part_text, parts))
+
+
+def _part_text(part: Row) -> str:
+    for name in ("reasoning", "thinking"):  # OpenAI's and Anthropic's names
+        if part.get("type") == name and isinstance(part.get(name, part.get("text")), str):
+            return reasoning_text(part.get(name, part.get("text")))
+    return str(part.get("text", f"[{part.get('type', 'part')}]"))
+
+
+def reasoning_text(text: str | None) -> str:
+    """Return the reasoning of a message in the tags with which models write it; "" without reasoning."""
+    return f"<think>\n{text.strip()}\n</think>\n\n" if text and text.strip() else ""
 
 
 def required_text(row: Row, name: str, place: str) -> str:
@@ -195,14 +214,14 @@ def number_or_none(value: Any, place: str, name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool | int | float):
-        return float(value)
-    raise UserError(f"{place}: field {name!r} is not a number: {value!r}")
+        return float(value) if math.isfinite(value) else None
+    raise UserError(f"{place}: field {name!r} is not a number: {str(value)[:80]!r}")
 
 
 def step_number(value: Any, place: str, name: str) -> int:
-    if isinstance(value, int | float) and value == int(value) and value >= 0:
+    if isinstance(value, int | float) and math.isfinite(value) and value == int(value) and 0 <= value < 2**31:
         return int(value)
-    raise UserError(f"{place}: field {name!r} is not a step number: {value!r}")
+    raise UserError(f"{place}: field {name!r} is not a step number: {str(value)[:80]!r}")
 
 
 def number_in_name(path: Path) -> int:

@@ -5,6 +5,7 @@ metrics that need them are NaN.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from rstar_lab.analysis.import_rows import (
     json_lines,
     number_in_name,
     number_or_none,
+    reasoning_text,
     required_text,
     step_number,
     write_run,
 )
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
+from rstar_lab.runs.messages import OTHER, ROLES
 
 # --- verl ------------------------------------------------------------------------------------------------------------
 
@@ -58,6 +61,8 @@ def import_verl(
                     for name, value in row.items()
                     if name not in _VERL_FIELDS and isinstance(value, int | float)
                 }
+                if reserved := extra.keys() & {"traj_id", "run_id"}:
+                    raise UserError(f"{place}: a reward cannot be called {min(reserved)!r}; rename the field")
                 yield {
                     "step": step_number(row.get("step", number_in_name(file)), place, "step"),
                     "question": question,
@@ -118,7 +123,10 @@ def import_trl(
             column = _chosen_reward(file, table, columns, reward)
             for number, row in enumerate(table.to_pylist()):
                 place = f"{file}, row {number}"
-                prompt, completion = _messages(row["prompt"], "user"), _messages(row["completion"], "assistant")
+                prompt, completion = (
+                    _messages(row["prompt"], "user", place),
+                    _messages(row["completion"], "assistant", place),
+                )
                 questions = [message["content"] for message in prompt if message["role"] == "user"]
                 yield {
                     "step": step_number(row["step"], place, "step"),
@@ -151,17 +159,13 @@ def _chosen_reward(file: Path, table: Any, columns: list[str], reward: str | Non
     return reward
 
 
-def _messages(value: Any, role: str) -> list[Row]:
+def _messages(value: Any, role: str, place: str) -> list[Row]:
     """Return the messages of a TRL prompt or completion, which is text or a list of messages."""
     if isinstance(value, str):
         return conversation_messages(value) if role == "assistant" else [{"role": role, "content": value}]
-    messages: list[Row] = []
-    for item in value:
-        message: Row = {"role": item.get("role", role), "content": content_text(item.get("content"))}
-        if message["role"] == "tool":
-            message |= {"tool": item.get("name"), "outcome": None}
-        messages.append(message)
-    return messages
+    if not isinstance(value, list):
+        raise UserError(f"{place}: expected text or a list of messages, not {type(value).__name__}")
+    return openai_messages([{"role": role, **item} if isinstance(item, dict) else item for item in value], place)
 
 
 # --- OpenAI-style messages -------------------------------------------------------------------------------------------
@@ -188,23 +192,9 @@ def import_messages(source: str | Path, runs_dir: str | Path = "runs", *, run_id
 
 def from_messages(row: Row, place: str) -> Row:
     """Convert one row of OpenAI-style messages to a rollout."""
-    messages: list[Row] = []
-    names: dict[Any, str | None] = {}
-    for source in row["messages"]:
-        if not isinstance(source, dict) or not isinstance(source.get("role"), str):
-            raise UserError(f"{place}: a message has no role")
-        content = content_text(source.get("content"))
-        for call in source.get("tool_calls") or []:
-            function = call.get("function") or {}
-            names[call.get("id")] = function.get("name")
-            content += _call_text(function.get("name"), _arguments(function))
-        message: Row = {"role": source["role"], "content": content.strip("\n")}
-        if message["role"] == "tool":
-            name = source.get("name") or names.get(source.get("tool_call_id"))
-            message |= {"tool": name, "outcome": source.get("outcome")}
-        messages.append(message)
+    messages = openai_messages(row["messages"], place)
     outcomes = [message["outcome"] for message in messages if message["role"] == "tool"]
-    valid = all(outcome in set(Outcome) for outcome in outcomes)
+    valid = all(isinstance(outcome, str) and outcome in set(Outcome) for outcome in outcomes)
     return {
         "traj_id": row.get("id"),
         "problem_id": row.get("problem_id"),
@@ -218,6 +208,38 @@ def from_messages(row: Row, place: str) -> Row:
     }
 
 
+_ROLES = {"developer": "system", "function": "tool", "model": "assistant", "human": "user"}
+
+
+def openai_messages(sources: list[Any], place: str) -> list[Row]:
+    """Return OpenAI-style messages with reasoning and tool calls in their text. Raises UserError for a message without role."""
+    messages: list[Row] = []
+    names: dict[str, str | None] = {}
+    for source in sources:
+        if not isinstance(source, dict) or not isinstance(source.get("role"), str):
+            raise UserError(f"{place}: a message has no role")
+        role = _ROLES.get(source["role"], source["role"])
+        reasoning = next(
+            (source[key] for key in ("reasoning_content", "reasoning") if isinstance(source.get(key), str)), None
+        )
+        content = reasoning_text(reasoning) + content_text(source.get("content"))
+        calls = source.get("tool_calls") or (
+            [{"function": source["function_call"]}] if source.get("function_call") else []
+        )
+        for call in calls:
+            if not isinstance(call, dict) or not isinstance(function := call.get("function") or call, dict):
+                raise UserError(f"{place}: a tool call is not an object")
+            name = None if function.get("name") is None else str(function["name"])
+            names[str(call.get("id"))] = name
+            content += _call_text(name, _arguments(function))
+        message: Row = {"role": role if role in ROLES else OTHER, "content": content.strip("\n")}
+        if role == "tool":
+            name = source.get("name") or names.get(str(source.get("tool_call_id")))
+            message |= {"tool": None if name is None else str(name), "outcome": source.get("outcome")}
+        messages.append(message)
+    return messages
+
+
 def _call_text(name: str | None, arguments: Any) -> str:
     return f"\n<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
@@ -225,9 +247,11 @@ def _call_text(name: str | None, arguments: Any) -> str:
 def _arguments(function: Row) -> Any:
     arguments = function.get("arguments")
     try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
+        loaded = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
+    # Parquet gives every call the arguments of all calls, null where it has none.
+    return {key: value for key, value in loaded.items() if value is not None} if isinstance(loaded, dict) else loaded
 
 
 # --- inspect_ai ------------------------------------------------------------------------------------------------------
@@ -251,7 +275,6 @@ def import_inspect(
     """
     try:
         from inspect_ai.log import read_eval_log
-        from inspect_ai.scorer import value_to_float
     except ImportError:
         raise UserError("reading inspect_ai logs requires inspect_ai: pip install 'rstar_lab[inspect]'") from None
     path = Path(source)
@@ -261,7 +284,6 @@ def import_inspect(
         log = read_eval_log(str(path))
     except Exception as error:
         raise UserError(f"{path} is not an inspect_ai log: {error}") from error
-    to_float = value_to_float()
 
     def rollouts() -> Iterator[Row]:
         for sample in log.samples or []:
@@ -274,7 +296,7 @@ def import_inspect(
                 "problem_id": str(sample.id),
                 "question": sample.input if isinstance(sample.input, str) else sample.input[-1].text,
                 "messages": messages,
-                "reward": None if score is None else to_float(score.value),
+                "reward": None if score is None else _score_number(score.value),
                 "answer": None if score is None else score.answer,
                 "truth": sample.target,
                 "calls": len(outcomes),
@@ -290,8 +312,36 @@ def import_inspect(
     return write_run(rollouts(), path, runs_dir, run_id or path.stem, "inspect_ai")
 
 
+# Texts of inspect_ai's scores, as its `value_to_float` reads them. Other texts, lists and mappings are not a reward.
+_SCORES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+
+
+def _score_number(value: Any) -> float | None:
+    """Return a score as a reward, or None if it is not one number."""
+    if isinstance(value, str):
+        value = _SCORES.get(value, _SCORES.get(value.lower(), value))
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _inspect_text(content: Any) -> str:
+    """Return the text of a message of inspect_ai, with its reasoning."""
+    if isinstance(content, str):
+        return content
+    parts = []
+    for part in content:
+        if part.type == "reasoning":
+            parts.append(reasoning_text(part.reasoning or getattr(part, "summary", None)))
+        else:
+            parts.append(getattr(part, "text", f"[{part.type}]"))
+    return "".join(parts)
+
+
 def _inspect_message(source: Any) -> Row:
-    text = source.text
+    text = _inspect_text(source.content)
     for call in getattr(source, "tool_calls", None) or []:
         text += _call_text(call.function, call.arguments)
     message: Row = {"role": source.role, "content": text.strip("\n")}

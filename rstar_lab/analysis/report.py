@@ -4,7 +4,7 @@ The file needs no kernel and no network. It is computed from the run store only,
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ def _trajectories(runs: Runs, sample: int) -> str:
             f'<li data-number="{number}" data-verdict="{state}" data-errors="{int((row["errors"] or 0) > 0)}" '
             f'data-text="{escaped(search[:6000])}"><button type="button">'
             f'<b class="{state}" title="{escaped(text)}">{mark}</b> {escaped(label)}'
-            f"<small>{row['turns']} turns, {row['errors']} errors, {row['response_tokens']} tokens</small></button></li>"
+            f"<small>{_counts(full)}</small></button></li>"
         )
         templates.append(f'<template id="trajectory-{number}">{article}</template>')
     controls = (
@@ -221,6 +221,12 @@ def _trajectories(runs: Runs, sample: int) -> str:
         f'{note}{controls}<div class="browser"><ol id="list">{"".join(items)}</ol><div id="shown" tabindex="-1"></div></div>'
         f"{''.join(templates)}"
     )
+
+
+def _counts(row: Mapping[str, Any]) -> str:
+    """Return turns, errors and tokens as text, as far as they are known."""
+    known = (("turns", "turns"), ("errors", "errors"), ("response_tokens", "tokens"))
+    return ", ".join(f"{row[name]} {word}" for name, word in known if row.get(name) is not None)
 
 
 def _sample(runs: Runs, count: int) -> pd.DataFrame:

@@ -22,6 +22,7 @@ from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.queries import check_query
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.questions import copied_questions
 from rstar_lab.runs.reader import RunReader, StoredFile, read_steps, run_folders
@@ -52,30 +53,21 @@ class Runs:
     # Levels
 
     def runs(self) -> pd.DataFrame:
-        """Return one row per run: id, kind, status, created, seed, parent, steps, trajectories, path, `recipe.<key>`."""
+        """Return one row per run: id, kind, status, created, seed, parent, steps, trajectories, path, `recipe.<key>`.
+
+        A run that cannot be read has the status "unreadable".
+        """
         rows = []
         for reader in self._views.readers():
-            info = reader.info
-            parent = info.get("parent") or {}
-            rollup = reader.rollup().select(["step", "rows_trajectories"])
-            rows.append(
-                {
-                    "run_id": info["run_id"],
-                    "kind": info["kind"],
-                    "status": reader.status,
-                    "created": pd.Timestamp(info["created"]) if info.get("created") else pd.NaT,
-                    "seed": info.get("seed"),
-                    "parent_run": parent.get("run"),
-                    "parent_step": parent.get("step"),
-                    "attempts": info.get("attempts"),
-                    "steps": rollup.num_rows,
-                    "trajectories": sum(rollup["rows_trajectories"].to_pylist()),
-                    "commit": info.get("commit"),
-                    "path": str(reader.run_dir),
-                    **{f"recipe.{key}": value for key, value in _flat(info.get("recipe") or {})},
-                }
-            )
-        return pd.DataFrame(rows)
+            try:
+                rows.append(_run_row(reader))
+            except READ_ERRORS as error:
+                rows.append(
+                    {"run_id": reader.run_id, "status": "unreadable", "error": str(error), "path": str(reader.run_dir)}
+                )
+        for folder in self._views.unreadable():
+            rows.append({"run_id": folder.name, "status": "unreadable", "path": str(folder)})
+        return pd.DataFrame(rows, columns=None if rows else ["run_id", "kind", "status"])
 
     def steps(self, where: Where = None) -> pd.DataFrame:
         """Return one row per step: run_id, stage, step, the trainer's metrics, and n, mean and sd of the rollup.
@@ -420,6 +412,27 @@ def _around(text: str, needles: Sequence[str]) -> str:
 def named_rows(frame: pd.DataFrame) -> list[Any]:
     """Return the rows as named tuples, typed Any for the type checker."""
     return list(frame.itertuples(index=False))
+
+
+def _run_row(reader: RunReader) -> dict[str, Any]:
+    info = reader.info
+    parent = info.get("parent") or {}
+    rollup = reader.rollup().select(["step", "rows_trajectories"])
+    return {
+        "run_id": info["run_id"],
+        "kind": info["kind"],
+        "status": reader.status,
+        "created": pd.Timestamp(info["created"]) if info.get("created") else pd.NaT,
+        "seed": info.get("seed"),
+        "parent_run": parent.get("run"),
+        "parent_step": parent.get("step"),
+        "attempts": info.get("attempts"),
+        "steps": rollup.num_rows,
+        "trajectories": sum(rollup["rows_trajectories"].to_pylist()),
+        "commit": info.get("commit"),
+        "path": str(reader.run_dir),
+        **{f"recipe.{key}": value for key, value in _flat(info.get("recipe") or {})},
+    }
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -40,6 +40,7 @@ class Views:
         self._parser = connect()
         self._views: dict[str, tuple] = {}
         self._readers: dict[Path, RunReader] = {}
+        self._unreadable: dict[Path, tuple] = {}  # state of runs that cannot be read
         self._rollups: dict[Path, tuple[tuple, pa.Table]] = {}
 
     @property
@@ -149,11 +150,10 @@ class Views:
             own = pa.array(self._runs_with_own_reward(), pa.string())
             table = table.append_column("own_reward", pc.is_in(table["run_id"], own))
             selecting = pc.invert(pc.is_in(table["run_id"], pa.array(self._runs_without_selection(), pa.string())))
-            for name in ("kept_n", "kept_mean", "kept_sd"):
-                column = pc.if_else(
-                    selecting, table[name], pa.scalar(0 if name == "kept_n" else None, table[name].type)
-                )
-                table = table.set_column(table.column_names.index(name), name, column)
+            for column in ("kept_n", "kept_mean", "kept_sd"):
+                missing = pa.scalar(0 if column == "kept_n" else None, table[column].type)
+                values = pc.if_else(selecting, table[column], missing)
+                table = table.set_column(table.column_names.index(column), column, values)
         else:
             table = pa.Table.from_pandas(self._frames[name](), preserve_index=False)
         self._connection.register("rows_in_memory", table)
@@ -231,13 +231,27 @@ class Views:
         return files
 
     def readers(self) -> list[RunReader]:
-        folders = list(self._given)
-        if self._root is not None:
-            folders += [folder for folder in run_folders(self._root) if folder not in folders]
-        for folder in folders:
-            if folder not in self._readers:
-                self._readers[folder] = RunReader(folder)
-        return [self._readers[folder] for folder in folders]
+        """Return the runs. A run in the folder of runs that cannot be read is skipped with a warning."""
+        readers = {folder: self._reader(folder) for folder in self._given}
+        for folder in run_folders(self._root) if self._root is not None else []:
+            if folder in readers or (folder in self._unreadable and self._unreadable[folder] == _state_of(folder)):
+                continue
+            try:
+                readers[folder] = self._reader(folder)
+            except RunStoreError as error:
+                self._unreadable[folder] = _state_of(folder)
+                warnings.warn(f"skipped: {error}", stacklevel=2)
+        return list(readers.values())
+
+    def unreadable(self) -> list[Path]:
+        """Return the runs that `readers` skipped."""
+        self.readers()
+        return [folder for folder, state in self._unreadable.items() if state == _state_of(folder)]
+
+    def _reader(self, folder: Path) -> RunReader:
+        if folder not in self._readers:
+            self._readers[folder] = RunReader(folder)
+        return self._readers[folder]
 
     def reader(self, run_id: str) -> RunReader:
         for reader in self.readers():
@@ -247,14 +261,18 @@ class Views:
 
     def _state(self, reader: RunReader) -> tuple:
         """Return a value that changes when a step is written, cut or merged, and when the run ends."""
-        stats = []
-        for name in ("metrics.jsonl", "run.json"):
-            try:
-                stat = (reader.run_dir / name).stat()
-            except FileNotFoundError:
-                continue
-            stats.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-        return tuple(stats)
+        return _state_of(reader.run_dir)
+
+
+def _state_of(run_dir: Path) -> tuple:
+    stats = []
+    for name in ("metrics.jsonl", "run.json"):
+        try:
+            stat = (run_dir / name).stat()
+        except OSError:
+            continue
+        stats.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(stats)
 
 
 def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:

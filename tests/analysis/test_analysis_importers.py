@@ -3,10 +3,16 @@
 import json
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from rstar_lab.analysis.importers import import_inspect, import_messages, import_trl, import_verl
+from rstar_lab.analysis import failed_rollouts, inspect, watch
+from rstar_lab.analysis.importers import _score_number, import_inspect, import_messages, import_trl, import_verl
+from rstar_lab.analysis.inspector.export import article_html
+from rstar_lab.analysis.inspector.transcript import segments
 from rstar_lab.analysis.metrics import measure
+from rstar_lab.analysis.report import report_html
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunStoreError
@@ -216,3 +222,94 @@ def test_markup_in_a_source_stays_text(tmp_path):
     path = jsonl(tmp_path / "1.jsonl", [{"input": hostile, "output": hostile, "gts": hostile, "score": 1.0}])
     runs = open_runs(import_verl(path, tmp_path / "runs"))
     assert runs.transcript(runs.trajectories().traj_id[0]).content.tolist() == [hostile, hostile]
+
+
+def test_rollouts_without_a_reward_are_neither_right_nor_wrong(tmp_path):
+    conversation = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    rows = [{"messages": conversation, "reward": reward} for reward in (None, 1, 0)]
+    run = import_messages(jsonl(tmp_path / "chats.jsonl", rows), tmp_path / "runs")
+    runs = open_runs(run)
+    assert runs.trajectories().correct.astype(object).tolist() == [pd.NA, True, False]
+    assert (runs.count({"correct": True}), runs.count({"correct": False}), runs.count({"reward": None})) == (1, 1, 1)
+    assert value(runs, "pass1") == 0.5 and list(failed_rollouts(runs).kind) == ["no answer"]
+    inspector = inspect(runs)
+    choices = inspector.source.choices()
+    assert choices["unscored"] and not choices["own_reward"]
+    pages = [inspector.html(traj_id) for traj_id in runs.trajectories(columns=["traj_id"]).traj_id]
+    assert ["Not scored" in page for page in pages] == [True, False, False]
+    assert not any("dropped" in page or "selection not recorded" in page for page in pages)
+    assert "1 of 2 correct, 1 not scored" in inspector.markdown(runs.trajectories().traj_id[0])
+    page = report_html(run)
+    assert "None tokens" not in page and "nan" not in page.split("<script>")[0]
+
+
+def test_reasoning_and_tool_calls_of_every_source_are_in_the_transcript(tmp_path):
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "python", "arguments": json.dumps({"code": "print(1)"})},
+    }
+    messages = [
+        {"role": "developer", "content": "s"}, {"role": "user", "content": "q"},
+        {"role": "assistant", "reasoning_content": "plan", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "1", "outcome": "ok"},
+        {"role": "assistant", "content": [{"type": "reasoning", "reasoning": "again"}, {"type": "text", "text": "done"}]},
+    ]  # fmt: skip
+    run = import_messages(jsonl(tmp_path / "chats.jsonl", [{"messages": messages}]), tmp_path / "runs")
+    runs = open_runs(run)
+    parts = segments(runs.record(runs.trajectories().traj_id[0]))
+    assert [(part.kind, part.text) for part in parts] == [
+        ("system", "s"), ("user", "q"), ("reason", "plan"), ("code", "print(1)"), ("tool", "1"), ("reason", "again"), ("text", "done"),
+    ]  # fmt: skip
+    completion = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "python", "content": "1"},
+    ]
+    table = pa.Table.from_pylist(
+        [{"step": 1, "prompt": [{"role": "user", "content": "q"}], "completion": completion, "r": 1.0}]
+    )
+    pq.write_table(table, tmp_path / "completions_1.parquet")
+    runs = open_runs(import_trl(tmp_path / "completions_1.parquet", tmp_path / "runs", run_id="trl"))
+    assert runs.trajectories().calls.tolist() == [1]
+    assert [part.kind for part in segments(runs.record(runs.trajectories().traj_id[0]))] == ["user", "code", "tool"]
+
+
+def test_a_call_of_another_tool_shows_its_name(tmp_path):
+    call = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
+    found = segments(
+        {"messages": [{"role": "assistant", "content": call}, {"role": "assistant", "content": "<tool_call>{"}]}
+    )
+    assert [(part.kind, part.tool, part.malformed) for part in found] == [
+        ("call", "query", False),
+        ("call", None, True),
+    ]
+    page = article_html({"reward": 1.0}, {"messages": [{"role": "assistant", "content": call}]})
+    assert "does not parse" not in page and "query" in page
+
+
+def test_two_rows_with_one_id_are_two_trajectories(tmp_path):
+    rows = [{"id": "p1", "messages": [{"role": "user", "content": text}]} for text in ("first", "second")]
+    runs = open_runs(import_messages(jsonl(tmp_path / "chats.jsonl", rows), tmp_path / "runs"))
+    ids = runs.trajectories().traj_id
+    assert ids.is_unique and {runs.transcript(traj_id).content[0] for traj_id in ids} == {"first", "second"}
+
+
+@pytest.mark.parametrize(
+    "score, reward",
+    [("C", 1), ("I", 0), ("P", 0.5), ("N", 0), (True, 1), (0.25, 0.25), ("0.5", 0.5), (float("nan"), None),
+     ({"a": 1.0, "b": 0.0}, None), ([1, 0], None), ("excellent", None), (None, None)],
+)  # fmt: skip
+def test_a_score_that_is_not_one_number_is_no_reward(score, reward):
+    assert _score_number(score) == reward
+
+
+def test_the_live_page_shows_a_run_whose_only_step_is_0(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": "q"}]}]
+    run = import_messages(jsonl(tmp_path / "chats.jsonl", rows), tmp_path / "runs")
+    assert watch(run).refresh() == "finished"
+
+
+def test_a_reward_cannot_have_the_name_of_an_id(tmp_path):
+    file = jsonl(tmp_path / "1.jsonl", [{"input": "q", "output": "a", "score": 1.0, "traj_id": 3}])
+    with pytest.raises(UserError, match="line 1: a reward cannot be called 'traj_id'"):
+        import_verl(file, tmp_path / "runs")

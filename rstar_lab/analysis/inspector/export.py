@@ -205,7 +205,7 @@ def _switch() -> str:
 
 def _segment(segment: Segment, values: np.ndarray | None, advantage: float | None) -> str:
     kind = segment.kind if segment.kind in LABELS else "other"  # the kind becomes a class
-    label = LABELS[kind]
+    label = LABELS["malformed" if segment.malformed else kind]
     badge = ""
     if segment.outcome:
         badge = f'<span class="rl-badge rl-{outcome_class(segment.outcome)}">{escaped(segment.outcome)}</span>'
@@ -338,7 +338,7 @@ def export_markdown(
             f"- note: {_inline(note.get('note') or '')} {' '.join(_inline(tag) for tag in note.get('tags', []))}"
         )
     for segment in segments(record):
-        title = LABELS.get(segment.kind, LABELS["other"])
+        title = LABELS.get("malformed" if segment.malformed else segment.kind, LABELS["other"])
         outcome = f" ({segment.outcome})" if segment.outcome else ""
         turn = f"Turn {segment.turn}: " if segment.turn else ""
         text = visible(segment.text)

@@ -62,7 +62,8 @@ class Inspector(NotebookWidget):
         self._notes: dict[str, dict[str, Any]] | None = None
         self.forks: list[Fork] = []
         self._continuations: dict[str, Source] = {}
-        super().__init__(**{"label": str(getattr(store, "path", "") or "trajectories"), **state})
+        path = "" if isinstance(store, pd.DataFrame) else getattr(store, "path", "")
+        super().__init__(**{"label": str(path or "trajectories"), **state})
         self.on_msg(self._on_message)
 
     def show(self, label: str = "", **filters: Any) -> None:

@@ -24,7 +24,7 @@ CHANNELS = ("entropy", "engine_log_probs", "trainer_log_probs", "loss_mask", "re
 class Segment:
     """A part of a transcript that is shown as one block.
 
-    kind: system, user, reason, text, code, input, call (a tool call that could not be parsed), tool, answer,
+    kind: system, user, reason, text, code, input, call (a tool call without code, or one that could not be parsed), tool, answer,
     environment, other; model or stream (tool and template tokens) in the raw view.
     first: index of the first response token. starts[i]: character offset in `text` where token `first + i` begins.
     """
@@ -36,6 +36,7 @@ class Segment:
     outcome: str | None = None
     first: int = 0
     starts: tuple[int, ...] = ()
+    malformed: bool = False  # of a call: it could not be parsed
 
     def payload(self) -> dict[str, Any]:
         """Return the segment for the browser, with offsets in UTF-16 code units as in JavaScript."""
@@ -52,6 +53,7 @@ class Segment:
             "outcome": self.outcome,
             "first": self.first,
             "starts": list(starts),
+            "malformed": self.malformed,
         }
 
 
@@ -261,11 +263,15 @@ def _call_segments(
     outcome: str | None,
     piece: Callable[..., Iterator[Segment]],
 ) -> Iterator[Segment]:
-    """Yield the code and the input of a call; the raw text of a call without code. begin: where the turn begins in `text`."""
+    """Yield the code and the input of a call; for a call without code or with an error its text.
+
+    begin: where the turn begins in `text`.
+    """
     low, high = begin + call.start, begin + call.end
     if call.arguments is None or not isinstance(call.arguments.get("code"), str):
         low = text.index(call.raw, low, high)
-        yield from piece("call", low, low + len(call.raw), outcome=outcome)
+        malformed = call.arguments is None
+        yield from piece("call", low, low + len(call.raw), tool=call.name, outcome=outcome, malformed=malformed)
         return
     for key, kind in (("code", "code"), ("input", "input")):
         content = call.arguments.get(key)

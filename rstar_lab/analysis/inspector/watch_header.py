@@ -45,11 +45,12 @@ def seconds_per_step(reader: RunReader, info: dict[str, Any], steps: pd.DataFram
     """Return the median `step_s` of the latest steps, or the mean since the start of a run that was not resumed."""
     if "step_s" in steps and steps["step_s"].notna().any():
         return float(pd.to_numeric(steps["step_s"]).dropna().tail(_SPEED_STEPS).median())
-    if not info.get("created") or info.get("attempts") != 1:
+    if not info.get("created") or info.get("attempts") != 1 or info["kind"] == "import":
         return None
     ended = info.get("ended")
     last = datetime.fromisoformat(ended).timestamp() if ended else (reader.run_dir / "metrics.jsonl").stat().st_mtime
-    seconds = (last - datetime.fromisoformat(info["created"]).timestamp()) / int(steps["step"].max())
+    # An evaluation or an import has one step, number 0.
+    seconds = (last - datetime.fromisoformat(info["created"]).timestamp()) / max(1, int(steps["step"].max()))
     return seconds if seconds > 0 else None
 
 

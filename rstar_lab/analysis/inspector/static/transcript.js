@@ -47,13 +47,13 @@ export class Transcript {
   }
 
   segment(segment, index) {
-    const { kind, text, turn, tool, outcome, starts, first } = segment;
+    const { kind, text, turn, tool, outcome, starts, first, malformed } = segment;
     const node = document.createTextNode(text.slice(0, drawnAtFirst(kind)));
     const pre = h("pre", { class: "rl-text", dir: "ltr", "data-part": index }, node);
     const part = { kind, text, node, starts, first, pre, turn, outcome };
     const head = [
       turn ? h("span", { class: "rl-turn" }, `Turn ${turn}`) : null,
-      h("span", { class: "rl-kind" }, labels[kind] ?? labels.other),
+      h("span", { class: "rl-kind" }, labels[malformed ? "malformed" : kind] ?? labels.other),
       tool ? h("span", { class: "rl-tool" }, tool) : null,
       outcome ? h("span", { class: `rl-badge rl-${outcomeClass(outcome)}` }, outcome) : null,
       kind === "code" ? h("button", { class: "rl-quiet", type: "button", onclick: () => this.copy(text) }, "Copy code") : null,

@@ -1,0 +1,264 @@
+"""A run folder from somebody else is data: reading, listing and annotating it runs nothing and writes nowhere else."""
+
+import contextlib
+import json
+import os
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.analysis_runs import make_run
+from typer.testing import CliRunner
+
+from rstar_lab.analysis import inspect, measure, open_runs, overview
+from rstar_lab.analysis.inspector.notes import NOTES, read_notes, write_note
+from rstar_lab.analysis.inspector.saved_views import VIEWS
+from rstar_lab.analysis.report import report_html
+from rstar_lab.cli.command_line import app
+from rstar_lab.errors import UserError
+from rstar_lab.exporter import RunCollector
+from rstar_lab.runs import RunReader, RunStoreError
+from rstar_lab.runs.files import atomic_write, lock_file, write_json
+from rstar_lab.runs.lock import RunLock, is_locked
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("made"), "a", steps=2)
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "runs" / "a")
+
+
+def view(sql):
+    return {"filters": {"sql": sql}, "scope": {}, "sort": [], "columns": []}
+
+
+ESCAPES = [
+    """(SELECT 1 AS "'") = 1) GROUP BY ALL; COPY (SELECT 'x') TO 'TARGET' (FORMAT csv); SELECT step, run_id, count(*) AS n FROM
+    trajectories WHERE ((SELECT 1 AS "'") = 1""",
+    "TRUE; COPY (SELECT 1) TO 'TARGET'",
+    "traj_id IN (SELECT content FROM read_text('SECRET'))",
+    "traj_id IN (FROM 'SECRET')",
+    "traj_id IN (TABLE 'SECRET')",
+    "EXISTS (SELECT 1 FROM read_csv_auto('SECRET'))",
+    "EXISTS (SELECT 1 FROM glob('/*'))",
+    "EXISTS (SELECT 1 FROM duckdb_settings())",
+    "TRUE) OR (TRUE",
+    "TRUE UNION SELECT 1",
+]
+
+
+@pytest.mark.parametrize("sql", ESCAPES)
+def test_a_saved_view_reads_and_writes_no_other_file(run, tmp_path, sql):
+    target, secret = tmp_path / "written.csv", tmp_path / "secret.txt"
+    secret.write_text("secret")
+    (run / "inside.txt").symlink_to(secret)
+    inspector = inspect(run)
+    for place in (secret, run / "inside.txt"):
+        condition = sql.replace("TARGET", str(target)).replace("SECRET", str(place))
+        (run / VIEWS).write_text(json.dumps({"best": view(condition)}))
+        inspector.show_view("best")
+        for read in (inspector.rows, lambda: inspector._page([], 0, 10, inspector.filters, {}, [])):
+            with pytest.raises(UserError, match="filter sql"):
+                read()
+        with pytest.raises(UserError):
+            open_runs(run).trajectories(condition)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "COPY (SELECT 1) TO 'TARGET'",
+        "SELECT 1; COPY (SELECT 1) TO 'TARGET'",
+        "SELECT * FROM read_text('SECRET')",
+        "SELECT * FROM 'SECRET'",
+        "SELECT * FROM read_text('LINK')",
+        "ATTACH 'TARGET'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+        "SELECT * FROM read_text('http://127.0.0.1:9/x')",
+        "SELECT * FROM frame",
+    ],
+)
+def test_a_query_is_one_select_over_the_folders_of_the_runs(run, tmp_path, query):
+    frame = open_runs(run).runs()  # not a table of the query
+    target, secret, link = tmp_path / "t.csv", tmp_path / "secret.txt", run / "link.txt"
+    secret.write_text("secret")
+    link.symlink_to(secret)
+    query = query.replace("TARGET", str(target)).replace("SECRET", str(secret)).replace("LINK", str(link))
+    rows = frame.assign(traj_id="x", step=1, group_id="g", problem_id="p", sample=0, reward=1.0)
+    for ask in (open_runs(run).sql, open_runs(run).arrow, inspect(rows).source.store.sql):
+        with pytest.raises((UserError, Exception), match=r"(?i)failed|error|denied|disabled|not exist"):
+            ask(query)
+    assert not target.exists() and len(frame) == 1
+
+
+def test_runs_behind_symbolic_links_are_read(run, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "a").symlink_to(run)
+    runs = open_runs(tmp_path / "shared")
+    assert runs.count() == 64
+    make_run(tmp_path / "elsewhere", "b", steps=1)
+    (tmp_path / "shared" / "b").symlink_to(tmp_path / "elsewhere" / "b")
+    assert runs.count() == 96 and len(runs.sql("SELECT DISTINCT run_id FROM trajectories")) == 2
+
+
+def test_notes_follow_no_symbolic_link(run, tmp_path):
+    victim = tmp_path / "bashrc"
+    victim.write_text("mine")
+    for name in (f".{NOTES}.lock", f".{VIEWS}.lock", ".lock", f".{NOTES}.tmp", f".{VIEWS}.tmp"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(victim)
+    traj_id = open_runs(run).trajectories(columns=["traj_id"]).traj_id[0]
+    with pytest.raises(RunStoreError, match=r"cannot write .*lock"):
+        write_note(run, traj_id, "$(id)", [])
+    with pytest.raises(UserError):
+        inspect(run).save_view("x")
+    with pytest.raises(OSError):
+        RunLock(run)
+    assert not is_locked(run)
+    (run / f".{NOTES}.lock").unlink()
+    (run / NOTES).symlink_to(victim)
+    victim.write_text("")
+    write_note(run, traj_id, "$(id)", [])  # replaces the link
+    assert victim.read_text() == "" and read_notes(run)[traj_id]["note"] == "$(id)" and not (run / NOTES).is_symlink()
+
+
+def test_temporary_files_are_new_and_those_of_killed_writers_are_removed(tmp_path):
+    path = tmp_path / "x.json"
+    old = tmp_path / ".x.json.0123456789abcdef.tmp"
+    old.write_text("half")
+    os.utime(old, (1, 1))
+    with atomic_write(path) as file:
+        assert not old.exists()
+        names = [each.name for each in tmp_path.iterdir()]
+        assert len(names) == 1 and names[0].startswith(".x.json.") and len(names[0]) > 25
+        write_json(path, {"a": 1})  # another writer does not remove the file of a living one
+        file.write(b"[]")
+    assert path.read_text() == "[]" and [each.name for each in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_pipe_in_a_run_folder_blocks_nobody(run):
+    for name in (".lock", f".{NOTES}.lock", NOTES, VIEWS, "tokens.json", "mirror.json"):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+    assert not is_locked(run)
+    with pytest.raises(UserError):
+        read_notes(run)
+    with pytest.raises(RunStoreError, match="not a regular file"):
+        RunReader(run).vocabulary()
+    with pytest.raises(RunStoreError), lock_file(run / f".{NOTES}.lock"):
+        pass
+    (run / "run.json").unlink()
+    os.mkfifo(run / "run.json")
+    with pytest.raises(RunStoreError, match="not a regular file"):
+        RunReader(run)
+
+
+BROKEN = {
+    "run_id": [5, "a[/foo]", "../x", "<img src=x>", "", None, "x\x1b[2J"],
+    "kind": [5, None, []],
+    "status": [5, "<b>", None],
+    "created": [5, "yesterday", {}],
+    "recipe": ["x", 5],
+    "parent": ["x", 5],
+    "attempts": ["x", 1.5, True],
+    "seed": ["x"],
+    "schema_version": ["1", True, None],
+}
+
+
+@pytest.mark.parametrize("key, value", [(key, value) for key, values in BROKEN.items() for value in values])
+def test_a_value_of_run_json_with_the_wrong_type_names_its_key(run, key, value):
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(info | {key: value}))
+    with pytest.raises(RunStoreError, match=key if key != "schema_version" else "schema version"):
+        RunReader(run)
+
+
+def break_run(folder, way):
+    metrics = folder / "metrics.jsonl"
+    file = next((folder / "trajectories").glob("stage=*/*.parquet"))
+    match way:
+        case "json":
+            (folder / "run.json").write_text("{")
+        case "deep":
+            (folder / "run.json").write_text("[" * 100_000)
+        case "id":
+            (folder / "run.json").write_text(json.dumps(json.loads((folder / "run.json").read_text()) | {"run_id": 5}))
+        case "step":
+            metrics.write_text('{"stage": "one", "step": 99999999999}\n')
+        case "stage":
+            metrics.write_text('{"stage": ["x"], "step": 1}\n')
+        case "metric":
+            lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+            metrics.write_text("".join(json.dumps(line | {"step_s": "<b>", "mismatch": [1]}) + "\n" for line in lines))
+        case "column":
+            table = pq.read_table(file, partitioning=None)
+            at = table.column_names.index("reward")
+            pq.write_table(table.set_column(at, "reward", pa.array(["<img>"] * len(table))), file)
+        case "rollup":
+            (folder / "rollup.parquet").write_bytes(b"PAR1")
+        case "mirror":
+            (folder / "mirror.json").write_text('{"host": 5, "status": "<b>", "transcripts": "no"}')
+        case "binary":
+            (folder / "run.json").write_bytes(b"\xff\xfe\x00")
+
+
+WAYS = ["json", "deep", "id", "step", "stage", "metric", "column", "rollup", "mirror", "binary"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_broken_run_ends_no_list(run, way):
+    root = run.parent
+    broken = shutil.copytree(run, root / "broken")
+    info = json.loads((broken / "run.json").read_text())
+    (broken / "run.json").write_text(json.dumps(info | {"run_id": "broken", "status": "running"}))
+    break_run(broken, way)
+    listed = CliRunner().invoke(app, ["runs", "list", "--runs-dir", str(root)])
+    assert listed.exit_code == 0 and "finished" in listed.output, listed.output
+    rows = {row.run_id: row.state for row in overview(root).rows}
+    assert rows["a"] == "finished" and len(rows) == 2
+    names = {sample.labels["run"] for family in RunCollector(root).collect() for sample in family.samples}
+    assert "a" in names
+    with pytest.warns(UserWarning) if way in ("json", "deep", "id", "binary") else contextlib.nullcontext():
+        table = open_runs(root).runs()
+    assert "a" in set(table.run_id) and table.set_index("run_id").status["a"] == "finished"
+
+
+def hostile_messages(text):
+    return json.dumps([
+        {"role": "user", "content": text}, {"role": f'x"><img src=x onerror="{text}">', "content": text},
+        {"role": "assistant", "content": text}, {"role": "tool", "content": text, "tool": text, "outcome": text},
+        {"role": 5, "content": {"a": text}}, {"role": "assistant", "content": None},
+    ])  # fmt: skip
+
+
+def test_the_role_of_a_message_is_never_markup(run):
+    for file in (run / "transcripts").glob("stage=*/*.parquet"):
+        table = pq.ParquetFile(file).read()
+        hostile = pa.array([hostile_messages('x"><img src=x onerror=alert(1)>')] * len(table))
+        for name in ("response_ids", "loss_mask", "engine_log_probs", "trainer_log_probs", "entropy"):
+            at = table.column_names.index(name)
+            table = table.set_column(at, table.schema.field(name), pa.nulls(len(table), table.schema.field(name).type))
+        pq.write_table(table.set_column(table.column_names.index("messages"), "messages", hostile), file)
+    runs = open_runs(run)
+    traj_id = runs.trajectories(columns=["traj_id"]).traj_id[0]
+    assert set(runs.transcript(traj_id).role) <= {"system", "user", "assistant", "tool", "environment", "other"}
+    inspector = inspect(runs, selected=traj_id)
+    for page in (inspector.static_html(), inspector.html(), report_html(run, sample=4)):
+        assert "<img" not in page.replace("<img>", "") or "plotly" in page
+        assert 'onerror="' not in page and "<img src=x" not in page and "&lt;img src=x" in page
+    assert measure(runs, ["pass1"])["value"].notna().all()
+
+
+def test_reports_allow_scripts_by_their_hash_only(run):
+    page = report_html(run, sample=2)
+    policy = page.split('http-equiv="Content-Security-Policy" content="')[1].split('"')[0]
+    assert "unsafe" not in policy and "default-src 'none'" in policy and policy.count("'sha256-") == 4
+    assert ' style="' not in page.replace('style=\\"', "")
