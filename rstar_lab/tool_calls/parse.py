@@ -11,10 +11,13 @@ from typing import Any, Literal, get_args
 from rstar_lab.errors import UserError
 from rstar_lab.tool_calls.call import Schemas, ToolCall, schemas_of, without_prose
 from rstar_lab.tool_calls.function_tags import parse_function_tags
+from rstar_lab.tool_calls.gemma4 import parse_gemma4
+from rstar_lab.tool_calls.glm import parse_glm
+from rstar_lab.tool_calls.harmony import parse_harmony, reasoning_of
 from rstar_lab.tool_calls.hermes import parse_hermes
 from rstar_lab.tool_calls.json_objects import parse_json_objects
 
-Syntax = Literal["hermes", "function_tags", "json"]
+Syntax = Literal["hermes", "function_tags", "json", "gemma4", "glm", "harmony"]
 SYNTAXES: tuple[Syntax, ...] = get_args(Syntax)
 Tools = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -22,11 +25,21 @@ _PARSERS: dict[Syntax, Callable[[str, Schemas, int], list[ToolCall]]] = {
     "hermes": parse_hermes,
     "function_tags": parse_function_tags,
     "json": parse_json_objects,
+    "gemma4": parse_gemma4,
+    "glm": parse_glm,
+    "harmony": parse_harmony,
 }
-_MARKS: dict[Syntax, str] = {"hermes": "<tool_call>", "function_tags": "<function=", "json": '"name"'}
-_REASONING_END = re.compile(r"</(?:think|reason)>")
-_REASONING_START = re.compile(r"\s*<(think|reason)>")
-_TAG = re.compile(r"\A(?:<tool_call>|<\|python_tag\|>)|</tool_call>\Z")
+_MARKS: dict[Syntax, str] = {
+    "hermes": "<tool_call>",
+    "function_tags": "<function=",
+    "json": '"name"',
+    "gemma4": "<|tool_call>",
+    "glm": "<arg_key>",
+    "harmony": "<|message|>",
+}
+_TAGS = {"</think>": "<think>", "</reason>": "<reason>"}
+_CHANNEL = {"<channel|>": "<|channel>thought"}  # of Gemma 4
+_TAG = re.compile(r"\A(?:<tool_call>|<\|python_tag\|>|<\|tool_call>)|(?:</tool_call>|<tool_call\|>)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +82,10 @@ def parse_tool_calls(text: str, *, syntax: Syntax = "hermes", tools: Tools | Non
     Args:
         text: The turn, without the tokens that end it.
         syntax: How the model writes calls. `hermes`: JSON in `<tool_call>` tags; `function_tags`: `<function=NAME>` with
-            `<parameter=KEY>` tags (Qwen3-Coder, Qwen3.5); `json`: JSON objects (Llama 3).
-        tools: Function schemas of the tools, in OpenAI's form. `function_tags` reads the types of arguments from them.
+            `<parameter=KEY>` tags (Qwen3-Coder, Qwen3.5); `json`: JSON objects (Llama 3); `gemma4`; `glm`: `<arg_key>` and
+            `<arg_value>` tags (GLM 4.5 and later); `harmony`: messages to functions (gpt-oss).
+        tools: Function schemas of the tools, in OpenAI's form. `function_tags` and `glm` read the types of arguments from
+            them.
 
     Returns:
         Calls with `name`, `arguments` and `error`. Either `arguments` or `error` is None.
@@ -87,33 +102,41 @@ def parse_turn(text: str, syntax: Syntax = "hermes", tools: Tools | None = None)
         raise UserError(f"syntax {syntax!r} of tool calls is not supported; choose from {', '.join(SYNTAXES)}")
     schemas, parse = schemas_of(tools), _PARSERS[syntax]
     found = parse(text, schemas, 0)
-    closing = _reasoning_closing(text, found)
-    opening = _REASONING_START.match(text)
+    if syntax == "harmony":
+        return ParsedTurn(text, syntax, found, [], *reasoning_of(text))
+    opening, closing = _reasoning_tags(text, found, syntax)
     if closing is None:
         return ParsedTurn(text, syntax, without_prose(found, text), [], _open_reasoning(text, opening, found), 0)
-    calls = without_prose(parse(text, schemas, closing.end()), text)
-    drafts = [call for call in found if call.end <= closing.start()]
+    begin = opening.start() if opening else 0
+    calls = [call for call in found if call.end <= begin] + parse(text, schemas, closing.end())
+    drafts = [call for call in found if begin <= call.start and call.end <= closing.start()]
     reasoning = (opening.end() if opening else 0, closing.start())
-    return ParsedTurn(text, syntax, calls, drafts, reasoning, closing.end())
+    return ParsedTurn(text, syntax, without_prose(calls, text), drafts, reasoning, closing.end())
 
 
-def _reasoning_closing(text: str, calls: Sequence[ToolCall]) -> re.Match[str] | None:
-    """Return the first tag outside of the calls that ends the reasoning."""
-    opening = _REASONING_START.match(text)
-    ends = re.compile(f"</{opening[1]}>") if opening else _REASONING_END
+def _reasoning_tags(
+    text: str, calls: Sequence[ToolCall], syntax: Syntax
+) -> tuple[re.Match[str] | None, re.Match[str] | None]:
+    """Return the tags outside of the calls that open and close the reasoning. Its opening tag may be part of the prompt."""
+    tags = _CHANNEL if syntax == "gemma4" else _TAGS
     spans = iter([(call.start, call.end) for call in calls if call.closed])
     begin, end = next(spans, (0, 0))
-    for match in ends.finditer(text):
+    opening: re.Match[str] | None = None
+    for match in re.finditer("|".join(map(re.escape, (*tags, *tags.values()))), text):
         while end <= match.start() and (following := next(spans, None)):
             begin, end = following
-        if not begin < match.start() < end:
-            return match
-    return None
+        if begin < match.start() < end:
+            continue
+        if match[0] not in tags:
+            opening = opening or match
+        elif opening is None or tags[match[0]] == opening[0]:
+            return opening, match
+    return opening, None
 
 
 def _open_reasoning(text: str, opening: re.Match[str] | None, calls: Sequence[ToolCall]) -> tuple[int, int]:
     """Return the offsets of reasoning that never ends: up to the first call, the answer or the end."""
-    if opening is None:
+    if opening is None or text[: opening.start()].strip():
         return (0, 0)
     answer = text.find("<answer>", opening.end())
     ends = [len(text), *(call.start for call in calls), *([answer] if answer >= 0 else [])]
@@ -128,7 +151,7 @@ def text_outside_calls(text: str, syntax: Syntax = "hermes") -> str:
     """
     parse = _PARSERS[syntax]
     drafts = parse(text, {}, 0)
-    closing = _reasoning_closing(text, drafts)
+    closing = None if syntax == "harmony" else _reasoning_tags(text, drafts, syntax)[1]
     end = closing.end() if closing else 0
     pieces, position = [], 0
     for call in (*(draft for draft in drafts if draft.end <= end), *parse(text, {}, end)):

@@ -17,6 +17,10 @@ TURNS = {
     "function_tags": f"<think>\nplan <tool_call> draft\n</think>\n\n<tool_call>\n<function=python>\n<parameter=code>\n{CODE}\n"
     "</parameter>\n</function>\n</tool_call>",
     "json": json.dumps({"name": "python", "parameters": {"code": CODE}}),
+    "gemma4": f'<|channel>thought\nplan\n<channel|><|tool_call>call:python{{code:<|"|>{CODE}<|"|>}}<tool_call|>',
+    "glm": f"plan</think><tool_call>python<arg_key>code</arg_key><arg_value>{CODE}</arg_value></tool_call>",
+    "harmony": "<|channel|>analysis<|message|>plan<|end|><|start|>assistant to=functions.python<|channel|>commentary json"
+    f"<|message|>{json.dumps({'code': CODE})}<|call|>",
 }
 syntaxes = pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
 

@@ -42,7 +42,23 @@ def llama(code, name="f"):
     return json.dumps({"name": name, "parameters": {"code": code}})
 
 
-WRITERS = {"hermes": hermes, "function_tags": lambda code, name="f": tags(name, code=code), "json": llama}
+WRITERS = {
+    "hermes": hermes,
+    "function_tags": lambda code, name="f": tags(name, code=code),
+    "json": llama,
+    "gemma4": lambda code, name="f": f'<|tool_call>call:{name}{{code:<|"|>{code}<|"|>}}<tool_call|>',
+    "glm": lambda code, name="f": f"<tool_call>{name}<arg_key>code</arg_key><arg_value>{code}</arg_value></tool_call>",
+    "harmony": lambda code, name="f": (
+        f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>"
+        f"{json.dumps({'code': code})}<|call|>"
+    ),
+}
+PLANS = {
+    "gemma4": ["", "<|channel>thought\nplan\n<channel|>", "plan\n<channel|>"],
+    "harmony": ["", "<|channel|>analysis<|message|>plan<|end|>"],
+}
+PLAIN_PLANS = ["", "plan</think>\n\n", "<think>\nplan\n</think>\n\n", "plan</reason>\n"]
+ENDS = {"gemma4": ["<channel|>"], "harmony": []}
 
 
 def read(text, syntax, tools=(TOOL,)):
@@ -61,13 +77,15 @@ PROGRAMS = [
     "x = '''\n</think>\n'''",
     "print('<parameter=a>')",
     'print("</parameter></function></tool_call>")',
+    "print('</arg_value> <arg_key> <|end|> <tool_call|> <channel|> <|call|>')",
     "",
 ]
 
 
-@pytest.mark.parametrize("syntax", SYNTAXES)
 @pytest.mark.parametrize("code", PROGRAMS)
-@pytest.mark.parametrize("before", ["", "plan</think>\n\n", "<think>\nplan\n</think>\n\n", "plan</reason>\n"])
+@pytest.mark.parametrize(
+    ("syntax", "before"), [(syntax, plan) for syntax in SYNTAXES for plan in PLANS.get(syntax, PLAIN_PLANS)]
+)
 def test_a_program_keeps_its_call(syntax, code, before):
     assert read(before + WRITERS[syntax](code), syntax) == [("f", {"code": code})]
     if syntax != "json":
@@ -75,8 +93,9 @@ def test_a_program_keeps_its_call(syntax, code, before):
         assert read(twice, syntax) == [("f", {"code": code}), ("g", {"code": "2"})]
 
 
-@pytest.mark.parametrize("syntax", SYNTAXES)
-@pytest.mark.parametrize("end", ["</think>", "</reason>"])
+@pytest.mark.parametrize(
+    ("syntax", "end"), [(syntax, end) for syntax in SYNTAXES for end in ENDS.get(syntax, ["</think>", "</reason>"])]
+)
 def test_drafts_in_the_reasoning_are_left_out(syntax, end):
     draft, real = WRITERS[syntax]("1"), WRITERS[syntax]("2")
     assert read(f"{draft} no, better:{end}\n{real}", syntax) == [("f", {"code": "2"})]
@@ -86,7 +105,12 @@ def test_drafts_in_the_reasoning_are_left_out(syntax, end):
     assert read(f"{code} no{end}{real}", syntax) == [("f", {"code": "2"})]
 
 
-@pytest.mark.parametrize("syntax", ["hermes", "function_tags"])
+def test_reasoning_between_calls_makes_no_drafts_of_the_first():
+    text = f"{hermes('1')}<think>and <tool_call>now</think>{hermes('2')}"
+    assert read(text, "hermes") == [("f", {"code": "1"}), ("f", {"code": "2"})]
+
+
+@pytest.mark.parametrize("syntax", ["hermes", "function_tags", "glm", "gemma4"])
 def test_a_call_ends_reasoning_that_has_no_end(syntax):
     assert read(f"I need the tool.\n{WRITERS[syntax]('1')}", syntax) == [("f", {"code": "1"})]
     assert read(f"<think>I need the tool.\n{WRITERS[syntax]('1')}", syntax) == [("f", {"code": "1"})]
@@ -178,7 +202,7 @@ def test_calls_as_json_objects(text, expected):
     assert read(text, "json") == expected
 
 
-@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("syntax", [syntax for syntax in SYNTAXES if syntax != "harmony"])
 def test_spans_cover_the_calls(syntax):
     text = f"plan</think>\n{WRITERS[syntax]('1')}\n"
     (call,) = parse_tool_calls(text, syntax=syntax)
@@ -186,9 +210,36 @@ def test_spans_cover_the_calls(syntax):
     assert text_outside_calls(text, syntax).split() == ["plan</think>"]
 
 
+X6 = [
+    ("gemma4", '<|tool_call>call:f{n:5,flag:True,xs:[<|"|>a<|"|>,null],o:{a b:{c:-1.5e3}}}<tool_call|>',
+     [("f", {"n": 5, "flag": True, "xs": ["a", None], "o": {"a b": {"c": -1500.0}}})]),
+    ("gemma4", '<|tool_call>call:f{code:"x"}<tool_call|>', [X]),
+    ("gemma4", "<|tool_call>call:f{code:x}<tool_call|><|tool_call>call:f{}<tool_call|>", [ERROR, ("f", {})]),
+    ("gemma4", "<|tool_call>call:f" + "{a:" * 5000, [ERROR]),
+    ("gemma4", "<|tool_call>f{}<tool_call|>", [ERROR]),
+    ("glm", "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>", [("f", {"n": 5})]),
+    ("glm", "<tool_call>f<arg_key>code</arg_key><arg_value>x</tool_call>", [X]),
+    ("glm", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', [ERROR]),
+    ("glm", "<tool_call>f<arg_key>code</arg_key><arg_value>x", [ERROR]),
+    ("glm", "The tag <tool_call> is not needed: \\boxed{4}", []),
+    ("harmony", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"code": "x"}', [X]),
+    ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"code": "x"', [ERROR]),
+    ("harmony", " to=functions.f<|channel|>commentary json<|message|>[1]", [ERROR]),
+    ("harmony", " to=functions.f<|channel|>commentary json", [ERROR]),
+    ("harmony", "<|channel|>commentary to=python code<|message|>print(1)", [ERROR]),
+    ("harmony", "<|channel|>final<|message|>The tag is to=functions.f", []),
+    ("harmony", "no message", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("syntax", "text", "expected"), X6)
+def test_calls_of_further_families(syntax, text, expected):
+    assert read(text, syntax) == expected
+
+
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_the_syntax_of_a_stored_turn_is_found(syntax):
-    text = f"plan</think>\n{WRITERS[syntax]('<function=g> <tool_call>')}"
+    text = PLANS.get(syntax, PLAIN_PLANS)[1] + WRITERS[syntax]("<function=g> <tool_call>")
     assert [(call.name, call.arguments) for call in parse_stored_calls(text)] == [
         ("f", {"code": "<function=g> <tool_call>"})
     ]
@@ -196,7 +247,9 @@ def test_the_syntax_of_a_stored_turn_is_found(syntax):
 
 
 def test_an_unknown_syntax_is_an_error():
-    with pytest.raises(UserError, match=r"xml.* is not supported; choose from hermes, function_tags, json"):
+    with pytest.raises(
+        UserError, match=r"xml.* is not supported; choose from hermes, function_tags, json, gemma4, glm, harmony"
+    ):
         parse_tool_calls("", syntax="xml")
 
 
@@ -212,6 +265,11 @@ def test_an_unknown_syntax_is_an_error():
         '\n{"name": "f", "parameters": {"a": ',
         "<|python_tag|>",
         "[" * 50 + "(",
+        "<|tool_call>call:f{a:",
+        "<|tool_call>call:f{a:[[",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>",
+        "<|start|>assistant to=functions.f<|message|>{",
+        "<|start|>assistant<|message|>",
         hermes("</think>"),
     ],
 )

@@ -13,6 +13,9 @@ from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import ToolCall, parse_stored_turn
 from rstar_lab.visible_text import visible
 
+_HEADER = re.compile(
+    r"(?:<\|(?:end|call|return)\|>)?(?:<\|start\|>assistant)?<\|channel\|>[^<]*<\|message\|>"
+)  # of gpt-oss
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>")
 _OPEN = re.compile(r"<(reason|think|answer)>")
 _USER = re.compile(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", re.DOTALL)
@@ -226,6 +229,9 @@ def _model_turn(
             yield Segment(kind, text[low:high], turn, first=first, starts=starts, **more)
 
     def around(low: int, high: int) -> Iterator[Segment]:
+        while low < high and (header := _HEADER.search(text, low, high)):
+            yield from piece("text", low, header.start())
+            low = header.end()
         while low < high and (tag := _OPEN.search(text, low, high)):
             yield from piece("text", low, tag.start())
             name = {"think": "reason"}.get(tag[1], tag[1])
@@ -298,7 +304,9 @@ def _value_offsets(text: str, key: str, content: str, begin: int, end: int) -> S
             at = escape.end()
         if len(places) == len(content):
             return [*places, at]
-    for opening in re.finditer(rf"<parameter={key}>\n?", text[begin:end]):
+    for opening in re.finditer(
+        rf"<parameter={key}>\n?|<arg_key>{key}</arg_key>\s*<arg_value>|{key}:<\|\"\|>", text[begin:end]
+    ):
         if text.startswith(content, begin + opening.end()):
             return range(begin + opening.end(), begin + opening.end() + len(content) + 1)
     return []

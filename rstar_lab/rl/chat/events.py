@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from rstar_lab.tool_calls import Syntax, ToolCall, parse_tool_calls
+from rstar_lab.tool_calls.harmony import messages
 
 
 class Kind(StrEnum):
@@ -33,15 +34,20 @@ class Event:
 # The kind of the text after each tag. Other models use `think` for their reasoning.
 _OPENS = {
     "<reason>": Kind.REASON, "<think>": Kind.REASON, "</reason>": Kind.TEXT, "</think>": Kind.TEXT,
-    "<answer>": Kind.ANSWER, "</answer>": Kind.TEXT,
+    "<answer>": Kind.ANSWER, "</answer>": Kind.TEXT, "<|channel>thought": Kind.REASON, "<channel|>": Kind.TEXT,
 }  # fmt: skip
 _TAG = re.compile("|".join(map(re.escape, _OPENS)))
-_CALL_TAG = {
+# What may start a call; the turns of gpt-oss are shown when they are complete.
+_CALL_TAG: dict[Syntax, str] = {
     "hermes": "<tool_call>",
-    "function_tags": "<tool_call>|^[ \t]*<function=",
+    "function_tags": r"<tool_call>|^[ \t]*<function=",
     "json": r"\A\s*(?:\{|<\|python_tag\|>)",
+    "gemma4": r"<\|tool_call>",
+    "glm": "<tool_call>",
+    "harmony": r"\A",
 }
-_LONGEST = len("<tool_call>")
+_CALL_END = ("</tool_call>", "<tool_call|>")
+_LONGEST = max(map(len, (*_OPENS, *_CALL_END)))
 
 
 class Sections:
@@ -67,9 +73,11 @@ class Sections:
         self._text += text
         events: list[Event] = []
         while True:
+            if self.syntax == "harmony":
+                return events
             if self._in_call:
                 arrived = self._text[max(self._at, len(self._text) - len(text) - _LONGEST) :]
-                complete = self._complete_call() if "</tool_call>" in arrived else None
+                complete = self._complete_call() if any(tag in arrived for tag in _CALL_END) else None
                 if complete is None:
                     return events
                 events.append(complete)
@@ -79,7 +87,7 @@ class Sections:
             if tag:
                 events += self._until(tag.start())
                 self._at, self.kind = tag.end(), _OPENS[tag[0]]
-                self._never_ended &= tag[0] in ("<reason>", "<think>")
+                self._never_ended &= _OPENS[tag[0]] is Kind.REASON
             elif call:
                 events += self._until(call.start())
                 self._in_call = True
@@ -88,6 +96,8 @@ class Sections:
 
     def end(self) -> list[Event]:
         """Return the events of the text that was kept."""
+        if self.syntax == "harmony":
+            return self._messages()
         events: list[Event] = []
         for call in self._calls(self._at) if self._in_call else ():
             events += [*self._plain(call.start), call_event(call)]
@@ -97,6 +107,17 @@ class Sections:
             events += [call_event(call) for call in self._calls(0)]
         return events
 
+    def _messages(self) -> list[Event]:
+        """Return the events of a turn of gpt-oss."""
+        calls = {call.start: call for call in self._calls(0)}
+        events = []
+        for message in messages(self._text):
+            if message.start in calls:
+                events.append(call_event(calls[message.start]))
+            elif text := self._text[message.body : message.body_end]:
+                events.append(Event(Kind.REASON if "analysis" in message.header else Kind.TEXT, text))
+        return events
+
     def _calls(self, begin: int) -> list[ToolCall]:
         """Return the calls of the turn that start at `begin` or later."""
         return [call for call in parse_tool_calls(self._text, syntax=self.syntax) if call.start >= begin]
@@ -104,7 +125,7 @@ class Sections:
     def _complete_call(self) -> Event | None:
         """Return the event of the call at the current place, if it is complete."""
         call = next(iter(self._calls(self._at)), None)
-        if call is None or call.error:
+        if call is None or call.error or self.syntax == "glm":  # a value may lack its end, so a prefix looks complete
             return None
         self._at, self._in_call, self.kind = call.end, False, Kind.TEXT
         return call_event(call)
@@ -125,7 +146,7 @@ class Sections:
 def _start_of_tag(text: str) -> int:
     """Return how many characters at the end of `text` may be the start of a tag."""
     start = text.rfind("<", max(0, len(text) - _LONGEST))
-    tags = (*_OPENS, "<tool_call>", "<function=")
+    tags = (*_OPENS, "<tool_call>", "<|tool_call>", "<function=")
     return len(text) - start if start >= 0 and any(tag.startswith(text[start:]) for tag in tags) else 0
 
 

@@ -11,6 +11,8 @@ CALLS = {
     "hermes": f"<tool_call>\n{json.dumps({'name': 'f', 'arguments': {'code': CODE}})}\n</tool_call>",
     "function_tags": f"<function=f>\n<parameter=code>\n{CODE}\n</parameter>\n</function>\n</tool_call>",
     "json": json.dumps({"name": "f", "parameters": {"code": CODE}}),
+    "gemma4": f'<|tool_call>call:f{{code:<|"|>{CODE}<|"|>}}<tool_call|>',
+    "glm": f"<tool_call>f<arg_key>code</arg_key><arg_value>{CODE}</arg_value></tool_call>",
 }
 
 
@@ -38,6 +40,12 @@ def test_prose_that_names_a_tag_does_not_hide_the_answer(size):
     text = "plan</reason>A <tool_call> is not needed. <answer>\\boxed{4}</answer>"
     expected = [("reason", "plan"), ("text", "A <tool_call> is not needed."), ("answer", "\\boxed{4}")]
     assert split(text, size=size) == expected
+
+
+def test_the_messages_of_gpt_oss_are_told_apart():
+    text = "<|channel|>analysis<|message|>plan<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>"
+    text += json.dumps({"code": CODE}) + "<|call|><|start|>assistant<|channel|>final<|message|>Four."
+    assert split(text, "harmony") == [("reason", "plan"), ("call", CODE), ("text", "Four.")]
 
 
 def test_drafts_are_reasoning_unless_the_reasoning_never_ends():

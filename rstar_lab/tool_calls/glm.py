@@ -1,0 +1,82 @@
+"""Tool calls of GLM 4.5 and later: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>`.
+
+The format escapes nothing. A tag ends a value only where the format goes on after it.
+"""
+
+import re
+from typing import Any
+
+from rstar_lab.tool_calls.call import Schemas, ToolCall
+from rstar_lab.tool_calls.values import read_value
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_NAME = re.compile(r"\s*([\w.:-]+)\s*(?=<arg_key>|</tool_call>|\Z)")
+_KEY = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
+_TOKEN = re.compile(
+    r"(?P<next><tool_call>[\w.:-]+\s*<arg_key>)"
+    r"|(?P<value></arg_value>)(?=\s*(?:<arg_key>[^<]*</arg_key>\s*<arg_value>|</tool_call>|\Z))"
+    r"|</tool_call>(?P<last>\s*(?:(?=<tool_call>)|\Z))?"
+)
+_MAX_NESTING = 8  # calls inside a value; keeps the run time linear
+_CALL_END = re.compile(r"\s*</tool_call>")
+_TAG = re.compile(r"</?tool_call>")
+
+
+def parse_glm(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
+    """Return all calls of a turn from `start`, in order. A call that cannot be parsed is returned with its error.
+
+    The last value may lack its `</arg_value>`. Values of other types than string are read by the schema of the tool.
+    """
+    calls: list[ToolCall] = []
+    position = text.find(_OPEN, start)
+    while position >= 0:
+        calls.append(_call(text, position, schemas))
+        position = text.find(_OPEN, calls[-1].end)
+    return calls
+
+
+def _call(text: str, start: int, schemas: Schemas) -> ToolCall:
+    body = start + len(_OPEN)
+    name = _NAME.match(text, body)
+    if name is None:
+        return _malformed(text, start, None, "The tool call has no name of a tool.")
+    arguments: dict[str, Any] = {}
+    position = name.end()
+    while key := _KEY.match(text, position):
+        end, position = _value_end(text, key.end())
+        if end is None:
+            return _malformed(text, start, name[1], "The tool call has no closing </arg_value>.")
+        arguments[key[1]] = read_value(text[key.end() : end], name[1], key[1], schemas)
+    close = _CALL_END.match(text, position)
+    if close is None:
+        return _malformed(text, start, name[1], "The tool call has no closing </tool_call>.", position)
+    return ToolCall(name[1], arguments, None, text[body:position], start, close.end())
+
+
+def _value_end(text: str, start: int) -> tuple[int | None, int]:
+    """Return (end of the value, where the format goes on), or (None, start) if the value has no end.
+
+    A complete call inside a value belongs to the value.
+    """
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        if token["next"]:
+            depth += 1
+            if depth > _MAX_NESTING:
+                break
+        elif token["value"]:
+            if not depth:
+                return token.start(), token.end()
+        elif depth:
+            depth -= 1
+        elif token["last"] is not None:
+            return token.start(), token.start()
+    return None, start
+
+
+def _malformed(text: str, start: int, name: str | None, error: str, position: int | None = None) -> ToolCall:
+    body = start + len(_OPEN)
+    tag = _TAG.search(text, body if position is None else position)
+    end = tag.start() if tag else len(text)
+    closed = tag is not None and tag[0] == _CLOSE
+    return ToolCall(name, None, error, text[body:end], start, end + len(_CLOSE) * closed, closed)

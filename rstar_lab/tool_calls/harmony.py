@@ -1,0 +1,99 @@
+"""Tool calls of gpt-oss (Harmony): messages whose header has a recipient, `to=functions.NAME`, and whose content is JSON.
+
+A turn is a sequence of messages `<|start|>assistant HEADER<|message|>CONTENT<|end|>`; the first `<|start|>assistant` belongs
+to the prompt. Reasoning is in the channel `analysis`.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rstar_lab.tool_calls.call import Schemas, ToolCall
+
+_START, _MESSAGE = "<|start|>assistant", "<|message|>"
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_END = re.compile(r"<\|(?:end|call|return)\|>(?=\s*(?:<\|start\|>|\Z))|(?=<\|start\|>assistant)|\Z")
+_STOP = re.compile(r"\s*<\|(?:end|call|return)\|>")
+
+
+class Message(NamedTuple):
+    """A message of a turn. start, end: with its marks; body, body_end: its content."""
+
+    start: int
+    header: str
+    body: int
+    body_end: int
+    end: int
+
+
+def messages(text: str, start: int = 0) -> Iterator[Message]:
+    """Yield the messages of a turn. A header without content has body == body_end == end.
+
+    The content of a call ends with its JSON value, so marks inside a JSON string belong to the string.
+    """
+    position = start
+    while position < len(text):
+        body = text.find(_MESSAGE, position)
+        following = text.find(_START, position + 1)
+        if body < 0 or 0 <= following < body:
+            end = following if following >= 0 else len(text)
+            yield Message(position, text[position:end], end, end, end)
+            position = end
+            continue
+        header, body = text[position:body], body + len(_MESSAGE)
+        inside = body
+        if _RECIPIENT.search(header):
+            try:
+                inside = json.JSONDecoder().raw_decode(text, body)[1]
+            except (ValueError, RecursionError):
+                inside = body
+        match = _END.search(text, inside)
+        assert match is not None  # the end of the text matches
+        yield Message(position, header, body, match.start(), match.end())
+        position = max(match.end(), position + 1)
+
+
+def parse_harmony(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
+    """Return all calls of a turn from `start`, in order. A call that cannot be parsed is returned with its error."""
+    calls: list[ToolCall] = []
+    for message in messages(text, start):
+        recipient = _RECIPIENT.search(message.header)
+        if recipient is None or recipient[1] == "assistant":
+            continue
+        name, raw = recipient[1].removeprefix("functions."), text[message.body : message.body_end]
+        arguments, error = _arguments(raw)
+        if name == recipient[1]:
+            arguments, error = None, f"The recipient {name} is not a function; functions are called as functions.NAME."
+        elif message.body == message.end:
+            arguments, error = None, "The tool call has no <|message|>."
+        stop = _STOP.match(text, message.body_end)
+        end = stop.end() if stop else message.end
+        calls.append(
+            ToolCall(name, arguments, error, raw or message.header, message.start, end, bool(stop) or not error)
+        )
+    return calls
+
+
+def _arguments(raw: str) -> tuple[dict[str, Any] | None, str | None]:
+    try:
+        value = json.loads(raw, parse_constant=_reject)
+    except RecursionError:
+        return None, "The tool call is nested too deeply."
+    except ValueError as error:
+        return None, f"The arguments of the tool call are not valid JSON: {error}"
+    if not isinstance(value, dict):
+        return None, "The arguments of the tool call must be a JSON object."
+    return value, None
+
+
+def reasoning_of(text: str) -> tuple[tuple[int, int], int]:
+    """Return the offsets of the content of the first message if it is reasoning, and the offset behind the message."""
+    first = next(messages(text), None)
+    if first is None or "<|channel|>analysis" not in first.header or _RECIPIENT.search(first.header):
+        return (0, 0), 0
+    return (first.body, first.body_end), first.end
+
+
+def _reject(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
