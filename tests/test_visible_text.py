@@ -72,9 +72,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "values", [*WRONG, {"kind": HOSTILE, "created": HOSTILE, "error": HOSTILE, "result": {HOSTILE: HOSTILE}}]
-)
+@pytest.mark.parametrize("values", [*WRONG, {"kind": HOSTILE, "error": HOSTILE, "result": {HOSTILE: HOSTILE}}])
 def test_runs_with_hostile_text_or_wrong_types_are_listed_beside_the_others(runs, values):
     change(runs / "hostile", **values)
     for command in (["list"], ["show", "hostile"], ["show", "good"]):
