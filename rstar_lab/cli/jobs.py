@@ -168,15 +168,14 @@ def pull(
     checkpoints and transcripts.
     """
     from rstar_lab.jobs import attach
-    from rstar_lab.jobs.ssh import mirror
+    from rstar_lab.jobs.ssh.follow import follow as follow_runs
+    from rstar_lab.jobs.ssh.mirror import pull as pull_runs
 
     job = attach(job_id, runs_dir=runs_dir)
     if follow:
-        mirror.follow(
-            job, log=lambda text: typer.echo(printable(text)), checkpoints=checkpoints, transcripts=transcripts
-        )
+        follow_runs(job, log=lambda text: typer.echo(printable(text)), checkpoints=checkpoints, transcripts=transcripts)
         return
-    for pulled in mirror.pull(job, checkpoints=checkpoints, transcripts=transcripts):
+    for pulled in pull_runs(job.spec, checkpoints=checkpoints, transcripts=transcripts):
         typer.echo(printable(pulled))
 
 

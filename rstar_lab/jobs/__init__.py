@@ -4,8 +4,7 @@ reattached by its id."""
 from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.describe import JobDescription, describe
 from rstar_lab.jobs.grid import Grid, run_grid, submit_grid
-from rstar_lab.jobs.job import Job, JobStatus, attach, job_row, list_jobs
-from rstar_lab.jobs.submit import find_job_runs_dir, submit
+from rstar_lab.jobs.job import Job, JobStatus, attach, find_job_runs_dir, job_row, list_jobs, submit
 
 __all__ = [
     "Grid",

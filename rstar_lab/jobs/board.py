@@ -3,45 +3,18 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs import ssh
+from rstar_lab.jobs.backends import CLASSES, backend_named
+from rstar_lab.jobs.board_table import BoardRow, render_table, to_text
 from rstar_lab.jobs.job import Job, job_row, list_jobs
 from rstar_lab.jobs.progress import progress
 from rstar_lab.runs.locate import find_runs_dir
-from rstar_lab.visible_text import escaped
 
 EVERY_S = 3.0
-COLOURS = {"running": "#1565c0", "queued": "#8d6e00", "finished": "#2e7d32", "failed": "#c62828", "stopped": "#6d6d6d"}
 ENDED = ("finished", "failed", "stopped")
-COLUMNS = ("job", "status", "where", "phase", "step", "reward", "tool errors", "left", "last line")
-
-
-@dataclass(frozen=True)
-class BoardRow:
-    """One row of the board. left_s: seconds left, estimated from the steps that this board has seen, or from the
-    duration of the last step."""
-
-    id: str
-    status: str
-    where: str
-    phase: str = ""
-    done: int | None = None
-    total: int | None = None
-    reward: float | None = None
-    error_rate: float | None = None
-    left_s: float | None = None
-    line: str = ""
-
-    def cells(self) -> list[str]:
-        step = "" if self.done is None else f"{self.done}/{self.total}" if self.total else str(self.done)
-        return [
-            self.id, self.status, self.where, self.phase, step, _share(self.reward), _share(self.error_rate),
-            _duration(self.left_s), self.line,
-        ]  # fmt: skip
 
 
 class JobBoard:
@@ -67,9 +40,9 @@ class JobBoard:
         """Return one row per job, newest first. A host that does not answer gives status unknown."""
         jobs = list_jobs(self.runs_dir)[::-1]
         open_jobs = [job for job in jobs if job.id not in self._ended]
-        answers = self._ask_hosts([job for job in open_jobs if job.spec.backend == "ssh"])
+        answers = self._ask_backends([job for job in open_jobs if job.problem is None])
         for job in open_jobs:
-            if job.spec.backend != "ssh":
+            if job.id not in answers:
                 answers[job.id] = _row_with_progress(job)
         rows = []
         for job in jobs:
@@ -92,19 +65,13 @@ class JobBoard:
         if self._widget is not None:
             self._widget.show(rows)
 
-    def _ask_hosts(self, jobs: list[Job]) -> dict[str, dict[str, Any]]:
-        by_agent: dict[int, list[Job]] = {}
-        for job in jobs:
-            by_agent.setdefault(id(ssh.agent_of(job.spec)), []).append(job)
+    def _ask_backends(self, jobs: list[Job]) -> dict[str, dict[str, Any]]:
+        """Return the rows of the jobs whose backend reads several jobs with one request."""
         answers: dict[str, dict[str, Any]] = {}
-        for group in by_agent.values():
-            try:
-                rows = ssh.agent_of(group[0].spec).request("jobs", ids=[job.id for job in group])
-                answers |= {row["id"]: row for row in rows}
-            except UserError as error:
-                answers |= {job.id: {"status": "unknown", "progress": {"line": str(error)}} for job in group}
+        for name in {job.spec.backend for job in jobs} & CLASSES.keys():
+            answers |= backend_named(name).rows([job.spec for job in jobs if job.spec.backend == name])
         for job in jobs:
-            if answers[job.id]["status"] in ENDED:
+            if answers.get(job.id, {}).get("status") in ENDED:
                 try:
                     job.status()  # copies the rest of the log and exit.json
                 except UserError:
@@ -113,10 +80,7 @@ class JobBoard:
 
     def _board_row(self, job: Job, row: dict[str, Any]) -> BoardRow:
         event = row["progress"]
-        spec = job.spec
-        where = (
-            f"{spec.handle['ssh']['host']} ({spec.handle['ssh']['backend']})" if spec.backend == "ssh" else spec.backend
-        )
+        where = job.backend.place(job.spec) if job.spec.backend in CLASSES else job.spec.backend
         phase, done, total = event.get("event", ""), event.get("done"), event.get("total")
         return BoardRow(
             job.id, row["status"], where, phase, done, total, event.get("reward"), event.get("error_rate"),
@@ -143,7 +107,7 @@ class JobBoard:
         self._widget.show(rows)
         bundle = self._widget.root._repr_mimebundle_() or {}
         # Without the widget's model, for example in a saved file, the table is shown.
-        display({**bundle, "text/html": render_table(rows), "text/plain": _text(rows)}, raw=True)
+        display({**bundle, "text/html": render_table(rows), "text/plain": to_text(rows)}, raw=True)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -167,32 +131,3 @@ class JobBoard:
 def _row_with_progress(job: Job) -> dict[str, Any]:
     row = job_row(job)
     return row | {"progress": {"line": row["error"]} if job.problem else progress(job.folder.log)}
-
-
-def render_table(rows: list[BoardRow]) -> str:
-    """Return the rows as an HTML table."""
-    if not rows:
-        return "<p>No jobs yet: <code>rstar-lab jobs submit tiny_fast</code> starts one.</p>"
-    head = "".join(f"<th style='text-align:left'>{column}</th>" for column in COLUMNS)
-    lines = []
-    for row in rows:
-        cells = [escaped(text) for text in row.cells()]
-        cells[1] = f"<b style='color:{COLOURS.get(row.status, 'inherit')}'>{cells[1]}</b>"
-        cells[-1] = f"<span title='{cells[-1]}'>{cells[-1][:80]}</span>"
-        lines.append("<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _text(rows: list[BoardRow]) -> str:
-    return "\n".join("  ".join(cell for cell in row.cells() if cell) for row in rows)
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    hours, minutes = int(seconds // 3600), int(seconds % 3600 // 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"

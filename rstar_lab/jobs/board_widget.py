@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ipywidgets as widgets
 
 from rstar_lab.errors import UserError
+from rstar_lab.jobs.board_table import Board, BoardRow, render_table
 from rstar_lab.jobs.job import Job, attach
 from rstar_lab.visible_text import escaped
-
-if TYPE_CHECKING:
-    from rstar_lab.jobs.board import BoardRow, JobBoard
 
 LOG_LINES = 30
 
@@ -19,7 +17,7 @@ LOG_LINES = 30
 class BoardWidget:
     """Widgets of a JobBoard. All of them can be used with the keyboard."""
 
-    def __init__(self, board: "JobBoard", inspect: Callable[[Path], Any] | None):
+    def __init__(self, board: Board, inspect: Callable[[Path], Any] | None):
         self.board, self._inspect = board, inspect
         self.table = widgets.HTML()
         self.selection = widgets.Dropdown(description="Job", layout=widgets.Layout(width="28em"))
@@ -44,10 +42,8 @@ class BoardWidget:
             [self.table, widgets.HBox([self.selection, *self.buttons.values()]), self.message, self.output]
         )
 
-    def show(self, rows: list["BoardRow"]) -> None:
+    def show(self, rows: list[BoardRow]) -> None:
         """Show these rows. The selection stays."""
-        from rstar_lab.jobs.board import render_table
-
         table = render_table(rows)
         if table != self.table.value:
             self.table.value = table

@@ -1,83 +1,13 @@
 """Describe a job before it is submitted: time, GPU-hours, cost, disk, failed checks, and the state of the queue."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
-from rstar_lab.hardware.profiles import Profile
-from rstar_lab.visible_text import escaped
+from rstar_lab.jobs.backends import choose
+from rstar_lab.jobs.preflight import JobDescription
 
-
-@dataclass(frozen=True)
-class JobDescription:
-    """Requirements of a job. Estimates are None if the profile has no peak rates.
-
-    stages: name, steps and estimated seconds per step. cost: GPU-hours times the profile's `hardware.price_per_gpu_hour`.
-    disk_gb: checkpoints and run store. failed, warnings, skipped: messages of preflight. queue: output of Slurm's
-    commands.
-    """
-
-    recipe: str
-    profile: str
-    host: str | None
-    backend: str
-    gpus: int
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    hours: float | None = None
-    gpu_hours: float | None = None
-    cost: float | None = None
-    disk_gb: float | None = None
-    failed: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    queue: str = ""
-
-    @property
-    def ready(self) -> bool:
-        """Whether no check failed, so that `submit` accepts the job."""
-        return not self.failed
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the card's lines as (label, text)."""
-        where = f"{self.profile} ({self.backend})" + (f" on {self.host}" if self.host else "")
-        rows = [("recipe", self.recipe), ("profile", where)]
-        for stage in self.stages:
-            hours = stage["steps"] * stage["step_s"] / 3600
-            rows.append(
-                (f"stage {stage['name']}", f"{stage['steps']} steps of {stage['step_s']:.0f} s: {_duration(hours)}")
-            )
-        if self.hours is not None and self.gpu_hours is not None:
-            rows.append(("time", f"{_duration(self.hours)} on {self.gpus} GPUs: {self.gpu_hours:,.0f} GPU-hours"))
-        if self.cost is not None:
-            rows.append(("cost", f"{self.cost:,.0f}"))
-        if self.disk_gb is not None:
-            rows.append(("disk", f"{self.disk_gb:,.1f} GB"))
-        rows += [("queue", line) for line in self.queue.splitlines() if line.strip()]
-        rows += [("failed", message) for message in self.failed]
-        rows += [("warning", message) for message in self.warnings]
-        return [*rows, *(("not checked", message) for message in self.skipped)]
-
-    def __str__(self) -> str:
-        width = max(len(label) for label, _ in self.rows())
-        return "\n".join(f"{label:<{width}}  {text}" for label, text in self.rows())
-
-    def _repr_html_(self) -> str:
-        lines = []
-        for label, text in self.rows():
-            mark = ' style="color:#c62828"' if label == "failed" else ""
-            lines.append(
-                f"<tr{mark}><th style='text-align:left;vertical-align:top'>{escaped(label)}</th>"
-                f"<td style='text-align:left'>{escaped(text)}</td></tr>"
-            )
-        return f"<table>{''.join(lines)}</table>"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"ready": self.ready}
+__all__ = ["JobDescription", "describe"]
 
 
 def describe(
@@ -93,71 +23,5 @@ def describe(
     With a host, or a profile with `backend: ssh`, preflight runs there. Raises UserError for an unknown profile or an
     unreachable host.
     """
-    from rstar_lab.jobs.submit import find_profile, trainer_and_action
-
-    machine, overrides = find_profile(profile, host), dict(overrides or {})
-    if host or machine.backend == "ssh":
-        from rstar_lab.jobs.ssh.submit import describe_over_ssh
-
-        return JobDescription(**describe_over_ssh(recipe, machine, overrides, host=host, command=command))
-    trainer, _ = trainer_and_action(command, machine, overrides)
-    return summarize(
-        str(recipe),
-        machine,
-        preflight_rows(recipe, profile or "laptop", overrides, trainer),
-        queue_state(machine.backend),
-    )
-
-
-def summarize(recipe: str, profile: Profile, rows: list[dict[str, Any]], queue: str) -> JobDescription:
-    """Return the description of a job from the rows of its preflight."""
-    numbers = {row["check"]: row.get("numbers", {}) for row in rows if "check" in row}
-    messages: dict[str, list[str]] = {"fail": [], "warn": [], "skip": []}
-    for row in rows:
-        if row.get("status") in messages:
-            messages[row["status"]].append(f"{row['check']}: {row['message']}")
-    time, disk, price = numbers.get("time", {}), numbers.get("disk", {}), profile.hardware.price_per_gpu_hour
-    return JobDescription(
-        recipe=recipe, profile=profile.name, host=None, backend=profile.backend, gpus=profile.hardware.gpus,
-        stages=time.get("stages", []), hours=time.get("hours"), gpu_hours=time.get("gpu_hours"),
-        cost=time["gpu_hours"] * price if time and price is not None else None,
-        disk_gb=disk["checkpoints_gb"] + disk["store_gb"] if disk else None,
-        failed=messages["fail"], warnings=messages["warn"], skipped=messages["skip"], queue=queue,
-    )  # fmt: skip
-
-
-def preflight_rows(
-    recipe: str | Path, profile: str, overrides: Mapping[str, Any], trainer: str
-) -> list[dict[str, Any]]:
-    """Run `rstar-lab preflight` and return its rows. Raises UserError if it prints none."""
-    command = [sys.executable, "-m", "rstar_lab.cli", "preflight", str(recipe), "--profile", profile]
-    command += ["--trainer", trainer, *set_options(overrides), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if not rows:
-        raise UserError("preflight failed: " + done.stderr.strip()[-800:])
-    return rows
-
-
-def set_options(overrides: Mapping[str, Any]) -> list[str]:
-    """Return overrides as options of the command line."""
-    return [
-        part
-        for key, value in overrides.items()
-        for part in ("--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
-    ]
-
-
-def queue_state(backend: str) -> str:
-    """Return Slurm's lists of partitions and of this user's jobs; empty for another backend or without Slurm."""
-    if backend != "slurm":
-        return ""
-    commands = [["sinfo", "-o", "%P %a %l %D %t %G"], ["squeue", "--me", "-o", "%i %j %T %M %l %D %R"]]
-    try:
-        return "\n".join(subprocess.run(c, capture_output=True, text=True, timeout=30).stdout.strip() for c in commands)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+    machine, backend = choose(profile, host=host)
+    return backend.describe(recipe, profile, machine, dict(overrides or {}), host=host, command=command)

@@ -17,10 +17,10 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.jobs import local, slurm
-from rstar_lab.jobs.job import Job, JobStatus, list_jobs
+from rstar_lab.jobs.job import Job, JobStatus, list_jobs, submit
+from rstar_lab.jobs.local import Local
+from rstar_lab.jobs.slurm import start_array
 from rstar_lab.jobs.store import JobFolder, JobSpec, check_name
-from rstar_lab.jobs.submit import submit
 from rstar_lab.runs.reader import RunReader
 
 ERROR_LINE = re.compile(r"^(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE)
@@ -227,9 +227,9 @@ def _submit_array(plan: GridPlan, log: Callable[[str], None]) -> None:
         if sft is None or sft.status_or_unknown().ended:
             sft = _submit_sft(plan, log)
         after = sft.spec.handle["slurm_id"]
-    jobs = [_submit_cell(plan, arm, seed, log, start=False) for arm, seed in missing]
+    jobs = [_submit_cell(plan, arm, seed, log, start=False).folder for arm, seed in missing]
     folder = Path(plan.runs_dir) / ".jobs" / f".array-{plan.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    slurm.start_array(plan.name, jobs, folder, concurrency=plan.concurrency, after=after)
+    start_array(plan.name, jobs, folder, concurrency=plan.concurrency, after=after)
     log(f"grid {plan.name}: {len(jobs)} runs as one array, {plan.concurrency} at a time")
 
 
@@ -248,7 +248,7 @@ def _start_controller(plan: GridPlan) -> None:
     )  # fmt: skip
     folder.save(spec)
     folder.write("grid.json", asdict(plan))
-    local.start(folder, spec)
+    Local().start(folder, spec)
 
 
 def main(path: str) -> None:

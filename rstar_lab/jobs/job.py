@@ -1,18 +1,24 @@
-"""A submitted job, and functions that find it again: from this notebook, from another one, or after a restart."""
+"""Submit a recipe as a job, and find the job again: from this notebook, from another one, or after a restart."""
 
 import contextlib
+import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs import local
+from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.jobs.backend import Backend
+from rstar_lab.jobs.backends import backend_named, choose
+from rstar_lab.jobs.prepare import Submission, recipe_name, trainer_and_action
 from rstar_lab.jobs.progress import parse_event
-from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec
+from rstar_lab.jobs.secrets import refuse_secrets
+from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec, check_name
+from rstar_lab.runs.locate import find_runs_dir
 from rstar_lab.visible_text import printable
 
 
@@ -53,7 +59,7 @@ class Job:
             raise self.problem
         if (end := self.folder.exit()) is None:
             try:
-                state = backend_module(self.spec.backend).state(self.folder, self.spec)
+                state = self.backend.state(self.folder, self.spec)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise UserError(
                     f"job {self.id}: its files do not fit the backend {self.spec.backend} ({type(error).__name__}: {error}); "
@@ -94,13 +100,13 @@ class Job:
         """Return the job's output so far, or its last `tail` lines."""
         if self.problem is not None:
             raise self.problem
-        if self.spec.backend == "ssh" and self.folder.exit() is None:
+        if self.folder.exit() is None:
             with contextlib.suppress(UserError):  # without a connection, return the part that was copied before
-                self.status()
+                self.backend.copy_log(self.folder, self.spec)
         try:
             text = self.folder.log.read_text(errors="replace")
         except FileNotFoundError:
-            text = backend_module(self.spec.backend).logs(self.folder, self.spec) or ""
+            text = self.backend.logs(self.folder, self.spec) or ""
         return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:])
 
     def follow(self, *, every_s: float = 0.5, timeout_s: float | None = None) -> Iterator[str]:
@@ -115,7 +121,7 @@ class Job:
             try:
                 ended, lost = self.status().ended, False
             except UserError as error:
-                if self.spec.backend != "ssh":
+                if self.problem is not None or not self.backend.elsewhere:
                     raise
                 # The job continues without the connection.
                 if not lost:
@@ -128,7 +134,8 @@ class Job:
             yield from (line.rstrip("\n") for line in new)
             seen = complete
             if ended:
-                self._copy_runs()
+                with contextlib.suppress(UserError):  # the process that copies the runs tries again
+                    self.backend.copy_runs(self.spec)
                 return
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"job {self.id} is still {self.status_or_unknown()} after {timeout_s} s")
@@ -168,7 +175,7 @@ class Job:
         if self.problem is not None:
             raise self.problem
         if self.folder.exit() is None:
-            backend_module(self.spec.backend).stop(self.folder, self.spec)
+            self.backend.stop(self.folder, self.spec)
             if self.folder.exit() is None:
                 self.folder.delete_secrets()
                 self.folder.write("exit.json", {"code": None, "stopped": True, "ended": time.time()})
@@ -176,25 +183,19 @@ class Job:
 
     def resume(self) -> "Job":
         """Submit the same recipe again, with the same profile, overrides and host. The new job continues the run."""
-        from rstar_lab.jobs.submit import submit
-
         if not self.status().ended:
             raise UserError(f"job {self.id} is queued or running; stop it first")
         spec = self.spec
         profile = None if spec.handle.get("own_profile") else spec.profile
         return submit(
             spec.recipe, profile, spec.overrides, command=spec.action, runs_dir=spec.runs_dir,
-            name=(spec.run or "").removesuffix("-rl") or None, address=spec.handle.get("address"),
-            backend=None if spec.backend == "ssh" else spec.backend, host=spec.handle.get("ssh", {}).get("host"),
+            name=(spec.run or "").removesuffix("-rl") or None, **self.backend.options_of(spec),
         )  # fmt: skip
 
-    def _copy_runs(self) -> None:
-        """Copy the steps that a job on another host has written since its runs were last copied."""
-        if self.spec.backend == "ssh":
-            from rstar_lab.jobs.ssh import mirror
-
-            with contextlib.suppress(UserError):  # the mirror process tries again
-                mirror.pull(self)
+    @property
+    def backend(self) -> Backend:
+        """The backend that runs the job. Raises UserError if it is unknown."""
+        return backend_named(self.spec.backend)
 
     @property
     def run_dir(self) -> Path | None:
@@ -204,6 +205,68 @@ class Job:
         runs = Path(self.spec.runs_dir)
         candidates = [runs / self.spec.run, runs / f"{self.spec.run.removesuffix('-rl')}-sft"]
         return next((path for path in candidates if (path / "run.json").exists()), None)
+
+
+def submit(
+    recipe: str | Path,
+    profile: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    command: str | None = None,
+    runs_dir: str | Path | None = None,
+    name: str | None = None,
+    backend: str | None = None,
+    address: str | None = None,
+    host: str | None = None,
+    preflight: bool = True,
+    log: Callable[[str], None] = print,
+    job_id: str | None = None,
+    grid: str | None = None,
+    start: bool = True,
+) -> Job:
+    """Run `recipe` on the hardware of `profile`, detached from this process.
+
+    profile: name of a hardware profile, or a file. Default: `laptop`; with `host` the host's `rstar-lab/profile.yaml`, and if the
+        host has no such file, `laptop` on Slurm or as a process of the host.
+    overrides: recipe keys such as {"rl.lr": 1e-5}, as `--set` takes them.
+    command: `run` (everything the recipe describes, the default), `train`, `sft`; with the trainer of the profile. `verl`: `run`
+        with the verl trainer, whatever the profile says.
+    runs_dir: default: `storage.runs` of the profile. Every node must see it under this path.
+    name: name of the run, whose folders are NAME-sft and NAME-rl. Default: the recipe's name.
+    backend: local, ray, slurm, ssh or kuberay; default: that of the profile. address: URL of Ray's dashboard.
+    host: run the job on this host, reached with ssh (HOST, USER@HOST or an alias of ~/.ssh/config); its runs are copied to
+        `runs_dir` while they are written. Default: `ssh.host` of a profile with `backend: ssh`.
+    job_id: id of the new job; default: the run's name and the time. grid: name of the grid to which the job belongs.
+    start: False prepares the job's folder and leaves it to the caller to start it (for a Slurm array).
+    log: called with one line for each item that is sent.
+    Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
+    """
+    machine, chosen = choose(profile, host=host, backend=backend)
+    trainer_and_action(command, machine, overrides or {})
+    overrides = dict(overrides or {}) | ({"name": name} if name else {})
+    refuse_secrets(overrides)
+    run_name = check_name(recipe_name(recipe, overrides), "name of the run")
+    job_id = check_name(
+        job_id or f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}", "id of the job"
+    )
+    request = Submission(
+        recipe, profile, machine, overrides, run_name, job_id, command=command, runs_dir=runs_dir, address=address, host=host,
+        preflight=preflight, log=log, grid=grid, start=start,
+    )  # fmt: skip
+    return Job(chosen.submit(request))
+
+
+def find_job_runs_dir(profile: str | None, runs_dir: str | Path = "", *, host: str = "") -> Path:
+    """Return the folder of runs for the jobs of a notebook.
+
+    `runs_dir` if it is given; else `storage.runs` of a profile whose nodes share it (an absolute path); else that of
+    `find_runs_dir`, also for jobs sent with ssh, whose runs are copied to this machine.
+    """
+    machine = load_profile(profile or "laptop")
+    shared = Path(machine.storage.runs)
+    if runs_dir or host or backend_named(machine.backend).elsewhere or not shared.is_absolute():
+        return find_runs_dir(runs_dir)
+    return shared
 
 
 def attach(job_id: str, *, runs_dir: str | Path = "runs") -> Job:
@@ -237,29 +300,6 @@ def list_jobs(runs_dir: str | Path = "runs") -> list[Job]:
             if path.is_symlink() or path.is_dir():
                 jobs.append(Job(JobFolder(path), problem=problem))
     return sorted(jobs, key=lambda job: (job.spec.created, job.id))
-
-
-def backend_module(name: str) -> ModuleType:
-    """Return the module of a backend, with `start`, `state`, `stop` and `logs`. Raises UserError for an unknown name."""
-    if name == "local":
-        return local
-    if name == "ray":
-        from rstar_lab.jobs import ray_jobs
-
-        return ray_jobs
-    if name == "slurm":
-        from rstar_lab.jobs import slurm
-
-        return slurm
-    if name == "ssh":
-        from rstar_lab.jobs import ssh
-
-        return ssh
-    if name == "kuberay":
-        from rstar_lab.jobs import kuberay
-
-        return kuberay
-    raise UserError(f"backend {name!r} is unknown; choose local, ray, slurm, ssh or kuberay")
 
 
 def _progress_line(event: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import ray_job, to_yaml
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import JobFolder, JobSpec
@@ -25,76 +26,82 @@ NO_SUCH_KIND = "page not found"  # in the 404 answer of an API server that does 
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
-    """Write rayjob.yaml into the job's folder and create the RayJob."""
-    profile = load_profile(spec.profile)
-    name = resource_name(spec.id)
-    manifest = ray_job(profile, spec, folder.path, name)
-    namespace = _Namespace(profile.kuberay.context, profile.kuberay.namespace)
-    manifest["metadata"]["namespace"] = namespace.name
-    (folder.path / "rayjob.yaml").write_text(to_yaml(manifest))
-    with namespace.explain(f"create RayJob {name}"):
-        # Strict: an older KubeRay would otherwise ignore unknown fields, among them the token authentication.
-        namespace.custom.create_namespaced_custom_object(
-            **RAY_JOBS, namespace=namespace.name, body=manifest, field_validation="Strict", _request_timeout=TIMEOUT_S
-        )
-    return {"name": name, "namespace": namespace.name, "context": profile.kuberay.context}
+class KubeRay(Backend):
+    """Jobs as RayJobs on Kubernetes."""
 
+    name = "kuberay"
 
-def state(folder: JobFolder, spec: JobSpec) -> str:
-    """Return the state of a job that has no exit.json. Raises UserError if the API server does not answer."""
-    if "name" not in spec.handle:
-        return "failed"
-    found = _namespace(spec).ray_job(spec.handle["name"])
-    if found is None:
-        return "stopped"  # the RayJob was deleted
-    status = found.get("status") or {}
-    deployment, job = status.get("jobDeploymentStatus"), status.get("jobStatus")
-    if job == "STOPPED":
-        return "stopped"
-    # A job that ended without exit.json failed even if Ray reports success: the volume is not the runs folder of this machine.
-    if deployment in ("Complete", "Failed", "ValidationFailed") or job in ("SUCCEEDED", "FAILED"):
-        return "failed"
-    return "running" if job == "RUNNING" else "queued"
-
-
-def stop(folder: JobFolder, spec: JobSpec) -> None:
-    """Delete the RayJob and wait until its pods are gone. Raises UserError if some remain after STOP_TIMEOUT_S."""
-    if "name" not in spec.handle:
-        return
-    name, namespace = spec.handle["name"], _namespace(spec)
-    selectors = _selectors(name, namespace.ray_job(name))
-    with namespace.explain(f"delete RayJob {name}", missing_ok=True):
-        # KubeRay stops the Ray job first. Kubernetes then deletes the cluster and its pods.
-        namespace.custom.delete_namespaced_custom_object(
-            **RAY_JOBS, namespace=namespace.name, name=name, _request_timeout=TIMEOUT_S
-        )
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while (pods := namespace.pods(selectors)) or namespace.ray_job(name) is not None:
-        if time.monotonic() > deadline:
-            left = [f"pod {pod.metadata.name}" for pod in pods] or ["the RayJob itself"]
-            raise UserError(
-                f"RayJob {name} in namespace {namespace.name} was deleted {STOP_TIMEOUT_S} s ago, but these still exist: "
-                f"{', '.join(left)}. Check the KubeRay operator and the nodes, then run `rstar-lab jobs stop` again"
+    def start(self, folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
+        """Write rayjob.yaml into the job's folder and create the RayJob."""
+        profile = load_profile(spec.profile)
+        name = resource_name(spec.id)
+        manifest = ray_job(profile, spec, folder.path, name)
+        namespace = _Namespace(profile.kuberay.context, profile.kuberay.namespace)
+        manifest["metadata"]["namespace"] = namespace.name
+        (folder.path / "rayjob.yaml").write_text(to_yaml(manifest))
+        with namespace.explain(f"create RayJob {name}"):
+            # Strict: an older KubeRay would otherwise ignore unknown fields, among them the token authentication.
+            namespace.custom.create_namespaced_custom_object(
+                **RAY_JOBS,
+                namespace=namespace.name,
+                body=manifest,
+                field_validation="Strict",
+                _request_timeout=TIMEOUT_S,
             )
-        time.sleep(0.5)
+        return {"name": name, "namespace": namespace.name, "context": profile.kuberay.context}
 
+    def state(self, folder: JobFolder, spec: JobSpec) -> str:
+        """Return the state of a job that has no exit.json. Raises UserError if the API server does not answer."""
+        if "name" not in spec.handle:
+            return "failed"
+        found = _namespace(spec).ray_job(spec.handle["name"])
+        if found is None:
+            return "stopped"  # the RayJob was deleted
+        status = found.get("status") or {}
+        deployment, job = status.get("jobDeploymentStatus"), status.get("jobStatus")
+        if job == "STOPPED":
+            return "stopped"
+        # A job that ended without exit.json failed even if Ray reports success: the volume is not the runs folder of this machine.
+        if deployment in ("Complete", "Failed", "ValidationFailed") or job in ("SUCCEEDED", "FAILED"):
+            return "failed"
+        return "running" if job == "RUNNING" else "queued"
 
-def logs(folder: JobFolder, spec: JobSpec) -> str | None:
-    """Return the reasons why the job's pods wait, and the output of its submitter pod, for a job without a log file.
-    Secrets are hidden."""
-    if "name" not in spec.handle:
-        return None
-    name, namespace = spec.handle["name"], _namespace(spec)
-    found = namespace.ray_job(name)
-    status = (found or {}).get("status") or {}
-    lines = [f"{status.get('reason') or 'RayJob'}: {status['message']}"] if status.get("message") else []
-    for pod in namespace.pods(_selectors(name, found)):
-        lines += [f"pod {pod.metadata.name}: {reason}" for reason in _waiting_reasons(pod)]
-        # The output of Ray's own pods is not part of the job's output.
-        if "ray.io/cluster" not in pod.metadata.labels and pod.status.phase in ("Running", "Succeeded", "Failed"):
-            lines += namespace.pod_log(pod.metadata.name)
-    return redact("".join(f"{line}\n" for line in lines), secret_values(names=load_profile(spec.profile).secrets))
+    def stop(self, folder: JobFolder, spec: JobSpec) -> None:
+        """Delete the RayJob and wait until its pods are gone. Raises UserError if some remain after STOP_TIMEOUT_S."""
+        if "name" not in spec.handle:
+            return
+        name, namespace = spec.handle["name"], _namespace(spec)
+        selectors = _selectors(name, namespace.ray_job(name))
+        with namespace.explain(f"delete RayJob {name}", missing_ok=True):
+            # KubeRay stops the Ray job first. Kubernetes then deletes the cluster and its pods.
+            namespace.custom.delete_namespaced_custom_object(
+                **RAY_JOBS, namespace=namespace.name, name=name, _request_timeout=TIMEOUT_S
+            )
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while (pods := namespace.pods(selectors)) or namespace.ray_job(name) is not None:
+            if time.monotonic() > deadline:
+                left = [f"pod {pod.metadata.name}" for pod in pods] or ["the RayJob itself"]
+                raise UserError(
+                    f"RayJob {name} in namespace {namespace.name} was deleted {STOP_TIMEOUT_S} s ago, but these still exist: "
+                    f"{', '.join(left)}. Check the KubeRay operator and the nodes, then run `rstar-lab jobs stop` again"
+                )
+            time.sleep(0.5)
+
+    def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
+        """Return the reasons why the job's pods wait, and the output of its submitter pod, for a job without a log file.
+        Secrets are hidden."""
+        if "name" not in spec.handle:
+            return None
+        name, namespace = spec.handle["name"], _namespace(spec)
+        found = namespace.ray_job(name)
+        status = (found or {}).get("status") or {}
+        lines = [f"{status.get('reason') or 'RayJob'}: {status['message']}"] if status.get("message") else []
+        for pod in namespace.pods(_selectors(name, found)):
+            lines += [f"pod {pod.metadata.name}: {reason}" for reason in _waiting_reasons(pod)]
+            # The output of Ray's own pods is not part of the job's output.
+            if "ray.io/cluster" not in pod.metadata.labels and pod.status.phase in ("Running", "Succeeded", "Failed"):
+                lines += namespace.pod_log(pod.metadata.name)
+        return redact("".join(f"{line}\n" for line in lines), secret_values(names=load_profile(spec.profile).secrets))
 
 
 def resource_name(job_id: str) -> str:

@@ -10,42 +10,45 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.processes import alive, end_processes
+from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec
 
 
-def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
-    """Start the supervisor in a new session; it records its process id in supervisor.json."""
-    done = subprocess.run(
-        [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), spec.digest(), "--detach"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        raise UserError(f"job {spec.id} did not start: {done.stderr.strip()[-500:]}")
-    return {}
+class Local(Backend):
+    """Jobs as detached processes of this machine."""
 
+    name = "local"
 
-def state(folder: JobFolder, spec: JobSpec) -> str:
-    """Return the state of a job that has no exit.json: "running", or "failed" if its supervisor was killed."""
-    supervisor = folder.read("supervisor.json")
-    if supervisor is None:
-        return "queued"
-    return "running" if alive(**supervisor) else "failed"
+    def start(self, folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
+        """Start the supervisor in a new session; it records its process id in supervisor.json."""
+        done = subprocess.run(
+            [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), spec.digest(), "--detach"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise UserError(f"job {spec.id} did not start: {done.stderr.strip()[-500:]}")
+        return {}
 
+    def state(self, folder: JobFolder, spec: JobSpec) -> str:
+        """Return the state of a job that has no exit.json: "running", or "failed" if its supervisor was killed."""
+        supervisor = folder.read("supervisor.json")
+        if supervisor is None:
+            return "queued"
+        return "running" if alive(**supervisor) else "failed"
 
-def stop(folder: JobFolder, spec: JobSpec) -> None:
-    """Ask the supervisor to end the job and wait for it. End the job's processes here if it does not."""
-    supervisor = folder.read("supervisor.json")
-    if supervisor is None:
-        return
-    if alive(**supervisor):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(supervisor["pid"], signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_S + 20
-        while alive(**supervisor) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    end_processes(spec.id, root=supervisor["pid"], grace_s=0.5)
+    def stop(self, folder: JobFolder, spec: JobSpec) -> None:
+        """Ask the supervisor to end the job and wait for it. End the job's processes here if it does not."""
+        supervisor = folder.read("supervisor.json")
+        if supervisor is None:
+            return
+        if alive(**supervisor):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(supervisor["pid"], signal.SIGTERM)
+            deadline = time.monotonic() + GRACE_S + 20
+            while alive(**supervisor) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        end_processes(spec.id, root=supervisor["pid"], grace_s=0.5)
 
-
-def logs(folder: JobFolder, spec: JobSpec) -> str | None:
-    """Return None: a local job has no output other than its log file."""
-    return None
+    def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
+        """Return None: a local job has no output other than its log file."""
+        return None

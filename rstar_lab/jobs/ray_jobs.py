@@ -11,6 +11,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.container import mounted_folders, ray_container
 from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.pack import verify_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
@@ -21,60 +22,67 @@ ENDED = {"SUCCEEDED": "failed", "STOPPED": "stopped", "FAILED": "failed"}
 _states: dict[str, tuple[float, dict[str, str]]] = {}  # address -> time of the request, {job id: state}
 
 
-def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
-    """Submit the supervisor as the job's entrypoint, in the packed tree and in the profile's container if it has one."""
-    client = _client(spec)
-    code = folder.path / "code"
-    entrypoint = f"{verify_script(code)}; {spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder.path))} {spec.digest()}"
-    # The trainer's ray.init repeats the profile's variables. By default Ray rejects a variable that the job also sets.
-    variables = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", **spec.environment}
-    runtime_env: dict[str, Any] = {"working_dir": str(code), "env_vars": variables}
-    profile = load_profile(spec.profile)
-    if profile.container is not None:
-        # Ray allows no working_dir beside a container. The job's folder is mounted, so the job starts in it.
-        entrypoint = f"cd {shlex.quote(str(code))} && {entrypoint}"
-        runtime_env = {
-            "container": ray_container(profile, mounted_folders(profile, spec.runs_dir, folder.path)),
-            "env_vars": {"PYTHONPATH": str(code), **variables},
-        }
-    for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # they log every upload to stderr
-    deadline = time.monotonic() + AGENT_TIMEOUT_S
-    while True:
-        try:
-            client.submit_job(
-                entrypoint=entrypoint,
-                submission_id=spec.id,
-                runtime_env=runtime_env,
-                metadata={"recipe": spec.recipe, "profile": spec.profile},
-            )
-            return {}
-        except RuntimeError as error:
-            # The job API is ready before the agent that starts jobs.
-            if "No available agent" not in str(error) or time.monotonic() > deadline:
-                raise UserError(f"Ray rejected job {spec.id}: {_short(error)}") from error
-            time.sleep(1)
+class Ray(Backend):
+    """Jobs of a running Ray cluster."""
 
+    name = "ray"
 
-def state(folder: JobFolder, spec: JobSpec) -> str:
-    """Return the state of a job that has no exit.json. Raises UserError if the cluster does not answer or no longer
-    knows the job."""
-    status = _states_of_jobs(spec).get(spec.id) or _state_of_job(spec)
-    if status == "PENDING":
-        return "queued"
-    if status == "RUNNING":
-        return "running"
-    return ENDED[status]
+    def start(self, folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
+        """Submit the supervisor as the job's entrypoint, in the packed tree and in the profile's container if it has one."""
+        client = _client(spec)
+        code = folder.path / "code"
+        entrypoint = f"{verify_script(code)}; {spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder.path))} {spec.digest()}"
+        # The trainer's ray.init repeats the profile's variables. By default Ray rejects a variable that the job also sets.
+        variables = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", **spec.environment}
+        runtime_env: dict[str, Any] = {"working_dir": str(code), "env_vars": variables}
+        profile = load_profile(spec.profile)
+        if profile.container is not None:
+            # Ray allows no working_dir beside a container. The job's folder is mounted, so the job starts in it.
+            entrypoint = f"cd {shlex.quote(str(code))} && {entrypoint}"
+            runtime_env = {
+                "container": ray_container(profile, mounted_folders(profile, spec.runs_dir, folder.path)),
+                "env_vars": {"PYTHONPATH": str(code), **variables},
+            }
+        for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # they log every upload to stderr
+        deadline = time.monotonic() + AGENT_TIMEOUT_S
+        while True:
+            try:
+                client.submit_job(
+                    entrypoint=entrypoint,
+                    submission_id=spec.id,
+                    runtime_env=runtime_env,
+                    metadata={"recipe": spec.recipe, "profile": spec.profile},
+                )
+                return {}
+            except RuntimeError as error:
+                # The job API is ready before the agent that starts jobs.
+                if "No available agent" not in str(error) or time.monotonic() > deadline:
+                    raise UserError(f"Ray rejected job {spec.id}: {_short(error)}") from error
+                time.sleep(1)
 
+    def state(self, folder: JobFolder, spec: JobSpec) -> str:
+        """Return the state of a job that has no exit.json. Raises UserError if the cluster does not answer or no longer
+        knows the job."""
+        status = _states_of_jobs(spec).get(spec.id) or _state_of_job(spec)
+        if status == "PENDING":
+            return "queued"
+        if status == "RUNNING":
+            return "running"
+        return ENDED[status]
 
-def stop(folder: JobFolder, spec: JobSpec) -> None:
-    """Ask Ray to stop the job and wait until it has ended."""
-    client = _client(spec)
-    client.stop_job(spec.id)
-    deadline = time.monotonic() + 60
-    while not client.get_job_status(spec.id).is_terminal() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    _states.pop(_address(spec), None)
+    def stop(self, folder: JobFolder, spec: JobSpec) -> None:
+        """Ask Ray to stop the job and wait until it has ended."""
+        client = _client(spec)
+        client.stop_job(spec.id)
+        deadline = time.monotonic() + 60
+        while not client.get_job_status(spec.id).is_terminal() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        _states.pop(_address(spec), None)
+
+    def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
+        """Return the job's output that Ray has stored, for a job without a log file."""
+        return _client(spec).get_job_logs(spec.id)
 
 
 def _states_of_jobs(spec: JobSpec) -> dict[str, str]:
@@ -96,11 +104,6 @@ def _state_of_job(spec: JobSpec) -> str:
         return str(client.get_job_status(spec.id).value)
     except Exception as error:  # RuntimeError for an unknown job, and the exceptions of requests
         raise UserError(f"Ray does not know job {spec.id}: {_short(error)}") from error
-
-
-def logs(folder: JobFolder, spec: JobSpec) -> str | None:
-    """Return the job's output that Ray has stored, for a job without a log file."""
-    return _client(spec).get_job_logs(spec.id)
 
 
 def _client(spec: JobSpec) -> Any:

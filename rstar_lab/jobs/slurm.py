@@ -7,15 +7,13 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import array_script, sbatch_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
-
-if TYPE_CHECKING:
-    from rstar_lab.jobs.job import Job
 
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
@@ -24,29 +22,59 @@ _states: dict[str, str] = {}
 _states_read = -math.inf
 
 
-def start(folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
-    """Write job.sbatch into the job's folder and submit it."""
-    script = write_script(folder, spec)
-    # By default sbatch copies the whole environment, including secrets, into the job's record.
-    output = _run("sbatch", "--parsable", "--export=NONE", str(script))
-    return {"slurm_id": output.strip().split(";")[0]}
+class Slurm(Backend):
+    """Jobs of the Slurm cluster of this machine."""
+
+    name = "slurm"
+
+    def start(self, folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
+        """Write job.sbatch into the job's folder and submit it."""
+        script = write_script(folder, spec)
+        # By default sbatch copies the whole environment, including secrets, into the job's record.
+        output = _run("sbatch", "--parsable", "--export=NONE", str(script))
+        return {"slurm_id": output.strip().split(";")[0]}
+
+    def state(self, folder: JobFolder, spec: JobSpec) -> str:
+        """Return the state of a job that has no exit.json. Raises UserError if the controller does not answer."""
+        slurm_state = _slurm_state(spec)
+        if slurm_state in QUEUED:
+            return "queued"
+        if slurm_state in RUNNING:
+            return "running"
+        return "stopped" if slurm_state == "CANCELLED" else "failed"
+
+    def stop(self, folder: JobFolder, spec: JobSpec) -> None:
+        """Cancel the job and wait until Slurm has ended it."""
+        if "slurm_id" not in spec.handle:
+            return
+        _run("scancel", _slurm_id(spec))
+        deadline = time.monotonic() + 90
+        while _slurm_state(spec) in QUEUED | RUNNING and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+    def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
+        """Return the output of the batch script, which precedes the run's own log."""
+        path = folder.path / "slurm.out"
+        return path.read_text(errors="replace") if path.exists() else None
 
 
-def start_array(name: str, jobs: "list[Job]", folder: Path, *, concurrency: int, after: str | None) -> None:
+def start_array(name: str, jobs: list[JobFolder], folder: Path, *, concurrency: int, after: str | None) -> None:
     """Submit prepared jobs as one array, at most `concurrency` of which run at a time.
 
     folder: created for the array's script. after: Slurm id of a job that must succeed first; if it fails, the array is cancelled.
     """
-    paths = [job.folder.path for job in jobs]
-    for job in jobs:
-        write_script(job.folder, job.spec)
+    specs = [job.spec() for job in jobs]
+    for job, spec in zip(jobs, specs, strict=True):
+        write_script(job, spec)
     folder.mkdir(mode=0o700)
     script = folder / "array.sbatch"
-    script.write_text(array_script(load_profile(jobs[0].spec.profile), name, paths, folder, concurrency))
+    script.write_text(
+        array_script(load_profile(specs[0].profile), name, [job.path for job in jobs], folder, concurrency)
+    )
     dependency = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
     array = _run("sbatch", "--parsable", "--export=NONE", *dependency, str(script)).strip().split(";")[0]
-    for number, job in enumerate(jobs):
-        job.folder.save(replace(job.spec, handle={**job.spec.handle, "slurm_id": f"{array}_{number}"}))
+    for number, (job, spec) in enumerate(zip(jobs, specs, strict=True)):
+        job.save(replace(spec, handle={**spec.handle, "slurm_id": f"{array}_{number}"}))
 
 
 def write_script(folder: JobFolder, spec: JobSpec) -> Path:
@@ -54,32 +82,6 @@ def write_script(folder: JobFolder, spec: JobSpec) -> Path:
     script = folder.path / "job.sbatch"
     script.write_text(sbatch_script(load_profile(spec.profile), spec, folder.path))
     return script
-
-
-def state(folder: JobFolder, spec: JobSpec) -> str:
-    """Return the state of a job that has no exit.json. Raises UserError if the controller does not answer."""
-    slurm_state = _slurm_state(spec)
-    if slurm_state in QUEUED:
-        return "queued"
-    if slurm_state in RUNNING:
-        return "running"
-    return "stopped" if slurm_state == "CANCELLED" else "failed"
-
-
-def stop(folder: JobFolder, spec: JobSpec) -> None:
-    """Cancel the job and wait until Slurm has ended it."""
-    if "slurm_id" not in spec.handle:
-        return
-    _run("scancel", _slurm_id(spec))
-    deadline = time.monotonic() + 90
-    while _slurm_state(spec) in QUEUED | RUNNING and time.monotonic() < deadline:
-        time.sleep(0.5)
-
-
-def logs(folder: JobFolder, spec: JobSpec) -> str | None:
-    """Return the output of the batch script, which precedes the run's own log."""
-    path = folder.path / "slurm.out"
-    return path.read_text(errors="replace") if path.exists() else None
 
 
 def _slurm_state(spec: JobSpec) -> str:

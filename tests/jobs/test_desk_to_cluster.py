@@ -17,7 +17,8 @@ from helpers.other_user import other_user
 from nbclient import NotebookClient
 
 from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
-from rstar_lab.jobs.ssh import forget_agents, mirror
+from rstar_lab.jobs.ssh import forget_agents
+from rstar_lab.jobs.ssh.follow import follow
 from rstar_lab.runs.reader import RunReader
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
@@ -106,7 +107,7 @@ def test_log_and_steps_arrive_once_although_sshd_stops_for_a_minute(host, tmp_pa
     far = Path(job.spec.handle["runs"])
     assert job.status() == JobStatus.FINISHED
     assert lines == (far / ".jobs" / job.id / "log.txt").read_text().splitlines(), "every line arrives once"
-    mirror.follow(job)
+    follow(job)
     copy, original = RunReader(here / "cut-sft"), RunReader(far / "cut-sft")
     assert copy.metrics() == original.metrics() and len(copy.metrics()) > 3
     assert attach(job.id, runs_dir=here).run_dir == here / "cut-sft"

@@ -13,7 +13,7 @@ from rstar_lab.jobs import JobStatus, local, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection
-from rstar_lab.jobs.ssh.submit import install_tree
+from rstar_lab.jobs.ssh.host import install_tree
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
@@ -104,7 +104,7 @@ def test_a_job_whose_log_does_not_fit_continues(disk, tmp_path):
     spec = JobSpec("log", "toy", "laptop", "local", command, str(tmp_path), str(disk.folder), {}, "now")
     folder = JobFolder.of(disk.folder, "log")
     folder.save(spec)
-    local.start(folder, spec)
+    local.Local().start(folder, spec)
     deadline = time.monotonic() + 30
     while not printed.exists():
         assert time.monotonic() < deadline, "the job waits for its log"

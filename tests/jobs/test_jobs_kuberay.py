@@ -67,7 +67,7 @@ def run_code(api, profile, monkeypatch, code):
     job = submit("tiny", profile(), preflight=False, log=lambda line: None, start=False)
     spec = replace(job.spec, command=["python3", "-c", textwrap.dedent(code)])
     job.folder.save(spec)
-    job.folder.save(replace(spec, handle=kuberay.start(job.folder, spec)))
+    job.folder.save(replace(spec, handle=kuberay.KubeRay().start(job.folder, spec)))
     return attach(job.id, runs_dir=spec.runs_dir)
 
 
@@ -270,13 +270,13 @@ def test_errors_name_the_remedy_and_leave_no_job(sent, api, tmp_path, monkeypatc
 def test_an_existing_name_and_an_unknown_field_are_errors(sent, api, tmp_path, monkeypatch):
     job = sent()
     with pytest.raises(UserError, match=r"409 rayjobs\.ray\.io .* already exists\. Submit with another --name"):
-        kuberay.start(job.folder, job.spec)
+        kuberay.KubeRay().start(job.folder, job.spec)
     api.ray_jobs.clear()
     monkeypatch.setattr(kuberay, "ray_job", lambda *arguments: {
         "apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "a"}, "spec": {"entrypont": "x"},
     })  # fmt: skip
     with pytest.raises(UserError, match=r"400 .*strict decoding error: .*entrypont.*Check that KubeRay is 1\.5\.1"):
-        kuberay.start(job.folder, job.spec)
+        kuberay.KubeRay().start(job.folder, job.spec)
 
 
 def test_status_of_an_unreachable_cluster_is_unknown(sent, api, monkeypatch, tmp_path):
@@ -313,5 +313,5 @@ def test_a_runs_folder_that_cannot_be_made_is_an_error(profile, tmp_path):
 
 def test_a_job_without_a_ray_job_has_no_logs(tmp_path):
     spec = JobSpec("a", "tiny", "h100x8", "kuberay", ["python3"], ".", str(tmp_path), {}, "now")
-    assert kuberay.logs(None, spec) is None and kuberay.state(None, spec) == "failed"
-    kuberay.stop(None, spec)
+    assert kuberay.KubeRay().logs(None, spec) is None and kuberay.KubeRay().state(None, spec) == "failed"
+    kuberay.KubeRay().stop(None, spec)

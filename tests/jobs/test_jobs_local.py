@@ -13,9 +13,9 @@ import pytest
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.processes import processes_of
-from rstar_lab.jobs import JobStatus, attach, list_jobs, local, submit
+from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
 from rstar_lab.jobs.job import Job
-from rstar_lab.jobs.local import start
+from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.secrets import redact
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
@@ -36,7 +36,7 @@ def start_job(tmp_path: Path, code: str, *, job_id: str = "toy-1", environment: 
     )
     folder = JobFolder.of(tmp_path, job_id)
     folder.save(spec)
-    start(folder, spec)
+    Local().start(folder, spec)
     return Job(folder)
 
 
@@ -70,7 +70,7 @@ def test_a_command_that_cannot_start_fails_and_is_named_in_the_log(tmp_path):
     spec = JobSpec("x", "toy", "laptop", "local", ["/nowhere/python"], str(tmp_path), str(tmp_path), {}, "now")
     folder = JobFolder.of(tmp_path, "x")
     folder.save(spec)
-    start(folder, spec)
+    Local().start(folder, spec)
     assert Job(folder).wait(timeout_s=60) == JobStatus.FAILED
     assert "/nowhere/python" in Job(folder).logs()
 
@@ -185,7 +185,7 @@ def test_follow_yields_each_line_once_and_its_timeout_keeps_the_job(tmp_path):
 def test_submit_runs_the_recipe_with_its_overrides(tmp_path, monkeypatch):
     """The command is the public command line, so that a notebook and a terminal start the same run."""
     seen = {}
-    monkeypatch.setattr(local, "start", lambda folder, spec: seen.setdefault("spec", spec) and {})
+    monkeypatch.setattr(Local, "start", lambda self, folder, spec: seen.setdefault("spec", spec) and {})
     job = submit("tiny", "laptop", {"rl.lr": 1e-4, "rl.roc": "none"}, runs_dir=tmp_path, name="trial", preflight=False)
     command = seen["spec"].command
     assert command[1:4] == ["-m", "rstar_lab.cli", "run"]

@@ -83,7 +83,7 @@ def start_job(cluster, tmp_path, code, *, job_id, secrets=None, profile="laptop"
     (folder.path / "code" / "sent.txt").write_text("sent along")
     if secrets:
         folder.write(SECRETS_FILE, secrets, mode=0o600)
-    ray_jobs.start(folder, spec)
+    ray_jobs.Ray().start(folder, spec)
     return Job(folder)
 
 

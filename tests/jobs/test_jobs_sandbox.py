@@ -9,7 +9,7 @@ import pytest
 
 from rstar_lab.jobs import JobStatus
 from rstar_lab.jobs.job import Job
-from rstar_lab.jobs.local import start
+from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.sandbox_service import ADDRESS_FILE
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
@@ -38,7 +38,7 @@ def start_job(tmp_path, code: str, **environment: str) -> Job:
         sandbox_workers=1,
     )  # fmt: skip
     folder.save(spec)
-    start(folder, spec)
+    Local().start(folder, spec)
     return Job(folder)
 
 

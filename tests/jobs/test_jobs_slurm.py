@@ -42,7 +42,7 @@ def profile(tmp_path):
 
 def start_job(tmp_path, profile, code, **options):
     job = prepare_job(tmp_path, profile, code, **options)
-    job.folder.save(dataclasses.replace(job.spec, handle=slurm.start(job.folder, job.spec)))
+    job.folder.save(dataclasses.replace(job.spec, handle=slurm.Slurm().start(job.folder, job.spec)))
     return Job(job.folder)
 
 
@@ -65,7 +65,7 @@ def prepare_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_worker
 def test_a_slurm_job_gets_environment_and_secrets_and_leaks_none(cluster, tmp_path, profile):
     code = "import os; print(os.environ['COLOUR'], os.environ['WANDB_API_KEY'], os.environ['SLURM_JOB_ID'])"
     job = start_job(tmp_path, profile, code, job_id="s1", secrets={"WANDB_API_KEY": "abc123secret"}, COLOUR="red blue")
-    assert job.wait(timeout_s=600) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
+    assert job.wait(timeout_s=600) == JobStatus.FINISHED, job.logs() + str(slurm.Slurm().logs(job.folder, job.spec))
     assert "red blue *** " in job.logs()
     visible = "".join(path.read_text(errors="replace") for path in job.folder.path.iterdir() if path.is_file())
     visible += subprocess.run(
@@ -99,7 +99,7 @@ def test_the_script_starts_ray_on_the_allocation(cluster, tmp_path, profile):
         tmp_path, profile, code, job_id="s4", secrets={"WANDB_API_KEY": "abc123secret"}, RSTAR_LAB_ALWAYS_RAY="1",
         RAY_raylet_start_wait_time_s="300", RAY_worker_niceness="0",
     )  # fmt: skip
-    assert job.wait(timeout_s=1200) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
+    assert job.wait(timeout_s=1200) == JobStatus.FINISHED, job.logs() + str(slurm.Slurm().logs(job.folder, job.spec))
     assert "nodes 1" in job.logs()
     assert "a worker sees a secret of 12 letters" in job.logs()
 
@@ -123,11 +123,11 @@ def test_a_job_is_requeued_before_its_wall_time_and_continues(cluster, tmp_path,
         print("all steps done")
     """
     job = start_job(tmp_path, profile, code, job_id="s5", secrets={"WANDB_API_KEY": "abc123secret"})
-    assert job.wait(timeout_s=1500) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
+    assert job.wait(timeout_s=1500) == JobStatus.FINISHED, job.logs() + str(slurm.Slurm().logs(job.folder, job.spec))
     starts = [int(line.split()[3]) for line in job.logs().splitlines() if line.startswith("starts at step")]
     assert len(starts) >= 2 and starts[0] == 0 < starts[1], "the second start continues"
     assert "with a secret of 12" in job.logs().splitlines()[-2]
-    assert "requeueing job" in (slurm.logs(job.folder, job.spec) or "")
+    assert "requeueing job" in (slurm.Slurm().logs(job.folder, job.spec) or "")
     assert not (job.folder.path / SECRETS_FILE).exists()
 
 
@@ -143,7 +143,7 @@ def test_a_slurm_job_runs_its_calls_on_workers_of_its_own_sandbox(cluster, tmp_p
         asyncio.run(main())
     """
     job = start_job(tmp_path, profile, code, job_id="s6", sandbox_workers=1)
-    assert job.wait(timeout_s=600) == JobStatus.FINISHED, job.logs() + str(slurm.logs(job.folder, job.spec))
+    assert job.wait(timeout_s=600) == JobStatus.FINISHED, job.logs() + str(slurm.Slurm().logs(job.folder, job.spec))
     assert "answer 42" in job.logs()
     deadline = time.monotonic() + 60  # the batch script ends the service after the run
     while (job.folder.path / "sandbox.json").exists():
@@ -155,7 +155,13 @@ def test_an_array_runs_its_jobs_with_a_limit_after_another_job(tmp_path, profile
     code = "import time; print(time.time(), flush=True); time.sleep(3); print(time.time())"
     first = start_job(tmp_path, profile, code, job_id="first")
     jobs = [prepare_job(tmp_path, profile, code, job_id=f"arm-{number}") for number in range(3)]
-    slurm.start_array("grid", jobs, tmp_path / ".jobs" / ".array", concurrency=1, after=first.spec.handle["slurm_id"])
+    slurm.start_array(
+        "grid",
+        [job.folder for job in jobs],
+        tmp_path / ".jobs" / ".array",
+        concurrency=1,
+        after=first.spec.handle["slurm_id"],
+    )
     jobs = [Job(job.folder) for job in jobs]
     assert {job.status() for job in jobs} == {JobStatus.QUEUED}
     assert [job.wait(timeout_s=180) for job in jobs] == [JobStatus.FINISHED] * 3
@@ -166,7 +172,7 @@ def test_an_array_runs_its_jobs_with_a_limit_after_another_job(tmp_path, profile
 
 def test_one_job_of_an_array_is_stopped_alone(tmp_path, profile, cluster):
     jobs = [prepare_job(tmp_path, profile, "import time; time.sleep(8)", job_id=f"arm-{number}") for number in range(2)]
-    slurm.start_array("grid", jobs, tmp_path / ".jobs" / ".array", concurrency=2, after=None)
+    slurm.start_array("grid", [job.folder for job in jobs], tmp_path / ".jobs" / ".array", concurrency=2, after=None)
     jobs = [Job(job.folder) for job in jobs]
     assert jobs[0].stop() == JobStatus.STOPPED
     assert jobs[1].wait(timeout_s=180) == JobStatus.FINISHED

@@ -19,6 +19,7 @@ from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, shell_command
 from rstar_lab.jobs.ssh.fetch import fetch_transcripts
+from rstar_lab.jobs.ssh.follow import follow
 from rstar_lab.runs import RunStoreError, RunWriter
 from rstar_lab.runs.reader import RunReader
 
@@ -71,11 +72,11 @@ def test_a_job_over_ssh_runs_and_its_log_and_runs_come_back(profile, tmp_path, m
     assert job.wait(timeout_s=240) == JobStatus.FINISHED, job.logs()
     far = Path(job.spec.handle["runs"])
     assert job.logs() == (far / ".jobs" / job.id / "log.txt").read_text(), "the log is complete"
-    mirror.follow(job)
+    follow(job)
     assert content(here / "far-sft") == content(far / "far-sft")
     assert RunReader(here / "far-sft").status == "finished"
     assert not (here / "far-sft" / "sft" / "model").exists(), "models are copied only when asked for"
-    mirror.pull(job, checkpoints=True)
+    mirror.pull(job.spec, checkpoints=True)
     assert (here / "far-sft" / "sft" / "model" / "config.json").exists()
     again = attach(job.id, runs_dir=here)
     assert again.status() == JobStatus.FINISHED and again.run_dir == here / "far-sft"
@@ -85,7 +86,7 @@ def test_a_job_over_ssh_runs_and_its_log_and_runs_come_back(profile, tmp_path, m
 
 @pytest.mark.slow
 def test_the_tree_is_sent_once_and_not_to_other_versions(profile, settings, tmp_path):
-    from rstar_lab.jobs.ssh.submit import install_tree
+    from rstar_lab.jobs.ssh.host import install_tree
 
     sent = []
     first = install_tree(Connection(settings), sent.append)
@@ -213,7 +214,7 @@ def test_the_job_continues_while_the_connection_is_lost(server, profile, tmp_pat
     far = Path(job.spec.handle["runs"])
     assert lines == (far / ".jobs" / job.id / "log.txt").read_text().splitlines(), "every line arrives once"
     assert "trying again" in capsys.readouterr().err
-    mirror.follow(job)
+    follow(job)
     assert content(here / "cut-sft") == content(far / "cut-sft")
 
 

@@ -14,8 +14,10 @@ from rstar_lab.cli.jobs import app
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import EXPECTED_GPUS, load_profile
 from rstar_lab.hardware.storage_paths import resolve_file, resolve_model, resolve_recipe_paths
-from rstar_lab.jobs import find_job_runs_dir, list_jobs, local, slurm, submit
+from rstar_lab.jobs import find_job_runs_dir, list_jobs, submit
 from rstar_lab.jobs.job import Job
+from rstar_lab.jobs.local import Local
+from rstar_lab.jobs.slurm import Slurm
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,8 +48,8 @@ def submitted(monkeypatch):
     """Submit without starting anything; returns the job."""
 
     def run(*arguments, **keywords):
-        monkeypatch.setattr(local, "start", lambda folder, spec: {})
-        monkeypatch.setattr("rstar_lab.jobs.slurm.start", lambda folder, spec: {"slurm_id": "1"})
+        monkeypatch.setattr(Local, "start", lambda self, folder, spec: {})
+        monkeypatch.setattr(Slurm, "start", lambda self, folder, spec: {"slurm_id": "1"})
         return submit(*arguments, preflight=False, log=lambda line: None, **keywords)
 
     return run
@@ -161,8 +163,8 @@ def test_secrets_are_deleted_if_the_supervisor_never_started(cluster_profile, su
     monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
     job = submitted("tiny_fast", cluster_profile(), runs_dir=tmp_path)
     assert (job.folder.path / "secrets.json").stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(slurm, "state", lambda folder, spec: state)
-    monkeypatch.setattr(slurm, "stop", lambda folder, spec: None)
+    monkeypatch.setattr(Slurm, "state", lambda self, folder, spec: state)
+    monkeypatch.setattr(Slurm, "stop", lambda self, folder, spec: None)
     if state == "queued":
         job.status()
         assert (job.folder.path / "secrets.json").exists(), "the job will need them"
@@ -173,10 +175,10 @@ def test_secrets_are_deleted_if_the_supervisor_never_started(cluster_profile, su
 
 
 def test_a_submission_that_fails_leaves_no_job(monkeypatch, tmp_path):
-    def fail(folder, spec):
+    def fail(self, folder, spec):
         raise UserError("sbatch: no such partition")
 
-    monkeypatch.setattr(local, "start", fail)
+    monkeypatch.setattr(Local, "start", fail)
     with pytest.raises(UserError, match="no such partition"):
         submit("tiny", runs_dir=tmp_path, preflight=False)
     assert list_jobs(tmp_path) == []
@@ -222,7 +224,7 @@ def test_runs_of_a_notebooks_jobs_are_on_the_storage_that_the_nodes_share(tmp_pa
 
 def test_a_job_for_gpus_does_not_run_on_a_machine_without_one(tmp_path, monkeypatch):
     rows = [{"check": "devices", "status": "skip", "message": "no GPU on this machine"}]
-    monkeypatch.setattr(sys.modules["rstar_lab.jobs.submit"], "preflight_rows", lambda *arguments: rows)
+    monkeypatch.setattr("rstar_lab.jobs.preflight.preflight_rows", lambda *arguments: rows)
     with pytest.raises(UserError, match="devices: no GPU on this machine"):
         submit("tiny_fast", "one_gpu", runs_dir=tmp_path)
     assert not list_jobs(tmp_path)

@@ -1,11 +1,10 @@
-"""Copy the runs of a job from its host, while they are written: `python -m rstar_lab.jobs.ssh.mirror RUNS_DIR JOB_ID`.
+"""Copy the runs of a job from its host, while they are written.
 
 A copy is readable at any time. The files of new steps are copied first and the lines that commit them last; files of steps that
 the run has removed are deleted after their lines. Files are copied with `rsync`, or with `sftp` if one side lacks
 rsync.
 """
 
-import argparse
 import base64
 import fcntl
 import json
@@ -17,23 +16,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.profiles import Ssh
-from rstar_lab.jobs.job import Job, attach
 from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
+from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs.files import atomic_write, write_json
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.reader import MIRROR_FILE, read_mirror
 from rstar_lab.runs.schema import LEVELS
 
-EVERY_S = 2.0
 LOCK = ".mirror.lock"
 # Messages of a shell on a host without rsync, and of rsync if start-up files of the shell print text. sftp works in both cases.
 NO_RSYNC = re.compile(
@@ -65,7 +62,7 @@ class Pulled:
 
 
 def pull(
-    job: Job, *, checkpoints: bool = False, transcripts: bool | None = None, known: dict[str, str] | None = None
+    spec: JobSpec, *, checkpoints: bool = False, transcripts: bool | None = None, known: dict[str, str] | None = None
 ) -> list[Pulled]:
     """Copy new files of the runs of a job; return one entry per run that was copied.
 
@@ -73,17 +70,17 @@ def pull(
     profile. known: states of the last pull, to skip runs that have not changed; updated.
     Raises ConnectionLost, UserError if the job does not run on another host.
     """
-    if job.spec.backend != "ssh":
-        raise UserError(f"job {job.id} runs here (backend {job.spec.backend}): its runs are in {job.spec.runs_dir}")
-    agent, pulled = agent_of(job.spec), []
+    if "ssh" not in spec.handle:
+        raise UserError(f"job {spec.id} runs here (backend {spec.backend}): its runs are in {spec.runs_dir}")
+    agent, pulled = agent_of(spec), []
     if transcripts is None:
-        transcripts = Ssh(**job.spec.handle["ssh"]).transcripts
+        transcripts = agent.connection.settings.transcripts
     known = {} if known is None else known
     problem = None
-    for run_id, state in agent.request("runs_of", job_id=job.id).items():
+    for run_id, state in agent.request("runs_of", job_id=spec.id).items():
         if known.get(run_id) != state:
             try:
-                pulled.append(pull_run(agent, run_id, Path(job.spec.runs_dir), checkpoints, transcripts, job_id=job.id))
+                pulled.append(pull_run(agent, run_id, Path(spec.runs_dir), checkpoints, transcripts, job_id=spec.id))
             except NotACopy as error:
                 problem = error
             known[run_id] = state
@@ -311,72 +308,13 @@ def _sftp_quote(path: str) -> str:
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def follow(
-    job: Job,
-    *,
-    checkpoints: bool = False,
-    transcripts: bool | None = None,
-    every_s: float = EVERY_S,
-    log: Callable[[str], None] = print,
-) -> None:
-    """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again.
-
-    checkpoints, transcripts: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
-    """
-    known: dict[str, str] = {}
-    lost, failure = False, ""
-    while True:
-        try:
-            ended = job.status().ended  # read before the pull, so that the last pull copies everything
-            try:
-                for pulled in pull(job, checkpoints=checkpoints, transcripts=transcripts, known=known):
-                    log(str(pulled))
-                failure = ""
-            except (ConnectionLost, NotACopy):
-                raise
-            except (UserError, OSError) as error:  # such as a full disk here: the next attempt may succeed
-                if ended:
-                    raise
-                if str(error) != failure:
-                    failure = str(error)
-                    log(f"{failure}; trying again")
-            lost = False
-            if ended:
-                return
-        except ConnectionLost as error:
-            if not lost:
-                log(f"{error}; trying again")
-            lost = True
-        except NotACopy as error:
-            log(f"{error}: not copied")
-        time.sleep(every_s)
-
-
-def start_mirror(job: Job) -> None:
+def start_mirror(folder: JobFolder, spec: JobSpec) -> None:
     """Start a process that follows the job's runs and outlives this process. Does nothing if such a process is running,
     or if the job has ended."""
-    if job.exit_code is not None:
+    if folder.exit() is not None:
         return
-    with (job.folder.path / "mirror.txt").open("ab") as log:
-        command = [sys.executable, "-m", "rstar_lab.jobs.ssh.mirror", job.spec.runs_dir, job.id]
+    with (folder.path / "mirror.txt").open("ab") as log:
+        command = [sys.executable, "-m", "rstar_lab.jobs.ssh.follow", spec.runs_dir, spec.id]
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=os.environ.copy()
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs_dir", type=Path)
-    parser.add_argument("job_id")
-    arguments = parser.parse_args()
-    job = attach(arguments.job_id, runs_dir=arguments.runs_dir)
-    with (job.folder.path / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        follow(job, log=lambda line: print(line, flush=True))
-
-
-if __name__ == "__main__":
-    main()

@@ -196,7 +196,7 @@ def test_the_job_ends_with_a_failed_phase(tmp_path, monkeypatch):
             "job-1", "tiny", "laptop", "local", sleep, str(tmp_path), str(tmp_path), {}, "2026-01-01T00:00:00"
         )
         folder.save(job)
-        folder.save(replace(job, handle=local.start(folder, job)))
+        folder.save(replace(job, handle=local.Local().start(folder, job)))
         rehearsal.job.id = "job-1"
         rehearsal.job.wait_for((folder.path / "supervisor.json").exists, "supervisor")
         raise UserError("the phase fails")

@@ -1,11 +1,10 @@
-"""Submit a recipe as a job on the hardware of a profile."""
+"""Write the folder of a job: recipe, profile, code, secrets and command."""
 
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,11 @@ from typing import Any
 import yaml
 
 from rstar_lab.errors import UserError, os_error_message
-from rstar_lab.hardware.profiles import EXPECTED_GPUS, Profile, load_profile
+from rstar_lab.hardware.profiles import EXPECTED_GPUS, Profile
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
-from rstar_lab.jobs.describe import preflight_rows, set_options
-from rstar_lab.jobs.job import Job, backend_module
 from rstar_lab.jobs.pack import pack, tree_root
-from rstar_lab.jobs.secrets import refuse_secrets
-from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec, check_name, user_name
-from rstar_lab.runs.locate import find_runs_dir
+from rstar_lab.jobs.preflight import run_preflight, set_options
+from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec, user_name
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 # The module and arguments of each command, for both trainers.
@@ -34,66 +30,40 @@ COMMANDS = {
 }
 
 
-def submit(
-    recipe: str | Path,
-    profile: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    command: str | None = None,
-    runs_dir: str | Path | None = None,
-    name: str | None = None,
-    backend: str | None = None,
-    address: str | None = None,
-    host: str | None = None,
-    preflight: bool = True,
-    log: Callable[[str], None] = print,
-    job_id: str | None = None,
-    grid: str | None = None,
-    start: bool = True,
-) -> Job:
-    """Run `recipe` on the hardware of `profile`, detached from this process.
+@dataclass(frozen=True)
+class Submission:
+    """What `submit` was asked for; see there. profile: None for the default of the backend. machine: the profile's content."""
 
-    profile: name of a hardware profile, or a file. Default: `laptop`; with `host` the host's `rstar-lab/profile.yaml`, and if the
-        host has no such file, `laptop` on Slurm or as a process of the host.
-    overrides: recipe keys such as {"rl.lr": 1e-5}, as `--set` takes them.
-    command: `run` (everything the recipe describes, the default), `train`, `sft`; with the trainer of the profile. `verl`: `run`
-        with the verl trainer, whatever the profile says.
-    runs_dir: default: `storage.runs` of the profile. Every node must see it under this path.
-    name: name of the run, whose folders are NAME-sft and NAME-rl. Default: the recipe's name.
-    backend: local, ray, slurm, ssh or kuberay; default: that of the profile. address: URL of Ray's dashboard.
-    host: run the job on this host, reached with ssh (HOST, USER@HOST or an alias of ~/.ssh/config); its runs are copied to
-        `runs_dir` while they are written. Default: `ssh.host` of a profile with `backend: ssh`.
-    job_id: id of the new job; default: the run's name and the time. grid: name of the grid to which the job belongs.
-    start: False prepares the job's folder and leaves it to the caller to start it (for a Slurm array).
-    log: called with one line for each item that is sent.
-    Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
-    """
-    machine = find_profile(profile, host)
-    trainer, action = trainer_and_action(command, machine, overrides or {})
-    overrides = dict(overrides or {}) | ({"name": name} if name else {})
-    refuse_secrets(overrides)
-    run_name = check_name(recipe_name(recipe, overrides), "name of the run")
-    job_id = check_name(
-        job_id or f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}", "id of the job"
-    )
-    backend = "ssh" if host else backend or machine.backend
-    if backend == "ssh":
-        from rstar_lab.jobs.ssh.submit import submit_over_ssh
+    recipe: str | Path
+    profile: str | None
+    machine: Profile
+    overrides: dict[str, Any]
+    run_name: str
+    job_id: str
+    command: str | None
+    runs_dir: str | Path | None
+    address: str | None
+    host: str | None
+    preflight: bool
+    log: Callable[[str], None]
+    grid: str | None
+    start: bool
 
-        return submit_over_ssh(
-            recipe, profile, machine, overrides, host=host, command=command, runs_dir=Path(runs_dir or "runs").absolute(),
-            run_name=run_name, preflight=preflight, log=log, job_id=job_id,
-        )  # fmt: skip
-    profile = profile or "laptop"
-    runs = Path(runs_dir or machine.storage.runs).absolute()
-    backend_api = backend_module(backend)
+
+def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec], dict[str, Any]]) -> JobFolder:
+    """Check a job, write its folder, and start it with `start`, which returns its handle. Raises UserError, and leaves no folder,
+    if a check or the start fails."""
+    recipe, overrides, machine, log, job_id = job.recipe, job.overrides, job.machine, job.log, job.job_id
+    trainer, action = trainer_and_action(job.command, machine, overrides)
+    profile = job.profile or "laptop"
+    runs = Path(job.runs_dir or machine.storage.runs).absolute()
     folder = JobFolder.of(runs, job_id)
-    if preflight:
+    if job.preflight:
         run_preflight(recipe, profile, overrides, trainer, log, runs_here=backend == "local")
     root = tree_root()
     folder.create()
     try:
-        _check_owner(folder, run_name)
+        _check_owner(folder, job.run_name)
         recipe_argument = _store_recipe(recipe, machine, folder.path)
         profile_argument = _store_profile(profile, folder.path)
         cwd = Path.cwd()
@@ -119,17 +89,17 @@ def submit(
             runs_dir=str(runs),
             overrides=overrides,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            run=f"{run_name}-rl",
+            run=f"{job.run_name}-rl",
             environment=dict(machine.env) | _expected_gpus(machine, trainer),
-            handle={"address": address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")}
+            handle={"address": job.address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")}
             if backend == "ray"
             else {},
             sandbox_workers=sandbox_workers,
-            action=command,
-            grid=grid,
+            action=job.command,
+            grid=job.grid,
         )
         folder.save(spec)
-        handle = backend_api.start(folder, spec) if start else {}
+        handle = start(folder, spec) if job.start else {}
     except BaseException as error:
         # The job did not start: remove its folder.
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -137,55 +107,7 @@ def submit(
             raise UserError(os_error_message(error, folder.path)) from error
         raise
     folder.save(replace(spec, handle={**spec.handle, **handle}))
-    return Job(folder)
-
-
-def find_job_runs_dir(profile: str | None, runs_dir: str | Path = "", *, host: str = "") -> Path:
-    """Return the folder of runs for the jobs of a notebook.
-
-    `runs_dir` if it is given; else `storage.runs` of a profile whose nodes share it (an absolute path); else that of
-    `find_runs_dir`, also for jobs sent with ssh, whose runs are copied to this machine.
-    """
-    machine = load_profile(profile or "laptop")
-    shared = Path(machine.storage.runs)
-    if runs_dir or host or machine.backend == "ssh" or not shared.is_absolute():
-        return find_runs_dir(runs_dir)
-    return shared
-
-
-def find_profile(profile: str | None, host: str | None) -> Profile:
-    """Return the profile of a job; see `submit`. Raises UserError for an unknown profile or an unreachable host."""
-    if profile is None and host:
-        from rstar_lab.jobs.ssh.submit import profile_of_host
-
-        return profile_of_host(host)
-    return load_profile(profile or "laptop")
-
-
-def run_preflight(
-    recipe: str | Path,
-    profile: str,
-    overrides: Mapping[str, Any],
-    trainer: str,
-    log: Callable[[str], None] = print,
-    *,
-    runs_here: bool = False,
-) -> None:
-    """Run `rstar-lab preflight` for the trainer that will run. Raises UserError with the failed checks.
-
-    runs_here: the job runs on this machine, so that missing GPUs are a failure.
-    """
-    rows = preflight_rows(recipe, profile, overrides, trainer)
-    for row in rows:
-        if row.get("status") == "warn":
-            log(f"preflight: {row['check']}: {row['message']}")
-    failed = [
-        f"{row['check']}: {row['message']}"
-        for row in rows
-        if row.get("status") == "fail" or (runs_here and row.get("check") == "devices" and row.get("status") == "skip")
-    ]
-    if failed:
-        raise UserError("preflight failed: " + "; ".join(failed))
+    return folder
 
 
 def _expected_gpus(profile: Profile, trainer: str) -> dict[str, str]:

@@ -1,100 +1,18 @@
-"""Send a recipe and the working tree to a host and submit the job there."""
+"""Prepare a host for jobs: send the working tree, and read the host's own profile."""
 
 import hashlib
-import os
 import shlex
-import shutil
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, Ssh, load_profile, parse_profile
-from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.pack import pack_tar, tree_root
-from rstar_lab.jobs.ssh import agent, agent_of
 from rstar_lab.jobs.ssh.connection import Connection, ConnectionLost
-from rstar_lab.jobs.ssh.mirror import foreign_run, start_mirror
-from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.ssh.mirror import foreign_run
 
-# Preflight composes the trainer's configuration, which takes up to a minute on a slow file system.
-SUBMIT_S = 300
-RETRY_S = 60
 PROFILE = "rstar-lab-profile:"  # precedes the profile in the output of the host
-
-
-def submit_over_ssh(
-    recipe: str | Path,
-    profile_name: str | None,
-    profile: Profile,
-    overrides: Mapping[str, Any],
-    *,
-    host: str | None,
-    command: str | None,
-    runs_dir: Path,
-    run_name: str,
-    preflight: bool,
-    log: Callable[[str], None],
-    job_id: str,
-) -> Job:
-    """Submit a job on the profile's host, or on `host`; the arguments are those of `submit`.
-
-    profile_name: None if the profile is the host's own.
-    A repeated request after a lost connection does not submit twice. Raises UserError if the host cannot be reached, rejects
-    the job, or lacks Python.
-    """
-    settings, handle = connect(profile, host, log)
-    check_run_names(run_name, runs_dir, handle)
-    spec = JobSpec(
-        id=job_id,
-        recipe=_absolute(recipe),
-        profile=_absolute(profile_name) if profile_name else profile.name,
-        backend="ssh",
-        command=[settings.python],
-        cwd=str(Path.cwd()),
-        runs_dir=str(runs_dir),
-        overrides=dict(overrides),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=f"{run_name}-rl",
-        handle=handle | {"own_profile": profile_name is None},
-        action=command,
-    )
-    # Saved first: if this process dies while the host submits, the job can still be found here.
-    folder = JobFolder.of(runs_dir, job_id)
-    folder.create()
-    folder.save(spec)
-    try:
-        answer = agent_of(spec).request(
-            "submit", timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job_id, **_request(recipe, profile, settings, overrides),
-            command=command, name=run_name, preflight=preflight,
-            secrets={name: os.environ[name] for name in profile.secrets if name in os.environ},
-        )  # fmt: skip
-    except ConnectionLost as error:
-        raise ConnectionLost(
-            f"{error}. It is unknown whether {job_id} was submitted: `rstar-lab jobs list` shows it when the host answers"
-        ) from error
-    except UserError:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
-    for message in answer["messages"]:
-        log(f"{settings.host}: {message}")
-    job = Job(folder)
-    start_mirror(job)
-    return job
-
-
-def describe_over_ssh(
-    recipe: str | Path, profile: Profile, overrides: Mapping[str, Any], *, host: str | None, command: str | None
-) -> dict[str, Any]:
-    """Run preflight on the host; return the fields of a JobDescription."""
-    settings, handle = connect(profile, host, lambda _: None)
-    found = agent(handle).request(
-        "describe", timeout_s=SUBMIT_S, **_request(recipe, profile, settings, overrides), command=command
-    )
-    return found | {"recipe": str(recipe), "profile": profile.name, "host": settings.host}
 
 
 def connect(profile: Profile, host: str | None, log: Callable[[str], None]) -> tuple[Ssh, dict[str, Any]]:
@@ -135,20 +53,6 @@ def check_run_names(run_name: str, runs_dir: Path, handle: Mapping[str, Any]) ->
     for run_id in (f"{run_name}-sft", f"{run_name}-rl"):
         if problem := foreign_run(runs_dir / run_id, handle["ssh"]["host"], f"{handle['runs']}/{run_id}"):
             raise UserError(f"{problem}; submit with another --name or --runs-dir")
-
-
-def _request(recipe: str | Path, profile: Profile, settings: Ssh, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recipe, profile and overrides in the agent's form: the content of files instead of their paths."""
-    behind = profile.model_copy(update={"backend": settings.backend, "ssh": Ssh()})
-    return {
-        "recipe": str(recipe), "recipe_text": Path(recipe).read_text() if Path(recipe).is_file() else None,
-        "profile_text": yaml.safe_dump(behind.model_dump(mode="json"), sort_keys=False), "overrides": dict(overrides),
-    }  # fmt: skip
-
-
-def _absolute(name: str | Path) -> str:
-    """Return the absolute path of an existing file; return any other name unchanged."""
-    return str(Path(name).absolute()) if Path(name).is_file() else str(name)
 
 
 def ssh_settings(profile: Profile, host: str | None) -> Ssh:

@@ -1,0 +1,75 @@
+"""What a backend of jobs does. `rstar_lab.jobs.backends` finds one by its name."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from rstar_lab.hardware.profiles import Profile
+from rstar_lab.jobs.preflight import JobDescription, preflight_rows, queue_state, summarize
+from rstar_lab.jobs.prepare import Submission, trainer_and_action, write_job
+from rstar_lab.jobs.store import JobFolder, JobSpec
+
+
+class Backend(Protocol):
+    """Starts, queries and stops jobs. The methods that are not abstract are those of a backend of this machine; `OverSsh`
+    replaces them to pass each operation to a backend on another host."""
+
+    name: ClassVar[str]
+    # Whether the job, its log and its runs are on another host, from which they are copied when it can be reached.
+    elsewhere: ClassVar[bool] = False
+
+    @abstractmethod
+    def start(self, folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
+        """Start a job; return the data with which the other methods find it again. Raises UserError."""
+
+    @abstractmethod
+    def state(self, folder: JobFolder, spec: JobSpec) -> str:
+        """Return the state of a job that has no exit.json: a value of JobStatus. Raises UserError if it cannot be read."""
+
+    @abstractmethod
+    def stop(self, folder: JobFolder, spec: JobSpec) -> None:
+        """End a job and wait until it has ended. Raises UserError."""
+
+    @abstractmethod
+    def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
+        """Return the output of a job that has no log file, or None if there is none."""
+
+    def submit(self, job: Submission) -> JobFolder:
+        """Write the job's folder and start it. Raises UserError."""
+        return write_job(job, self.name, self.start)
+
+    def describe(
+        self,
+        recipe: str | Path,
+        profile: str | None,
+        machine: Profile,
+        overrides: Mapping[str, Any],
+        *,
+        host: str | None,
+        command: str | None,
+    ) -> JobDescription:
+        """Run preflight where the job would run; return what the job requires. The arguments are those of `submit`."""
+        trainer, _ = trainer_and_action(command, machine, overrides)
+        rows = preflight_rows(recipe, profile or "laptop", overrides, trainer)
+        return summarize(str(recipe), machine, rows, queue_state(machine.backend))
+
+    def rows(self, jobs: Sequence[JobSpec]) -> dict[str, dict[str, Any]]:
+        """Return {job id: row of the board} of jobs that can be read with few requests. Others are read one by one."""
+        return {}
+
+    def place(self, spec: JobSpec) -> str:
+        """Return where a job runs, for people."""
+        return self.name
+
+    def copy_log(self, folder: JobFolder, spec: JobSpec) -> None:
+        """Copy new output of a job that runs elsewhere. Raises UserError."""
+        return
+
+    def copy_runs(self, spec: JobSpec) -> None:
+        """Copy new steps of the runs of a job that runs elsewhere. Raises UserError."""
+        return
+
+    def options_of(self, spec: JobSpec) -> dict[str, Any]:
+        """Return the arguments of `submit` that send another job to the same place."""
+        return {"backend": self.name, "address": spec.handle.get("address")}

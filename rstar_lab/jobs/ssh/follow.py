@@ -1,0 +1,73 @@
+"""Copy the runs of a job from its host until it ends: `python -m rstar_lab.jobs.ssh.follow RUNS_DIR JOB_ID`."""
+
+import argparse
+import fcntl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rstar_lab.errors import UserError
+from rstar_lab.jobs.job import Job, attach
+from rstar_lab.jobs.ssh.connection import ConnectionLost
+from rstar_lab.jobs.ssh.mirror import LOCK, NotACopy, pull
+
+EVERY_S = 2.0
+
+
+def follow(
+    job: Job,
+    *,
+    checkpoints: bool = False,
+    transcripts: bool | None = None,
+    every_s: float = EVERY_S,
+    log: Callable[[str], None] = print,
+) -> None:
+    """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again.
+
+    checkpoints, transcripts: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
+    """
+    known: dict[str, str] = {}
+    lost, failure = False, ""
+    while True:
+        try:
+            ended = job.status().ended  # read before the pull, so that the last pull copies everything
+            try:
+                for pulled in pull(job.spec, checkpoints=checkpoints, transcripts=transcripts, known=known):
+                    log(str(pulled))
+                failure = ""
+            except (ConnectionLost, NotACopy):
+                raise
+            except (UserError, OSError) as error:  # such as a full disk here: the next attempt may succeed
+                if ended:
+                    raise
+                if str(error) != failure:
+                    failure = str(error)
+                    log(f"{failure}; trying again")
+            lost = False
+            if ended:
+                return
+        except ConnectionLost as error:
+            if not lost:
+                log(f"{error}; trying again")
+            lost = True
+        except NotACopy as error:
+            log(f"{error}: not copied")
+        time.sleep(every_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs_dir", type=Path)
+    parser.add_argument("job_id")
+    arguments = parser.parse_args()
+    job = attach(arguments.job_id, runs_dir=arguments.runs_dir)
+    with (job.folder.path / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        follow(job, log=lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The backends fulfil one protocol, and the modules of jobs import each other without circles."""
+
+import ast
+import inspect
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import Profile
+from rstar_lab.jobs.backend import Backend
+from rstar_lab.jobs.backends import CLASSES, backend_named, choose
+
+ROOT = Path(__file__).parents[2]
+JOBS = ROOT / "rstar_lab" / "jobs"
+
+
+def imports(path, modules):
+    """Return the modules of `modules` that a file imports, also inside of functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                found |= {next((name for name in (f"{node.module}.{alias.name}", node.module) if name in modules), "")}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in modules}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # a class that is imported by its name
+            found |= (
+                {node.value.partition(":")[0]} & modules.keys() if re.fullmatch(r"[\w.]+:\w+", node.value) else set()
+            )
+    return found - {""}
+
+
+def test_the_modules_of_jobs_import_each_other_without_circles():
+    modules = {}
+    for path in JOBS.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        modules[name] = path
+    graph = {name: imports(path, modules) - {name} for name, path in modules.items()}
+    assert sum(map(len, graph.values())) > 50
+    list(TopologicalSorter(graph).static_order())
+
+
+def test_only_the_package_of_ssh_compares_with_its_name():
+    for path in (ROOT / "rstar_lab").rglob("*.py"):
+        if path.parent != JOBS / "ssh":
+            assert not re.search(r"""[=!]= ["']ssh["']|["']ssh["'] [=!]=""", path.read_text()), path
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_backend_has_the_methods_of_the_protocol(name):
+    backend = backend_named(name)
+    assert Backend in type(backend).__mro__ and backend.name == name
+    for method, function in inspect.getmembers(Backend, inspect.isfunction):
+        if not method.startswith("_"):
+            ours = inspect.signature(getattr(type(backend), method)).parameters
+            assert list(ours) == list(inspect.signature(function).parameters), method
+
+
+def test_every_backend_of_a_profile_is_known():
+    assert set(Profile.model_fields["backend"].annotation.__args__) == set(CLASSES)
+    with pytest.raises(UserError, match="backend 'x' is unknown; choose local, ray, slurm, ssh or kuberay"):
+        backend_named("x")
+
+
+def test_the_profile_decides_unless_a_backend_or_a_host_is_given():
+    assert choose("laptop")[1].name == "local" and choose(None)[1].name == "local"
+    assert choose("mi300x_8x8")[1].name == "slurm" and choose("mi300x_8x8", backend="ray")[1].name == "ray"
+    assert choose("mi300x_8x8", host="login")[1].elsewhere and not choose("laptop")[1].elsewhere
