@@ -9,7 +9,12 @@ from rstar_lab.cli.shared import AsJson, Overrides, ProfileName, RecipeName, exa
 app = typer.Typer()
 
 
-@app.command(epilog=examples("rstar-lab preflight qwen3_14b_mi300x --profile mi300x_8x8"))
+@app.command(
+    epilog=examples(
+        "rstar-lab preflight qwen3_14b_mi300x --profile mi300x_8x8",
+        "rstar-lab preflight qwen3_14b_mi300x --profile mi300x_8x8 --dry-run",
+    )
+)
 def preflight(
     recipe: RecipeName,
     profile: ProfileName = "laptop",
@@ -17,6 +22,16 @@ def preflight(
         bool, typer.Option("--strict", help="Fail also for checks that cannot run on this machine.")
     ] = False,
     trainer: Annotated[str | None, typer.Option(help="local or verl. Default: the profile's trainer.")] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Run one update on fake tensors; print memory, kernels and times per GPU."),
+    ] = False,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            help="With --dry-run: try values of micro_batch_tokens, fsdp_size, sequence_parallel (comma-separated)."
+        ),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -28,4 +43,8 @@ def preflight(
     from rstar_lab.rl.preflight.run import run_preflight
 
     pairs = parse_overrides(overrides or [])
+    if dry_run or sweep is not None:
+        from rstar_lab.rl.preflight.dry_run import run_dry_run
+
+        raise typer.Exit(run_dry_run(recipe, profile, pairs, trainer=trainer, sweep_keys=sweep, as_json=as_json))
     raise typer.Exit(run_preflight(recipe, profile, pairs, trainer=trainer, strict=strict, as_json=as_json))

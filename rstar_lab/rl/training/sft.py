@@ -14,6 +14,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,36 +178,57 @@ def _train(
     return history
 
 
-def _loss(model: "PreTrainedModel", rows: list[Example], packing: bool) -> Tensor:
-    """Return the summed negative log-likelihood of the model's tokens. The LM head is computed only where it is needed.
+@dataclass(frozen=True, slots=True)
+class SftRows:
+    """Conversations as rows of tokens. ids_BT, positions_BT: of the rows. targets_N: tokens that the model generates, and
+    ignored ones that round the number up. before_N: flat index of the token before each, in the rows without their last
+    token. lengths: tokens of each conversation, if they share one row."""
+
+    ids_BT: Tensor
+    positions_BT: Tensor
+    targets_N: Tensor
+    before_N: Tensor
+    lengths: list[int] | None
+
+    @classmethod
+    def of(cls, examples: list[Example], packing: bool) -> "SftRows":
+        """Arrange conversations: with `packing` in one row, else each in a row of its own."""
+        lengths = [len(example.ids) for example in examples]
+        # Round the width up, so that there are few shapes: on a CPU every new shape prepares and caches kernels.
+        width = sum(lengths) if packing else -(-max(lengths) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        shape = (1, width) if packing else (len(examples), width)
+        ids_BT = torch.zeros(shape, dtype=torch.long)
+        mask_BT = torch.zeros(shape, dtype=torch.bool)
+        # For transformers, a position of 0 starts the next conversation of a packed row.
+        positions_BT = torch.arange(width).repeat(shape[0], 1)
+        start = 0
+        for i, row in enumerate(examples):
+            where = (0, slice(start, start + len(row.ids))) if packing else (i, slice(0, len(row.ids)))
+            ids_BT[where] = torch.tensor(row.ids)
+            mask_BT[where] = torch.tensor(row.mask)
+            if packing:
+                positions_BT[where] = torch.arange(len(row.ids))
+                start += len(row.ids)
+        # Round the number of targets up for the same reason. Added targets are ignored.
+        own = mask_BT[:, 1:].flatten().nonzero().flatten()
+        added = -len(own) % _TARGETS_MULTIPLE
+        targets_N = pad(ids_BT[:, 1:].flatten()[own], (0, added), value=_IGNORED)
+        return cls(ids_BT, positions_BT, targets_N, pad(own, (0, added)), lengths if packing else None)
+
+
+def _loss(model: "PreTrainedModel", examples: list[Example], packing: bool) -> Tensor:
+    """Return the summed negative log-likelihood of the model's tokens.
 
     packing: put the conversations into one row, if the model keeps them apart there."""
-    path = forward_path(model)
-    packing = packing and path.packs
-    lengths = [len(row.ids) for row in rows]
-    # Round the width up, so that there are few shapes: on a CPU every new shape prepares and caches kernels.
-    width = sum(lengths) if packing else -(-max(lengths) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
-    shape = (1, width) if packing else (len(rows), width)
-    ids_BT = torch.zeros(shape, dtype=torch.long)
-    mask_BT = torch.zeros(shape, dtype=torch.bool)
-    # For transformers, a position of 0 starts the next conversation of a packed row.
-    positions_BT = torch.arange(width).repeat(shape[0], 1)
-    start = 0
-    for i, row in enumerate(rows):
-        where = (0, slice(start, start + len(row.ids))) if packing else (i, slice(0, len(row.ids)))
-        ids_BT[where] = torch.tensor(row.ids)
-        mask_BT[where] = torch.tensor(row.mask)
-        if packing:
-            positions_BT[where] = torch.arange(len(row.ids))
-            start += len(row.ids)
-    device = model.device
+    return rows_loss(model, SftRows.of(examples, packing and forward_path(model).packs))
+
+
+def rows_loss(model: "PreTrainedModel", rows: SftRows) -> Tensor:
+    """Return the summed negative log-likelihood of the targets. The LM head is computed only where it is needed."""
+    path, device = forward_path(model), model.device
     # Padding is on the right: causal attention needs no mask for it.
-    states_BTH = path.states(model, ids_BT.to(device), positions_BT.to(device))
-    # Round the number of targets up for the same reason. Added targets are ignored.
-    own = mask_BT[:, 1:].flatten().nonzero().flatten()
-    added = -len(own) % _TARGETS_MULTIPLE
-    targets_N = pad(ids_BT[:, 1:].flatten()[own], (0, added), value=_IGNORED).to(device)
-    states_NH = states_BTH[:, :-1].flatten(0, 1)[pad(own, (0, added)).to(device)]
+    states_BTH = path.states(model, rows.ids_BT.to(device), rows.positions_BT.to(device))
+    targets_N, states_NH = rows.targets_N.to(device), states_BTH[:, :-1].flatten(0, 1)[rows.before_N.to(device)]
 
     def nll(states: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(path.logits(model, states), targets, ignore_index=_IGNORED, reduction="sum")

@@ -1,0 +1,152 @@
+"""One update, and one step of SFT, of the local trainer on fake tensors: `Learner.update` and the loss of `training.sft`."""
+
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.chat_format.encoding import Example
+from rstar_lab.rl.models.lora import attach_lora
+from rstar_lab.rl.preflight import estimate
+from rstar_lab.rl.preflight.architecture import KNOWN, Architecture
+from rstar_lab.rl.preflight.dry_run_fake import fake_tensors, replaced
+from rstar_lab.rl.preflight.dry_run_meter import Meter
+from rstar_lab.rl.recipe import Recipe, RlSection, SftConfig
+from rstar_lab.rl.training import log_probs as log_probs_module
+from rstar_lab.rl.training import sft as sft_module
+from rstar_lab.rl.training import update as update_module
+from rstar_lab.rl.training.data_parallel import SINGLE_RANK
+from rstar_lab.rl.training.log_probs import MicroBatch
+from rstar_lab.rl.trajectory import StopReason, Trajectory
+
+
+def model_config(model: str, shape: Architecture) -> Any:
+    """Return the config of a model folder, or for a known name that of Qwen with its shape."""
+    from transformers import AutoConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+    if shape not in KNOWN.values():
+        return AutoConfig.from_pretrained(model, local_files_only=True)
+    sizes = {
+        "vocab_size": shape.vocabulary, "hidden_size": shape.hidden, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
+        "intermediate_size": shape.feed_forward, "max_position_embeddings": shape.positions,
+        "tie_word_embeddings": shape.tied,
+    }  # fmt: skip
+    if shape.experts:
+        experts = {"num_experts": shape.experts, "num_experts_per_tok": shape.active_experts}
+        return Qwen3MoeConfig(**sizes, **experts, moe_intermediate_size=shape.feed_forward)
+    return (Qwen2Config if "Qwen2" in model else Qwen3Config)(**sizes)
+
+
+def fake_model(config: Any, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    """Return a model of this config, without reading or computing values. Call it inside `fake_tensors`."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    model.tie_weights()
+    return model
+
+
+def rollouts(count: int, tokens: int) -> list[Trajectory]:
+    """Return rollouts of `tokens` tokens each."""
+    prompt = min(estimate.PROMPT_TOKENS, tokens // 2)
+    response = tokens - prompt
+    return [
+        Trajectory(
+            traj_id=f"t{i}", problem_id="p", group_id=f"g{i // 2}", sample=i, question="", truth="",
+            prompt_ids=[i + 1] * prompt, response_ids=[1] * response, loss_mask=[True] * response,
+            log_probs=[0.0] * response, turns=(), calls=(), stop_reason=StopReason.ANSWERED, text="", answer=None,
+            reward=0.0, p_err=0.0, p_format=0.0, engine="", policy_version=0,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def rows_of(tokens: int, typical: float) -> tuple[int, int]:
+    """Return (rows, tokens of each) of a micro-batch of `tokens` tokens with rows of at least the typical length."""
+    rows = max(1, int(tokens // typical))
+    return rows, tokens // rows
+
+
+def run_update(recipe: Recipe, rl: RlSection, shape: Architecture, rows: int, width: int, meter: Meter) -> None:
+    """Run one update of one micro-batch of `rows` rollouts of `width` tokens."""
+    batch = rollouts(rows, width)
+    rl = rl.model_copy(update={"mini_batches": 1})
+    (micro,) = log_probs_module.micro_batches(batch, rows * width, torch.device("meta"), share=False)
+    counts = {tuple(micro.mask_BT.shape): sum(t.model_tokens for t in batch)}
+    bf16 = update_module.uses_bf16(rl, torch.device("cuda"))
+    with ExitStack() as stack:
+        stack.enter_context(replaced(update_module.UpdateResult, "record", lambda *_, **__: None))
+        stack.enter_context(fake_tensors(meter, counts))
+        config = model_config(recipe.model, shape)
+        model = fake_model(config, torch.bfloat16 if rl.lora is not None and bf16 else torch.float32)
+        if rl.lora is not None:
+            attach_lora(model, rl.lora, 0)
+        learner = update_module.Learner(model)
+        reference = fake_model(config, torch.float32) if rl.kl_coefficient else None
+        if reference is not None:
+            meter.track(reference)
+        learner.begin_stage(
+            rl.model_copy(update={"precision": "bf16" if bf16 else "fp32"}), reset=True, reference=reference
+        )
+        assert learner.optimizer is not None
+        allocate_state(learner.optimizer)
+        meter.track(model, learner.optimizer)
+        own = replace(micro, **{name: _fake(value) for name, value in _tensors_of(micro).items()})
+        learner.micro_batches = lambda *_: iter([own])  # type: ignore[method-assign]
+        meter.reset()
+        meter.phase = "forward"
+        learner.update(Selection.of(batch, [1.0] * rows), rl, lr_scale=1.0, seed=0)
+
+
+def run_sft(recipe: Recipe, shape: Architecture, count: int, tokens: int, meter: Meter) -> None:
+    """Run one step of SFT on one micro-batch of `count` conversations of `tokens` tokens."""
+    assert recipe.sft is not None
+    section = recipe.sft
+    examples = [Example([1] * tokens, [False] * (tokens // 2) + [True] * (tokens - tokens // 2))] * count
+    rows = sft_module.SftRows.of(examples, section.packing)
+    bf16 = section.precision != "fp32"
+    with fake_tensors(meter):
+        dtype = torch.bfloat16 if section.lora is not None and bf16 else torch.float32
+        model = fake_model(model_config(recipe.model, shape), dtype)
+        if section.lora is not None:
+            attach_lora(model, section.lora, 0)
+        config = SftConfig(**section.model_dump(include=set(SftConfig.model_fields)))
+        optimizers = sft_module._optimizers(model, config, SINGLE_RANK)
+        for optimizer in optimizers:
+            allocate_state(optimizer)
+            meter.track(model, optimizer)
+        model.train()
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        own = replace(rows, **{name: _fake(value) for name, value in _tensors_of(rows).items()})
+        meter.reset()
+        meter.phase = "forward"
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = sft_module.rows_loss(model, own)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Take one step, after which the optimizer holds its state. The gradients stay, as those of an earlier micro-batch."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+
+
+def _tensors_of(rows: MicroBatch | sft_module.SftRows) -> dict[str, Tensor]:
+    named = {field.name: getattr(rows, field.name) for field in fields(rows)}
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)

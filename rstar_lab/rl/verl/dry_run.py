@@ -1,0 +1,170 @@
+"""One micro-batch and one optimizer step of verl's FSDP engine on fake tensors, as rank 0 of a fake process group.
+
+The engine, its sharding, mixed precision, gradient checkpointing, attention, collectives, gradient clipping and optimizer are
+verl's, with the configuration of the run; the loss is rstar_lab's. The forward step is written again here, because verl's takes
+nested tensors, which have no fake version.
+"""
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from verl.plugin.platform import platform_manager
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.torch_functional import logprobs_from_logits
+from verl.utils.ulysses import (
+    gather_outputs_and_unpad,
+    set_ulysses_sequence_parallel_group,
+    ulysses_pad_and_slice_inputs,
+)
+from verl.workers.engine.fsdp import transformer_impl
+
+from rstar_lab.hardware.profiles import Profile
+from rstar_lab.rl.preflight.dry_run_fake import fake_ranks, fake_tensors, replaced
+from rstar_lab.rl.preflight.dry_run_local import allocate_state, fake_model
+from rstar_lab.rl.preflight.dry_run_meter import Meter
+from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.recipe.stages import Stage
+from rstar_lab.rl.verl import attention, cpu, hooks  # noqa: F401 (hooks registers the loss and the log-probs)
+from rstar_lab.rl.verl.config import compose, overrides, sft_overrides
+from rstar_lab.rl.verl.resume import stages_of
+
+
+class _DryEngine(transformer_impl.FSDPEngineWithLMHead):
+    """verl's engine with a model that is built instead of loaded."""
+
+    def _build_module(self) -> Any:
+        attention = self.model_config.override_config["attn_implementation"]
+        module = fake_model(self.model_config.hf_config, torch.float32, attention)
+        transformer_impl.apply_monkey_patch(
+            model=module,
+            use_remove_padding=self.use_remove_padding,
+            ulysses_sp_size=self.ulysses_sequence_parallel_size,
+            use_fused_kernels=self.model_config.use_fused_kernels,
+        )
+        if self.model_config.enable_gradient_checkpointing:
+            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return module
+
+
+def run_stage(recipe: Recipe, stage: Stage, profile: Profile, hf_config: Any, lengths: list[int], meter: Meter) -> None:
+    """Run the update of one micro-batch of a stage.
+
+    Args:
+        recipe, stage, profile: what to run.
+        hf_config: config of the model.
+        lengths: tokens of each sequence of the micro-batch, shared by the ranks of a sequence-parallel group.
+        meter: follows the work from the forward pass on.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        settings = next(one for one in stages_of(recipe, Path(folder)) if one.stage.name == stage.name)
+        config = compose(overrides(settings, profile, Path(recipe.model)))
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    rl = settings.keys
+    variant = f"rstar-{rl.variant}"
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    policy_loss = get_policy_loss_fn(variant)
+    prompt = lengths[0] // 4
+    batch_info = {"dp_size": 1, "batch_num_tokens": sum(lengths), "global_batch_size": len(lengths)}
+    options = SimpleNamespace(
+        clip_ratio_low=rl.clip_low,
+        clip_ratio_high=rl.clip_high,
+        global_batch_info=batch_info | {"loss_scale_factor": None},
+    )
+
+    def loss(log_probs: Tensor) -> Tensor:
+        own = pad_sequence([row[prompt:] for row in log_probs.split(lengths)], batch_first=True)
+        mask, advantages = torch.ones_like(own), torch.zeros_like(own)
+        value, _ = policy_loss(
+            own.detach(), own, advantages, mask, actor.loss_agg_mode, options, rollout_is_weights=None
+        )
+        return value
+
+    _run(actor, model, profile, hf_config, lengths, loss, meter)
+
+
+def run_sft(recipe: Recipe, profile: Profile, hf_config: Any, lengths: list[int], meter: Meter) -> None:
+    """Run the SFT step of one micro-batch. Arguments: see `run_stage`."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = sft_overrides(recipe, profile, Path(recipe.model), Path(folder), 100)
+        config = compose(keys, "sft_trainer_engine")
+    section = SimpleNamespace(fsdp_config=config.engine, optim=config.optim)
+    _run(section, config.model, profile, hf_config, lengths, lambda log_probs: -log_probs.mean(), meter)
+
+
+def _run(
+    section: Any,
+    model: Any,
+    profile: Profile,
+    hf_config: Any,
+    lengths: list[int],
+    loss: Callable[[Tensor], Tensor],
+    meter: Meter,
+) -> None:
+    own_config = SimpleNamespace(
+        hf_config=hf_config,
+        model_type="language_model",
+        local_path=model.path,
+        trust_remote_code=False,
+        use_liger=False,
+        fused_kernel_options=None,
+        use_fused_kernels=model.use_fused_kernels,
+        use_remove_padding=True,
+        enable_gradient_checkpointing=model.enable_gradient_checkpointing,
+        enable_activation_offload=False,
+        override_config=model.override_config,
+        lora_rank=model.lora_rank,
+        lora_alpha=model.lora_alpha,
+        target_modules=model.target_modules,
+        target_parameters=None,
+        exclude_modules=None,
+        lora_adapter_path=None,
+    )
+    section.fsdp_config.strategy = "fsdp2"  # as verl's workers set it from the actor's strategy
+    engine_config = omega_conf_to_dataclass(section.fsdp_config)
+    optimizer_config = omega_conf_to_dataclass(section.optim)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # verl prints while it builds
+        stack.enter_context(replaced(platform_manager, "_current_platform", cpu.CpuPlatform()))
+        stack.enter_context(fake_ranks(profile.hardware.gpus))
+        stack.enter_context(replaced(transformer_impl, "fsdp2_load_full_state_dict", lambda *_: None))
+        stack.enter_context(replaced(transformer_impl, "print_model_size", lambda *_: None))
+        stack.enter_context(replaced(attention, "_sequence_lengths", lambda *_: lengths))
+        engine = _DryEngine(own_config, engine_config, optimizer_config, None)
+        stack.enter_context(fake_tensors(meter))
+        engine._build_model_optimizer()
+        allocate_state(engine.optimizer)
+        meter.track(engine.module, engine.optimizer)
+        set_ulysses_sequence_parallel_group(engine.ulysses_parallel_group)
+        engine.module.train()
+        meter.reset()
+        meter.phase = "forward"
+        _forward_step(engine, lengths, loss).backward()
+        engine.optimizer_step()
+        engine.optimizer_zero_grad()
+        set_ulysses_sequence_parallel_group(None)
+
+
+def _forward_step(engine: Any, lengths: list[int], loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the loss of one packed micro-batch, computed as by `FSDPEngineWithLMHead.forward_step`."""
+    ids = torch.zeros(1, sum(lengths), dtype=torch.long)
+    positions, labels, padding = torch.zeros_like(ids), torch.zeros_like(ids), 0
+    if engine.use_ulysses_sp:
+        size = engine.ulysses_sequence_parallel_size
+        ids, positions, padding = ulysses_pad_and_slice_inputs(ids, positions, size)
+        labels, _, _ = ulysses_pad_and_slice_inputs(labels, None, size)
+    is_fp32 = engine._autocast_dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not is_fp32):
+        logits = engine.module(input_ids=ids, attention_mask=None, position_ids=positions, use_cache=False).logits[0]
+        log_probs = logprobs_from_logits(logits, labels[0])
+        if engine.use_ulysses_sp:
+            log_probs = gather_outputs_and_unpad(log_probs, gather_dim=0, unpad_dim=0, padding_size=padding)
+        return loss(log_probs)

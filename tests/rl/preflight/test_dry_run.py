@@ -1,0 +1,108 @@
+"""The dry run: its counts equal formulas where these are exact, and the code that runs is the trainers' own."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rstar_lab.cli.preflight import app
+from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.preflight.architecture import KNOWN
+from rstar_lab.rl.preflight.dry_run import dry_run, recommended, sweep
+from rstar_lab.rl.preflight.dry_run_fake import fake_tensors
+from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
+
+GB = 1e9
+RATES = Rates(1e15, 1e12)
+
+
+def small(recipe: str, **changes):
+    """Return a recipe of the tiny model, of which a dry run takes seconds."""
+    return load_recipe(recipe, {"model": "tiny", "sft": None, **changes})
+
+
+def test_memory_flops_and_kernels_of_a_matrix_product_are_exact():
+    meter = Meter(RATES, vocabulary=7)
+    with fake_tensors(meter):
+        weight = torch.nn.Parameter(torch.empty(64, 128))
+        meter.track(torch.nn.ParameterList([weight]))
+        x = torch.empty(32, 64)
+        meter.reset()
+        meter.phase = "forward"
+        y = x @ weight
+        del y
+        (x @ weight).sum().backward()
+    assert meter.flops == 3 * 2 * 32 * 64 * 128
+    weights, inputs, output = 64 * 128 * 4, 32 * 64 * 4, 32 * 128 * 4
+    assert meter.peaks["forward"].total == weights + inputs + output + 512, "the first output was freed"
+    assert meter.peaks["forward"].by_kind["parameters"] == weights
+    assert meter.phase_kernels["forward"] == 3 and meter.peaks["backward"].by_kind["gradients"] == weights
+
+
+def test_nothing_stays_patched_after_a_dry_run():
+    before = (torch.UntypedStorage.resize_, torch.Tensor.backward)
+    with pytest.raises(RuntimeError, match="stop"), fake_tensors(Meter(RATES, 7)):
+        raise RuntimeError("stop")
+    assert (torch.UntypedStorage.resize_, torch.Tensor.backward) == before
+    assert torch.tensor(3).item() == 3 and not torch.tensor(0)
+
+
+def test_an_update_of_the_local_trainer_holds_16_bytes_per_parameter():
+    recipe = small("qwen3_1_7b_one_gpu", **{"rl.micro_batch_tokens": 8192})
+    first, second = dry_run(recipe, load_profile("one_gpu"))
+    assert (first.name, second.name, first.ranks) == ("one", "two", 1)
+    kinds = first.phases["forward"]["by_kind_gb"]
+    parameters = KNOWN["tiny"].parameters
+    for kind, bytes_each in (("parameters", 4), ("gradients", 4), ("moments", 8)):
+        assert kinds[kind] * GB == pytest.approx(bytes_each * parameters, rel=0.02)
+    assert 0 < first.mfu_bound < 1 and first.update_s > 0 and not first.collectives
+
+
+@pytest.mark.slow
+def test_micro_batches_of_a_sweep_change_the_memory():
+    recipe, profile = small("qwen3_1_7b_one_gpu"), load_profile("one_gpu")
+    results = list(sweep(recipe, profile, ["micro_batch_tokens"]))
+    assert [values["micro_batch_tokens"] for values, _ in results] == [8192, 16384, 32768]
+    peaks = [result.peak_gb for _, result in results]
+    assert peaks == sorted(peaks) and peaks[2] > 1.5 * peaks[0]
+    assert recommended(results) is not None
+    with pytest.raises(UserError, match="--sweep fsdp_size: the local trainer has micro_batch_tokens"):
+        next(sweep(recipe, profile, ["fsdp_size"]))
+
+
+@pytest.mark.slow
+def test_verls_engine_shards_over_all_ranks_and_reduces_between_nodes():
+    recipe = small("qwen3_14b_mi300x")
+    result = next(dry_run(recipe, load_profile("mi300x_8x8")))
+    assert (result.trainer, result.ranks) == ("verl", 64)
+    parameters = KNOWN["tiny"].parameters
+    assert result.phases["forward"]["by_kind_gb"]["parameters"] * GB == pytest.approx(4 * parameters / 8, rel=0.1)
+    by_name = {(one["phase"], one["name"]): one for one in result.collectives}
+    assert by_name["forward", "allgather"]["inside"] and by_name["backward", "reduce_scatter"]["ranks"] == 8
+    assert not by_name["backward", "allreduce"]["inside"], "replicas are on different nodes"
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_line_of_json_per_stage_and_refuses_a_laptop():
+    arguments = ["qwen3_1_7b_one_gpu", "--dry-run", "--set", "model=tiny", "--json", "--profile"]
+    result = CliRunner().invoke(app, [*arguments, "one_gpu"])
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["dry_run"] for row in rows] == ["one", "sft"] and result.exit_code == 0
+    assert rows[0]["peak_gb"] < rows[0]["with_margin_gb"]
+    result = CliRunner().invoke(app, [*arguments, "laptop"])
+    assert isinstance(result.exception, UserError) or result.exit_code != 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("recipe", "profile", "low", "high"), [
+    ("qwen3_14b_mi300x", "mi300x_8x8", 44, 52),
+    ("qwen3_14b_h100x8", "h100x8", 37, 45),
+    ("qwen3_1_7b_one_gpu", "one_gpu", 28, 36.4),
+])  # fmt: skip
+def test_peaks_at_full_size_agree_with_an_independent_measurement(recipe, profile, low, high):
+    result = next(dry_run(load_recipe(recipe), load_profile(profile)))
+    assert low < result.peak_gb < high
+    assert result.host_gb < 2
