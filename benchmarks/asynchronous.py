@@ -28,6 +28,11 @@ from rstar_lab.runs.reader import RunReader
 
 STEPS, WARM_UP, MAX_STALENESS = 14, 4, 2
 TWO_PHASES, SIDE_BY_SIDE = {"engines": 2, "processes": 2}, {"engines": 1, "processes": 1}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "sync": {"type": "sync"},
+    "one_step_off": {"type": "one_step_off"},
+    "async": {"type": "async", "max_staleness": MAX_STALENESS},
+}
 MODES = {"sync": TWO_PHASES, "one_step_off": SIDE_BY_SIDE, "async": SIDE_BY_SIDE}
 
 
@@ -78,15 +83,22 @@ async def run(folder: Path, model: Path, problems: Path, mode: str) -> Speed:
             "runs": str(folder / "runs"),
             "processes": MODES[mode]["processes"],
             "rl": {
-                "mode": mode, "max_staleness": MAX_STALENESS, "rollout": "async", "correction": "tis", "lr": 1e-9,
-                "problems_per_step": 8, "group_size": 4, "oversample": 2, "max_response_tokens": 600, "max_turns": 4,
-                "micro_batch_tokens": 4096, "checkpoint_every": 1000, "tools": [f"{look_up.__module__}:look_up"],
+                "schedule": SCHEDULES[mode],
+                "correction": {"type": "tis"},
+                "lr": 1e-9,
+                "problems_per_step": 8,
+                "group_size": 4,
+                "method": {"roc": {"oversample": 2}},
+                "limits": {"max_response_tokens": 600, "max_turns": 4},
+                "micro_batch_tokens": 4096,
+                "checkpoint_every": 1000,
+                "tools": [f"{look_up.__module__}:look_up"],
                 "reward": f"{__name__}:reward",
             },
             "stages": [{"name": "rl", "steps": STEPS, "problems": {"file": str(problems)}}],
             "engine": {"count": MODES[mode]["engines"], "dtype": "float32", "kv_cache_gb": 0.5},
         }
-    )  # fmt: skip
+    )
     async with RunSession.open(recipe, Reporter(console=Console(quiet=True))) as session:
         await pipeline.train(session, model)
     lines = RunReader(folder / "runs" / f"{mode}-rl").metrics()[WARM_UP:]

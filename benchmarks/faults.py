@@ -186,7 +186,7 @@ def _run_trl(recipe: str, fault: Fault, model: Path) -> TrlRun:
         training = fault.problems(training, held_out)[-TRL_PROBLEMS:]  # the added problems are at the end
     return run_trl(
         fault.name, model, training, held_out, steps=MAX_STEPS,
-        max_tokens=loaded.rl.max_response_tokens, max_turns=loaded.rl.max_turns,
+        max_tokens=loaded.rl.limits.max_response_tokens, max_turns=loaded.rl.limits.max_turns,
         timeout_s=loaded.sandbox.timeout_s,
     )  # fmt: skip
 

@@ -156,8 +156,8 @@ def make_selection(count: int, tokens: int, vocabulary: int) -> Selection:
 def update_keys(tokens: int, precision: str) -> RlSection:
     return RlSection(
         micro_batch_tokens=tokens,
-        max_response_tokens=tokens,
-        precision=precision,  # type: ignore[arg-type]
+        limits={"max_response_tokens": tokens},
+        precision=precision,
         gradient_checkpointing=True,
         old_log_probs="trainer",
         mini_batches=1,
@@ -216,7 +216,9 @@ def _seconds(work: Callable[[], object], device: str) -> float:
 def measure_update(name: str, shape: Architecture, device: str, tokens: int) -> Iterator[Line]:
     """Measure MFU and peak memory of the update. MFU counts forward and backward (3 forward passes), not recomputation."""
     rl = update_keys(tokens, "bf16")
-    recipe = parse_recipe({"name": "bench", "model": "tiny", "rl": {"max_response_tokens": tokens}, "stages": []})
+    recipe = parse_recipe(
+        {"name": "bench", "model": "tiny", "rl": {"limits": {"max_response_tokens": tokens}}, "stages": []}
+    )
     estimate = memory(shape, recipe, rl, load_profile("one_gpu")).training_peak
     if device == "cuda" and (total := torch.cuda.get_device_properties(0).total_memory / 1e9) < estimate:
         yield line(
@@ -288,7 +290,7 @@ async def _sync_into_vllm(model: Any) -> list[Line]:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         folder = Path(name)
         await asyncio.to_thread(save_model, folder / "model", model, train_tokenizer([text], 300))
-        section = EngineSection(count=1, memory_share=0.3, mismatch_limit=1.0)
+        section = EngineSection(count=1, gpu_memory_utilization=0.3, mismatch_limit=1.0)
         async with open_engines(section, folder / "model", folder / "work", 1024) as group:
             await group.load(model, 1)
             start = time.perf_counter()

@@ -46,9 +46,13 @@ def make_profile(name: str, nodes: int, gpu: dict[str, object], **engine: object
 
 def make_rl(problems: int, group: int, limit: int, mini_batches: int = 1) -> RlSection:
     return RlSection(
-        problems_per_step=problems, group_size=group, roc="none", oversample=1, max_response_tokens=limit,
-        mini_batches=mini_batches, checkpoint_every=10_000_000,
-    )  # fmt: skip
+        problems_per_step=problems,
+        group_size=group,
+        method={"roc": {"rule": "none", "oversample": 1}},
+        limits={"max_response_tokens": limit},
+        mini_batches=mini_batches,
+        checkpoint_every=10_000_000,
+    )
 
 
 PUBLISHED = (

@@ -34,5 +34,5 @@ def fault_arms() -> dict[str, dict[str, Any]]:
     counted = ["benchmarks.sandbox_faults:all_failures", "format"]
     for share in SHARES:
         arms[f"{share:.0%}"] = {"sandbox.fault_share": share}
-        arms[f"{share:.0%}, counted"] = {"sandbox.fault_share": share, "rl.roc_penalties": counted}
+        arms[f"{share:.0%}, counted"] = {"sandbox.fault_share": share, "rl.method.roc.penalties": counted}
     return arms

@@ -58,7 +58,7 @@ def make_store(folder: Path, size: Size, progress: Callable[[int, int], None] = 
     for number in range(size.runs):
         rng = np.random.default_rng(number)
         run_id = f"run{number:03d}"
-        recipe = {"seed": number % 5, "rl": {"roc": ("paper", "none")[number % 2]}}
+        recipe = {"seed": number % 5, "rl": {"method": {"roc": {"rule": ("paper", "none")[number % 2]}}}}
         with RunWriter.open(folder, run_id, kind="train", recipe=recipe, seed=number) as writer:
             writer.write_vocabulary([f"t{token} " for token in range(_VOCABULARY)])
             steps = list(range(1, size.steps + 1))

@@ -174,16 +174,23 @@ async def our_steps(folder: Path, model: Path, task: Task) -> Steps:
             "runs": str(folder / "runs"),
             "processes": os.cpu_count() or 1,
             "rl": {
-                "problems_per_step": PROMPTS, "group_size": GROUP, "roc": "none", "max_response_tokens": task.tokens,
-                "max_turns": 1 + task.calls, "lr": 1e-5, "warmup_steps": 0, "weight_decay": 0.0, "token_arrays": "all",
-                "checkpoint_every": 1000, "reward": "benchmarks.trainer:score",
+                "problems_per_step": PROMPTS,
+                "group_size": GROUP,
+                "method": {"roc": {"rule": "none"}},
+                "limits": {"max_response_tokens": task.tokens, "max_turns": 1 + task.calls},
+                "lr": 1e-5,
+                "warmup_steps": 0,
+                "weight_decay": 0.0,
+                "token_arrays": "all",
+                "checkpoint_every": 1000,
+                "reward": "benchmarks.trainer:score",
                 "tools": ["benchmarks.trainer:lookup" if task.calls else "python"],
             },
             "stages": [{"name": "rl", "problems": {"synthetic": {"count": 500}}, "steps": WARM_UP + STEPS}],
             "engine": {"dtype": "float32", "kv_cache_gb": 0.25},
             "evaluate": {"max_response_tokens": task.tokens},
         }
-    )  # fmt: skip
+    )
     async with pipeline.RunSession.open(recipe, Reporter(console=Console(quiet=True))) as session:
         await pipeline.train(session, model)
     reader = RunReader(folder / "runs" / "bench-rl")

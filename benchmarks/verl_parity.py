@@ -65,9 +65,16 @@ def prepare(
         "name": RUN.removesuffix("-rl"),
         "model": str(folder / "model"),
         "rl": {
-            "problems_per_step": problems_per_step, "group_size": group_size, "oversample": 2, "lr": 1e-3,
-            "warmup_steps": 0, "max_response_tokens": 512, "max_turns": 3, "checkpoint_every": 1,
-            "keep_checkpoints": 9, "token_arrays": "all", **rl,
+            "problems_per_step": problems_per_step,
+            "group_size": group_size,
+            "method": {"roc": {"oversample": 2}},
+            "lr": 1e-3,
+            "warmup_steps": 0,
+            "limits": {"max_response_tokens": 512, "max_turns": 3},
+            "checkpoint_every": 1,
+            "keep_checkpoints": 9,
+            "token_arrays": "all",
+            **rl,
         },
         "stages": [
             {"name": "one", "problems": {"file": str(folder / "problems.jsonl")}, "steps": steps, **(stage or {})}
@@ -76,7 +83,7 @@ def prepare(
         "engine": {"dtype": "float32", "mismatch_limit": 1e9},
         "sandbox": {"workers": 1, "timeout_s": 5.0, "memory_mb": 256},
         "evaluate": dict(evaluate or {}),
-    }  # fmt: skip
+    }
     path = folder / "parity.yaml"
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
     return path

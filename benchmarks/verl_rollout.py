@@ -48,7 +48,7 @@ def bench() -> Iterator[dict[str, Any]]:
         model = Path(name) / "model"
         save_tiny_model(model)
         section = EngineSection(
-            dtype="float32", max_batch=MAX_RUNNING, kv_cache_gb=WORKLOAD.kv_tokens * BYTES_PER_TOKEN / 2**30
+            dtype="float32", max_num_seqs=MAX_RUNNING, kv_cache_gb=WORKLOAD.kv_tokens * BYTES_PER_TOKEN / 2**30
         )
         options = {"section": section.model_dump(), "max_tokens": MAX_TOKENS, "seed": 0, "logs": name}
         servers = start_servers("rstar_lab.rl.verl.engine:CpuVllm", str(model), options, SERVERS)

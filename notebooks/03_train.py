@@ -22,7 +22,7 @@
 
 # %% tags=["parameters"]
 recipe = "tiny"  # name of a shipped recipe, or a file
-overrides = {}  # recipe keys: {"stages.0.steps": 20, "rl.roc": "none"}
+overrides = {}  # recipe keys: {"stages.0.steps": 20, "rl.method.roc.rule": "none"}
 name = ""  # name of the run; empty: the name of the recipe
 profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder

@@ -33,13 +33,13 @@ name = "ablation"
 seeds = [0, 1, 2, 3, 4]
 steps = 24
 arms = {
-    "GRPO": {"rl.roc": "none"},
-    "2x at random": {"rl.roc": "random"},
-    "2x, quotas": {"rl.roc": "paper", "rl.roc_penalties": []},
-    "RoC (paper)": {"rl.roc": "paper"},
-    "RoC (released)": {"rl.roc": "released", "rl.roc_min_positive": 2, "rl.roc_min_negative": 2},
-    "RoC, errors only": {"rl.roc": "paper", "rl.roc_penalties": ["errors"]},
-    "RoC, format only": {"rl.roc": "paper", "rl.roc_penalties": ["format"]},
+    "GRPO": {"rl.method.roc.rule": "none"},
+    "2x at random": {"rl.method.roc.rule": "random"},
+    "2x, quotas": {"rl.method.roc.rule": "paper", "rl.method.roc.penalties": []},
+    "RoC (paper)": {"rl.method.roc.rule": "paper"},
+    "RoC (released)": {"rl.method.roc.rule": "released", "rl.method.roc.min_positive": 2, "rl.method.roc.min_negative": 2},
+    "RoC, errors only": {"rl.method.roc.rule": "paper", "rl.method.roc.penalties": ["errors"]},
+    "RoC, format only": {"rl.method.roc.rule": "paper", "rl.method.roc.penalties": ["format"]},
 }
 overrides = {  # for all arms, SFT included
     "rl.problems_per_step": 8,  # the recipe has 16

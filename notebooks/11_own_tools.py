@@ -136,8 +136,8 @@ recipe = {
     },
     "rl": {
         "tools": ["my_tools:price"], "reward": "my_tools:thrifty",
-        "problems_per_step": 12, "group_size": 8, "max_response_tokens": 250, "max_turns": 4, "lr": 5e-4,
-        "warmup_steps": 0, "mini_batches": 2, "old_log_probs": "engine", "rollout": "lockstep",
+        "problems_per_step": 12, "group_size": 8, "limits": {"max_response_tokens": 250, "max_turns": 4}, "lr": 5e-4,
+        "warmup_steps": 0, "mini_batches": 2, "old_log_probs": "engine", "schedule": {"lockstep": True},
     },
     "stages": [{"name": "rl", "problems": {"file": str(folder / "problems.jsonl")}, "steps": steps}],
     "engine": {"dtype": "float32", "kv_cache_gb": 0.25, "count": 1},

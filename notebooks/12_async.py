@@ -39,22 +39,26 @@ from rstar_lab.analysis.asynchrony import learning_curves, learning_table, plot_
 from rstar_lab.jobs import run_grid
 from rstar_lab.runs import find_runs_dir
 
-side_by_side = {"rl.mode": "async", "rl.max_staleness": 2, "engine.count": 1, "processes": 1}
+two_processes = {"engine.count": 1, "processes": 1}
+stale_1, stale_2, stale_4 = (
+    two_processes | {"rl.schedule": {"type": "async", "max_staleness": staleness}} for staleness in (1, 2, 4)
+)
+no_correction = {"rl.correction": {"type": "none"}, "rl.schedule.allow_uncorrected": True}
 arms = {
     "sync": {},
-    "one step off": side_by_side | {"rl.mode": "one_step_off"},
-    "async, staleness 1": side_by_side | {"rl.max_staleness": 1},
-    "async, staleness 2": side_by_side,
-    "async, staleness 4": side_by_side | {"rl.max_staleness": 4},
-    "async, staleness 2, no correction": side_by_side | {"rl.correction": "none", "rl.allow_uncorrected": True},
-    "sync, no RoC": {"rl.roc": "none"},
-    "async, staleness 2, no RoC": side_by_side | {"rl.roc": "none"},
+    "one step off": two_processes | {"rl.schedule": {"type": "one_step_off"}},
+    "async, staleness 1": stale_1,
+    "async, staleness 2": stale_2,
+    "async, staleness 4": stale_4,
+    "async, staleness 2, no correction": stale_2 | no_correction,
+    "sync, no RoC": {"rl.method.roc.rule": "none"},
+    "async, staleness 2, no RoC": stale_2 | {"rl.method.roc.rule": "none"},
 }
 keys = {
     "stages.0.steps": steps,
-    "rl.rollout": "async",
+    "rl.schedule": {"type": "sync"},
     "rl.old_log_probs": "trainer",
-    "rl.correction": "tis",
+    "rl.correction": {"type": "tis"},
     "rl.mini_batches": 1,
     "rl.lr": lr,
     "rl.token_arrays": "sampled",

@@ -16,6 +16,8 @@ Model = TypeVar("Model", bound=type)
 VARIABLE = "RSTAR_LAB_KEY_READS"
 SECTIONS = (
     "rstar_lab.rl.recipe",
+    "rstar_lab.rl.methods",
+    "rstar_lab.rl.section",
     "rstar_lab.hardware.profiles",
     __name__,
 )  # where sections and their properties are defined

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 TRAINED = "as trained"
 RULES: dict[str, dict[str, Any]] = {
-    "paper rule": {"roc": "paper"},
-    "released rule": {"roc": "released"},
-    "random": {"roc": "random"},
-    "quotas": {"roc": "paper", "roc_penalties": []},  # RoC's numbers of successes and failures, drawn uniformly
-    "all rollouts": {"roc": "none"},
+    "paper rule": {"method.roc.rule": "paper"},
+    "released rule": {"method.roc.rule": "released"},
+    "random": {"method.roc.rule": "random"},
+    "quotas": {
+        "method.roc.rule": "paper",
+        "method.roc.penalties": [],
+    },  # RoC's numbers of successes and failures, drawn uniformly
+    "all rollouts": {"method.roc.rule": "none"},
 }
 _PANELS = {
     "changed": ("rollouts replaced", ".0%"),
@@ -79,7 +82,7 @@ def counterfactual(
     """Compare the selection that a step of a run was trained on with the selections of other recipe keys.
 
     run: folder of a training run. step: one or several. rules: names of RULES, or mappings of keys of the recipe section
-    `rl` to changed values, such as {"roc_penalties": ["errors"], "clip_high": 0.4, "variant": "gspo"}. draws: number of
+    `rl` to changed values, such as {"method.clip_high": 0.4, "method.loss": "gspo"}. draws: number of
     draws of a random rule from which kept_share is computed; the other columns use the draw with the seed of training.
     gradients: compute losses and gradients, at the weights of the stored checkpoint that is nearest to the step (column
     weights_step).
@@ -103,7 +106,7 @@ def counterfactual(
         for name, rl in settings.items():
             selections = [stored.trained]
             if name != TRAINED:
-                times = 1 if rl.roc in ("released", "none") else draws
+                times = 1 if rl.method.roc.rule in ("released", "none") else draws
                 selections = [stored.select(rl, draw) for draw in range(times)]
             table = _rows(stored, name, selections, stored.penalties(rl))
             line = {"step": int(number), "rule": name} | _summary(stored, table, selections[0])

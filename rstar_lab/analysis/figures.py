@@ -39,7 +39,7 @@ def plot_curves(
 ) -> Figure:
     """Plot metrics over steps, one panel per metric. Vertical lines mark stage boundaries; crosses mark alerts.
 
-    by: recipe key (such as `rl.roc`) whose values are compared; runs with the same value are averaged as its seeds.
+    by: recipe key (such as `rl.method.roc.rule`) whose values are compared; runs with the same value are averaged as its seeds.
     `environment`: one curve for each environment of a run.
     x: step, tokens (generated, including dropped rollouts) or rollouts.
     band: draw 95% intervals: over seeds if a curve has several runs (Student's t), else over problems.

@@ -30,7 +30,7 @@ def plot_timeline(runs: Runs, run_id: str, step: int, *, lanes: int = 100) -> Fi
     sums in rollout-seconds, the title the idle share: wait / (rollouts x seconds of the longest rollout).
 
     The run store has durations and no start times, so all rollouts start at 0. If a step has more rollouts than run at
-    a time, or is generated asynchronously (`rl.mode`), they start at different times and do not wait for each other.
+    a time, or is generated asynchronously (`rl.schedule.type`), they start at different times and do not wait for each other.
     The segments of a turn come from `generate_s` in the messages and from the calls. Calls of a turn are drawn as one; the
     rest of the rollout's `tool_s` is divided evenly over its turns. Without messages, a rollout has one segment per kind.
 

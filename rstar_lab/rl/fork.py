@@ -120,7 +120,7 @@ class _Fork:
         if self.url:
             engine = {"kind": "server", "urls": [self.url]}
         data = {name: stored[name] for name in names if name in stored} | {"engine": engine}
-        data["rl"] = data["rl"] | {"rollout": "async"}
+        data["rl"] = data["rl"] | {"schedule": {"type": "sync"}}
         return parse_recipe(data, f"of run {self.reader.run_id}")
 
     async def run(self) -> ForkedRun:
@@ -136,7 +136,7 @@ class _Fork:
                 )
             tools = make_tools(
                 recipe.rl.tools, sandbox, recipe.sandbox.timeout_s, recipe.sandbox.memory_mb,
-                own_timeout_s=recipe.rl.tool_timeout_s, prompt_format=recipe.rl.prompt_format,
+                own_timeout_s=recipe.rl.limits.tool_timeout_s, prompt_format=recipe.rl.prompt.format,
             )  # fmt: skip
             tokenizer = load_tokenizer(self.model)
             self._compare_tokens(tokenizer)

@@ -12,7 +12,7 @@ from typing import Any
 from rstar_lab import __version__, verify
 from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import CODE_TOOLS, PROMPT_KEYS, EnvironmentEntry, Recipe, RlSection
+from rstar_lab.rl.recipe import CODE_TOOLS, EnvironmentEntry, Recipe
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results, renderer_type
 from rstar_lab.rl.reward.boxed import released_program
 from rstar_lab.runs.files import write_json
@@ -29,20 +29,24 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
     rl, evaluate, sandbox = recipe.rl, recipe.evaluate, recipe.sandbox
     code_tools = [name for name in rl.tools if name in CODE_TOOLS]
     prompt = ""  # with prompt_format: model, the hash of the model includes its chat template
-    if renderer_type(rl.prompt_format).has_template:
-        prompt = render_prompt("{question}", code_tools, rl.prompt_format) + render_tool_results(
-            ["{}"], rl.prompt_format
+    if renderer_type(rl.prompt.format).has_template:
+        prompt = render_prompt("{question}", code_tools, rl.prompt.format) + render_tool_results(
+            ["{}"], rl.prompt.format
         )
-    defaults = RlSection()
-    style = {key: getattr(rl, key) for key in PROMPT_KEYS[1:] if getattr(rl, key) != getattr(defaults, key)}
-    if rl.chat_template:
-        style["chat_template"] = _named(rl.chat_template)
+    style = {key: value for key, value in rl.prompt if key != "format" and value not in (None, {})}
+    if template := style.get("chat_template"):
+        style["chat_template"] = _named(template)
     return {
         "model": model,
         "problems": _hash([problem.as_row() for problem in problems]),
-        "prompt": _hash([rl.prompt_format, prompt, *([style] if style else [])]),
+        "prompt": _hash([rl.prompt.format, prompt, *([style] if style else [])]),
         "tools": [_named(name) for name in rl.tools],
-        "tool_limits": [rl.max_tool_chars, rl.max_calls_per_turn, rl.tool_truncate_side, rl.tool_timeout_s],
+        "tool_limits": [
+            rl.limits.max_tool_chars,
+            rl.limits.max_calls_per_turn,
+            rl.limits.tool_truncate_side,
+            rl.limits.tool_timeout_s,
+        ],
         "reward": [_named(rl.reward), rl.answer, *_grader_version(rl.reward)],
         "sandbox": [
             sandbox.url,
@@ -58,7 +62,7 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
             evaluate.max_turns,
             evaluate.max_response_tokens,
             recipe.seed,
-            rl.rollout,
+            rl.rollout_mode,
         ],
         "engine": [recipe.engine.kind, recipe.engine.dtype],
         "verifier": verifier_version(),

@@ -5,15 +5,15 @@ import re
 import unicodedata
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
-from rstar_lab.rl.problems import FIELDS
-from rstar_lab.rl.recipe import Recipe, RecipeError, RlSection, Stage
+from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
+from rstar_lab.rl.recipe.explain import explain
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -84,8 +84,7 @@ def parse_recipe(data: dict[str, Any], where: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(item) for item in error.errors()]
-        raise RecipeError(f"recipe {where}: " + "; ".join(dict.fromkeys(lines))) from error
+        raise RecipeError(f"recipe {where}: {explain(error, Recipe, Stage)}") from error
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:
@@ -135,35 +134,11 @@ def _set(data: Any, dotted: str, value: Any) -> None:
 
 
 def _item(items: list[Any], part: str, dotted: str) -> Any:
-    """Return an item of a list (a stage) by its index or its name."""
+    """Return an item of a list by its index, its name (a stage) or its type (an added method)."""
+    names = []
     for index, item in enumerate(items):
-        if part == str(index) or (isinstance(item, dict) and item.get("name") == part):
+        name = item.get("name", item.get("type", index)) if isinstance(item, dict) else index
+        if part in (str(index), name):
             return item
-    names = [str(item.get("name", index)) if isinstance(item, dict) else str(index) for index, item in enumerate(items)]
+        names.append(str(name))
     raise RecipeError(f"--set {dotted}: there is no item {part}; choose from {', '.join(names) or 'none'}")
-
-
-def _explain(error: Any) -> str:
-    # If a key accepts several types, pydantic reports one error for each and adds the type to the location.
-    location = [str(part) for part in error["loc"] if not str(part).startswith(("literal[", "function-after["))]
-    key = ".".join(location)
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] != "extra_forbidden":
-        return f"{key}: {message}" if key else message
-    near = difflib.get_close_matches(location[-1], _known_keys(location[:-1]), n=1, cutoff=0.5)
-    return f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _known_keys(parents: list[str]) -> list[str]:
-    model: Any = Recipe
-    for part in parents:
-        if part.isdigit():
-            continue
-        annotation = model.model_fields[part].annotation if part in getattr(model, "model_fields", {}) else None
-        options = [annotation, *get_args(annotation)]
-        options += [inner for option in options for inner in get_args(option)]
-        model = next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
-        if model is None:
-            return list(FIELDS)
-    keys = list(model.model_fields)
-    return keys + list(RlSection.model_fields) if model is Stage else keys

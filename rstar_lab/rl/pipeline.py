@@ -18,6 +18,7 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
+from rstar_lab.rl.methods import Opd
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
@@ -47,7 +48,7 @@ RANDOM_MODEL_SAMPLES = 1
 _SHOWN_TRACES = 500
 
 
-SFT_KEYS = ("model", "vocabulary", "seed", "processes", "sft", "rl.prompt_format")
+SFT_KEYS = ("model", "vocabulary", "seed", "processes", "sft", "rl.prompt.format")
 RL_KEYS = (*SFT_KEYS, "rl", "stages")
 
 
@@ -90,7 +91,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
             try:
                 result = await asyncio.to_thread(
                     sft, model, tokenizer, dataset, config=config,
-                    out_dir=writer.run_dir / "sft", helpers=helpers, on_step=on_step, prompt_format=recipe.rl.prompt_format,
+                    out_dir=writer.run_dir / "sft", helpers=helpers, on_step=on_step, prompt_format=recipe.rl.prompt.format,
                 )  # fmt: skip
             finally:
                 stopped.set()
@@ -165,8 +166,8 @@ def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None
         return
     # Segments are encoded separately, so the tokenizer must not merge across their borders.
     texts = [text for segments in dataset[:4000] for text, _ in segments]
-    tokenizer = train_tokenizer(texts, recipe.vocabulary, single_tokens=repeated_texts(recipe.rl.prompt_format))
-    save_model(folder, build_tiny(tokenizer, seed=recipe.seed), tokenizer, prompt_format=recipe.rl.prompt_format)
+    tokenizer = train_tokenizer(texts, recipe.vocabulary, single_tokens=repeated_texts(recipe.rl.prompt.format))
+    save_model(folder, build_tiny(tokenizer, seed=recipe.seed), tokenizer, prompt_format=recipe.rl.prompt.format)
 
 
 # RL
@@ -204,7 +205,9 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
             length = engines.context or session.max_sequence_tokens(model_dir)
 
             def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
-                return local_rollouts(problems, context, engines=engines, mode=recipe.rl.rollout, context_length=length)
+                return local_rollouts(
+                    problems, context, engines=engines, mode=recipe.rl.rollout_mode, context_length=length
+                )
 
             return await evaluate_sets(session, rollouts_of, parent=writer.run_dir.name, step=step)
 
@@ -213,7 +216,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
             work = stack.enter_context(reporter.work("rl", total))
             log = stack.enter_context(open_loggers(recipe.log_to, writer.run_dir, config))
             teacher = None
-            if any(recipe.settings(stage).teacher_weight for stage in recipe.stages):
+            if any(recipe.settings(stage).method.added(Opd) for stage in recipe.stages):
                 assert recipe.engine.teacher_url is not None
                 longest = engines.context or session.max_sequence_tokens(model_dir)
                 teacher = await stack.enter_async_context(open_teacher(recipe.engine.teacher_url, tokenizer, longest))
@@ -343,7 +346,7 @@ async def evaluate_model(
                 engines=engines,
                 writer=writer,
                 seed=recipe.seed,
-                mode=recipe.rl.rollout,
+                mode=recipe.rl.rollout_mode,
                 context_length=engines.context or session.max_sequence_tokens(model_dir),
                 progress=lambda done, total: work.update(done, "problems", every_s=5),
             )
@@ -418,7 +421,7 @@ async def measure_difficulty(recipe: Recipe, stage_name: str, model: Path) -> tu
         kept = await filter_problems(
             problems,
             stage.filter,
-            local_rollouts(problems, context, engines=engines, mode=rl.rollout),
+            local_rollouts(problems, context, engines=engines, mode=rl.rollout_mode),
             stage=stage.name,
             step=max(steps, default=0),
             recipe=recipe,

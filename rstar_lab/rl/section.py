@@ -105,3 +105,16 @@ class ByType:
 
         choices = {name: handler.generate_schema(section) for name, section in members.items()}
         return core_schema.no_info_before_validator_function(check, core_schema.tagged_union_schema(choices, tag))
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with changed keys. Mappings are merged key by key, unless the change names another type of section."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            replaces = any(name in value and value[name] != old.get(name) for name in ("type", "format"))
+            result[key] = value if replaces else merged(old, value)
+        else:
+            result[key] = value
+    return result

@@ -148,7 +148,7 @@ class RunSession:
 
     def max_sequence_tokens(self, model_dir: Path) -> int:
         """Return the maximum tokens of prompt and response together in any stage or evaluation; at most the model's context."""
-        responses = [self.recipe.settings(stage).max_response_tokens for stage in self.recipe.stages]
+        responses = [self.recipe.settings(stage).limits.max_response_tokens for stage in self.recipe.stages]
         responses.append(self.recipe.evaluate.max_response_tokens)
         path = model_dir / "config.json"  # for a served model, the folder may contain only the tokenizer
         config = json.loads(path.read_text()) if path.exists() else {}
@@ -169,8 +169,8 @@ def tool_maker(recipe: Recipe, sandbox: Any) -> Callable[[Sequence[str]], dict[s
         sandbox,
         section.timeout_s,
         section.memory_mb,
-        own_timeout_s=rl.tool_timeout_s,
-        prompt_format=rl.prompt_format,
+        own_timeout_s=rl.limits.tool_timeout_s,
+        prompt_format=rl.prompt.format,
         fault_share=section.fault_share,
     )
 
@@ -189,12 +189,12 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
     make_reward(recipe.rl.reward, recipe.rl.answer)
     named = [*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)]
     own_tools = list(dict.fromkeys(name for name in named if name not in CODE_TOOLS))
-    make_tools(own_tools, None, own_timeout_s=recipe.rl.tool_timeout_s)
+    make_tools(own_tools, None, own_timeout_s=recipe.rl.limits.tool_timeout_s)
     for entry in recipe.rl.environments:
         make_reward(entry.reward or "verify", recipe.rl.answer)
     load_environments(recipe.rl)
-    if recipe.rl.chat_template:
-        own_chat_template(recipe.rl.chat_template)
+    if template := recipe.rl.prompt_style.chat_template:
+        own_chat_template(template)
     make_policy(recipe.engine.scheduler, max_context=1, predictor=LengthPredictor(1))
     for rl in (recipe.rl, *map(recipe.settings, recipe.stages)):
         _ = rl.loss_config, [own_metric(name) for name in rl.metrics]
@@ -317,7 +317,7 @@ def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[st
 
 
 def _value(recipe: dict[str, Any], key: str) -> Any:
-    """Return the value of a key such as `sft` or `rl.prompt_format`."""
+    """Return the value of a key such as `sft` or `rl.prompt.format`."""
     value: Any = recipe
     for name in key.split("."):
         value = value.get(name) if isinstance(value, dict) else None

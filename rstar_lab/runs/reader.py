@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
 from rstar_lab.runs.files import read_text
 from rstar_lab.runs.lock import is_locked
+from rstar_lab.runs.old_recipes import upgraded
 from rstar_lab.runs.schema import (
     ADDED_COLUMNS,
     LEVEL_KEY,
@@ -100,7 +101,7 @@ class RunReader:
 
     @property
     def info(self) -> dict[str, Any]:
-        """The content of run.json."""
+        """The content of run.json. The recipe of an older run has the present keys."""
         return self._read_info()
 
     def _read_info(self) -> dict[str, Any]:
@@ -115,7 +116,7 @@ class RunReader:
             raise RunStoreError(f"{path} is not a valid run.json; it must have the keys {', '.join(sorted(_REQUIRED))}")
         _check_version(path, info["schema_version"])
         _check_info(path, info)
-        return info
+        return info | {"recipe": upgraded(info["recipe"])} if "recipe" in info else info
 
     @property
     def status(self) -> str:

@@ -34,7 +34,7 @@ def runs(folder):
 
 @pytest.mark.slow
 def test_curves_average_seeds_and_band_them(runs):
-    figure = plot_ablation(runs, "rl.roc", ["pass1"])
+    figure = plot_ablation(runs, "rl.method.roc.rule", ["pass1"])
     assert set(figure.frame.group) == {"roc: paper", "roc: none"}
     point = figure.frame[(figure.frame.group == "roc: paper") & (figure.frame.step == 2)].iloc[0]
     values = measure(runs, ["pass1"], where="run_id LIKE 'paper%' AND step = 2")["value"]
@@ -63,7 +63,7 @@ def test_a_panel_without_values_says_so(folder):
 
 
 def test_where_selects_the_rollouts_of_each_point(runs):
-    figure = plot_ablation(runs, "rl.roc", ["pass1"])
+    figure = plot_ablation(runs, "rl.method.roc.rule", ["pass1"])
     checked = 0
     for number, trace in enumerate(figure.data):
         if trace.customdata is None:
@@ -84,7 +84,7 @@ def test_where_selects_the_rollouts_of_each_point(runs):
 
 def test_clicks_and_box_selections_report_the_condition(runs):
     asked = []
-    widget = plot_curves(runs, ["pass1"], by="rl.roc").on_select(asked.append)
+    widget = plot_curves(runs, ["pass1"], by="rl.method.roc.rule").on_select(asked.append)
     trace = next(trace for trace in widget.data if trace.customdata is not None)
 
     class Points:
@@ -125,12 +125,12 @@ def test_lengths_and_pass_at_k_equal_those_of_the_rows(runs):
 
 
 def test_an_unknown_recipe_key_is_an_error_with_the_nearest_key(runs):
-    with pytest.raises(RunStoreError, match=r"did you mean rl.roc\?"):
+    with pytest.raises(RunStoreError, match=r"did you mean rl.method.roc.rule\?"):
         plot_ablation(runs, "rl.rok")
 
 
 def test_figures_are_saved_as_csv_and_offline_html(runs, tmp_path):
-    figure = plot_curves(runs, ["pass1"], by="rl.roc")
+    figure = plot_curves(runs, ["pass1"], by="rl.method.roc.rule")
     saved = pd.read_csv(figure.save(tmp_path / "f.csv"))
     assert len(saved) == len(figure.frame) == 8
     html = figure.save(tmp_path / "f.html").read_text()
@@ -141,7 +141,7 @@ def test_figures_are_saved_as_csv_and_offline_html(runs, tmp_path):
 
 @pytest.mark.slow
 def test_figures_are_saved_as_png(runs, tmp_path):
-    path = plot_curves(runs, ["pass1"], by="rl.roc").save(tmp_path / "f.png")
+    path = plot_curves(runs, ["pass1"], by="rl.method.roc.rule").save(tmp_path / "f.png")
     assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 10_000
 
 

@@ -52,7 +52,7 @@ def test_wrong_input_is_named():
     with pytest.raises(RunStoreError, match="'papr' is unknown"):
         counterfactual(RUN, 2, ["papr"])
     with pytest.raises(RecipeError, match=r"clip_hihg: unknown key"):
-        counterfactual(RUN, 2, [{"clip_hihg": 0.3}])
+        counterfactual(RUN, 2, [{"method.clip_hihg": 0.3}])
     with pytest.raises(RunStoreError, match="no trajectories of step 99"):
         counterfactual(RUN, 99, ["random"])
 
@@ -62,7 +62,13 @@ async def run_with_checkpoints(tmp_path):
     problems = {"one": [problem(f"p{number}", 0.5) for number in range(4)]}
     stages = [{"name": "one", "steps": 3}]
     _, folder = await train(
-        tmp_path / "runs", stages, problems, oversample=2, token_arrays="all", problems_per_step=4, keep_checkpoints=5
+        tmp_path / "runs",
+        stages,
+        problems,
+        method={"roc": {"oversample": 2}},
+        token_arrays="all",
+        problems_per_step=4,
+        keep_checkpoints=5,
     )
     return folder
 
@@ -71,9 +77,9 @@ async def test_the_gradient_is_that_of_the_actual_update(run_with_checkpoints):
     rules = [
         "paper rule",
         "random",
-        {"aggregation": "seq-mean-token-mean"},
-        {"variant": "cispo"},
-        {"normalise_std": False},
+        {"method.aggregation": "seq-mean-token-mean"},
+        {"method.loss": "cispo"},
+        {"method.normalise_std": False},
     ]
     result = counterfactual(run_with_checkpoints, 3, rules)
     summary = result.summary.set_index("rule")
@@ -83,8 +89,8 @@ async def test_the_gradient_is_that_of_the_actual_update(run_with_checkpoints):
     assert summary.loss["as trained"] == pytest.approx(trained["loss"], abs=1e-4)
     assert summary.gradient_cosine["paper rule"] == pytest.approx(1, abs=1e-5)
     # With a ratio of 1, the gradients of grpo and cispo are equal.
-    assert summary.gradient_cosine["variant=cispo"] == pytest.approx(1, abs=1e-4)
-    assert 0 < summary.gradient_cosine["aggregation=seq-mean-token-mean"] < 0.9999
+    assert summary.gradient_cosine["method.loss=cispo"] == pytest.approx(1, abs=1e-4)
+    assert 0 < summary.gradient_cosine["method.aggregation=seq-mean-token-mean"] < 0.9999
     assert not math.isnan(summary.gradient_cosine["random"]) and summary.gradient_cosine["random"] < 0.9999
     assert {"gradient cosine to the trained batch"} <= {note.text for note in result.figure.layout.annotations}
 
@@ -96,7 +102,7 @@ async def test_rollouts_without_token_arrays_have_no_gradient(tmp_path):
         tmp_path / "runs",
         [{"name": "one", "steps": 2}],
         problems,
-        oversample=2,
+        method={"roc": {"oversample": 2}},
         token_arrays="kept",
         problems_per_step=4,
     )

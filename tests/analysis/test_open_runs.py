@@ -30,7 +30,7 @@ def runs(folder):
 def test_four_levels_with_ids_that_join(runs):
     table, steps, trajectories, calls = runs.runs(), runs.steps(), runs.trajectories(), runs.calls()
     assert list(table.run_id) == ["run0", "run1"]
-    assert table["recipe.rl.roc"].tolist() == ["paper", "paper"]
+    assert table["recipe.rl.method.roc.rule"].tolist() == ["paper", "paper"]
     assert len(steps) == 8 and len(trajectories) == 256 == table.trajectories.sum()
     assert trajectories.traj_id.is_unique
     assert set(calls.traj_id) <= set(trajectories.traj_id)

@@ -16,11 +16,16 @@ from helpers.notebooks import NOTEBOOKS, SMALL
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 WIDTHS = (1920, 1400, 900)
-STAGES = {"stages.one.steps": 1, "stages.two.steps": 1, "stages.three.steps": 1, "stages.three.max_response_tokens": 64}
+STAGES = {
+    "stages.one.steps": 1,
+    "stages.two.steps": 1,
+    "stages.three.steps": 1,
+    "stages.three.limits.max_response_tokens": 64,
+}
 # Notebooks that are not here run with their defaults.
 PARAMETERS: dict[str, dict[str, Any]] = {
     "06_ablation": {
-        "arms": {"GRPO": {"rl.roc": "none"}, "RoC (paper)": {"rl.roc": "paper"}},
+        "arms": {"GRPO": {"rl.method.roc.rule": "none"}, "RoC (paper)": {"rl.method.roc.rule": "paper"}},
         "seeds": [0, 1],
         "steps": 2,
         "overrides": SMALL | {"evaluate.every": 1, "evaluate.sets.held_out.synthetic.count": 8},

@@ -55,7 +55,12 @@ def make_run(
 ) -> Path:
     """Write a run of `steps` steps in two stages. With `roc="none"` all rollouts are kept and errors fall more slowly."""
     rng = np.random.default_rng(seed)
-    recipe = {"model": "tiny", "label": label, "seed": seed, "rl": {"roc": roc, "group_size": size // 2}}
+    recipe = {
+        "model": "tiny",
+        "label": label,
+        "seed": seed,
+        "rl": {"method": {"roc": {"rule": roc}}, "group_size": size // 2},
+    }
     with RunWriter.open(runs_dir, run_id, kind="train", recipe=recipe, seed=seed) as writer:
         writer.write_vocabulary(VOCABULARY)
         for step in range(1, steps + 1):

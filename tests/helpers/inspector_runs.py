@@ -87,7 +87,9 @@ def write_steps(
     """
     rng = np.random.default_rng(seed)
     vocabulary: dict[str, int] = {}
-    with RunWriter.open(folder, run_id, kind="train", recipe={"rl": {"roc": "paper"}}, seed=seed) as writer:
+    with RunWriter.open(
+        folder, run_id, kind="train", recipe={"rl": {"method": {"roc": {"rule": "paper"}}}}, seed=seed
+    ) as writer:
         for step in range(1, steps + 1):
             trajectories, calls, transcripts = [], [], []
             for problem in range(problems):

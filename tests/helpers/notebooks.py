@@ -14,7 +14,7 @@ SMALL = {
     "sft.problems.synthetic.count": 400,
     "rl.problems_per_step": 4,
     "rl.group_size": 4,
-    "rl.max_response_tokens": 64,
+    "rl.limits.max_response_tokens": 64,
     "evaluate.max_response_tokens": 64,
     "engine.kind": "transformers",  # vLLM takes longer to start than the rest of the test
     "processes": 1,

@@ -18,17 +18,29 @@ RECIPE = {
     "name": "scored",
     "model": "model",
     "rl": {
-        "problems_per_step": 3, "group_size": 4, "max_response_tokens": 40, "max_turns": 2, "lr": 1e-3, "warmup_steps": 2,
-        "mini_batches": 2, "rollout": "lockstep", "token_arrays": "all", "checkpoint_every": 2,
+        "problems_per_step": 3,
+        "group_size": 4,
+        "limits": {"max_response_tokens": 40, "max_turns": 2},
+        "lr": 1e-3,
+        "warmup_steps": 2,
+        "mini_batches": 2,
+        "schedule": {"lockstep": True},
+        "token_arrays": "all",
+        "checkpoint_every": 2,
         "reward": "helpers.scored_run:score",
     },
     "stages": [
         {"name": "one", "problems": {"synthetic": {"count": 10, "levels": [1]}}, "steps": 3},
-        {"name": "two", "problems": {"synthetic": {"count": 10, "levels": [2]}}, "steps": 2, "max_response_tokens": 50},
+        {
+            "name": "two",
+            "problems": {"synthetic": {"count": 10, "levels": [2]}},
+            "steps": 2,
+            "limits": {"max_response_tokens": 50},
+        },
     ],
-    "engine": {"dtype": "float32", "count": 1, "kv_cache_gb": 0.1, "max_batch": 32},
+    "engine": {"dtype": "float32", "count": 1, "kv_cache_gb": 0.1, "max_num_seqs": 32},
     "sandbox": {"workers": 1},
-}  # fmt: skip
+}
 
 
 def score(text: str, answer: str) -> float:

@@ -20,15 +20,22 @@ from rstar_lab.rl.models.model import build_tiny, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.section import merged
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.writer import RunWriter
 
 TOKENIZER = train_tokenizer(["chance 0.5, answer 7</reason><answer>\\boxed{7}</answer>"], 300)
 RL = {
-    "problems_per_step": 2, "group_size": 4, "oversample": 1, "max_response_tokens": 120, "max_turns": 2, "lr": 1e-3,
-    "warmup_steps": 0, "rollout": "lockstep", "checkpoint_every": 1,
-}  # fmt: skip
+    "problems_per_step": 2,
+    "group_size": 4,
+    "method": {"roc": {"oversample": 1}},
+    "limits": {"max_response_tokens": 120, "max_turns": 2},
+    "lr": 1e-3,
+    "warmup_steps": 0,
+    "schedule": {"lockstep": True},
+    "checkpoint_every": 1,
+}
 
 
 class Player(ScriptedEngine):
@@ -68,7 +75,7 @@ def right(text: str, answer: str) -> float:
 def recipe_of(stages: list[dict[str, Any]], **rl: Any):
     stages = [{"problems": {"synthetic": {"count": 1}}, **stage} for stage in stages]
     return parse_recipe(
-        {"name": "s", "model": "tiny", "rl": RL | rl, "stages": stages, "engine": {"mismatch_limit": 1e9}}
+        {"name": "s", "model": "tiny", "rl": merged(RL, rl), "stages": stages, "engine": {"mismatch_limit": 1e9}}
     )
 
 

@@ -21,7 +21,7 @@ def controller(runs):
 
 @pytest.mark.slow
 def test_a_grid_outlives_its_caller_and_runs_each_arm_once(tmp_path):
-    arms = {"plain": {}, "no RoC": {"rl.oversample": 1}}
+    arms = {"plain": {}, "no RoC": {"rl.method.roc.oversample": 1}}
     grid = submit_grid("tiny_fast", arms, [0], runs_dir=tmp_path, overrides=SMALL, name="small", concurrency=2)
     with pytest.raises(UserError, match="already running"):
         submit_grid("tiny_fast", arms, [0], runs_dir=tmp_path, overrides=SMALL, name="small")

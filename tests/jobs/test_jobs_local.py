@@ -186,12 +186,23 @@ def test_submit_runs_the_recipe_with_its_overrides(tmp_path, monkeypatch):
     """The command is the public command line, so that a notebook and a terminal start the same run."""
     seen = {}
     monkeypatch.setattr(Local, "start", lambda self, folder, spec: seen.setdefault("spec", spec) and {})
-    job = submit("tiny", "laptop", {"rl.lr": 1e-4, "rl.roc": "none"}, runs_dir=tmp_path, name="trial", preflight=False)
+    job = submit(
+        "tiny",
+        "laptop",
+        {"rl.lr": 1e-4, "rl.method.roc.rule": "none"},
+        runs_dir=tmp_path,
+        name="trial",
+        preflight=False,
+    )
     command = seen["spec"].command
     assert command[1:4] == ["-m", "rstar_lab.cli", "run"]
-    assert command[5:9] == ["--set", "rl.lr=0.0001", "--set", "rl.roc=none"]
+    assert command[5:9] == ["--set", "rl.lr=0.0001", "--set", "rl.method.roc.rule=none"]
     assert job.id.startswith("trial-")
-    assert attach(job.id, runs_dir=tmp_path).spec.overrides == {"rl.lr": 1e-4, "rl.roc": "none", "name": "trial"}
+    assert attach(job.id, runs_dir=tmp_path).spec.overrides == {
+        "rl.lr": 1e-4,
+        "rl.method.roc.rule": "none",
+        "name": "trial",
+    }
 
 
 @pytest.mark.slow

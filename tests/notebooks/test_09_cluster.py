@@ -12,7 +12,7 @@ def test_notebook_09_submits_watches_and_stops_jobs_on_ray(tmp_path):
     from benchmarks.verl_parity import prepare
 
     recipe = prepare(tmp_path / "recipe", steps=1, problems_per_step=2, group_size=2)
-    overrides = {"engine.kind": "transformers", "rl.max_response_tokens": 32, "rl.max_turns": 2, "evaluate.sets": {}}
+    overrides = {"engine.kind": "transformers", "rl.limits.max_response_tokens": 32, "rl.limits.max_turns": 2, "evaluate.sets": {}}
     parameters = {
         "recipe": str(recipe),
         "overrides": overrides,

@@ -11,7 +11,7 @@ SMALL = {
     "sft.batch_size": 20,
     "rl.problems_per_step": 2,
     "rl.group_size": 2,
-    "rl.max_response_tokens": 80,
+    "rl.limits.max_response_tokens": 80,
     "engine.kind": "transformers",
 }
 

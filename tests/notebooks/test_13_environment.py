@@ -9,7 +9,7 @@ SMALL = {
     "sft.batch_size": 20,
     "rl.problems_per_step": 2,
     "rl.group_size": 2,
-    "rl.max_response_tokens": 120,
+    "rl.limits.max_response_tokens": 120,
     "engine.kind": "transformers",
 }
 

@@ -24,7 +24,7 @@ def test_quickstart_shows_the_results_of_the_golden_runs(tmp_path):
 def ablation(tmp_path_factory):
     """Run a grid of two arms as jobs, which share one SFT."""
     folder = tmp_path_factory.mktemp("ablation")
-    arms = {"GRPO": {"rl.roc": "none"}, "RoC (paper)": {"rl.roc": "paper"}}
+    arms = {"GRPO": {"rl.method.roc.rule": "none"}, "RoC (paper)": {"rl.method.roc.rule": "paper"}}
     parameters = {
         "runs_dir": str(folder / "runs"),
         "recipe": "tiny",
@@ -74,7 +74,7 @@ def three_stage_recipe(tmp_path_factory):
         "stages.one.steps": 1,
         "stages.two.steps": 1,
         "stages.three.steps": 1,
-        "stages.three.max_response_tokens": 64,
+        "stages.three.limits.max_response_tokens": 64,
         "stages.three.problems.synthetic.count": 6,
         "evaluate.sets.easy.synthetic.count": 4,
         "evaluate.sets.hard.synthetic.count": 4,

@@ -21,7 +21,7 @@ SETTINGS = {
     "evaluate.samples": 2,
     "evaluate.max_turns": 3,
     "evaluate.max_response_tokens": 60,
-    "rl.rollout": "lockstep",
+    "rl.schedule.lockstep": True,
 }
 
 
@@ -52,7 +52,7 @@ async def test_a_repeated_evaluation_is_not_sampled_again_unless_settings_differ
     second = await evaluate()
     assert second == first and metrics.stat().st_mtime_ns == written
 
-    changed = await evaluate(**{"rl.max_tool_chars": 1000})
+    changed = await evaluate(**{"rl.limits.max_tool_chars": 1000})
     assert changed["run"] != first["run"] and len(rewards(changed["run"])) == 6
 
     forced = await evaluate(force=True)
@@ -107,7 +107,7 @@ async def test_an_environment_is_evaluated_and_shown_in_the_inspector(memorized_
     (tmp_path / "quiz.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    settings = SETTINGS | {"evaluate.max_response_tokens": 4, "rl.tools": [], "rl.rollout": "async"}
+    settings = SETTINGS | {"evaluate.max_response_tokens": 4, "rl.tools": [], "rl.schedule.lockstep": False}
 
     def start(environment):
         recipe = load_recipe("evaluate", settings)

@@ -33,7 +33,7 @@ TRAJECTORY = "base-rl/1/0"
 
 async def write_run(folder, engine, tokenizer, tools=("python",), limit=300):
     """Store one rollout of `engine` as step 1 of a run."""
-    rl = {"tools": list(tools), "max_response_tokens": limit, "max_turns": 4, "temperature": 0.2}
+    rl = {"tools": list(tools), "limits": {"max_response_tokens": limit, "max_turns": 4}, "temperature": 0.2}
     stages = [{"name": "rl", "steps": 1, "problems": {"synthetic": {"count": 1}}}]
     recipe = parse_recipe({"name": "base", "model": "tiny", "rl": rl, "stages": stages})
     async with LocalSandbox() as sandbox:

@@ -22,11 +22,11 @@ BASE = evaluation_identity(load_recipe("evaluate"), PROBLEMS, "weights", 16)
     ("key", "value", "part"),
     [
         ("rl.tools", ["python", "jupyter"], "tools"),
-        ("rl.prompt_format", "released", "prompt"),
-        ("rl.max_tool_chars", 100, "tool_limits"),
-        ("rl.max_calls_per_turn", 1, "tool_limits"),
-        ("rl.tool_truncate_side", "left", "tool_limits"),
-        ("rl.tool_timeout_s", 5.0, "tool_limits"),
+        ("rl.prompt.format", "released", "prompt"),
+        ("rl.limits.max_tool_chars", 100, "tool_limits"),
+        ("rl.limits.max_calls_per_turn", 1, "tool_limits"),
+        ("rl.limits.tool_truncate_side", "left", "tool_limits"),
+        ("rl.limits.tool_timeout_s", 5.0, "tool_limits"),
         ("rl.answer", "boxed", "reward"),
         ("rl.reward", "my_identity_reward:score", "reward"),
         ("sandbox.url", "http://localhost:1", "sandbox"),
@@ -39,7 +39,7 @@ BASE = evaluation_identity(load_recipe("evaluate"), PROBLEMS, "weights", 16)
         ("evaluate.max_turns", 2, "sampling"),
         ("evaluate.max_response_tokens", 100, "sampling"),
         ("seed", 7, "sampling"),
-        ("rl.rollout", "lockstep", "sampling"),
+        ("rl.schedule.lockstep", True, "sampling"),
         ("engine.kind", "transformers", "engine"),
         ("engine.dtype", "float32", "engine"),
     ],
@@ -88,7 +88,7 @@ def test_code_and_versions_of_the_graders_change_the_identity(monkeypatch, tmp_p
 
 
 def test_settings_that_cannot_change_the_numbers_keep_the_identity():
-    for key, value in (("engine.max_batch", 3), ("sandbox.workers", 2), ("rl.lr", 1e-3), ("label", "x")):
+    for key, value in (("engine.max_num_seqs", 3), ("sandbox.workers", 2), ("rl.lr", 1e-3), ("label", "x")):
         recipe = load_recipe("evaluate", {key: value})
         assert identity_digest(evaluation_identity(recipe, PROBLEMS, "weights", 16)) == identity_digest(BASE)
 
@@ -110,7 +110,7 @@ def test_new_weights_in_the_same_folder_change_the_model_hash(tmp_path):
     [
         ({"rl.reward": "edited:own"}, "def own(text, answer): return 1.0", "reward"),
         (
-            {"rl.prompt_format": "model", "rl.chat_template": "edited:own"},
+            {"rl.prompt.format": "model", "rl.prompt.chat_template": "edited:own"},
             "def own(messages, tools, start): ...",
             "prompt",
         ),

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl import methods
 from rstar_lab.rl import recipe as recipe_package
-from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides
+from rstar_lab.rl.methods import Echo, Maxrl, VoidTurns
+from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides, parse_recipe
 from rstar_lab.rl.recipe import RecipeError, RlSection, Section, Stage
 from rstar_lab.rl.recipe.keys import with_key_tables
 from rstar_lab.rl.session import read_stage_problems
@@ -27,11 +29,11 @@ def test_shipped_recipes_load_by_path_and_by_name(path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rl.clip_lo=0.1", "rl.clip_lo: unknown key; did you mean clip_low"),
+        ("rl.clip_lo=0.1", "rl.clip_lo: unknown key; did you mean method.clip_low"),
         ("stages.0.step=3", "stages.0.step: unknown key; did you mean steps"),
         ("enginee.count=1", "enginee: unknown key; did you mean engine"),
         ("rl.lr=fast", "rl.lr: .*number"),
-        ("rl.roc=papper", "rl.roc: .*'paper'"),
+        ("rl.method.roc.rule=papper", "rl.method.roc.rule: .*'paper'"),
         ("stages.0.lr=fast", "lr: .*number"),
         ("stages.nine.lr=1", "there is no item nine; choose from rl"),
         ("rl.lr=nan", "rl.lr: .*finite number"),
@@ -86,16 +88,65 @@ def test_recipe_file_names_may_hold_spaces_and_umlauts(tmp_path, file, name):
 
 
 def test_stage_keys_override_rl_keys_for_that_stage_only():
-    recipe = load_recipe("tiny", parse_overrides(["stages.0.lr=1e-5", "rl.clip_high=0.3"]))
+    recipe = load_recipe("tiny", parse_overrides(["stages.0.lr=1e-5", "rl.method.clip_high=0.3"]))
     settings = recipe.settings(recipe.stages[0])
-    assert (settings.lr, settings.clip_high) == (1e-5, 0.3)
+    assert (settings.lr, settings.method.clip_high) == (1e-5, 0.3)
     assert recipe.rl.lr != 1e-5
-    Stage(name="x", problems={"synthetic": {"count": 1}}, steps=1, max_turns=3)
+    Stage(name="x", problems={"synthetic": {"count": 1}}, steps=1, limits={"max_turns": 3})
+
+
+def test_set_reaches_the_keys_of_sections_and_of_added_methods():
+    pairs = ["rl.method.roc.rule=random", "rl.method.add=[{type: echo, weight: 0.1}, {type: void_turns}]"]
+    rl = load_recipe("tiny", parse_overrides([*pairs, "rl.method.add.echo.weight=0.2"])).rl
+    assert (rl.method.roc.rule, rl.method.roc.oversample) == ("random", 2)
+    assert rl.method.add == (Echo(weight=0.2), VoidTurns())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rl.method.type=maxlr", "rl.method.type: 'maxlr' is not one of grpo, maxrl, otb or a module:function; did you mean maxrl"),
+        ("rl.method={type: maxrl, normalise_std: true}", "rl.method.normalise_std: not a key of type: maxrl; it belongs to grpo"),
+        ("rl.method={type: maxrl, clip_lo: 1}", "rl.method.clip_lo: unknown key of type: maxrl; did you mean clip_low"),
+        ("rl.method.add=[{type: eco}]", r"rl.method.add.0.type: 'eco' is not one of echo, .*; did you mean echo"),
+        ("rl.method.add=[{type: echo, wieght: 1}]", r"rl.method.add.0.wieght: unknown key of type: echo; did you mean weight"),
+        ("rl.method.add=[{type: echo, weight: 1, tokens: 2}]", r"add.0.tokens: not a key of type: echo; it belongs to overlong_buffer"),
+        ("rl.schedule.type=async", "rl.schedule.lockstep: not a key of type: async; it belongs to sync"),
+        ("rl.limits.max_turn=3", "rl.limits.max_turn: unknown key; did you mean max_turns"),
+        ("rl.prompt={format: paper, template_options: {a: 1}}", "rl.prompt.template_options: not a key of format: paper"),
+        ("stages.0.limits.max_turns=none", "stages.rl.limits.max_turns: .*integer"),
+        ("stages.0.limits.max_turn=1", "stages.rl.limits.max_turn: unknown key; did you mean max_turns"),
+    ],
+)  # fmt: skip
+def test_errors_in_a_typed_section_name_key_and_type(override, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("tiny", parse_overrides([override]))
+
+
+def test_a_stage_changes_single_keys_and_another_type_replaces_a_section():
+    stages = [
+        {"limits": {"max_turns": 3}, "method": {"roc": {"rule": "random"}}},
+        {"method": {"type": "maxrl"}, "correction": {"type": "geo_mask"}, "schedule": {"type": "async"}},
+    ]
+    problems = {"synthetic": {"count": 1}}
+    stages = [{"name": str(i), "steps": 1, "problems": problems} | stage for i, stage in enumerate(stages)]
+    rl = {
+        "limits": {"max_response_tokens": 99, "max_turns": 5}, "method": {"clip_low": 0.1, "roc": {"oversample": 3}},
+        "correction": {"type": "tis", "bounds": [0, 9]}, "schedule": {"lockstep": True},
+    }  # fmt: skip
+    recipe = parse_recipe({"name": "r", "model": "tiny", "rl": rl, "stages": stages})
+    first, second = map(recipe.settings, recipe.stages)
+    assert (first.limits.max_response_tokens, first.limits.max_turns) == (99, 3)
+    assert (first.method.clip_low, first.method.roc.oversample, first.method.roc.rule) == (0.1, 3, "random")
+    assert first.correction == recipe.rl.correction
+    assert second.method == Maxrl() and second.limits == recipe.rl.limits
+    assert second.resolved_correction == ("geo_mask", (0.999, 1.001))
+    assert second.schedule.type == "async"
 
 
 SECTIONS = [
     item
-    for item in vars(recipe_package).values()
+    for item in (*vars(recipe_package).values(), *vars(methods).values())
     if isinstance(item, type) and issubclass(item, Section) and item is not Section
 ]
 
@@ -146,6 +197,12 @@ def test_key_tables_in_docs_are_current():
 
 def test_rl_defaults_are_those_of_the_paper():
     rl = RlSection()
-    assert (rl.problems_per_step, rl.group_size, rl.oversample) == (512, 16, 2)
-    assert (rl.clip_low, rl.clip_high, rl.lr, rl.warmup_steps, rl.temperature) == (0.2, 0.28, 1e-6, 20, 1.0)
-    assert (rl.roc, rl.max_turns) == ("paper", 10)
+    assert (rl.problems_per_step, rl.group_size, rl.method.roc.oversample) == (512, 16, 2)
+    assert (rl.method.clip_low, rl.method.clip_high, rl.lr, rl.warmup_steps, rl.temperature) == (
+        0.2,
+        0.28,
+        1e-6,
+        20,
+        1.0,
+    )
+    assert (rl.method.roc.rule, rl.limits.max_turns) == ("paper", 10)

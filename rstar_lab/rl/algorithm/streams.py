@@ -4,7 +4,7 @@ The loss of a step has three terms, each with its own normaliser:
 
 | term | stream | normaliser |
 |---|---|---|
-| policy loss | `advantage_T`, `loss_weight_T` | that of `rl.aggregation` over the tokens with a weight |
+| policy loss | `advantage_T`, `loss_weight_T` | that of `rl.method.aggregation` over the tokens with a weight |
 | cross-entropy | `ce_weight_T` | number of tokens with a weight |
 | KL to another model | `reference_log_prob_T` | as the policy loss |
 

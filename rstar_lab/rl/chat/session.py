@@ -53,7 +53,7 @@ class ChatOptions:
     """Sampling and limits of a chat.
 
     max_tokens: limit of one reply, including tool responses; None: 30,000, or the rest of the context if that is less.
-    seed: None: the time. tools: names as in the recipe key rl.tools. prompt_format: as the recipe key rl.prompt_format;
+    seed: None: the time. tools: names as in the recipe key rl.tools. prompt_format: as the recipe key rl.prompt.format;
     `released` requires a model that is called with token ids.
     """
 

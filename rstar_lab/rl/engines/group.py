@@ -138,8 +138,8 @@ class EngineGroup:
     ) -> Callable[[int, PlannedRollout], EngineSlot]:
         """Return a function that gives each rollout its engine slot, for `run_rollouts`.
 
-        rollouts: all rollouts of the step. mode: recipe key `rl.rollout`. max_response_tokens: of the longest rollout;
-        None: `max_tokens`.
+        rollouts: all rollouts of the step. mode: lockstep (recipe key `rl.schedule.lockstep`) or async. max_response_tokens: of the
+        longest rollout; None: `max_tokens`.
         """
         if mode == "lockstep":
             working = [engine for engine in self.engines if not is_lost(engine)] or self.engines
@@ -219,13 +219,13 @@ def engine_options(section: EngineSection, model_dir: Path, max_tokens: int, see
     options: dict[str, Any] = {
         "dtype": section.dtype,
         "max_model_len": max_tokens,
-        "max_num_seqs": section.max_batch,
+        "max_num_seqs": section.max_num_seqs,
         "skip_tokenizer_init": True,
         "logprobs_mode": "processed_logprobs",
         "seed": seed,
     }
     if torch.cuda.is_available():
-        return options | {"gpu_memory_utilization": section.memory_share}
+        return options | {"gpu_memory_utilization": section.gpu_memory_utilization}
     # A seeded request draws a random number in each step of a chunked prefill, and vLLM cannot undo the draw on a CPU. Without
     # chunked prefill the tokens depend on the seed only.
     options |= {
@@ -247,10 +247,10 @@ def spawn_engines(section: EngineSection, work_dir: Path) -> list[AnyEngine]:
     """Create the engines of a recipe and start their processes, which import vLLM while the caller prepares the model."""
     work_dir.mkdir(parents=True, exist_ok=True)
     if section.kind == "transformers":
-        return [HfEngine(max_batch=section.max_batch)]
+        return [HfEngine(max_batch=section.max_num_seqs)]
     if section.kind == "server":
         return [
-            ServerEngine(url, stall_s=section.stall_s, deadline_s=section.deadline_s, connections=section.max_batch)
+            ServerEngine(url, stall_s=section.stall_s, deadline_s=section.deadline_s, connections=section.max_num_seqs)
             for url in section.urls
         ]
     gpus = engine_gpus()
@@ -289,7 +289,7 @@ async def open_engines(
     engines = spawned or spawn_engines(section, work_dir)
     options = {} if section.kind == "server" else engine_options(section, model_dir, max_tokens, seed)
     limit = section.resolved_mismatch_limit
-    group = EngineGroup(engines, work_dir, section.max_batch, limit, section.scheduler, max_tokens, section.dtype)
+    group = EngineGroup(engines, work_dir, section.max_num_seqs, limit, section.scheduler, max_tokens, section.dtype)
     try:
         await asyncio.gather(*(engine.start(model_dir, options) for engine in engines))
         servers = [engine for engine in engines if isinstance(engine, ServerEngine)]

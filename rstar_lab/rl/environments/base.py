@@ -53,7 +53,7 @@ class Environment(Protocol):
     """A task with state. Each rollout has its own instance, which is created without arguments.
 
     Inherit from this class and override what the task needs; `reset` is required. Methods may also be plain functions, which
-    run in a thread. Each call has the time limit `rl.tool_timeout_s`. If a method raises, exceeds the limit or returns another
+    run in a thread. Each call has the time limit `rl.limits.tool_timeout_s`. If a method raises, exceeds the limit or returns another
     type, the rollout ends with the stop reason `environment_error`; such rollouts are stored but not trained on.
     """
 

@@ -13,7 +13,7 @@ from rstar_lab.rl.tools.base import Tool
 def load_environments(rl: RlSection) -> dict[str, EnvironmentClass]:
     """Return the user's environments of a recipe, by name. Raises UserError."""
     return {
-        entry.name: load_environment(entry.name, entry.environment, rl.tool_timeout_s)
+        entry.name: load_environment(entry.name, entry.environment, rl.limits.tool_timeout_s)
         for entry in rl.environments
         if entry.environment is not None
     }

@@ -1,6 +1,6 @@
 """Keys that all methods share: the policy loss of a step and the methods that are added to it."""
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field, field_validator
 
@@ -16,6 +16,7 @@ from rstar_lab.rl.methods.tool_budget import ToolBudget
 from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.section import ByType, Function, Section
 
+Added = TypeVar("Added", bound=Section)
 Addition = Annotated[
     Echo | Opd | Sdpo | OverlongBuffer | ToolBudget | VoidTurns | ControlTokens | Branching, ByType(required=True)
 ]  # fmt: skip
@@ -41,6 +42,10 @@ class Method(Section):
     """Coefficient of the KL divergence (k3 estimator) to the model at the start of the stage. Default: 0 (paper)."""
     add: tuple[Addition, ...] = ()
     """Methods that are added, each a mapping with a `type`, such as `[{type: echo, weight: 0.1}]`. Default: none (paper)."""
+
+    def added(self, kind: type[Added]) -> Added | None:
+        """Return the entry of `add` of a class, or None."""
+        return next((addition for addition in self.add if isinstance(addition, kind)), None)
 
     @field_validator("add")
     @classmethod

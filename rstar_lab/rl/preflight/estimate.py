@@ -62,8 +62,11 @@ def served_tokens(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
     """Return the longest sequence (prompt and response) that the engine is started for, as the trainers start it."""
     evaluated = recipe.evaluate.max_response_tokens
     if profile.trainer == "verl":
-        return LONGEST_PROMPT_TOKENS + max(rl.max_response_tokens, evaluated if recipe.evaluate.sets else 0)
-    responses = [rl.max_response_tokens, *(recipe.settings(stage).max_response_tokens for stage in recipe.stages)]
+        return LONGEST_PROMPT_TOKENS + max(rl.limits.max_response_tokens, evaluated if recipe.evaluate.sets else 0)
+    responses = [
+        rl.limits.max_response_tokens,
+        *(recipe.settings(stage).limits.max_response_tokens for stage in recipe.stages),
+    ]
     longest = LONGEST_PROMPT_TOKENS + max(*responses, evaluated)
     return min(longest, model.positions or longest)
 
@@ -82,12 +85,12 @@ def _activations(model: Architecture, tokens: int) -> float:
 
 def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
     """One GPU holds the training state, one micro-batch and the engine at the same time. Engine = recipe's
-    engine.memory_share x HBM; micro-batch = rl.micro_batch_tokens, at least the longest sequence; without gradient
+    engine.gpu_memory_utilization x HBM; micro-batch = rl.micro_batch_tokens, at least the longest sequence; without gradient
     checkpointing activations are 34 bytes x hidden x layers per token. A KL reference adds its weights. With rl.lora
     the base is held in bf16, and gradients and optimizer states exist for the adapters only.
     """
     hbm = profile.hardware.hbm_gb
-    longest = LONGEST_PROMPT_TOKENS + rl.max_response_tokens
+    longest = LONGEST_PROMPT_TOKENS + rl.limits.max_response_tokens
     tokens = max(rl.micro_batch_tokens, longest)
     state = STATE_BYTES * model.parameters
     if rl.lora is not None:
@@ -96,9 +99,9 @@ def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
         _activations(model, tokens) if rl.gradient_checkpointing else tokens * model.hidden * 34 * model.layers
     )
     logits = min(tokens * model.vocabulary, LOCAL_LOGITS) * 12  # bf16 out, fp32 log-softmax and its gradient
-    reference = 4 * model.parameters if rl.kl_coefficient > 0 else 0
+    reference = 4 * model.parameters if rl.method.kl_coefficient > 0 else 0
     weights = 2 * model.parameters
-    engine = recipe.engine.memory_share * hbm * GB
+    engine = recipe.engine.gpu_memory_utilization * hbm * GB
     kv = (engine - weights - 2 * GB) / model.kv_bytes(profile.engine.kv_cache_dtype_bytes)
     training = state + activations + logits + reference
     served = served_tokens(model, recipe, rl, profile)
@@ -131,7 +134,7 @@ def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Pr
     KV tokens of a replica = (share x HBM x tensor parallel - weights) / KV bytes per token.
     """
     hardware, engine, parallel = profile.hardware, profile.engine, profile.parallelism
-    longest = LONGEST_PROMPT_TOKENS + rl.max_response_tokens
+    longest = LONGEST_PROMPT_TOKENS + rl.limits.max_response_tokens
     weights = 2 * model.parameters / GB
     state = STATE_BYTES * model.parameters / shard_size(profile) / GB
     layer = 2 * (model.parameters / model.layers) * 2 / GB
@@ -206,7 +209,7 @@ def exposed_communication(
     gather = 2 * model.parameters * (shards - 1) / shards / rate
     reduce = 4 * model.parameters * (shards - 1) / shards / rate
     kept = rl.problems_per_step * rl.group_size
-    tokens = kept * (PROMPT_TOKENS + MEAN_RESPONSE_SHARE * rl.max_response_tokens)
+    tokens = kept * (PROMPT_TOKENS + MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens)
     per_rank = tokens * profile.parallelism.sequence_parallel / hardware.gpus
     micro_batches = max(
         rl.mini_batches, -(-per_rank // (profile.parallelism.tokens_per_gpu * profile.parallelism.sequence_parallel))
@@ -221,7 +224,7 @@ def exposed_communication(
 def decode_seconds(model: Architecture, rl: RlSection, profile: Profile) -> Callable[[float], float]:
     """Return a function: sequences in the batch of a replica -> seconds for one more token of each (t(B) in FORMULA)."""
     hardware, engine, measured = profile.hardware, profile.engine, profile.measured
-    context = PROMPT_TOKENS + MEAN_RESPONSE_SHARE * rl.max_response_tokens / 2
+    context = PROMPT_TOKENS + MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens / 2
     bandwidth = hardware.hbm_tb_per_s * 1e12 * engine.tensor_parallel * measured.decode_bandwidth_share
     flops = hardware.bf16_tflops * 1e12 * engine.tensor_parallel * measured.prefill_mfu
 
@@ -243,7 +246,7 @@ def decode_seconds(model: Architecture, rl: RlSection, profile: Profile) -> Call
 
 def replica_batch(model: Architecture, recipe: Recipe | None, rl: RlSection, profile: Profile) -> float:
     """Return the sequences that a replica can run together: its limit, and the room in its KV cache."""
-    response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
+    response = MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
     room = memory(model, recipe or Recipe(model="-"), rl, profile).kv_tokens / (PROMPT_TOKENS + response)
     return max(1.0, min(profile.engine.max_sequences, room))
 
@@ -252,8 +255,8 @@ def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Reci
     """Estimate one step of a stage by FORMULA. recipe: read for the engine's memory, which limits its batch."""
     hardware, engine, measured = profile.hardware, profile.engine, profile.measured
     kept = rl.problems_per_step * rl.group_size
-    rollouts = kept * (1 if rl.roc == "none" else rl.oversample)
-    response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
+    rollouts = kept * (1 if rl.method.roc.rule == "none" else rl.method.roc.oversample)
+    response = MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
     replicas = max(1, hardware.gpus // engine.tensor_parallel)
     flops = hardware.bf16_tflops * 1e12
     decode_step = decode_seconds(model, rl, profile)
@@ -266,7 +269,7 @@ def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Reci
     exposed_old = exposed_old if old else 0.0
     return StepTime(
         generation=per_replica * response * decode_step(batch) / batch,
-        tail=(rl.max_response_tokens - response) * decode_step(4),
+        tail=(rl.limits.max_response_tokens - response) * decode_step(4),
         old_log_probs=old + exposed_old,
         update=4 * forward + exposed_update,
         weights=2 * model.parameters / (measured.weight_sync_gb_per_s * GB),
@@ -296,13 +299,14 @@ def disk_bytes(model: Architecture, recipe: Recipe, trainer: str = "verl") -> tu
     for stage in recipe.stages:
         rl = recipe.settings(stage)
         checkpoints = max(checkpoints, (rl.keep_checkpoints + 1) * checkpoint_bytes(model, rl, trainer))
-        rollouts = rl.problems_per_step * rl.group_size * rl.oversample
-        share = {"all": 1.0, "kept": 1 / rl.oversample, "sampled": 1 / (rl.group_size * rl.oversample)}[rl.token_arrays]
-        tokens = rollouts * MEAN_RESPONSE_SHARE * rl.max_response_tokens
+        rollouts = rl.problems_per_step * rl.group_size * rl.method.roc.oversample
+        oversample = rl.method.roc.oversample
+        share = {"all": 1.0, "kept": 1 / oversample, "sampled": 1 / (rl.group_size * oversample)}[rl.token_arrays]
+        tokens = rollouts * MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
         store += stage.steps * tokens * (10 * share * 0.5 + 1.5)
         if stage.filter:  # it stores all token arrays
             problems = sum(map(_problem_count, recipe.stage_problems(stage)))
-            response = MEAN_RESPONSE_SHARE * rl.max_response_tokens
+            response = MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
             store += problems * stage.filter.samples * response * (10 * 0.5 + 1.5)
     return checkpoints, store
 

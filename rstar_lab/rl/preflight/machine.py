@@ -26,7 +26,7 @@ def sandbox(context: CheckContext) -> str:
     """Check that the sandbox can be reached and runs a step's calls within its generation time."""
     section = context.recipe.sandbox
     calls = max(
-        rl.problems_per_step * rl.group_size * rl.oversample * estimate.CALLS_PER_ROLLOUT
+        rl.problems_per_step * rl.group_size * rl.method.roc.oversample * estimate.CALLS_PER_ROLLOUT
         for rl in (context.recipe.settings(stage) for stage in context.recipe.stages)
     ) if context.recipe.stages else 0  # fmt: skip
     hardware, settings = context.profile.hardware, context.profile.sandbox
@@ -106,7 +106,7 @@ def gpu_memory(context: CheckContext) -> str:
     """Compare weights, optimizer, largest micro-batch and KV cache with the HBM, in the stage with the longest responses."""
     profile = context.gpu_profile
     stages = [context.recipe.settings(stage) for stage in context.recipe.stages] or [context.recipe.rl]
-    rl = max(stages, key=lambda keys: keys.max_response_tokens)
+    rl = max(stages, key=lambda keys: keys.limits.max_response_tokens)
     need = estimate.memory(context.architecture, context.recipe, rl, profile)
     joined = f" together {need.peak:.0f} GB" if need.together else ""
     message = (
@@ -117,12 +117,12 @@ def gpu_memory(context: CheckContext) -> str:
     if need.peak <= need.hbm and need.kv_tokens < need.served:
         raise UserError(
             f"{message}; the engine is started for sequences of {need.served} tokens, which do not fit into its KV cache: decrease "
-            "evaluate.max_response_tokens or rl.max_response_tokens, or increase "
-            f"{'engine.memory_share' if need.together else 'engine.memory_utilization in the profile'}"
+            "evaluate.max_response_tokens or rl.limits.max_response_tokens, or increase "
+            f"{'engine.gpu_memory_utilization' if need.together else 'engine.memory_utilization in the profile'}"
         )
     if not need.fits:
         remedy = (
-            "decrease engine.memory_share or rl.micro_batch_tokens, or set rl.gradient_checkpointing"
+            "decrease engine.gpu_memory_utilization or rl.micro_batch_tokens, or set rl.gradient_checkpointing"
             if need.together
             else "increase engine.tensor_parallel or parallelism.sequence_parallel, decrease parallelism.tokens_per_gpu or "
             "engine.memory_utilization, or offload (all in the profile)"

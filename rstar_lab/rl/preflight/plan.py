@@ -17,9 +17,9 @@ from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
 from rstar_lab.rl.preflight.step_simulator import Costs, Workload, simulate
 from rstar_lab.rl.recipe import Recipe, RlSection
-from rstar_lab.rl.recipe.rl import Mode
+from rstar_lab.rl.recipe.schedule import Mode
 
-STALENESS = (1, 2)  # values of rl.max_staleness to try in mode async
+STALENESS = (1, 2)  # values of rl.schedule.max_staleness to try in mode async
 MOST_SPLITS = 5
 
 
@@ -126,12 +126,12 @@ def _with_ratio(row: PlanRow, base: float) -> PlanRow:
 
 def _rows(recipe: Recipe, rl: RlSection, profile: Profile, model: Architecture) -> Iterator[PlanRow]:
     gpus = profile.hardware.gpus
-    response = estimate.MEAN_RESPONSE_SHARE * rl.max_response_tokens
+    response = estimate.MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
     work = Workload(
         rl.problems_per_step,
         rl.rollouts_per_group,
         response,
-        rl.max_response_tokens,
+        rl.limits.max_response_tokens,
         calls=estimate.CALLS_PER_ROLLOUT,
         tool_s=profile.sandbox.call_s,
     )

@@ -16,14 +16,14 @@ CODE = "print('</tool_call>')\n"  # a tag inside a string must not end the call
 # Recipe keys that only the local trainer reads, and what verl reads instead.
 LOCAL_ONLY = {
     "engine.count": "verl reads the profile's engine.tensor_parallel",
-    "engine.max_batch": "verl reads the profile's engine.max_sequences",
-    "engine.memory_share": "verl reads the profile's engine.memory_utilization",
+    "engine.max_num_seqs": "verl reads the profile's engine.max_sequences",
+    "engine.gpu_memory_utilization": "verl reads the profile's engine.memory_utilization",
     "engine.dtype": "verl reads the profile's engine.dtype",
     "engine.kind": "verl's servers are vLLM",
     "engine.urls": "verl starts its own servers",
     "engine.deadline_s": "verl waits for its servers without a time limit",
     "rl.micro_batch_tokens": "verl reads the profile's parallelism.tokens_per_gpu",
-    "rl.rollout": "verl rolls out asynchronously",
+    "rl.sync.lockstep": "verl rolls out asynchronously",
     "processes": "verl reads the profile's GPUs",
 }
 SFT_LOCAL_ONLY = {
@@ -119,7 +119,7 @@ def token_contract(context: CheckContext) -> str:
             if own.uses_tools
             else "no place for tools: the system prompt lists them"
         )
-        return f"{context.recipe.rl.chat_template or 'chat template of the model'}: a turn ends with {own.end}; {where}"
+        return f"{context.recipe.rl.prompt_style.chat_template or 'chat template of the model'}: a turn ends with {own.end}; {where}"
     for token in chat.SPECIAL_TOKENS:
         if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
             raise UserError(
@@ -167,17 +167,17 @@ def positions(context: CheckContext) -> str:
     limit = context.architecture.positions
     if not limit:
         raise Skip("config.json has no max_position_embeddings")
-    stages = {stage.name: context.recipe.settings(stage).max_response_tokens for stage in context.recipe.stages}
+    stages = {stage.name: context.recipe.settings(stage).limits.max_response_tokens for stage in context.recipe.stages}
     if context.profile.trainer != "verl":
         # The local engines shorten prompt + response to the model's positions.
         too_long = {name: response for name, response in stages.items() if response >= limit}
         if too_long:
             name, response = next(iter(too_long.items()))
-            raise UserError(f"stages.{name}.max_response_tokens: {response}; the model has {limit} positions")
+            raise UserError(f"stages.{name}.limits.max_response_tokens: {response}; the model has {limit} positions")
         return f"{limit} positions"
     from rstar_lab.rl.verl.config import MAX_PROMPT_TOKENS
 
-    longest = {f"stages.{name}.max_response_tokens": response for name, response in stages.items()}
+    longest = {f"stages.{name}.limits.max_response_tokens": response for name, response in stages.items()}
     if context.recipe.evaluate.sets:
         longest["evaluate.max_response_tokens"] = context.recipe.evaluate.max_response_tokens
     for key, response in longest.items():

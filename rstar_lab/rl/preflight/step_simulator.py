@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe.rl import Mode
+from rstar_lab.rl.recipe.schedule import Mode
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.training.group_stream import GroupStream
 

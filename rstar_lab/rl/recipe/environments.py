@@ -9,14 +9,14 @@ from rstar_lab.rl.section import Function, Positive, Reward, Section
 
 
 class EnvironmentLimits(Section):
-    """Limits of the rollouts of one environment. Default: those of `rl`."""
+    """Limits of the rollouts of one environment. Default: those of `rl.limits`."""
 
     max_turns: Positive | None = None
-    """Maximum model turns of a rollout. Default: `rl.max_turns`."""
+    """Maximum model turns of a rollout. Default: `rl.limits.max_turns`."""
     max_response_tokens: Positive | None = None
-    """Maximum tokens of a response. At most `rl.max_response_tokens`, which is the default."""
+    """Maximum tokens of a response. At most `rl.limits.max_response_tokens`, which is the default."""
     max_tool_chars: Positive | None = None
-    """Maximum characters of a tool response. Default: `rl.max_tool_chars`."""
+    """Maximum characters of a tool response. Default: `rl.limits.max_tool_chars`."""
 
 
 class EnvironmentEntry(Section):
@@ -38,7 +38,7 @@ class EnvironmentEntry(Section):
     limits: EnvironmentLimits = EnvironmentLimits()
     """Limits of its rollouts."""
     roc_penalties: tuple[Penalty | Function, ...] | None = None
-    """Penalties by which RoC ranks its successful rollouts. Default: `rl.roc_penalties`."""
+    """Penalties by which RoC ranks its successful rollouts. Default: `rl.method.roc.penalties`."""
 
     @model_validator(mode="after")
     def _check_task(self) -> "EnvironmentEntry":

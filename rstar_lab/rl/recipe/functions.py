@@ -18,7 +18,7 @@ from rstar_lab.rl.trajectory import Trajectory
 
 def own_rule(name: str) -> OwnRule:
     """Return the resampling rule: (rewards, penalties, keep, rng) -> indices of the `keep` rollouts to train on."""
-    rule = load_function(name, "rl.roc", ("rewards", "penalties", "keep", "rng"))
+    rule = load_function(name, "rl.method.roc.rule", ("rewards", "penalties", "keep", "rng"))
 
     def checked(rewards: np.ndarray, penalties: np.ndarray, keep: int, rng: np.random.Generator) -> list[int]:
         result = rule(rewards, penalties, keep, rng)
@@ -30,7 +30,7 @@ def own_rule(name: str) -> OwnRule:
             or not ((indices >= 0) & (indices < len(rewards))).all()
         ):
             raise UserError(
-                f"rl.roc: {name} returned {result!r}; expected {keep} different indices below {len(rewards)}"
+                f"rl.method.roc.rule: {name} returned {result!r}; expected {keep} different indices below {len(rewards)}"
             )
         return indices.tolist()
 
@@ -39,12 +39,12 @@ def own_rule(name: str) -> OwnRule:
 
 def own_penalty(name: str) -> OwnPenalty:
     """Return the penalty of a rollout: (trajectory) -> number >= 0."""
-    penalty = load_function(name, "rl.roc_penalties", ("trajectory",))
+    penalty = load_function(name, "rl.method.roc.penalties", ("trajectory",))
 
     def checked(trajectory: Trajectory) -> float:
-        value = _number(penalty(trajectory), f"rl.roc_penalties: {name}")
+        value = _number(penalty(trajectory), f"rl.method.roc.penalties: {name}")
         if value < 0:
-            raise UserError(f"rl.roc_penalties: {name} returned {value}; expected a number of at least 0")
+            raise UserError(f"rl.method.roc.penalties: {name} returned {value}; expected a number of at least 0")
         return value
 
     return checked
@@ -52,27 +52,27 @@ def own_penalty(name: str) -> OwnPenalty:
 
 def own_loss(name: str) -> OwnLoss:
     """Return the loss: (log_probs, old_log_probs, advantages, mask) -> loss of each token; all are (batch, tokens)."""
-    loss = load_function(name, "rl.variant", ("log_probs", "old_log_probs", "advantages", "mask"))
-    return lambda *tensors: _same_shape(loss(*tensors), tensors[-1], f"rl.variant: {name}")
+    loss = load_function(name, "rl.method.loss", ("log_probs", "old_log_probs", "advantages", "mask"))
+    return lambda *tensors: _same_shape(loss(*tensors), tensors[-1], f"rl.method.loss: {name}")
 
 
 def own_correction(name: str) -> OwnCorrection:
     """Return the correction: (trainer_log_probs, engine_log_probs, mask) -> weight of each token; all are (batch, tokens)."""
-    correction = load_function(name, "rl.correction", ("trainer_log_probs", "engine_log_probs", "mask"))
-    return lambda *tensors: _same_shape(correction(*tensors), tensors[-1], f"rl.correction: {name}")
+    correction = load_function(name, "rl.correction.type", ("trainer_log_probs", "engine_log_probs", "mask"))
+    return lambda *tensors: _same_shape(correction(*tensors), tensors[-1], f"rl.correction.type: {name}")
 
 
 def own_chat_template(name: str) -> Callable[[list[dict[str, Any]], Sequence[dict[str, Any]], bool], str]:
     """Return the chat template: (messages, tools, add_generation_prompt) -> text of the whole conversation."""
-    template = load_function(name, "rl.chat_template", ("messages", "tools", "add_generation_prompt"))
+    template = load_function(name, "rl.prompt.chat_template", ("messages", "tools", "add_generation_prompt"))
 
     def checked(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
         text = template(messages, tools, add_generation_prompt)
         if not isinstance(text, str):
-            raise UserError(f"rl.chat_template: {name} returned {type(text).__name__}; expected a string")
+            raise UserError(f"rl.prompt.chat_template: {name} returned {type(text).__name__}; expected a string")
         return text
 
-    checked.__name__ = f"rl.chat_template: {name}"  # for the errors of ModelRenderer
+    checked.__name__ = f"rl.prompt.chat_template: {name}"  # for the errors of ModelRenderer
     return checked
 
 

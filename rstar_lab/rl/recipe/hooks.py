@@ -3,18 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 from rstar_lab.rl.algorithm.hooks import MethodHooks
-from rstar_lab.rl.methods.control_tokens import ControlTokensHooks
-from rstar_lab.rl.methods.echo import EchoHooks
-from rstar_lab.rl.methods.grpo import GrpoHooks
-from rstar_lab.rl.methods.maxrl import MaxrlHooks
-from rstar_lab.rl.methods.opd import OpdHooks
-from rstar_lab.rl.methods.otb import OtbHooks
-from rstar_lab.rl.methods.overlong_buffer import OverlongBufferHooks
+from rstar_lab.rl.methods.control_tokens import ControlTokens, ControlTokensHooks
+from rstar_lab.rl.methods.echo import Echo, EchoHooks
+from rstar_lab.rl.methods.grpo import Grpo, GrpoHooks
+from rstar_lab.rl.methods.maxrl import Maxrl, MaxrlHooks
+from rstar_lab.rl.methods.opd import Opd, OpdHooks
+from rstar_lab.rl.methods.otb import Otb, OtbHooks
+from rstar_lab.rl.methods.overlong_buffer import OverlongBuffer, OverlongBufferHooks
 from rstar_lab.rl.methods.own import own_hooks
 from rstar_lab.rl.methods.roc import RocHooks
-from rstar_lab.rl.methods.sdpo import SdpoHooks
-from rstar_lab.rl.methods.tool_budget import ToolBudgetHooks
-from rstar_lab.rl.methods.void_turns import VoidTurnsHooks
+from rstar_lab.rl.methods.sdpo import Sdpo, SdpoHooks
+from rstar_lab.rl.methods.tool_budget import ToolBudget, ToolBudgetHooks
+from rstar_lab.rl.methods.void_turns import VoidTurns, VoidTurnsHooks
 from rstar_lab.rl.recipe.functions import own_penalty, own_rule
 from rstar_lab.rl.section import is_own
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 def roc_hooks(rl: "RlSection") -> RocHooks:
     """Return the selection of rollouts. Loads the functions that the section names."""
+    roc = rl.method.roc
     return RocHooks(
         keep=rl.group_size,
-        rule=own_rule(rl.roc) if is_own(rl.roc) else rl.roc,  # type: ignore[arg-type]
-        penalties=_penalties(rl.roc_penalties),
-        min_positive=rl.roc_min_positive,
-        min_negative=rl.roc_min_negative,
+        rule=own_rule(roc.rule) if is_own(roc.rule) else roc.rule,  # type: ignore[arg-type]
+        penalties=_penalties(roc.penalties),
+        min_positive=roc.min_positive,
+        min_negative=roc.min_negative,
         environment_penalties={
             entry.name: _penalties(entry.roc_penalties) for entry in rl.environments if entry.roc_penalties is not None
         },
@@ -38,30 +39,31 @@ def roc_hooks(rl: "RlSection") -> RocHooks:
 
 def method_hooks(rl: "RlSection") -> tuple[MethodHooks, ...]:
     """Return the methods of a section, in the order in which their hooks are called. Loads the functions that it names."""
-    roc = roc_hooks(rl)
+    roc, method, limits = roc_hooks(rl), rl.method, rl.limits
     methods: list[MethodHooks] = [roc]
-    if rl.advantage == "group":
-        methods.append(GrpoHooks(rl.normalise_std))
-    elif rl.advantage == "maxrl":
+    if isinstance(method, Grpo):
+        methods.append(GrpoHooks(method.normalise_std))
+    elif isinstance(method, Maxrl):
         methods.append(MaxrlHooks())
-    elif rl.advantage == "otb":
+    elif isinstance(method, Otb):
         methods.append(OtbHooks())
     else:
-        methods.append(own_hooks(rl.advantage, "rl.advantage"))
-    if rl.overlong_buffer:
-        methods.append(OverlongBufferHooks(rl.overlong_buffer, rl.max_response_tokens))
-    if rl.tool_budget:
-        methods.append(ToolBudgetHooks(rl.tool_budget, rl.tool_budget_from, rl.max_turns, rl.normalise_std))
-    if rl.drop_void_turns:
+        methods.append(own_hooks(method.type, "rl.method.type"))
+    if overlong := method.added(OverlongBuffer):
+        methods.append(OverlongBufferHooks(overlong.tokens, limits.max_response_tokens))
+    if budget := method.added(ToolBudget):
+        normalise_std = isinstance(method, Grpo) and method.normalise_std
+        methods.append(ToolBudgetHooks(budget.weight, budget.easy_from, limits.max_turns, normalise_std))
+    if method.added(VoidTurns):
         methods.append(VoidTurnsHooks())
-    if rl.drop_control_tokens:
+    if method.added(ControlTokens):
         methods.append(ControlTokensHooks())
-    if rl.tool_output_loss:
-        methods.append(EchoHooks(rl.tool_output_loss))
-    if rl.teacher_weight:
-        methods.append(OpdHooks(rl.teacher_weight))
-    if rl.self_distillation:
-        methods.append(SdpoHooks(rl.self_distillation, roc))
+    if echo := method.added(Echo):
+        methods.append(EchoHooks(echo.weight))
+    if opd := method.added(Opd):
+        methods.append(OpdHooks(opd.weight))
+    if sdpo := method.added(Sdpo):
+        methods.append(SdpoHooks(sdpo.weight, roc))
     return tuple(methods)
 
 

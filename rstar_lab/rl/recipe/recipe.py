@@ -3,16 +3,18 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from rstar_lab.rl.methods import Branching, Opd
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.data import Problems
-from rstar_lab.rl.recipe.rl import PROMPT_KEYS, RlSection
+from rstar_lab.rl.recipe.explain import explain
+from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
 from rstar_lab.rl.recipe.sft import SftSection
 from rstar_lab.rl.recipe.stages import Stage
 from rstar_lab.rl.renderers.base import PromptStyle
-from rstar_lab.rl.section import Positive, Section
+from rstar_lab.rl.section import Positive, Section, merged
 
 
 class Recipe(Section):
@@ -49,8 +51,15 @@ class Recipe(Section):
     """Evaluation."""
 
     def settings(self, stage: Stage) -> RlSection:
-        """Return the keys of `rl` with the changes of a stage. `precision: auto` is fp32 for an engine in float32."""
-        rl = RlSection(**(self.rl.model_dump() | stage.rl))
+        """Return the keys of `rl` with the changes of a stage. `precision: auto` is fp32 for an engine in float32.
+
+        A mapping changes only the keys that it names, unless it names another type (or prompt format). Raises ValueError that
+        names the key.
+        """
+        try:
+            rl = RlSection(**merged(self.rl.model_dump(), stage.rl))
+        except ValidationError as error:
+            raise ValueError(f"stages.{stage.name}.{explain(error, RlSection)}") from None
         if rl.precision == "auto" and self.engine.dtype == "float32":
             return rl.model_copy(update={"precision": "fp32"})  # bf16 exceeds the engine's mismatch limit
         return rl
@@ -60,10 +69,18 @@ class Recipe(Section):
         """Return the user functions that the recipe names (`module:function`), by recipe key."""
         named = {"engine.scheduler": [self.engine.scheduler]}
         for prefix, rl in [("rl", self.rl), *((f"stages.{stage.name}", self.settings(stage)) for stage in self.stages)]:
-            for key in ("roc", "variant", "advantage", "correction", "reward", "chat_template"):
-                named[f"{prefix}.{key}"] = [getattr(rl, key) or ""]
-            for key in ("roc_penalties", "metrics", "tools"):
-                named[f"{prefix}.{key}"] = list(getattr(rl, key))
+            method = rl.method
+            named |= {
+                f"{prefix}.method.type": [method.type],
+                f"{prefix}.method.roc.rule": [method.roc.rule],
+                f"{prefix}.method.loss": [method.loss],
+                f"{prefix}.correction.type": [rl.correction.type],
+                f"{prefix}.reward": [rl.reward],
+                f"{prefix}.prompt.chat_template": [rl.prompt_style.chat_template or ""],
+                f"{prefix}.method.roc.penalties": list(method.roc.penalties),
+                f"{prefix}.metrics": list(rl.metrics),
+                f"{prefix}.tools": list(rl.tools),
+            }
         for stage in self.stages:
             if stage.hand_off and stage.hand_off.trigger:
                 named[f"stages.{stage.name}.hand_off.trigger"] = [stage.hand_off.trigger]
@@ -97,26 +114,26 @@ class Recipe(Section):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("stages: two stages have the same name")
-        prompt_format = self.rl.prompt_format
+        prompt_format = self.rl.prompt.format
         if self.sft is not None and prompt_format == "model":
-            raise ValueError("rl.prompt_format: sft supports only paper and released; set sft=null or another format")
+            raise ValueError("rl.prompt.format: sft supports only paper and released; set sft=null or another format")
         default = PromptStyle(prompt_format, answer=self.rl.answer)
         if self.sft is not None and self.sft.problems is not None and self.rl.prompt_style != default:
             raise ValueError(
-                "rl.system_prompt, question_wrapper and answer_instruction: not supported with sft.problems, whose traces have "
+                "rl.prompt: system_prompt, question_wrapper and answer_instruction are not supported with sft.problems, whose traces have "
                 "the default prompt; remove the keys, or set sft.problems=null"
             )
-        if self.engine.kind == "server" and "lockstep" in {
-            rl.rollout for rl in (self.rl, *map(self.settings, self.stages))
-        }:
-            raise ValueError("rl.rollout: lockstep is not supported with engine.kind: server; set rl.rollout=async")
+        if self.engine.kind == "server" and any(rl.sync.lockstep for rl in (self.rl, *map(self.settings, self.stages))):
+            raise ValueError(
+                "rl.schedule.lockstep is not supported with engine.kind: server; set rl.schedule.lockstep=false"
+            )
         for stage in self.stages:
             settings = self.settings(stage)
             if stage.problems is None and not any(entry.problems for entry in settings.environments):
                 raise ValueError(f"stages.{stage.name}.problems: required, unless rl.environments have problems")
-            if settings.branching is not None and "jupyter" in settings.tools and self.sandbox.isolation == "gvisor":
+            if settings.method.added(Branching) and "jupyter" in settings.tools and self.sandbox.isolation == "gvisor":
                 raise ValueError(
-                    f"stages.{stage.name}.branching: sessions of sandbox.isolation: gvisor cannot be copied; use namespaces, "
+                    f"stages.{stage.name}.method.add: branching: sessions of sandbox.isolation: gvisor cannot be copied; use namespaces, "
                     "or the tool python"
                 )
             if (settings.precision, self.engine.dtype, self.engine.mismatch_limit) == ("bf16", "float32", None):
@@ -124,16 +141,16 @@ class Recipe(Section):
                     f"stages.{stage.name}: rl.precision: bf16 exceeds the mismatch limit of engine.dtype: float32; set "
                     "rl.precision=auto, engine.dtype=bfloat16, or engine.mismatch_limit"
                 )
-            if settings.teacher_weight and self.engine.teacher_url is None:
+            if settings.method.added(Opd) and self.engine.teacher_url is None:
                 raise ValueError(
-                    f"stages.{stage.name}: rl.teacher_weight requires engine.teacher_url, the teacher's server"
+                    f"stages.{stage.name}.method.add: opd requires engine.teacher_url, the teacher's server"
                 )
-            if self.engine.kind == "server" and settings.mode == "async":
+            if self.engine.kind == "server" and settings.schedule.type == "async":
                 raise ValueError(
-                    "rl.mode: async is not supported with engine.kind: server, which does not report the weights of each "
-                    "token; set rl.mode=one_step_off"
+                    "rl.schedule.type: async is not supported with engine.kind: server, which does not report the weights of "
+                    "each token; set rl.schedule={type: one_step_off}"
                 )
-            for key in (*PROMPT_KEYS, "tools", "reward", "answer", "lora", "environments"):
+            for key in ("prompt", "tools", "reward", "answer", "lora", "environments"):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
         return self

@@ -17,7 +17,7 @@ class EngineSection(Section):
     urls: tuple[str, ...] = ()
     """URLs of the servers, with `kind: server`. Their token is read from the environment variable RSTAR_LAB_API_KEY."""
     teacher_url: str | None = None
-    """URL of a vLLM server with the teacher of `rl.teacher_weight`. The teacher must have the tokenizer of the trained
+    """URL of a vLLM server with the teacher of the method `opd`. The teacher must have the tokenizer of the trained
     model."""
     deadline_s: float = Field(3600.0, gt=0)
     """Time limit of one request to a server in seconds. Default: our choice."""
@@ -26,14 +26,14 @@ class EngineSection(Section):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Data type of the weights in the engine."""
     kv_cache_gb: float | None = Field(None, gt=0)
-    """Size of the KV cache of one engine in GB. CPU only; on a GPU see `memory_share`."""
-    memory_share: float = Field(0.85, gt=0, le=1)
+    """Size of the KV cache of one engine in GB. CPU only; on a GPU see `gpu_memory_utilization`."""
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
     """Share of a GPU's memory that an engine takes. GPU only. Default: our choice."""
-    max_batch: Positive = 256
+    max_num_seqs: Positive = 256
     """Maximum sequences that an engine generates at once. Default: our choice."""
     scheduler: Literal["turn-barrier", "static", "least-in-flight", "kv", "adaptive"] | Function = "adaptive"
     """Policy that assigns turns to engines (docs/scheduler.md), or your own `module:Class` (docs/extending.md).
-    `rollout: lockstep` ignores it."""
+    `rl.schedule.lockstep` ignores it."""
     stall_s: float = Field(300.0, gt=0)
     """An engine that makes no progress for this many seconds is restarted. Default: our choice."""
     mismatch_limit: float | None = Field(None, ge=0)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import RlSection
-from rstar_lab.rl.section import Function, Positive, Section
+from rstar_lab.rl.section import Function, Positive, Section, merged
 
 
 class HandOff(Section):
@@ -42,7 +42,8 @@ class DifficultyFilter(Section):
 
 
 class Stage(Section):
-    """One stage of RL. Besides these keys it accepts any key of `rl`, except those that cannot differ between stages."""
+    """One stage of RL. Besides these keys it accepts any key of `rl`, except those that cannot differ between stages.
+    A section such as `limits` changes only the keys that it names; if it names another `type`, it replaces the section."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the stage, unique in the recipe."""
@@ -62,7 +63,8 @@ class Stage(Section):
     @model_validator(mode="before")
     @classmethod
     def _collect_rl_keys(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or "rl" in data:
+        if not isinstance(data, Mapping) or not isinstance(data.get("rl", {}), Mapping):
             return data
-        own = {key: value for key, value in data.items() if key not in RlSection.model_fields}
-        return own | {"rl": {key: value for key, value in data.items() if key in RlSection.model_fields}}
+        keys = {key: value for key, value in data.items() if key in RlSection.model_fields}
+        own = {key: value for key, value in data.items() if key not in keys}
+        return own | {"rl": merged(data.get("rl", {}), keys)}

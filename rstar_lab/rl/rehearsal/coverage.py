@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rstar_lab.hardware.profiles import Profile
+from rstar_lab.rl.methods import Opd
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 
 # Keys that a rehearsal cannot cover, because it replaces their value or because they have no effect on a CPU -> reason.
@@ -31,7 +32,7 @@ REPLACED = {
     "profile.kuberay.*": "no job is sent to Kubernetes",
     "*.precision": "float32 on a CPU",
     "vocabulary": "the rehearsal uses the tokenizer of tiny_fast",
-    "engine.memory_share": "applies to GPU memory",
+    "engine.gpu_memory_utilization": "applies to GPU memory",
     "engine.dtype": "float32 on a CPU",
     "engine.teacher_url": "the tokenizer of the teacher differs from that of the rehearsal's model",
     "sandbox.url": "the job starts its own sandbox service",
@@ -46,6 +47,8 @@ def fields_of(
     A field is a tuple of its names `Class.field`, one for each class that defines or inherits it.
     """
     for name in type(section).model_fields:
+        if name == "type":  # it selects the section, whose keys are listed
+            continue
         value, key, fields = section.__dict__[name], f"{prefix}{name}", (*parents, _names(type(section), name))
         if isinstance(value, BaseModel):
             yield from fields_of(value, f"{key}.", fields)
@@ -96,7 +99,7 @@ def _reason(key: str, recipe: Recipe, profile: Profile) -> str | None:
     """Return why the rehearsal does not use the value of a key, or None if it does."""
     if key == "profile.hardware.nodes" and profile.trainer == "verl":
         return None if profile.hardware.nodes > 1 else "the rehearsal runs on two nodes"
-    if key.endswith(".teacher_weight") and recipe.engine.teacher_url is not None:
+    if key == "rl.method.add" and recipe.rl.method.added(Opd):
         return REPLACED["engine.teacher_url"]
     if key == "sandbox.url" and recipe.sandbox.url == "local":
         return None

@@ -65,7 +65,7 @@ def make_model(recipe: Recipe, folder: Path) -> str:
         if done.returncode:
             raise UserError(f"the SFT of tiny_fast failed: {done.stderr.strip()[-500:]}")
         shutil.copytree(model_folder("tiny_fast-sft", folder / "base"), target, dirs_exist_ok=True)
-    responses = [recipe.settings(stage).max_response_tokens for stage in recipe.stages]
+    responses = [recipe.settings(stage).limits.max_response_tokens for stage in recipe.stages]
     config = json.loads((target / "config.json").read_text())
     # Rotary positions have no weights, so the limit can be raised.
     config["max_position_embeddings"] = PROMPT_TOKENS + max([*responses, recipe.evaluate.max_response_tokens]) + 64

@@ -8,8 +8,9 @@ Shrunk:
 | model | the tiny model after the SFT of `tiny_fast`, with positions for prompt and response |
 | problems, conversations | 16 synthetic problems, 8 conversations per file |
 | problems_per_step, group_size | 2 per mini-batch, 4 |
-| max_response_tokens | 96 for the shortest stage, the others in proportion |
+| limits.max_response_tokens | 96 for the shortest stage, the others in proportion |
 | steps | 2 per stage (3 if there is one stage), a checkpoint after each |
+| precision | auto, which is fp32 on a CPU |
 | hand_off.window, filter.samples, evaluate.samples | 1, 2, 2 |
 | evaluate.every | 1, unless 0 |
 | hardware | two nodes of one CPU rank and one vLLM engine each under verl; two training processes and two engines under the local trainer |
@@ -38,9 +39,9 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
     data["model"] = str(folder / "models" / "tiny")
     data["runs"] = str(folder / "runs")
     data["processes"] = max(2, recipe.processes)
-    data["rl"] |= _shrink_rl(data["rl"], recipe)
+    data["rl"] = _shrink_rl(data["rl"], recipe)
     for number, stage in enumerate(data["stages"]):
-        stage["rl"] = {**stage["rl"], **_shrink_rl(stage["rl"], recipe)}
+        stage["rl"] = _shrink_rl(stage["rl"], recipe)
         stage["steps"] = 2 if len(data["stages"]) > 1 else 3
         stage["problems"] = {"file": str(folder / "data" / f"stage-{number}.jsonl")}
         if stage["hand_off"]:
@@ -53,7 +54,7 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
         "dtype": "float32",
         "kv_cache_gb": 0.25,
         "count": 2,
-        "max_batch": 32,
+        "max_num_seqs": 32,
         "kind": "vllm",
         "urls": (),
         "teacher_url": None,
@@ -70,26 +71,34 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _shrink_rl(keys: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return small values for keys of `rl` or of one stage. keys: those that are set there."""
-    limits = [recipe.settings(stage).max_response_tokens for stage in recipe.stages] or [recipe.rl.max_response_tokens]
-    scale = SHORTEST_RESPONSE / min(limits)
+    """Return the keys of `rl`, or those that a stage changes, with small values."""
+    tokens = [recipe.settings(stage).limits.max_response_tokens for stage in recipe.stages]
+    scale = SHORTEST_RESPONSE / min(tokens or [recipe.rl.limits.max_response_tokens])
     small: dict[str, Any] = {
         "problems_per_step": 2 * keys.get("mini_batches", recipe.rl.mini_batches),
         "group_size": 4,
         "micro_batch_tokens": 4096,
         "checkpoint_every": 1,
         "keep_checkpoints": 2,
-        "max_tool_chars": 200,
+        "precision": "auto",
     }
-    small = {key: value for key, value in small.items() if key in keys}
-    if "teacher_weight" in keys:
-        small["teacher_weight"] = 0.0
+    changed = keys | {key: value for key, value in small.items() if key in keys}
     if "mini_batches" in keys:
-        small["problems_per_step"] = 2 * keys["mini_batches"]
-    for key in ("max_response_tokens", "overlong_buffer"):
-        if key in keys:
-            small[key] = int(keys[key] * scale)
-    return small
+        changed["problems_per_step"] = small["problems_per_step"]
+    if limits := dict(keys.get("limits", {})):
+        if "max_response_tokens" in limits:
+            limits["max_response_tokens"] = int(limits["max_response_tokens"] * scale)
+        if "max_tool_chars" in limits:
+            limits["max_tool_chars"] = 200
+        changed["limits"] = limits
+    if "add" in keys.get("method", {}):
+        # The rehearsal's model has another tokenizer than the teacher.
+        added = [dict(addition) for addition in keys["method"]["add"] if addition["type"] != "opd"]
+        for addition in added:
+            if "tokens" in addition:
+                addition["tokens"] = max(1, int(addition["tokens"] * scale))
+        changed["method"] = keys["method"] | {"add": added}
+    return changed
 
 
 def _shrink_sft(sft: dict[str, Any], folder: Path) -> None:

@@ -91,7 +91,7 @@ class ModelRenderer(PaperRenderer):
         if not tokenizer.chat_template and render is None:
             raise UserError(
                 f"prompt_format model: the tokenizer in {tokenizer.name_or_path} has no chat template; set "
-                "rl.prompt_format=paper"
+                "rl.prompt.format=paper"
             )
         self.takes_system = self._contains([{"role": "system", "content": _TURN}, _user("Q")], _TURN)
         self.end = self._find_end()

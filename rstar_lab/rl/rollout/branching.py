@@ -1,4 +1,4 @@
-"""Branching of rollouts at turns with high entropy (recipe key `rl.branching`), after ARPO (arXiv 2507.19849, section 3.1).
+"""Branching of rollouts at turns with high entropy (method `branching`), after ARPO (arXiv 2507.19849, section 3.1).
 
 The first half of the rollouts of a group, the parents, start at once. Each of the others, the children, waits for its
 own parent. When the token entropy at the start of a parent's turn is higher than that of its first turn by more than
@@ -54,7 +54,7 @@ class Branch:
         try:
             await context.fork_tools(self.parent.traj_id, self.child.traj_id)
         except ForkFailed as error:
-            log.warning("rl.branching: rollout %s did not branch: %s", self.parent.traj_id, error)
+            log.warning("branching: rollout %s did not branch: %s", self.parent.traj_id, error)
             return
         self.turn = len(prefix.turns)
         self.child = replace(self.child, partial=prefix)
@@ -83,7 +83,7 @@ class Branches(NamedTuple):
 def plan_branches(tasks: Sequence[RolloutTask], threshold: float | None) -> Branches:
     """Return a branch for each pair of rollouts: in a group of n, rollout i is the parent of rollout i + ceil(n / 2).
 
-    threshold: recipe key `rl.branching`; None: no branches.
+    threshold: `entropy` of the method `branching`; None: no branches.
     """
     planned = Branches({}, {})
     if threshold is None:

@@ -120,12 +120,12 @@ class RolloutContext:
     ) -> Self:
         """Return the context of the training rollouts of a stage."""
         limits = RolloutLimits(
-            rl.max_response_tokens,
-            rl.max_turns,
-            rl.max_tool_chars,
-            rl.time_limit_s,
-            rl.max_calls_per_turn,
-            rl.tool_truncate_side,
+            rl.limits.max_response_tokens,
+            rl.limits.max_turns,
+            rl.limits.max_tool_chars,
+            rl.limits.time_limit_s,
+            rl.limits.max_calls_per_turn,
+            rl.limits.tool_truncate_side,
         )
         marks = any(method.reads_outputs for method in rl.hooks)
         return cls(codec, tools, reward, limits, rl.temperature, answer_format=rl.answer, marks_outputs=marks)
@@ -139,9 +139,9 @@ class RolloutContext:
         limits = RolloutLimits(
             settings.max_response_tokens,
             settings.max_turns,
-            recipe.rl.max_tool_chars,
-            max_calls_per_turn=recipe.rl.max_calls_per_turn,
-            truncate_side=recipe.rl.tool_truncate_side,
+            recipe.rl.limits.max_tool_chars,
+            max_calls_per_turn=recipe.rl.limits.max_calls_per_turn,
+            truncate_side=recipe.rl.limits.tool_truncate_side,
         )
         return cls(codec, tools, reward, limits, settings.temperature, settings.top_p, recipe.rl.answer)
 

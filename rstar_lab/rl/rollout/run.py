@@ -31,7 +31,7 @@ async def run_rollouts(
 
     slots: gives the engine slot of a task, by its index. on_rollout: called with each rollout when it ends.
     step_ended: once this event is set, unfinished rollouts are cut off; with carry_over they are returned with
-    StopReason.UNFINISHED, to be passed again as `partial` of their tasks. branching: recipe key `rl.branching`.
+    StopReason.UNFINISHED, to be passed again as `partial` of their tasks. branching: `entropy` of the method `branching`.
     Raises UserError if the reward function fails.
     """
     started: list[EngineSlot] = []

@@ -44,7 +44,7 @@ class Tool(Protocol):
 
 @runtime_checkable
 class ForkableTool(Protocol):
-    """A tool without state, or whose state can be copied for a branch of a rollout (`rl.branching`)."""
+    """A tool without state, or whose state can be copied for a branch of a rollout (method `branching`)."""
 
     async def fork(self, traj_id: str, copy: str) -> None:
         """Give the trajectory `copy` a copy of the state of `traj_id`. Raises ForkFailed."""

@@ -56,7 +56,7 @@ def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, to
     """Write the checkpoint of `state.step` and delete all but the newest `rl.keep_checkpoints`."""
     assert learner.optimizer is not None
     with writer.checkpoint(state.step) as folder:
-        save_model(folder, learner.model, tokenizer, prompt_format=rl.prompt_format)
+        save_model(folder, learner.model, tokenizer, prompt_format=rl.prompt.format)
         torch.save(learner.optimizer.state_dict(), folder / "optimizer.pt")
         (folder / "trainer.json").write_text(json.dumps(asdict(state)))
     writer.keep_checkpoints(rl.keep_checkpoints)

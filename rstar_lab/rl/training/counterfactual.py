@@ -13,11 +13,13 @@ from torch import Tensor
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.methods import Otb
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.hooks import roc_hooks
 from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
+from rstar_lab.rl.section import merged
 from rstar_lab.rl.seeds import derive_seed, step_seed
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
 from rstar_lab.rl.training.update import Batch, autocast, micro_batch_loss
@@ -61,11 +63,19 @@ class StoredStep:
         self.seed = step_seed(self.recipe.seed, step)
 
     def settings(self, changes: Mapping[str, Any]) -> RlSection:
-        """Return the `rl` section of the step with changed keys. Raises RecipeError for an unknown key or a wrong value."""
+        """Return the `rl` section of the step with changed keys, such as `method.clip_high`. Raises RecipeError for an unknown key
+        or a wrong value."""
         assert self.stage is not None
         data = self.recipe.model_dump(mode="json")
         stage = self.stage.model_dump(mode="json")
-        data["stages"] = [stage | {"rl": stage["rl"] | dict(changes)}]
+        nested: dict[str, Any] = {}
+        for key, value in changes.items():
+            *sections, last = key.split(".")
+            here = nested
+            for section in sections:
+                here = here.setdefault(section, {})
+            here[last] = value
+        data["stages"] = [stage | {"rl": merged(stage["rl"], nested)}]
         recipe = parse_recipe(data, f"of run {self.reader.run_id} with {dict(changes)}")
         return recipe.settings(recipe.stages[0])
 
@@ -104,11 +114,11 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
 
     With several mini-batches, training takes one optimizer step on each part; this is the gradient of their union at the
     weights before the first. The KL term is left out, because the reference model is not stored with the run. Raises
-    UserError for `advantage: otb`.
+    UserError for the method `otb`.
     """
-    if rl.advantage == "otb":
+    if isinstance(rl.method, Otb):
         raise UserError(
-            "the gradient of a stored step cannot be computed with advantage: otb, only with one per rollout"
+            "the gradient of a stored step cannot be computed with the method otb, only with one per rollout"
         )
     model.zero_grad()
     device = next(model.parameters()).device

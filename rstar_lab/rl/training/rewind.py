@@ -20,11 +20,11 @@ def rewind(run: str | Path, step: int, into: str | Path, overrides: Mapping[str,
     """Prepare a run that continues `run` from its newest checkpoint before `step`. Return the path of its recipe.
 
     `rstar-lab train RECIPE` then repeats the steps after the checkpoint. Without overrides they have the same rollouts,
-    metrics and weights as the original ones, bit for bit, if the run is reproducible (`rl.rollout: lockstep`, same machine).
+    metrics and weights as the original ones, bit for bit, if the run is reproducible (`rl.schedule.lockstep`, same machine).
 
     run: folder of a training run. into: new folder of runs. The run is copied there under its own id, because random draws
     depend on the id. Its SFT run is copied too. overrides: values by dotted key, such as
-    `{"rl.roc": "none"}`; `name`, `runs` and `seed` cannot be changed.
+    `{"rl.method.roc.rule": "none"}`; `name`, `runs` and `seed` cannot be changed.
     Raises UserError if no checkpoint before `step` is stored, if the run is being written, and if `into` exists.
     """
     source, target = RunReader(run), Path(into).absolute()

@@ -61,14 +61,16 @@ class RolloutSource:
             trajectories, selection, groups = await self.collect(stage, rl, pool, step, seed)
             return StepRollouts(trajectories, selection, {"groups": groups})
         batch = await self.stream.take()
-        if rl.mode == "one_step_off":
+        if rl.schedule.type == "one_step_off":
             # No request is in flight now. The next batch starts with the weights before this update.
             await self.load_newest(self.stream)
         selection = select_rollouts(batch.trajectories, rl.hooks, seed)
         used, old = ([group.trajectories for group in groups] for groups in (batch.groups, batch.dropped))
         metrics = {"groups": len(used)} | staleness_metrics(used, old, batch.staleness, batch.ages_s)
-        if rl.mode == "async" and rl.when_stale == "trim":
-            selection, metrics["trimmed_tokens"] = trim(selection, lambda v: self.staleness(v) > rl.max_staleness)
+        if rl.schedule.type == "async" and rl.schedule.when_stale == "trim":
+            selection, metrics["trimmed_tokens"] = trim(
+                selection, lambda v: self.staleness(v) > rl.asynchronous.max_staleness
+            )
         dropped = [trajectory for group in old for trajectory in group]
         return StepRollouts(batch.trajectories, selection, metrics, dropped)
 
@@ -84,7 +86,7 @@ class RolloutSource:
         trajectories = await self.generate(problems, rl, step)
         selection = select_rollouts(trajectories, rl.hooks, seed)
         groups = rl.problems_per_step
-        for _ in range(rl.dynamic_sampling):
+        for _ in range(rl.sync.dynamic_sampling):
             missing = rl.problems_per_step - selection.groups
             if not missing or self.step_ended.is_set():
                 break
@@ -109,9 +111,9 @@ class RolloutSource:
         trajectories = await run_rollouts(
             tasks,
             self.context(rl),
-            slots=self.engines.slots(tasks, rl.rollout, rl.max_response_tokens),
-            step_ended=self.step_ended if rl.step_time_s is not None else None,
-            carry_over=rl.carry_over,
+            slots=self.engines.slots(tasks, rl.rollout_mode, rl.limits.max_response_tokens),
+            step_ended=self.step_ended if rl.sync.step_time_s is not None else None,
+            carry_over=rl.sync.carry_over,
             branching=rl.branching,
         )
         unfinished = {t.group_id for t in trajectories if t.stop_reason is StopReason.UNFINISHED}
@@ -139,22 +141,22 @@ class RolloutSource:
 
     def _start_step_clock(self, rl: RlSection) -> None:
         self.step_ended = asyncio.Event()
-        if rl.step_time_s is not None:
-            asyncio.get_running_loop().call_later(rl.step_time_s, self.step_ended.set)
+        if rl.sync.step_time_s is not None:
+            asyncio.get_running_loop().call_later(rl.sync.step_time_s, self.step_ended.set)
 
     # In the background
 
     @asynccontextmanager
     async def background(self, stage: Stage, rl: RlSection, pool: Sequence[Problem]) -> AsyncIterator[None]:
         """Generate groups in the background of the remaining steps of a stage, if its mode requires it."""
-        if rl.mode == "sync":
+        if rl.schedule.type == "sync":
             yield
             return
         carried = [list(tasks) for _, tasks in itertools.groupby(self.carried, key=lambda task: task.group_id)]
         self.carried = []
         numbers: dict[int, int] = defaultdict(int)  # groups started, by step
         indices = itertools.count()
-        slot = self.engines.slots([], "async", rl.max_response_tokens)
+        slot = self.engines.slots([], "async", rl.limits.max_response_tokens)
         context = self.context(rl)
 
         def next_group() -> list[RolloutTask] | None:
@@ -178,12 +180,12 @@ class RolloutSource:
             next_group,
             run_group,
             batch_groups=rl.problems_per_step,
-            max_staleness=1 if rl.mode == "one_step_off" else rl.max_staleness,
-            when_stale=rl.when_stale,
-            buffer_groups=rl.resolved_buffer_groups,
+            max_staleness=1 if rl.schedule.type == "one_step_off" else rl.asynchronous.max_staleness,
+            when_stale=rl.asynchronous.when_stale,
+            buffer_groups=rl.asynchronous.groups(rl.problems_per_step),
             capacity=self.engines.max_batch * len(self.engines.engines),
             last_group=(stage.steps - self.state.stage_step) * rl.problems_per_step,
-            whole_batches=rl.mode == "one_step_off",
+            whole_batches=rl.schedule.type == "one_step_off",
             version=self.versions[-1],
             staleness=self.staleness,
         )

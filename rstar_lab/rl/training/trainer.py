@@ -68,7 +68,7 @@ class Trainer:
         name.
         helpers: processes that share the updates. evaluate: evaluates the weights of the engines after a step and returns
         metrics; called every `evaluate.every` steps. environments: entries of `rl.environments`, by name. teacher: scores
-        the rollouts of stages with a `rl.teacher_weight`."""
+        the rollouts of stages with the method `opd`."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
@@ -100,7 +100,7 @@ class Trainer:
         with timer("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
             update = await self.update(selection, rl, lr_scale, seed)
-            mixed = rl.carry_over or source.stream is not None  # the tokens have different versions
+            mixed = rl.sync.carry_over or source.stream is not None  # the tokens have different versions
             update.check_mismatch(selection, self.recipe.engine.resolved_mismatch_limit, version if mixed else None)
             self.correction_limit.check(update.metrics.get("corrected_share"), rl)
             if selection.trajectories:
@@ -108,7 +108,7 @@ class Trainer:
         with timer("weights_s"):
             if source.stream is None:
                 await self.load_weights(step)
-            elif rl.mode == "async":
+            elif rl.schedule.type == "async":
                 await source.load_newest(source.stream)
         held_out: dict[str, float] = {}
         if self.evaluate and self.recipe.evaluate.every and step % self.recipe.evaluate.every == 0:
@@ -125,12 +125,12 @@ class Trainer:
         metrics |= {"solved_groups": solved_groups(generated), "retired": len(self.state.retired)}
         if mixed:
             metrics["stale_tokens"] = stale_tokens(selection, version)
-        if rl.carry_over:
+        if rl.sync.carry_over:
             metrics["carried"] = len(source.carried)
         with timer("store_s"):
             rows = step_rows(generated + rollouts.dropped, training_labels(selection, update), rl.token_arrays)
         metrics |= timer.seconds | {"step_s": timer.total()}
-        if rl.rollout == "async":  # per engine; the rest of step_s is the idle time of the generator
+        if not rl.sync.lockstep:  # per engine; the rest of step_s is the idle time of the generator
             metrics["engine_busy_s"] = (self.engines.clock.seconds() - busy_s) / len(self.engines.engines)
         self.writer.write_step(stage, step, **rows, metrics=metrics)
         self.state.step, self.state.stage_step = step, self.state.stage_step + 1
@@ -169,7 +169,7 @@ class Trainer:
     async def run(self) -> None:
         """Train all stages, starting at the last checkpoint."""
         stages = self.recipe.stages
-        base = frozen_copy(self.learner.model) if self.recipe.settings(stages[0]).kl_coefficient else None
+        base = frozen_copy(self.learner.model) if self.recipe.settings(stages[0]).method.kl_coefficient else None
         self.state = restore_checkpoint(self.writer, self.learner, self.recipe.rl)
         await self.load_weights(self.state.step)
         self.rollouts.state, self.rollouts.versions = self.state, [self.state.step]
@@ -193,7 +193,7 @@ class Trainer:
         lines = [line for line in RunReader(self.writer.run_dir).metrics() if line["stage"] == stage.name]
         if not self.stage_has_ended(stage, lines, pool):
             reference = base
-            if rl.kl_coefficient and base is None:
+            if rl.method.kl_coefficient and base is None:
                 folder = stage_model(self.writer.run_dir, self.recipe.stages[state.stage - 1].name)
                 reference = frozen_copy(load_model(folder, torch.float32).to(self.learner.device))  # type: ignore[arg-type]
             reset = stage.reset_optimizer and state.stage_step == 0
@@ -218,7 +218,7 @@ class Trainer:
         filtered = await filter_problems(
             problems,
             stage.filter,
-            local_rollouts(problems, self.context(rl), engines=self.engines, mode=rl.rollout),
+            local_rollouts(problems, self.context(rl), engines=self.engines, mode=rl.rollout_mode),
             stage=stage.name,
             step=self.state.step - self.state.stage_step,
             recipe=self.recipe,

@@ -1,7 +1,7 @@
-"""`rl.mode: async` under verl: its trainer `colocate_async`, with the bounds on staleness of the local trainer.
+"""`rl.schedule.type: async` under verl: its trainer `colocate_async`, with the bounds on staleness of the local trainer.
 
 At each step verl starts as many groups as a step uses, so the number of groups that no update has used stays constant. The first
-step starts additional groups, up to `rl.buffer_groups` in total, and with `when_stale: wait` at most (max_staleness + 1) *
+step starts additional groups, up to `rl.schedule.buffer_groups` in total, and with `when_stale: wait` at most (max_staleness + 1) *
 problems_per_step, the rule of `group_stream`.
 """
 
@@ -30,9 +30,9 @@ class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
         keys = self.settings.rl
         self.groups_left = (self.settings.stage.steps - self.state.stage_step) * keys.problems_per_step
         self.replay_buffer.versions = self.versions
-        in_flight = keys.resolved_buffer_groups
-        if keys.when_stale == "wait":
-            in_flight = min(in_flight, (keys.max_staleness + 1) * keys.problems_per_step)
+        in_flight = keys.asynchronous.groups(keys.problems_per_step)
+        if keys.asynchronous.when_stale == "wait":
+            in_flight = min(in_flight, (keys.asynchronous.max_staleness + 1) * keys.problems_per_step)
         self._start_groups(in_flight - keys.problems_per_step)
 
     def prepare_step(self) -> dict[str, Any]:

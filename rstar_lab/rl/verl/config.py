@@ -10,6 +10,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile
+from rstar_lab.rl.methods import Grpo
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.verl.resume import checkpointed
 from rstar_lab.rl.verl.settings import Settings
@@ -22,23 +23,23 @@ PACKED_ATTENTION = "rstar_packed"  # name under which attention.py registers in 
 PLACEHOLDER_ROWS = "placeholder_rows.parquet"  # verl's data set (train.write_placeholder_rows)
 NO_SEPARATE_ASYNC = (
     "separate_async is not supported: it needs GPUs for engines only and a weight transport between them and the trainer, which "
-    "the adapter does not set up; use rl.mode=async, which runs on colocate_async"
+    "the adapter does not set up; use rl.schedule.type=async, which runs on colocate_async"
 )
 # verl keys that users cannot set, each with the reason or the recipe key to use instead.
 FIXED_KEYS = {
-    "algorithm.filter_groups": "rstar_lab's sampler requests new groups: set rl.dynamic_sampling",
-    "trainer.v1.trainer_mode": f"set rl.mode (sync, or async for colocate_async); {NO_SEPARATE_ASYNC}",
+    "algorithm.filter_groups": "rstar_lab's sampler requests new groups: set rl.schedule.dynamic_sampling",
+    "trainer.v1.trainer_mode": f"set rl.schedule.type (sync, or async for colocate_async); {NO_SEPARATE_ASYNC}",
     "trainer.v1.separate_async": NO_SEPARATE_ASYNC,
-    "trainer.v1.colocate_async": "set rl.max_staleness and rl.buffer_groups",
-    "trainer.v1.sampler.max_off_policy": "set rl.max_staleness and rl.when_stale",
+    "trainer.v1.colocate_async": "set rl.schedule.max_staleness and rl.schedule.buffer_groups",
+    "trainer.v1.sampler.max_off_policy": "set rl.schedule.max_staleness and rl.schedule.when_stale",
     "algorithm.rollout_correction": "set rl.correction and rl.old_log_probs",
     "trainer.v1.sampler.custom_sampler": "RoC and the run store use it",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "it selects the problems of a step",
-    "actor_rollout_ref.rollout.n": "set rl.group_size, the rollouts kept, and rl.oversample",
+    "actor_rollout_ref.rollout.n": "set rl.group_size, the rollouts kept, and rl.method.roc.oversample",
     "actor_rollout_ref.rollout.router_config_path": "set engine.scheduler",
     "actor_rollout_ref.rollout.disable_log_stats": "the scheduler reads the servers' metrics",
-    "algorithm.adv_estimator": "advantages are computed with RoC's selection: set rl.normalise_std",
-    "actor_rollout_ref.actor.policy_loss.loss_mode": "set rl.variant",
+    "algorithm.adv_estimator": "advantages are computed with RoC's selection: set rl.method",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "set rl.method.loss",
     "trainer.default_local_dir": "checkpoints belong to the run: set --runs-dir",
     "trainer.resume_mode": "a run always resumes from its checkpoint: use --set name=... for another run",
 }
@@ -62,12 +63,12 @@ def overrides(
         if reason := next((why for own, why in FIXED_KEYS.items() if key.lstrip("+").startswith(own)), None):
             raise UserError(f"verl.{key}: {reason}")
     last_step = settings.first_step + settings.stage.steps - 1
-    longest = MAX_PROMPT_TOKENS + keys.max_response_tokens
+    longest = MAX_PROMPT_TOKENS + keys.limits.max_response_tokens
     evaluate = settings.recipe.evaluate
     evaluated = MAX_PROMPT_TOKENS + (evaluate.max_response_tokens if evaluate.sets else 0)
     tokens = tokens_per_gpu(profile, longest)
-    is_async = keys.mode == "async"
-    groups = max(keys.problems_per_step, keys.resolved_buffer_groups if is_async else 0)
+    is_async = keys.schedule.type == "async"
+    groups = max(keys.problems_per_step, keys.asynchronous.groups(keys.problems_per_step) if is_async else 0)
     in_fp32 = keys.precision == "fp32" or (keys.precision == "auto" and (on_cpu or engine.dtype == "float32"))
     options: dict[str, Any] = {
         "data.train_files": str(run_dir / PLACEHOLDER_ROWS),
@@ -75,10 +76,10 @@ def overrides(
         "data.train_batch_size": keys.problems_per_step,
         "data.shuffle": False,
         "data.dataloader_num_workers": 0,
-        "data.gen_batch_size": 1 if keys.dynamic_sampling or is_async else None,
+        "data.gen_batch_size": 1 if keys.sync.dynamic_sampling or is_async else None,
         "data.filter_overlong_prompts": False,
         "data.max_prompt_length": MAX_PROMPT_TOKENS,
-        "data.max_response_length": keys.max_response_tokens,
+        "data.max_response_length": keys.limits.max_response_tokens,
         "actor_rollout_ref.model.path": str(model),
         "actor_rollout_ref.model.external_lib": "rstar_lab.rl.verl.hooks",
         "actor_rollout_ref.model.enable_gradient_checkpointing": keys.gradient_checkpointing or not on_cpu,
@@ -89,14 +90,14 @@ def overrides(
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
         "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",  # replaced by objective.StreamLoss
-        "actor_rollout_ref.actor.loss_agg_mode": keys.aggregation.replace("group-", ""),
-        "actor_rollout_ref.actor.loss_scale_factor": keys.max_response_tokens
-        if keys.aggregation == "seq-mean-token-sum-norm"
+        "actor_rollout_ref.actor.loss_agg_mode": keys.method.aggregation.replace("group-", ""),
+        "actor_rollout_ref.actor.loss_scale_factor": keys.limits.max_response_tokens
+        if keys.method.aggregation == "seq-mean-token-sum-norm"
         else None,
-        "actor_rollout_ref.actor.clip_ratio_low": keys.clip_low,
-        "actor_rollout_ref.actor.clip_ratio_high": keys.clip_high,
-        "actor_rollout_ref.actor.use_kl_loss": keys.kl_coefficient > 0,
-        "actor_rollout_ref.actor.kl_loss_coef": keys.kl_coefficient,
+        "actor_rollout_ref.actor.clip_ratio_low": keys.method.clip_low,
+        "actor_rollout_ref.actor.clip_ratio_high": keys.method.clip_high,
+        "actor_rollout_ref.actor.use_kl_loss": keys.method.kl_coefficient > 0,
+        "actor_rollout_ref.actor.kl_loss_coef": keys.method.kl_coefficient,
         "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
         "actor_rollout_ref.actor.entropy_coeff": 0,
         "actor_rollout_ref.actor.optim.lr": keys.lr,
@@ -113,7 +114,7 @@ def overrides(
         "actor_rollout_ref.rollout.n": keys.group_size,
         "actor_rollout_ref.rollout.temperature": keys.temperature,
         "actor_rollout_ref.rollout.prompt_length": MAX_PROMPT_TOKENS,
-        "actor_rollout_ref.rollout.response_length": keys.max_response_tokens,
+        "actor_rollout_ref.rollout.response_length": keys.limits.max_response_tokens,
         "actor_rollout_ref.rollout.max_model_len": max(longest, evaluated),
         "actor_rollout_ref.rollout.calculate_log_probs": True,
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": True,
@@ -129,7 +130,7 @@ def overrides(
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "rstar_lab.rl.verl.manager.OversamplingManager",
         "reward.num_workers": 0,  # the agent loop computes the reward
         "algorithm.adv_estimator": "rstar",
-        "algorithm.norm_adv_by_std_in_grpo": keys.normalise_std,
+        "algorithm.norm_adv_by_std_in_grpo": not isinstance(keys.method, Grpo) or keys.method.normalise_std,
         "algorithm.use_kl_in_reward": False,
         "critic.enable": False,
         "trainer.v1.trainer_mode": "rstar_colocate_async" if is_async else "rstar",
@@ -149,7 +150,10 @@ def overrides(
         "trainer.experiment_name": settings.run,
         "trainer.logger": ["console"],
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": max(1, 2 * hardware.nodes) if not on_cpu else 1,
-        "transfer_queue.backend.SimpleStorage.total_storage_size": 4 * groups * keys.group_size * keys.oversample,
+        "transfer_queue.backend.SimpleStorage.total_storage_size": 4
+        * groups
+        * keys.group_size
+        * keys.method.roc.oversample,
     }
     if 0 < checkpointed(run_dir) == settings.first_step - 1:
         # A new stage restarts the learning-rate schedule and, with reset_optimizer, the optimizer.

@@ -59,7 +59,7 @@ class OversamplingManager(AgentLoopManagerTQ):
             self.step, self.sent = step, 0
             rollouts = settings.rl.problems_per_step * settings.rollouts_per_group
             # Other groups run in mode async, so the first dispatch of a step must not wait for the new ones.
-            self.begin_step(rollouts if settings.rl.mode == "sync" else 0)
+            self.begin_step(rollouts if settings.rl.schedule.type == "sync" else 0)
         groups = self._open_groups(len(prompts))
         for name, values in (
             ("group_step", [start for start, _, _ in groups]),

@@ -143,14 +143,14 @@ def aggregation_weights(tokens: Sequence[int], groups: Sequence[Any], rl: RlSect
         groups: group of each row.
         rl: settings of the stage.
     """
-    if rl.aggregation == "token-mean":
+    if rl.method.aggregation == "token-mean":
         return [1 / max(1, sum(tokens))] * len(tokens)
-    if rl.aggregation == "group-token-mean":
+    if rl.method.aggregation == "group-token-mean":
         return (1 / objective.group_normaliser(tokens, groups)).tolist()
     rows = max(1, sum(count > 0 for count in tokens))
-    if rl.aggregation == "seq-mean-token-mean":
+    if rl.method.aggregation == "seq-mean-token-mean":
         return [1 / (rows * max(1, count)) for count in tokens]
-    horizon = rl.max_response_tokens if rl.aggregation == "seq-mean-token-sum-norm" else 1
+    horizon = rl.limits.max_response_tokens if rl.method.aggregation == "seq-mean-token-sum-norm" else 1
     return [1 / (rows * horizon)] * len(tokens)
 
 

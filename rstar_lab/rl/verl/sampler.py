@@ -69,7 +69,7 @@ class _RocMixin:
         tags: dict[str, dict[str, Any]] = {}
         all_metrics: dict[str, Any] = {}
         missing, roc_s = batch_size, 0.0
-        for rounds_left in range(self.settings.rl.dynamic_sampling, -1, -1):
+        for rounds_left in range(self.settings.rl.sync.dynamic_sampling, -1, -1):
             batch, metrics = super().sample(  # type: ignore[misc]
                 global_steps=global_steps, partition_id=partition_id, batch_size=missing
             )
@@ -125,7 +125,7 @@ class RocReplayBuffer(_RocMixin, ReplayBuffer):
 
 
 class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
-    """The buffer of mode async: `rl.max_staleness` and `rl.when_stale` as in the local trainer.
+    """The buffer of mode async: `rl.schedule.max_staleness` and `rl.schedule.when_stale` as in the local trainer.
 
     verl's own limit is off. It counts steps instead of updates, and its `wait` lets groups become too old: it waits only for
     groups that must be used now, and there can be more of these than one update uses.
@@ -156,10 +156,14 @@ class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
 
     def _stale_terminal_keys(self, global_steps: int, partition_id: str) -> set[str]:
         keys = self.settings.rl
-        if partition_id == "val" or keys.when_stale != "drop":
+        if partition_id == "val" or keys.asynchronous.when_stale != "drop":
             return set()
         started = self.prompt_global_steps[partition_id]
-        return {uid for uid in self.finished_keys[partition_id] if self._staleness(started[uid]) > keys.max_staleness}
+        return {
+            uid
+            for uid in self.finished_keys[partition_id]
+            if self._staleness(started[uid]) > keys.asynchronous.max_staleness
+        }
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
         if self.failure_keys[partition_id]:  # verl would replace a group whose rollouts raised an exception
@@ -169,12 +173,18 @@ class RocReplayBufferAsync(_RocMixin, ReplayBufferAsync):
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
     ) -> bool:
-        if len(sampleable_keys) < batch_size or partition_id == "val" or self.settings.rl.when_stale != "wait":
+        if (
+            len(sampleable_keys) < batch_size
+            or partition_id == "val"
+            or self.settings.rl.asynchronous.when_stale != "wait"
+        ):
             return len(sampleable_keys) >= batch_size
         started = self.prompt_global_steps[partition_id]
         chosen = ReplayBufferAsync._select_prompt_uids(self, partition_id, sampleable_keys, batch_size)[0]
         rest = sorted(started[uid] for uid in started.keys() - set(chosen))
-        return rest_in_time([self._staleness(step) for step in rest], batch_size, self.settings.rl.max_staleness)
+        return rest_in_time(
+            [self._staleness(step) for step in rest], batch_size, self.settings.rl.asynchronous.max_staleness
+        )
 
 
 def _in_order(rollouts: Iterable[RolloutNumbers]) -> list[RolloutNumbers]:

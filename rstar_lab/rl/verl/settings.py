@@ -67,7 +67,7 @@ class Settings:
 
     @property
     def rollouts_per_group(self) -> int:
-        return self.rl.group_size * (1 if self.rl.roc == "none" else self.rl.oversample)
+        return self.rl.group_size * (1 if self.rl.method.roc.rule == "none" else self.rl.method.roc.oversample)
 
     @property
     def reads_texts(self) -> bool:

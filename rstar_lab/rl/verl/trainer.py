@@ -123,7 +123,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             policy=engine.scheduler,
             max_tokens=rollout.max_model_len,
             max_response_tokens=rollout.response_length,
-            max_running=engine.max_batch if rollout.name == ENGINE else rollout.max_num_seqs,
+            max_running=engine.max_num_seqs if rollout.name == ENGINE else rollout.max_num_seqs,
         )
         return ScheduledClient(self.config, scheduler=self.scheduler, servers=servers)
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.methods import Branching, Otb, Sdpo
+from rstar_lab.rl.recipe import OneStepOff, Recipe
 
 
 def unsupported_options(recipe: Recipe) -> list[str]:
@@ -13,39 +14,40 @@ def unsupported_options(recipe: Recipe) -> list[str]:
         lines.append("log_to: verl has its own loggers; set verl.trainer.logger=[console, wandb]")
     for number, stage in enumerate(recipe.stages):
         rl = recipe.settings(stage)
-        if rl.lora is not None and rl.kl_coefficient and number:
+        if rl.lora is not None and rl.method.kl_coefficient and number:
             lines.append(
-                f"stages.{stage.name}: kl_coefficient with rl.lora: verl's reference is the model without adapters, that of "
-                "the first stage; use 0 in later stages"
+                f"stages.{stage.name}: method.kl_coefficient with rl.lora: verl's reference is the model without adapters, that "
+                "of the first stage; use 0 in later stages"
             )
         if rl.fp32_head:
             lines.append(
                 f"stages.{stage.name}: fp32_head: verl does not support it; precision: fp32 keeps everything in fp32"
             )
-        if rl.advantage == "otb":
+        if isinstance(rl.method, Otb):
             lines.append(
-                f"stages.{stage.name}: advantage: otb: verl's forward pass returns no sums over the vocabulary; use group"
+                f"stages.{stage.name}: method.type: otb: verl's forward pass returns no sums over the vocabulary; use grpo"
             )
-        if rl.branching is not None:
+        if rl.method.added(Branching):
             lines.append(
-                f"stages.{stage.name}: branching: verl's workers start all rollouts of a group at once; leave it out"
+                f"stages.{stage.name}: method.add: branching: verl's workers start all rollouts of a group at once; leave it out"
             )
-        if rl.self_distillation:
+        if rl.method.added(Sdpo):
             lines.append(
-                f"stages.{stage.name}: self_distillation: verl scores rollouts with the prompts that they had; use 0"
+                f"stages.{stage.name}: method.add: sdpo: verl scores rollouts with the prompts that they had; leave it out"
             )
-        if rl.mode == "one_step_off":
+        if isinstance(rl.schedule, OneStepOff):
             lines.append(
-                f"stages.{stage.name}: mode: one_step_off: with verl a request in flight continues under the new weights; use "
-                "mode: async with max_staleness: 1"
+                f"stages.{stage.name}: schedule.type: one_step_off: with verl a request in flight continues under the new "
+                "weights; use schedule: {type: async, max_staleness: 1}"
             )
-        if rl.mode == "async" and rl.when_stale == "trim":
+        if rl.asynchronous.when_stale == "trim":
             lines.append(
-                f"stages.{stage.name}: when_stale: trim: the verl adapter leaves out whole groups; use wait or drop"
+                f"stages.{stage.name}: schedule.when_stale: trim: the verl adapter leaves out whole groups; use wait or drop"
             )
-        if rl.step_time_s is not None:
+        if rl.sync.step_time_s is not None:
             lines.append(
-                f"stages.{stage.name}: step_time_s: a verl step ends with its last rollout; use time_limit_s, the limit of each rollout"
+                f"stages.{stage.name}: schedule.step_time_s: a verl step ends with its last rollout; use limits.time_limit_s, the "
+                "limit of each rollout"
             )
         if rl.problems_per_step % rl.mini_batches:
             lines.append(

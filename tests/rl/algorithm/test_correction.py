@@ -105,11 +105,10 @@ def test_gradient_of_a_dropped_token_is_zero(batch):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"correction": "tis", "old_log_probs": "engine"}, "correction requires old_log_probs: trainer"),
-        ({"correction": "tis", "importance_cap": 2.0}, "not both"),
-        ({"correction_bounds": (0.5, 2.0)}, "correction_bounds requires correction"),
-        ({"correction": "icepop", "correction_bounds": (2.0, 0.5)}, "0 <= low < high"),
-        ({"correction": "seq_tis", "correction_bounds": (0.5, 2.0)}, "has no lower bound"),
+        ({"correction": {"type": "tis"}, "old_log_probs": "engine"}, "correction requires old_log_probs: trainer"),
+        ({"correction": {"bounds": (0.5, 2.0)}}, r"correction.none.bounds\s+Extra inputs"),
+        ({"correction": {"type": "icepop", "bounds": (2.0, 0.5)}}, "0 <= low < high"),
+        ({"correction": {"type": "seq_tis", "bounds": (0.5, 2.0)}}, "has no lower bound"),
     ],
 )
 def test_keys_that_contradict_each_other_are_errors(keys, message):
@@ -118,13 +117,13 @@ def test_keys_that_contradict_each_other_are_errors(keys, message):
 
 
 def test_importance_cap_is_short_for_truncated_importance_sampling():
-    assert RlSection(importance_cap=3.0).resolved_correction == ("tis", (0.0, 3.0))
-    assert RlSection(correction="icepop").resolved_correction == ("icepop", (0.5, 5.0))
+    assert RlSection(correction={"type": "tis", "bounds": [0, 3.0]}).resolved_correction == ("tis", (0.0, 3.0))
+    assert RlSection(correction={"type": "icepop"}).resolved_correction == ("icepop", (0.5, 5.0))
     assert RlSection().loss_config.correction == "none"
 
 
 def test_only_updates_in_a_row_with_too_many_corrected_tokens_stop_a_run():
-    rl, limit = RlSection(problems_per_step=2, correction="tis", max_corrected_share=0.5), CorrectionLimit()
+    rl, limit = RlSection(problems_per_step=2, correction={"type": "tis", "max_share": 0.5}), CorrectionLimit()
     for share in [0.6] * 4 + [0.5] + [0.6, None] * 4:  # 0.5 is allowed; a step without an update does not count
         limit.check(share, rl)
     with pytest.raises(MismatchError, match="tis changed more than 50% of the tokens in 5 updates in a row, last 60%"):

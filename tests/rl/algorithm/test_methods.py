@@ -148,9 +148,9 @@ def test_metrics_of_correctness_leave_out_failures_of_the_infrastructure():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"teacher_weight": 0.1, "temperature": 0.7}, "temperature"),
-        ({"teacher_weight": 0.1, "kl_coefficient": 0.1}, "one reference model"),
-        ({"self_distillation": 0.1, "kl_coefficient": 0.1}, "one reference model"),
+        ({"method": {"add": [{"type": "opd", "weight": 0.1}]}, "temperature": 0.7}, "temperature"),
+        ({"method": {"add": [{"type": "opd", "weight": 0.1}], "kl_coefficient": 0.1}}, "one reference model"),
+        ({"method": {"add": [{"type": "sdpo", "weight": 0.1}], "kl_coefficient": 0.1}}, "one reference model"),
     ],
 )
 def test_teachers_that_the_loss_cannot_use_are_refused(keys, message):
@@ -210,7 +210,7 @@ def module(tmp_path, monkeypatch):
 
 
 def test_a_class_of_the_user_has_all_hooks(module):
-    own = own_hooks(f"{module}:PerTurn", "rl.advantage")
+    own = own_hooks(f"{module}:PerTurn", "rl.method.type")
     rollouts = [replace(t, turns=(Turn(0, 3, "", 0, 0, 0), Turn(4, 8, "", 0, 0, 0))) for t in group([1, 1, 1, 1])]
     kept = select_rollouts(rollouts, (ALL, own), 0)
     assert [t.sample for t in kept.trajectories] == [0, 1]
@@ -220,7 +220,7 @@ def test_a_class_of_the_user_has_all_hooks(module):
 
 
 def test_advantages_of_the_user_may_be_per_token(module):
-    kept = select_rollouts(group([1, 0]), (ALL, own_hooks(f"{module}:per_token", "rl.advantage")), 0)
+    kept = select_rollouts(group([1, 0]), (ALL, own_hooks(f"{module}:per_token", "rl.method.type")), 0)
     assert kept.streams[0].advantage_T.tolist() == list(range(8))
     own = trained_mask(kept.trajectories[0], kept.streams[0])
     assert kept.advantages[0] == pytest.approx(np.arange(8)[own].mean())
@@ -229,7 +229,7 @@ def test_advantages_of_the_user_may_be_per_token(module):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Nothing", "rl.advantage: .*Nothing has none of the hooks select"),
+        ("Nothing", "rl.method.type: .*Nothing has none of the hooks select"),
         (
             "Wrong",
             r"Wrong.score_group returned .*; expected 2 finite numbers, or for rollout g0 one number per turn \(0\)",
@@ -240,7 +240,7 @@ def test_advantages_of_the_user_may_be_per_token(module):
 )
 def test_mistakes_of_the_user_are_named(module, name, message):
     with pytest.raises(UserError, match=message):
-        select_rollouts(group([1, 0]), (ALL, own_hooks(f"{module}:{name}", "rl.advantage")), 0)
+        select_rollouts(group([1, 0]), (ALL, own_hooks(f"{module}:{name}", "rl.method.type")), 0)
 
 
 def test_streams_of_several_methods_are_combined():

@@ -39,7 +39,7 @@ def token(monkeypatch):
 
 
 def section(served, **keys) -> EngineSection:
-    return EngineSection(kind="server", urls=tuple(served.urls), dtype="float32", max_batch=16, **keys)
+    return EngineSection(kind="server", urls=tuple(served.urls), dtype="float32", max_num_seqs=16, **keys)
 
 
 def worst_gap(model, prompt, completion, temperature=0.8) -> float:
@@ -143,12 +143,12 @@ def test_server_urls_of_a_recipe_are_checked():
         ({"engine.urls": ["http://127.0.0.1:8000"]}, "kind: server requires urls, and urls require kind: server"),
         (sets | {"engine.urls": ["127.0.0.1:8000"]}, "does not begin with http://"),
         ({"engine.teacher_url": "127.0.0.1:8000"}, "teacher_url: '127.0.0.1:8000' does not begin with http://"),
-        (sets | {"rl.rollout": "lockstep"}, "lockstep is not supported with engine.kind: server"),
+        (sets | {"rl.schedule.lockstep": True}, "lockstep is not supported with engine.kind: server"),
     ):
         with pytest.raises(RecipeError, match=message):
             load_recipe("evaluate", wrong)
     with pytest.raises(RecipeError, match=r"teacher_weight requires engine\.teacher_url"):
-        load_recipe("tiny", {"rl.teacher_weight": 1.0})
+        load_recipe("tiny", {"rl.method.add": [{"type": "opd", "weight": 1.0}]})
 
 
 def test_metrics_of_vllm_are_parsed_and_others_return_none():
@@ -174,7 +174,7 @@ async def test_training_on_servers_uses_both_and_has_matching_log_probs(served, 
         | {
             "model": str(folder),
             "runs": str(tmp_path),
-            "rl": RECIPE["rl"] | {"rollout": "async", "problems_per_step": 4},
+            "rl": RECIPE["rl"] | {"problems_per_step": 4},
             "stages": [RECIPE["stages"][0] | {"steps": 2}],
             "engine": {"kind": "server", "urls": served.urls, "dtype": "float32"},
         }
@@ -237,7 +237,12 @@ async def test_distillation_without_any_reward_approaches_the_teacher(served, me
         | {
             "model": str(student),
             "runs": str(tmp_path),
-            "rl": RECIPE["rl"] | {"teacher_weight": 1.0, "reward": "verify", "roc": "none", "warmup_steps": 0},
+            "rl": RECIPE["rl"]
+            | {
+                "method": {"add": [{"type": "opd", "weight": 1.0}], "roc": {"rule": "none"}},
+                "reward": "verify",
+                "warmup_steps": 0,
+            },
             "stages": [RECIPE["stages"][0] | {"steps": 6}],
             "engine": {"kind": "transformers", "dtype": "float32", "teacher_url": served.urls[1]},
         }

@@ -21,7 +21,7 @@ from rstar_lab.rl.engines.logs import end_of_log
 from rstar_lab.rl.recipe import EngineSection
 
 pytestmark = pytest.mark.slow
-SECTION = EngineSection(dtype="float32", count=1, kv_cache_gb=0.1, max_batch=32)
+SECTION = EngineSection(dtype="float32", count=1, kv_cache_gb=0.1, max_num_seqs=32)
 
 
 async def sample(engine, temperature: float = 0.8, max_tokens: int = 24):

@@ -32,9 +32,14 @@ def test_the_form_has_every_key_and_changes_nothing_by_itself(name):
 
 def test_a_change_is_an_override_that_the_command_line_reads_alike():
     form = RecipeForm("tiny_fast")
-    for key, value in {"rl.lr": "1e-4", "rl.roc": "released", "stages.rl.steps": "9", "rl.tools": "[python]"}.items():
+    for key, value in {
+        "rl.lr": "1e-4",
+        "rl.method.roc.rule": "released",
+        "stages.rl.steps": "9",
+        "rl.tools": "[python]",
+    }.items():
         form.field(key).value = value
-    assert form.overrides == parse_overrides(["rl.lr=1e-4", "rl.roc=released", "stages.rl.steps=9"]), (
+    assert form.overrides == parse_overrides(["rl.lr=1e-4", "rl.method.roc.rule=released", "stages.rl.steps=9"]), (
         "tools is unchanged"
     )
     assert form.recipe == load_recipe("tiny_fast", form.overrides)
@@ -59,7 +64,7 @@ def test_search_finds_keys_of_all_sections_and_texts():
     form.section.value = "engine"
     assert len(form.body.children) == len(form.shown()) and all(key.startswith("engine.") for key in form.shown())
     form.search.value = "max_response_tokens"
-    assert {"rl.max_response_tokens", "evaluate.max_response_tokens"} <= set(form.shown())
+    assert {"rl.limits.max_response_tokens", "evaluate.max_response_tokens"} <= set(form.shown())
     assert "rl.lr" not in form.shown() and form.found.value == ""
 
 

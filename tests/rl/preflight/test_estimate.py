@@ -41,9 +41,9 @@ def test_a_models_size_is_read_from_its_folder(tmp_path):
 def test_step_time_grows_with_length_and_oversampling():
     model, profile = KNOWN["Qwen3-14B"], load_profile("mi300x_8x8")
     base = estimate.step_time(model, RlSection(), profile)
-    longer = estimate.step_time(model, RlSection(max_response_tokens=16384), profile)
+    longer = estimate.step_time(model, RlSection(limits={"max_response_tokens": 16384}), profile)
     assert longer.generation > 2 * base.generation, "twice the tokens, with more cache to read each"
-    plain = estimate.step_time(model, RlSection(roc="none"), profile)
+    plain = estimate.step_time(model, RlSection(method={"roc": {"rule": "none"}}), profile)
     assert plain.update == base.update, "G of each group are trained on, with RoC and without"
     assert base.generation / 2 <= plain.generation < base.generation, (
         "RoC rolls out twice as many; reading weights is shared"
@@ -92,12 +92,12 @@ def test_the_lora_recipe_fits_24_gb_and_full_training_does_not():
 
 def test_local_trainer_adds_engine_and_training_memory():
     model, profile = KNOWN["Qwen3-1.7B"], load_profile("one_gpu")
-    rl = RlSection(max_response_tokens=4096, gradient_checkpointing=True, micro_batch_tokens=16_384)
-    recipe = Recipe(model="-", engine=EngineSection(memory_share=0.4))
+    rl = RlSection(limits={"max_response_tokens": 4096}, gradient_checkpointing=True, micro_batch_tokens=16_384)
+    recipe = Recipe(model="-", engine=EngineSection(gpu_memory_utilization=0.4))
     need = estimate.memory(model, recipe, rl, profile)
     assert need.together and need.peak == pytest.approx(need.training_peak + 0.4 * 80)
     assert need.fits
-    greedy = estimate.memory(model, Recipe(model="-", engine=EngineSection(memory_share=0.85)), rl, profile)
+    greedy = estimate.memory(model, Recipe(model="-", engine=EngineSection(gpu_memory_utilization=0.85)), rl, profile)
     assert not greedy.fits, "each of the two fits, both together do not"
     assert max(greedy.training_peak, greedy.rollout_peak) < greedy.hbm
 
@@ -105,7 +105,9 @@ def test_local_trainer_adds_engine_and_training_memory():
 def test_local_trainer_uses_the_recipes_micro_batch():
     model, profile, recipe = KNOWN["Qwen3-1.7B"], load_profile("one_gpu"), Recipe(model="-")
     small, large = (
-        estimate.memory(model, recipe, RlSection(micro_batch_tokens=tokens, max_response_tokens=1024), profile)
+        estimate.memory(
+            model, recipe, RlSection(micro_batch_tokens=tokens, limits={"max_response_tokens": 1024}), profile
+        )
         for tokens in (8192, 16_384)
     )
     assert large.training_peak > small.training_peak

@@ -22,8 +22,9 @@ PAPER = {
     "model": "Qwen/Qwen3-14B-Base",
     "stages": [
         {"name": "stage1", "problems": {"file": "data/42k.parquet"}, "steps": 300},
-        {"name": "stage2", "problems": {"file": "data/42k.parquet"}, "steps": 85, "max_response_tokens": 12288},
-        {"name": "stage3", "problems": {"file": "data/17k.parquet"}, "steps": 125, "max_response_tokens": 12288, "max_turns": 15},
+        {"name": "stage2", "problems": {"file": "data/42k.parquet"}, "steps": 85, "limits": {"max_response_tokens": 12288}},
+        {"name": "stage3", "problems": {"file": "data/17k.parquet"}, "steps": 125,
+         "limits": {"max_response_tokens": 12288, "max_turns": 15}},
     ],
     "sandbox": {"url": "http://sandbox.invalid:8000"},
 }  # fmt: skip
@@ -157,7 +158,7 @@ def test_sft_is_composed_and_unsupported_keys_fail_until_the_model_exists(recipe
             "memory",
             "sequences of 702048 tokens",
         ),
-        ({"model": "Qwen/Qwen3-14B"}, {"rl.max_response_tokens": 400_000}, "one_gpu", "memory", "does not fit"),
+        ({"model": "Qwen/Qwen3-14B"}, {"rl.limits.max_response_tokens": 400_000}, "one_gpu", "memory", "does not fit"),
         ({}, {"rl.token_arrays": "all", "stages.0.steps": 120_000}, "mi300x_8x8", "disk", "sampled"),
     ],
 )
@@ -213,9 +214,9 @@ def test_keys_that_verl_does_not_support_fail(recipe):
 
 
 def test_keys_that_verl_ignores_are_a_warning(recipe):
-    finding = findings_of(recipe(), "mi300x_8x8", {"engine.memory_share": 0.5, "processes": 2})["unread keys"]
+    finding = findings_of(recipe(), "mi300x_8x8", {"engine.gpu_memory_utilization": 0.5, "processes": 2})["unread keys"]
     assert finding.status is Status.WARN
-    assert "engine.memory_share (verl reads the profile's engine.memory_utilization)" in finding.message
+    assert "engine.gpu_memory_utilization (verl reads the profile's engine.memory_utilization)" in finding.message
     assert "processes (verl reads the profile's GPUs)" in finding.message
 
 

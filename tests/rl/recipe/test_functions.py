@@ -68,9 +68,10 @@ def test_all_examples_load_and_preflight_names_them(module):
     (module / "own.yaml").write_text(yaml.safe_dump({"name": "own", "model": "tiny", **example_recipe()}))
     (shown,) = (found for found in preflight("own.yaml", "laptop") if found.check == "own functions")
     assert (
-        "rl.roc: my_parts:fewest_errors" in shown.message and "engine.scheduler: my_parts:RoundRobin" in shown.message
+        "rl.method.roc.rule: my_parts:fewest_errors" in shown.message
+        and "engine.scheduler: my_parts:RoundRobin" in shown.message
     )
-    wrong = {"rl.variant": "my_parts:reinforced"}
+    wrong = {"rl.method.loss": "my_parts:reinforced"}
     (shown,) = (found for found in preflight("own.yaml", "laptop", wrong) if found.check == "own functions")
     assert shown.status == "fail" and "has no reinforced; did you mean reinforce?" in shown.message
 
@@ -79,8 +80,8 @@ def test_all_examples_load_and_preflight_names_them(module):
 async def test_a_run_with_every_part_replaced_uses_them(module):
     stages = [{"name": "one", "steps": 6, "hand_off": {"trigger": "my_parts:solved"}}]
     problems = {"one": [problem("a", 0.5), problem("b", 0.5)]}
-    own = {key: value for key, value in example_recipe()["rl"].items() if key != "advantage"}
-    own |= {"advantage": "my_more:advantage", "oversample": 2, "mini_batches": 2}
+    own = example_recipe()["rl"]
+    own |= {"mini_batches": 2, "method": own["method"] | {"type": "my_more:advantage"}}
     (module / "my_more.py").write_text(
         "seen = []\n"
         "def advantage(rewards, trajectories):\n    seen.append([t.traj_id for t in trajectories])\n    return rewards * 2 - 1\n"
@@ -108,7 +109,7 @@ def test_own_loss_and_correction_equal_their_formulas():
     torch.manual_seed(0)
     log_probs, old, engine = (torch.randn(2, 6) for _ in range(3))
     advantages, mask = torch.tensor([[1.0], [-0.5]]).expand(2, 6), torch.rand(2, 6) > 0.3
-    config = RlSection(variant="my_parts:reinforce", correction="my_parts:capped").loss_config
+    config = RlSection(method={"loss": "my_parts:reinforce"}, correction={"type": "my_parts:capped"}).loss_config
     loss, stats = training_loss(log_probs, old, Terms(advantages, mask), config, engine_log_probs=engine)
     weight = (old - engine).exp().clamp(max=3)
     terms = -advantages * (log_probs - old).exp() * weight
@@ -122,9 +123,10 @@ def test_own_loss_and_correction_equal_their_formulas():
 def test_own_rule_penalty_and_advantage_select_the_rollouts():
     rl = RlSection(
         group_size=2,
-        roc="my_parts:fewest_errors",
-        roc_penalties=("errors", "my_parts:long"),
-        advantage="my_parts:centred",
+        method={
+            "type": "my_parts:centred",
+            "roc": {"rule": "my_parts:fewest_errors", "penalties": ("errors", "my_parts:long")},
+        },
     )
     kept = select_rollouts(GROUPS, rl.hooks, seed=0)
     expected = []
@@ -162,7 +164,9 @@ def test_own_policy_dispatches_the_turns_of_the_simulator():
 @pytest.mark.slow
 def test_helper_processes_load_own_losses(module):
     """With two processes, half of the rows are computed in the helper: a loss that reached only one would show."""
-    rl = RlSection(variant="my_parts:reinforce", correction="my_parts:capped", mini_batches=2, lr=1e-3)
+    rl = RlSection(
+        method={"loss": "my_parts:reinforce"}, correction={"type": "my_parts:capped"}, mini_batches=2, lr=1e-3
+    )
     seen = []
     for count in (1, 2):
         learner = Learner(
@@ -180,13 +184,13 @@ def test_helper_processes_load_own_losses(module):
 
 def test_an_sft_run_in_another_prompt_format_is_refused():
     def start(prompt_format):
-        keys = {"sft": {"problems": {"synthetic": {"count": 1}}}, "rl": {"prompt_format": prompt_format}}
+        keys = {"sft": {"problems": {"synthetic": {"count": 1}}}, "rl": {"prompt": {"format": prompt_format}}}
         recipe = parse_recipe({"name": "formats", "model": "tiny", **keys})
         return open_run(RunSession(recipe, Reporter()), "sft", "train", SFT_KEYS)
 
     with start("paper"):
         pass
-    with pytest.raises(RecipeError, match=r"rl\.prompt_format: paper then, released now"):
+    with pytest.raises(RecipeError, match=r"rl\.prompt\.format: paper then, released now"):
         start("released")
     with pytest.raises(RecipeError, match="sft supports only paper and released"):
         start("model")
@@ -198,7 +202,7 @@ async def test_the_same_run_with_another_source_is_refused(module):
 
     with start() as writer:
         run = writer.run_dir
-    assert RunReader(run).info["extra"]["functions"]["rl.roc"].startswith("my_parts:fewest_errors@")
+    assert RunReader(run).info["extra"]["functions"]["rl.method.roc.rule"].startswith("my_parts:fewest_errors@")
     with start():
         pass
     (module / "my_parts.py").write_text((module / "my_parts.py").read_text() + "\n# another version\n")
@@ -207,18 +211,18 @@ async def test_the_same_run_with_another_source_is_refused(module):
 
 
 WRONG = {
-    "rl.roc: my_wrong:rule returned [0, 0]; expected 2 different indices below 3": (
-        {"roc": "my_wrong:rule"}, "def rule(rewards, penalties, keep, rng):\n    return [0] * keep"),
-    "rl.roc: my_wrong:rule failed at": (
-        {"roc": "my_wrong:rule"}, "def rule(rewards, penalties, keep, rng):\n    return 1 / 0"),
-    "rl.roc_penalties: my_wrong:p returned -1": (
-        {"roc_penalties": ("my_wrong:p",)}, "def p(trajectory):\n    return -1"),
-    "rl.advantage: my_wrong:a returned [nan]; expected": (
-        {"advantage": "my_wrong:a"}, "def a(rewards, trajectories):\n    return [float('nan')]"),
-    "rl.roc: my_wrong:rule is called with (rewards, penalties, keep, rng): too many positional arguments": (
-        {"roc": "my_wrong:rule"}, "def rule(rewards, keep):\n    return [0]"),
-    "my_wrong.py has no rule; did you mean rules?": ({"roc": "my_wrong:rule"}, "def rules():\n    pass"),
-    "rl.roc: my_wrong:rule is a int; expected a function": ({"roc": "my_wrong:rule"}, "rule = 3"),
+    "rl.method.roc.rule: my_wrong:rule returned [0, 0]; expected 2 different indices below 3": (
+        {"method": {"roc": {"rule": "my_wrong:rule"}}}, "def rule(rewards, penalties, keep, rng):\n    return [0] * keep"),
+    "rl.method.roc.rule: my_wrong:rule failed at": (
+        {"method": {"roc": {"rule": "my_wrong:rule"}}}, "def rule(rewards, penalties, keep, rng):\n    return 1 / 0"),
+    "rl.method.roc.penalties: my_wrong:p returned -1": (
+        {"method": {"roc": {"penalties": ("my_wrong:p",)}}}, "def p(trajectory):\n    return -1"),
+    "rl.method.type: my_wrong:a returned [nan]; expected": (
+        {"method": {"type": "my_wrong:a"}}, "def a(rewards, trajectories):\n    return [float('nan')]"),
+    "rl.method.roc.rule: my_wrong:rule is called with (rewards, penalties, keep, rng): too many positional arguments": (
+        {"method": {"roc": {"rule": "my_wrong:rule"}}}, "def rule(rewards, keep):\n    return [0]"),
+    "my_wrong.py has no rule; did you mean rules?": ({"method": {"roc": {"rule": "my_wrong:rule"}}}, "def rules():\n    pass"),
+    "rl.method.roc.rule: my_wrong:rule is a int; expected a function": ({"method": {"roc": {"rule": "my_wrong:rule"}}}, "rule = 3"),
 }  # fmt: skip
 
 
@@ -234,7 +238,9 @@ def test_mistakes_are_named_with_their_key(message, module):
 async def test_an_own_chat_template_renders_prompts_and_text_between_turns():
     tokenizer = train_tokenizer(["text"], 300)
     tokenizer.chat_template = None
-    rl = RlSection(prompt_format="model", chat_template="my_parts:chatml", answer="boxed", system_prompt="Be brief.")
+    rl = RlSection(
+        prompt={"format": "model", "chat_template": "my_parts:chatml", "system_prompt": "Be brief."}, answer="boxed"
+    )
     codec = Codec(tokenizer, {}, rl.prompt_style)
     engine = ScriptedEngine(tokenizer, lambda prompt, turn: [render_tool_call("f", {}), "\\boxed{4}"][turn])
     context = RolloutContext(codec, {}, verify, RolloutLimits(500), answer_format="boxed")
@@ -251,34 +257,37 @@ async def test_an_own_chat_template_renders_prompts_and_text_between_turns():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("return 1", "rl.chat_template: my_wrong:t returned int; expected a string"),
-        ("return messages[0]['text']", "rl.chat_template: my_wrong:t failed at .*my_wrong.py:2: KeyError: 'text'"),
-        ("return ''", "rl.chat_template: my_wrong:t ends a turn without a special token"),
+        ("return 1", "rl.prompt.chat_template: my_wrong:t returned int; expected a string"),
+        (
+            "return messages[0]['text']",
+            "rl.prompt.chat_template: my_wrong:t failed at .*my_wrong.py:2: KeyError: 'text'",
+        ),
+        ("return ''", "rl.prompt.chat_template: my_wrong:t ends a turn without a special token"),
     ],
 )
 def test_wrong_chat_templates_are_named_with_their_key(source, message, module):
     (module / "my_wrong.py").write_text(f"def t(messages, tools, add_generation_prompt):\n    {source}")
-    style = RlSection(prompt_format="model", chat_template="my_wrong:t").prompt_style
+    style = RlSection(prompt={"format": "model", "chat_template": "my_wrong:t"}).prompt_style
     with pytest.raises(UserError, match=message):
         Codec(train_tokenizer(["text"], 300), {}, style)
-    with pytest.raises(RecipeError, match="chat_template requires prompt_format: model"):
-        parse_recipe({"model": "tiny", "rl": {"chat_template": "my_wrong:t"}})
+    with pytest.raises(RecipeError, match=r"rl.prompt.chat_template: not a key of format: paper; it belongs to model"):
+        parse_recipe({"model": "tiny", "rl": {"prompt": {"chat_template": "my_wrong:t"}}})
 
 
 def test_a_loss_of_the_wrong_shape_is_refused(module):
     (module / "my_wrong.py").write_text("def loss(log_probs, old, advantages, mask):\n    return log_probs.sum()")
-    config = RlSection(variant="my_wrong:loss").loss_config
+    config = RlSection(method={"loss": "my_wrong:loss"}).loss_config
     ones = torch.ones(2, 3)
     with pytest.raises(
-        UserError, match=r"rl.variant: my_wrong:loss returned shape \(\); expected a tensor of shape \(2, 3\)"
+        UserError, match=r"rl.method.loss: my_wrong:loss returned shape \(\); expected a tensor of shape \(2, 3\)"
     ):
         policy_loss(ones, ones, ones, ones.bool(), variant=config.variant)
 
 
 def test_the_error_of_a_wrong_name_lists_built_ins_and_the_module_form():
     with pytest.raises(RecipeError) as error:
-        parse_recipe({"model": "tiny", "rl": {"roc": "papr"}})
-    assert "rl.roc: Input should be 'paper'" in str(
+        parse_recipe({"model": "tiny", "rl": {"method": {"roc": {"rule": "papr"}}}})
+    assert "rl.method.roc.rule: Input should be 'paper'" in str(
         error.value
     ) and "is not a function of the form module:function" in str(error.value)
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from operator import attrgetter
 
 import psutil
 import pytest
@@ -27,8 +28,8 @@ from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 ALGORITHM_KEYS = (
-    "roc", "oversample", "roc_penalties", "clip_low", "clip_high", "variant", "aggregation", "normalise_std", "max_turns",
-    "temperature", "lr", "warmup_steps", "mini_batches", "old_log_probs", "reward", "tools", "kl_coefficient",
+    "method", "correction", "schedule", "prompt", "limits.max_turns", "temperature", "lr", "warmup_steps", "mini_batches",
+    "old_log_probs", "reward", "tools",
 )  # fmt: skip
 
 
@@ -39,21 +40,21 @@ def test_small_recipe_keeps_stages_and_algorithm(name, tmp_path):
     assert [stage.name for stage in small.stages] == [stage.name for stage in recipe.stages]
     for before, after in zip(recipe.stages, small.stages, strict=True):
         for key in ALGORITHM_KEYS:
-            assert getattr(small.settings(after), key) == getattr(recipe.settings(before), key), key
+            assert attrgetter(key)(small.settings(after)) == attrgetter(key)(recipe.settings(before)), key
         assert (before.filter is None, before.hand_off is None) == (after.filter is None, after.hand_off is None)
         assert before.reset_optimizer == after.reset_optimizer
         settings = small.settings(after)
         assert settings.problems_per_step % settings.mini_batches == 0
         assert settings.problems_per_step * settings.group_size % 2 == 0, "two ranks"
-    limits = [small.settings(stage).max_response_tokens for stage in small.stages]
+    limits = [small.settings(stage).limits.max_response_tokens for stage in small.stages]
     assert not limits or min(limits) == 96
     assert set(small.evaluate.sets) == set(recipe.evaluate.sets)
 
 
 def test_response_limits_of_the_stages_keep_their_proportion(tmp_path):
     small = shrink_recipe(load_recipe("qwen3_14b_mi300x"), tmp_path)
-    assert [small.settings(stage).max_response_tokens for stage in small.stages] == [96, 144, 144]
-    assert [small.settings(stage).max_turns for stage in small.stages] == [10, 10, 15]
+    assert [small.settings(stage).limits.max_response_tokens for stage in small.stages] == [96, 144, 144]
+    assert [small.settings(stage).limits.max_turns for stage in small.stages] == [10, 10, 15]
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -81,28 +82,28 @@ def test_every_key_is_either_covered_or_listed_with_a_reason(name, profile):
     named = [line.partition(": ")[0] for line in missing]
     assert sorted([*covered, *named]) == sorted(all_keys(recipe, machine))
     assert not [line for line in missing if "read it" in line]
-    assert {"rl.clip_low", "runs"} <= set(covered)
+    assert {"rl.method.clip_low", "runs"} <= set(covered)
     assert coverage(recipe, machine, set())[0] == [], "nothing was executed"
 
 
 def test_keys_of_nested_sections_and_stages_are_named():
     keys = all_keys(load_recipe("qwen3_14b_mi300x"), load_profile("mi300x_8x8"))
     assert {
-        "stages.one.steps", "stages.three.filter.samples", "stages.two.rl.max_response_tokens",
+        "stages.one.steps", "stages.three.filter.samples", "stages.two.rl.limits",
         "stages.one.problems.file", "evaluate.sets.aime24.file", "sft.lr", "profile.env.NCCL_DEBUG", "profile.slurm.time",
     } <= set(keys)  # fmt: skip
-    assert ("RlSection.max_response_tokens",) in keys["stages.two.rl.max_response_tokens"]
+    assert ("RlSection.limits",) in keys["stages.two.rl.limits"]
     assert keys["evaluate.sets.aime24.file"] == (("Recipe.evaluate",), ("EvaluateSection.sets",), ("Problems.file",))
 
 
 def test_a_key_that_no_process_reads_is_listed():
     recipe, profile = load_recipe("qwen3_14b_mi300x"), load_profile("mi300x_8x8")
-    reads = every_field(recipe, profile) - {"RlSection.clip_low", "EvaluateSection.sets"}
+    reads = every_field(recipe, profile) - {"Grpo.clip_low", "Method.clip_low", "EvaluateSection.sets"}
     covered, missing = coverage(recipe, profile, reads)
     listed = {
         line.partition(": ")[0] for line in missing if line.endswith("no process of the job read it (trainer verl)")
     }
-    assert "rl.clip_low" in listed and "rl.clip_high" in covered
+    assert "rl.method.clip_low" in listed and "rl.method.clip_high" in covered
     assert "evaluate.sets.aime24.file" in listed, "its file was read for training only"
     assert "stages.one.problems.file" in covered
 
@@ -131,12 +132,14 @@ def test_the_number_of_nodes_is_covered_only_if_it_is_above_one(nodes):
 
 
 def test_a_teacher_is_left_out(tmp_path):
-    recipe = load_recipe("tiny", {"rl.teacher_weight": 0.5, "engine.teacher_url": "http://127.0.0.1:9"})
+    recipe = load_recipe(
+        "tiny", {"rl.method.add": [{"type": "opd", "weight": 0.5}], "engine.teacher_url": "http://127.0.0.1:9"}
+    )
     small = shrink_recipe(recipe, tmp_path)
-    assert small.engine.teacher_url is None and not any(small.settings(s).teacher_weight for s in small.stages)
+    assert small.engine.teacher_url is None and not any(small.settings(s).method.add for s in small.stages)
     profile = load_profile("laptop")
     _, missing = coverage(recipe, profile, every_field(recipe, profile))
-    assert {"engine.teacher_url", "rl.teacher_weight"} <= {line.partition(": ")[0] for line in missing}
+    assert {"engine.teacher_url", "rl.method.add"} <= {line.partition(": ")[0] for line in missing}
 
 
 def test_reads_of_a_process_are_recorded_without_validation_and_preflight(tmp_path):
@@ -149,13 +152,13 @@ def test_reads_of_a_process_are_recorded_without_validation_and_preflight(tmp_pa
         "list(preflight('tiny_fast', 'one_gpu'))\n"
         "recipe.model_dump(), recipe == recipe\n"
         "settings = recipe.settings(recipe.stages[0])\n"
-        "settings.clip_low, settings.hooks, load_profile('laptop').hardware.nodes\n"
+        "settings.method.clip_low, settings.hooks, load_profile('laptop').hardware.nodes\n"
     )
     environment = os.environ | {VARIABLE: str(tmp_path / "reads")}
     subprocess.run([sys.executable, str(script)], check=True, env=environment, capture_output=True)
     reads = recorded_reads(tmp_path / "reads")
-    assert {"Recipe.stages", "Recipe.rl", "RlSection.clip_low", "Profile.hardware", "Hardware.nodes"} <= reads
-    assert {"RlSection.roc", "RlSection.group_size"} <= reads, "read through the property hooks"
+    assert {"Recipe.stages", "Recipe.rl", "Grpo.clip_low", "Profile.hardware", "Hardware.nodes"} <= reads
+    assert {"Roc.rule", "RlSection.group_size"} <= reads, "read through the property hooks"
     assert (
         not {"RlSection.lr", "RlSection.importance_cap", "Stage.steps", "Hardware.cpus_per_node", "Recipe.seed"} & reads
     )

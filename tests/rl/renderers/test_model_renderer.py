@@ -11,8 +11,9 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.models.model import load_tokenizer
+from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.recipe import RecipeError, RlSection
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import render_prompt
 from rstar_lab.rl.renderers.model import ModelRenderer
@@ -188,7 +189,7 @@ def test_equal_prompts_on_every_day():
 def test_keys_of_the_prompt_change_it():
     keys = {"system_prompt": "Be brief.", "question_wrapper": "Task: {question} ({answer_instruction})"}
     for prompt_format in ("paper", "model"):
-        rl = RlSection(prompt_format=prompt_format, answer_instruction="In a box.", **keys)
+        rl = RlSection(prompt={"format": prompt_format, "answer_instruction": "In a box."} | keys)
         codec = Codec(chat_tokenizer("qwen2.5"), {}, rl.prompt_style)
         text = codec.tokenizer.decode(codec.prompt_ids("6*7?"))
         assert "Be brief.<|im_end|>" in text and "user\nTask: 6*7? (In a box.)<|im_end|>" in text
@@ -199,22 +200,25 @@ def test_keys_of_the_prompt_change_it():
     ("keys", "message"),
     [
         (
-            {"prompt_format": "released", "system_prompt": ""},
-            "system_prompt cannot be combined with prompt_format: released",
+            {"format": "released", "system_prompt": ""},
+            "rl.prompt.system_prompt: not a key of format: released; it belongs to paper, model",
         ),
-        ({"template_options": {"enable_thinking": False}}, "template_options requires prompt_format: model"),
-        ({"question_wrapper": "Solve this."}, "must contain {question} once"),
+        (
+            {"template_options": {"enable_thinking": False}},
+            "rl.prompt.template_options: not a key of format: paper; it belongs to model",
+        ),
+        ({"question_wrapper": "Solve this."}, "rl.prompt.question_wrapper: must contain {question} once"),
     ],
 )
 def test_keys_that_do_not_fit_the_format_are_errors(keys, message):
-    with pytest.raises(ValueError, match=message):
-        RlSection(**keys)
+    with pytest.raises(RecipeError, match=message):
+        parse_recipe({"model": "tiny", "rl": {"prompt": keys}})
 
 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (None, "has no chat template; set rl.prompt_format=paper"),
+        (None, "has no chat template; set rl.prompt.format=paper"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "without a special token"),
         ("{{ nonsense.a.b }}", "chat template of .* fails"),
         (FAMILIES["qwen2.5"].template.replace("<tool_call>", "<call>"), "in a syntax that is not supported"),

@@ -146,28 +146,34 @@ async def test_a_rollout_whose_session_is_lost_does_not_branch(caplog):
         patch.setattr(LocalSandbox, "fork", lost)
         found = await roll(0.5, 4)
     assert len(found) == 4 and not any(t.metrics for t in found)
-    assert "rl.branching: rollout r-000001-0000-0" in caplog.text and "is not live" in caplog.text
+    assert "branching: rollout r-000001-0000-0" in caplog.text and "is not live" in caplog.text
 
 
 @pytest.mark.parametrize(
     "keys, message",
     [
-        ({"rollout": "lockstep"}, "branching requires rollout: async"),
-        ({"carry_over": True, "step_time_s": 1.0, "old_log_probs": "engine"}, "branching cannot be combined with carry_over"),
+        ({"schedule": {"lockstep": True}}, "branching cannot be combined with schedule.lockstep"),
+        ({"schedule": {"carry_over": True, "step_time_s": 1.0}, "old_log_probs": "engine"},
+         "branching cannot be combined with schedule.carry_over"),
         ({"tools": ["mcp+stdio:server"]}, "branching cannot be combined with the tool mcp.stdio:server"),
         ({"environments": [{"name": "e", "environment": "m:E"}]}, "branching cannot be combined with environments.e.environment"),
     ],
 )  # fmt: skip
 def test_settings_without_branches_are_rejected(keys, message):
     with pytest.raises(ValueError, match=message):
-        RlSection(branching=0.1, **keys)
+        RlSection(method={"add": [{"type": "branching", "entropy": 0.1}]}, **keys)
 
 
 def test_sessions_of_gvisor_are_rejected():
-    recipe = recipe_of([{"name": "s", "steps": 1}], rollout="async", tools=["jupyter"], branching=0.1)
+    recipe = recipe_of(
+        [{"name": "s", "steps": 1}],
+        schedule={"lockstep": False},
+        tools=["jupyter"],
+        method={"add": [{"type": "branching", "entropy": 0.1}]},
+    )
     data = json.loads(recipe.model_dump_json()) | {"sandbox": {"isolation": "gvisor"}}
     with pytest.raises(
-        RecipeError, match=r"stages.s.branching: sessions of sandbox.isolation: gvisor cannot be copied"
+        RecipeError, match=r"stages.s.method.add: branching: sessions of sandbox.isolation: gvisor cannot be copied"
     ):
         parse_recipe(data)
 
@@ -180,8 +186,9 @@ async def test_a_run_with_branches_is_trained_and_stored(memorized_model, tmp_pa
         {
             "name": "b", "model": str(memorized_model[0]), "runs": str(tmp_path), "sandbox": {"workers": 1},
             "rl": {
-                "problems_per_step": 2, "group_size": 4, "max_response_tokens": 300, "max_turns": 3, "temperature": 1.3,
-                "branching": 0.0, "token_arrays": "all", "lr": 1e-4, "warmup_steps": 0, "checkpoint_every": 10,
+                "problems_per_step": 2, "group_size": 4, "limits": {"max_response_tokens": 300, "max_turns": 3}, "temperature": 1.3,
+                "method": {"add": [{"type": "branching", "entropy": 0.0}]}, "token_arrays": "all", "lr": 1e-4, "warmup_steps": 0,
+                "checkpoint_every": 10,
             },
             "stages": [{"name": "s", "problems": {"file": str(problems)}, "steps": 2}],
             "engine": {"kind": "transformers", "dtype": "float32", "mismatch_limit": 1e9},

@@ -69,7 +69,9 @@ class RecordingEngine(ScriptedEngine):
 
 async def rollouts() -> list[dict[str, Any]]:
     """Return what the agent loop generates for every problem and script."""
-    rl = RlSection(tools=("python", "jupyter"), max_response_tokens=2500, max_turns=4, max_tool_chars=1000)
+    rl = RlSection(
+        tools=("python", "jupyter"), limits={"max_response_tokens": 2500, "max_turns": 4, "max_tool_chars": 1000}
+    )
     found = []
     async with LocalSandbox(workers=1) as sandbox:
         tools = make_tools(rl.tools, sandbox, timeout_s=20.0, memory_mb=256)

@@ -26,6 +26,7 @@ from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.lockstep import Lockstep
 from rstar_lab.rl.scheduling.policies import POLICIES, make_policy
+from rstar_lab.rl.section import merged
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.rl.training.update import MismatchError, UpdateResult
 from rstar_lab.rl.trajectory import StopReason, Trajectory
@@ -246,18 +247,20 @@ async def test_time_limit_of_a_rollout_applies_in_lockstep():
 
 
 def test_recipe_errors_name_what_carry_over_requires():
-    good: dict[str, Any] = {"rollout": "async", "step_time_s": 5.0, "carry_over": True, "old_log_probs": "engine"}
-    assert recipe_of([], **good).rl.carry_over
+    good: dict[str, Any] = {
+        "schedule": {"lockstep": False, "step_time_s": 5.0, "carry_over": True}, "old_log_probs": "engine",
+    }  # fmt: skip
+    assert recipe_of([], **good).rl.sync.carry_over
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"rollout": "lockstep"}, "step_time_s requires rollout: async"),
-        ({"step_time_s": None}, "carry_over requires step_time_s"),
+        ({"schedule": {"lockstep": True}}, "step_time_s cannot be combined with lockstep"),
+        ({"schedule": {"step_time_s": None}}, "carry_over requires step_time_s"),
         ({"old_log_probs": "trainer"}, "carry_over requires old_log_probs: engine"),
-        ({"dynamic_sampling": 2}, "carry_over cannot be combined with dynamic_sampling"),
-        ({"time_limit_s": 0}, "time_limit_s"),
+        ({"schedule": {"dynamic_sampling": 2}}, "carry_over cannot be combined with dynamic_sampling"),
+        ({"limits": {"time_limit_s": 0}}, "rl.limits.time_limit_s"),
     ]
     for change, message in changes:
         with pytest.raises(RecipeError, match=message):
-            recipe_of([], **(good | change))
+            recipe_of([], **merged(good, change))
 
 
 async def test_only_tokens_of_the_newest_policy_are_checked_for_mismatch(uninterrupted):
@@ -293,7 +296,9 @@ class SlowPlayer(scripted_training.Player):
 
 STAGE = [{"name": "one", "steps": 6}]
 POOL = {"one": [problem(f"p{i}", 0.5) for i in range(40)]}
-CARRY: dict[str, Any] = {"rollout": "async", "step_time_s": 0.8, "carry_over": True, "old_log_probs": "engine"}
+CARRY: dict[str, Any] = {
+    "schedule": {"lockstep": False, "step_time_s": 0.8, "carry_over": True}, "old_log_probs": "engine",
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -16,12 +16,14 @@ from rstar_lab.rl.algorithm.streams import trained_mask
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.renderers.paper import END_OF_TURN, render_tool_call
+from rstar_lab.rl.section import merged
 from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.rl.training.staleness import trim
 from rstar_lab.rl.trajectory import Trajectory, Turn
 from rstar_lab.runs.reader import RunReader
 
-KEYS = {"rollout": "async", "correction": "tis", "problems_per_step": 3}
+KEYS = {"correction": {"type": "tis"}, "problems_per_step": 3}
+SCHEDULES = {"one_step_off": {"type": "one_step_off"}, "async": {"type": "async", "max_staleness": 2}}
 PROBLEMS = {"one": [problem(f"p{i}", 0.5) for i in range(40)]}
 
 
@@ -36,7 +38,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["one_step_off", "async"])
 async def test_every_group_is_trained_on_once_and_staleness_stays_in_bounds(tmp_path, mode):
-    _, run_dir = await train(tmp_path, stage(12), PROBLEMS, slow_s=0.2, mode=mode, max_staleness=2, **KEYS)
+    _, run_dir = await train(tmp_path, stage(12), PROBLEMS, slow_s=0.2, schedule=SCHEDULES[mode], **KEYS)
     lines = RunReader(run_dir).metrics()
     assert [line["step"] for line in lines] == list(range(1, 13))
     assert all(line["groups"] == 3 and line["dropped_groups"] == 0 for line in lines)
@@ -52,8 +54,8 @@ async def test_every_group_is_trained_on_once_and_staleness_stays_in_bounds(tmp_
 
 @pytest.mark.slow
 async def test_drop_stores_what_it_leaves_out_and_counts_it(tmp_path):
-    keys = KEYS | {"when_stale": "drop", "max_staleness": 0, "buffer_groups": 12}
-    _, run_dir = await train(tmp_path, stage(12), PROBLEMS, slow_s=0.3, mode="async", **keys)
+    schedule = {"type": "async", "when_stale": "drop", "max_staleness": 0, "buffer_groups": 12}
+    _, run_dir = await train(tmp_path, stage(12), PROBLEMS, slow_s=0.3, schedule=schedule, **KEYS)
     lines = RunReader(run_dir).metrics()
     dropped = sum(line["dropped_groups"] for line in lines)
     assert dropped > 0 and max(line["staleness_max"] for line in lines) == 0
@@ -80,7 +82,7 @@ def test_trim_masks_stale_tokens_in_the_loss():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["one_step_off", "async"])
 async def test_a_killed_run_trains_no_group_twice_and_loses_none(tmp_path, mode):
-    keys = KEYS | {"mode": mode, "max_staleness": 2, "checkpoint_every": 2}
+    keys = KEYS | {"schedule": SCHEDULES[mode], "checkpoint_every": 2}
     await train(tmp_path, stage(12), PROBLEMS, stop_after=5, slow_s=0.2, **keys)
     checkpoint = json.loads((tmp_path / "s-rl" / "checkpoints" / "step=000004" / "trainer.json").read_text())
     in_flight = {tuple(entry) for entry in checkpoint["carried"]}
@@ -97,9 +99,9 @@ async def test_a_killed_run_trains_no_group_twice_and_loses_none(tmp_path, mode)
 @pytest.mark.slow
 async def test_stages_can_have_different_modes(tmp_path):
     stages = [
-        {"name": "one", "steps": 3, "mode": "async"},
-        {"name": "two", "steps": 2, "mode": "sync"},
-        {"name": "three", "steps": 3, "mode": "one_step_off"},
+        {"name": "one", "steps": 3, "schedule": {"type": "async"}},
+        {"name": "two", "steps": 2, "schedule": {"type": "sync"}},
+        {"name": "three", "steps": 3, "schedule": {"type": "one_step_off"}},
     ]
     problems = {stage["name"]: PROBLEMS["one"] for stage in stages}
     trainer, run_dir = await train(tmp_path, stages, problems, **KEYS)
@@ -110,18 +112,20 @@ async def test_stages_can_have_different_modes(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"rollout": "lockstep"}, "requires rollout: async"),
-        ({"correction": "none"}, "set correction"),
-        ({"correction": "none", "old_log_probs": "engine"}, "allow_uncorrected"),
-        ({"dynamic_sampling": 2}, "dynamic_sampling requires mode: sync"),
-        ({"step_time_s": 5}, "step_time_s requires mode: sync"),
-        ({"buffer_groups": 2}, "at least problems_per_step, 3"),
+        ({"schedule": {"lockstep": True}}, r"rl.schedule.lockstep: not a key of type: async; it belongs to sync"),
+        ({"correction": {"type": "none"}}, "set correction"),
+        ({"correction": {"type": "none"}, "old_log_probs": "engine"}, "allow_uncorrected"),
+        ({"schedule": {"dynamic_sampling": 2}}, r"rl.schedule.dynamic_sampling: not a key of type: async"),
+        ({"schedule": {"step_time_s": 5}}, r"rl.schedule.step_time_s: not a key of type: async"),
+        ({"schedule": {"buffer_groups": 2}}, "at least problems_per_step, 3"),
     ],
 )
 def test_keys_that_do_not_fit_are_refused(keys, message):
     with pytest.raises(RecipeError, match=message):
-        recipe_of(stage(1), **(KEYS | {"mode": "async"} | keys))
-    recipe_of(stage(1), **(KEYS | {"mode": "async", "correction": "none", "allow_uncorrected": True}))
+        recipe_of(stage(1), **merged(KEYS | {"schedule": {"type": "async"}}, keys))
+    recipe_of(
+        stage(1), **(KEYS | {"schedule": {"type": "async", "allow_uncorrected": True}, "correction": {"type": "none"}})
+    )
 
 
 class CallingPlayer(Player):
@@ -147,7 +151,8 @@ async def test_a_full_buffer_and_tools_that_hang_do_not_block_the_run(tmp_path):
         return "waited"
 
     tool = UserTool("tests:wait", wait, 0.3)
-    keys = KEYS | {"mode": "async", "max_staleness": 1, "buffer_groups": 3, "max_response_tokens": 200}
+    schedule = {"type": "async", "max_staleness": 1, "buffer_groups": 3}
+    keys = KEYS | {"schedule": schedule, "limits": {"max_response_tokens": 200}}
     work = train(tmp_path, stage(6), PROBLEMS, engine=CallingPlayer(), tools={"wait": tool}, **keys)
     _, run_dir = await asyncio.wait_for(work, 120)
     assert len(RunReader(run_dir).metrics()) == 6

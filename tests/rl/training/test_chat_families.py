@@ -12,10 +12,9 @@ from rstar_lab.runs.reader import RunReader
 KEYS = {
     "problems_per_step": 2,
     "group_size": 2,
-    "max_response_tokens": 120,
-    "max_turns": 2,
+    "limits": {"max_response_tokens": 120, "max_turns": 2},
     "old_log_probs": "trainer",
-    "prompt_format": "model",
+    "prompt": {"format": "model"},
     "answer": "boxed",
     "reward": "helpers.chat_models:parity_reward",
     "token_arrays": "all",

@@ -110,7 +110,9 @@ def test_tool_output_loss_is_the_cross_entropy_of_tool_response_tokens(model):
 
 @pytest.mark.slow
 def test_an_update_with_the_tool_output_loss_predicts_tool_outputs_better(model):
-    rl = RlSection(tool_output_loss=1.0, lr=1e-3, rollout="lockstep", old_log_probs="engine")
+    rl = RlSection(
+        method={"add": [{"type": "echo", "weight": 1.0}]}, lr=1e-3, schedule={"lockstep": True}, old_log_probs="engine"
+    )
     rollouts = [replace(t, turns=(Turn(0, 4, "", 0, 0, 0, outputs=((3, 4), (8, 9))),)) for t in BATCH]
     # Without advantages nothing else is learned.
     selection = Selection(rollouts, [EchoHooks(1.0).score_rollout(t, Streams()) for t in rollouts])
@@ -125,7 +127,7 @@ def test_an_update_with_the_tool_output_loss_predicts_tool_outputs_better(model)
 @pytest.mark.slow
 def test_otb_trains_every_token_with_its_own_advantage(model):
     """The gradient equals that of sequences processed one at a time with the advantages of OTB."""
-    rl = RlSection(advantage="otb", lr=1e-3, temperature=0.7, max_grad_norm=1e9, micro_batch_tokens=60)
+    rl = RlSection(method={"type": "otb"}, lr=1e-3, temperature=0.7, max_grad_norm=1e9, micro_batch_tokens=60)
     centred = [t.reward - 0.5 for t in BATCH]
     energies, own_log_probs = [], []
     for t in BATCH:
@@ -155,7 +157,13 @@ def test_otb_trains_every_token_with_its_own_advantage(model):
 @pytest.mark.parametrize("old_log_probs", ["trainer", "engine"])
 def test_the_advantage_of_distillation_is_teacher_minus_student(model, old_log_probs):
     """The gradient equals that of plain rollouts with these advantages of the tokens. NaN counts as no difference."""
-    rl = RlSection(teacher_weight=0.5, lr=1e-3, max_grad_norm=1e9, micro_batch_tokens=60, old_log_probs=old_log_probs)
+    rl = RlSection(
+        method={"add": [{"type": "opd", "weight": 0.5}]},
+        lr=1e-3,
+        max_grad_norm=1e9,
+        micro_batch_tokens=60,
+        old_log_probs=old_log_probs,
+    )
     rng = np.random.default_rng(0)
     own = [plain(model, t, 1.0)[0] for t in BATCH]
     gaps = [rng.normal(size=len(row)).astype(np.float32) for row in own]

@@ -16,11 +16,13 @@ from pydantic import ValidationError
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
+from rstar_lab.rl.methods import ControlTokens, Grpo, VoidTurns
 from rstar_lab.rl.methods.control_tokens import ControlTokensHooks
 from rstar_lab.rl.methods.otb import OtbHooks
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.section import merged
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
 from rstar_lab.rl.training.passes import LocalPasses
@@ -75,7 +77,8 @@ def update(rl: RlSection, rollouts, *, model=None, reference=None):
 
 
 def rl_of(**keys) -> RlSection:
-    return RlSection(**({"max_grad_norm": 1e9, "micro_batch_tokens": 60, "max_response_tokens": 40} | keys))
+    defaults = {"max_grad_norm": 1e9, "micro_batch_tokens": 60, "limits": {"max_response_tokens": 40}}
+    return RlSection(**merged(defaults, keys))
 
 
 def gradient_of(loss: torch.Tensor, model) -> torch.Tensor:
@@ -100,17 +103,17 @@ def test_truncated_importance_sampling_equals_the_formula():
         loss = (
             loss - (weight * advantage * values).sum() / count
         )  # the ratio is 1, so its gradient equals that of the log-prob
-    metrics, gradient = update(rl_of(importance_cap=1.5), rollouts)
+    metrics, gradient = update(rl_of(correction={"type": "tis", "bounds": [0, 1.5]}), rollouts)
     torch.testing.assert_close(gradient, gradient_of(loss, model), atol=1e-5, rtol=1e-4)
     assert metrics["importance_weight"] == pytest.approx(float(torch.cat(seen).mean()), rel=1e-5)
     assert max(float(w.max()) for w in seen) == 1.5, "no weight reached the cap"
     _, plain = update(rl_of(), rollouts)
     assert not torch.allclose(plain, gradient, atol=1e-4)
     # With several mini-batches, the weights are computed before the first and are the same.
-    metrics, _ = update(rl_of(importance_cap=1.5, mini_batches=2), rollouts)
+    metrics, _ = update(rl_of(correction={"type": "tis", "bounds": [0, 1.5]}, mini_batches=2), rollouts)
     assert metrics["importance_weight"] == pytest.approx(float(torch.cat(seen).mean()), rel=1e-5)
-    with pytest.raises(ValidationError, match="importance_cap requires old_log_probs: trainer"):
-        RlSection(importance_cap=2.0, old_log_probs="engine")
+    with pytest.raises(ValidationError, match="correction requires old_log_probs: trainer"):
+        RlSection(correction={"type": "tis", "bounds": [0, 2.0]}, old_log_probs="engine")
 
 
 def test_entropy_is_recorded_in_every_mini_batch():
@@ -136,7 +139,7 @@ def test_kl_to_the_reference_equals_the_formula():
     count = sum(len(values) for values in own)
     kl = torch.stack([((r - p).exp() - (r - p) - 1).sum() for p, r in zip(own, other, strict=True)]).sum() / count
     policy = -sum((a * p).sum() for a, p in zip(ADVANTAGES, own, strict=True)) / count
-    metrics, gradient = update(rl_of(kl_coefficient=0.3), rollouts, reference=reference)
+    metrics, gradient = update(rl_of(method={"kl_coefficient": 0.3}), rollouts, reference=reference)
     assert metrics["reference_kl"] == pytest.approx(kl.item(), rel=1e-4) and metrics["reference_kl"] > 0.001
     torch.testing.assert_close(gradient, gradient_of(policy + 0.3 * kl, model), atol=1e-5, rtol=1e-4)
 
@@ -149,7 +152,7 @@ def test_covariance_variants_reach_the_loss(variant):
         model.lm_head.weight.mul_(20)  # makes covariances larger than 1
     own = tokens_of(model)
     rollouts = as_rollouts([values - 0.1 for values in own])
-    rl = rl_of(variant=variant, micro_batch_tokens=10_000, old_log_probs="engine")
+    rl = rl_of(method={"loss": variant}, micro_batch_tokens=10_000, old_log_probs="engine")
     metrics, gradient = update(rl, rollouts, model=copy.deepcopy(model))
     flat = torch.cat(own)
     advantage = torch.cat([torch.full_like(values, a) for values, a in zip(own, ADVANTAGES, strict=True)])
@@ -194,17 +197,21 @@ def test_overlong_shaping_changes_only_advantages():
         replace(trajectory(i, 3, n), traj_id=f"t{i}", reward=float(i < 3), p_err=0.0, p_format=0.0)
         for i, n in enumerate(lengths)
     ]
-    rl = RlSection(group_size=6, oversample=1, max_response_tokens=40, overlong_buffer=20)
+    rl = RlSection(
+        group_size=6,
+        method={"roc": {"oversample": 1}, "add": [{"type": "overlong_buffer", "tokens": 20}]},
+        limits={"max_response_tokens": 40},
+    )
     kept = select_rollouts(rollouts, rl.hooks, seed=0)
     shaped = np.array([1.0, 1 - 0.5, 1 - 0.75, 0 - 1.0, 0, 0 - 1.0])
     expected = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-6)
     assert kept.advantages == pytest.approx(expected)
-    plain = select_rollouts(rollouts, rl.model_copy(update={"overlong_buffer": 0}).hooks, seed=0)
+    plain = select_rollouts(rollouts, rl.model_copy(update={"method": Grpo()}).hooks, seed=0)
     assert kept.trajectories == plain.trajectories and kept.advantages != plain.advantages
     # Groups with equal rewards are dropped even if the lengths differ.
     assert select_rollouts([replace(t, reward=1.0) for t in rollouts], rl.hooks, seed=0).equal_groups == 1
     with pytest.raises(ValidationError, match="overlong_buffer must be at most"):
-        RlSection(max_response_tokens=10, overlong_buffer=11)
+        RlSection(limits={"max_response_tokens": 10}, method={"add": [{"type": "overlong_buffer", "tokens": 11}]})
 
 
 def test_void_turns_are_dropped_after_the_advantages():
@@ -219,10 +226,12 @@ def test_void_turns_are_dropped_after_the_advantages():
         )
         for i, text in enumerate(texts)
     ]
-    rl = RlSection(group_size=4, oversample=1, roc="none")
+    rl = RlSection(group_size=4, method={"roc": {"oversample": 1, "rule": "none"}})
     all_turns, without_void = (
         select_rollouts(rollouts, rl.hooks, 0),
-        select_rollouts(rollouts, rl.model_copy(update={"drop_void_turns": True}).hooks, 0),
+        select_rollouts(
+            rollouts, rl.model_copy(update={"method": Grpo(roc=rl.method.roc, add=(VoidTurns(),))}).hooks, 0
+        ),
     )
     assert (all_turns.metrics["void"], without_void.metrics["void"]) == (0, 1)
     assert [t.traj_id for t in without_void.trajectories] == ["t0", "t1", "t3"]
@@ -244,7 +253,10 @@ def test_guards_drop_a_rollout_once_and_leave_the_advantages_of_the_others():
     ]
     expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
     for drop_void, drop_control in [(False, False), (True, False), (False, True), (True, True)]:
-        rl = RlSection(roc="none", group_size=6, drop_void_turns=drop_void, drop_control_tokens=drop_control)
+        rl = RlSection(
+            method={"roc": {"rule": "none"}, "add": [VoidTurns()] * drop_void + [ControlTokens()] * drop_control},
+            group_size=6,
+        )
         left = [
             i for i, (void, control) in enumerate(flags) if not ((drop_void and void) or (drop_control and control))
         ]
@@ -301,7 +313,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_unchanged(mini_batches
 
 @pytest.mark.parametrize("aggregation", ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 def test_a_rollout_without_model_tokens_does_not_shrink_the_gradient(aggregation):
-    rollouts, rl = as_rollouts(tokens_of(tiny())), rl_of(aggregation=aggregation)
+    rollouts, rl = as_rollouts(tokens_of(tiny())), rl_of(method={"aggregation": aggregation})
     expected, gradient = update(rl, rollouts)
     empty = replace(rollouts[0], traj_id="empty", response_ids=[], loss_mask=[], log_probs=[])
     learner = Learner(tiny())
@@ -336,7 +348,7 @@ def test_every_stream_reaches_its_term_of_the_loss():
         loss = loss - of_token[torch.tensor(t.loss_mask)].sum() / trained
         loss = loss - (torch.tensor(own.ce_weight_T) * row).sum() / weighted
     expected = gradient_of(loss, model)
-    rl = rl_of(teacher_weight=0.3)
+    rl = rl_of(method={"add": [{"type": "opd", "weight": 0.3}]})
     learner = Learner(tiny())
     learner.begin_stage(rl, reset=False, reference=None)
     gradients = []
@@ -362,20 +374,20 @@ def step_metrics(run_dir: Path) -> list[dict]:
 async def test_dynamic_sampling_replaces_groups_also_after_a_kill(tmp_path):
     _, plain = await train(tmp_path / "plain", STAGE, {"one": MIXED})
     assert min(line["groups"] - line["equal_groups"] for line in step_metrics(plain)) < 2, "nothing to refill"
-    _, uninterrupted = await train(tmp_path / "uninterrupted", STAGE, {"one": MIXED}, dynamic_sampling=10)
+    _, uninterrupted = await train(tmp_path / "uninterrupted", STAGE, {"one": MIXED}, schedule={"dynamic_sampling": 10})
     assert [line["groups"] - line["equal_groups"] for line in step_metrics(uninterrupted)] == [2, 2, 2]
     assert [line["kept"] for line in step_metrics(uninterrupted)] == [8, 8, 8]
     assert max(line["groups"] for line in step_metrics(uninterrupted)) > 2
     position = json.loads((uninterrupted / "checkpoints/step=000003/trainer.json").read_text())["position"]
     assert position == sum(line["groups"] for line in step_metrics(uninterrupted))
-    _, capped = await train(tmp_path / "capped", STAGE, {"one": MIXED[:4]}, dynamic_sampling=2)
+    _, capped = await train(tmp_path / "capped", STAGE, {"one": MIXED[:4]}, schedule={"dynamic_sampling": 2})
     assert [line["groups"] for line in step_metrics(capped)] == [6, 6, 6] and all(
         line["kept"] == 0 for line in step_metrics(capped)
     )
 
     for stop in (1, 2):
-        await train(tmp_path / "cut", STAGE, {"one": MIXED}, dynamic_sampling=10, stop_after=stop)
-    _, cut = await train(tmp_path / "cut", STAGE, {"one": MIXED}, dynamic_sampling=10)
+        await train(tmp_path / "cut", STAGE, {"one": MIXED}, schedule={"dynamic_sampling": 10}, stop_after=stop)
+    _, cut = await train(tmp_path / "cut", STAGE, {"one": MIXED}, schedule={"dynamic_sampling": 10})
     assert step_metrics(cut) == step_metrics(uninterrupted)
     assert weights(cut / "checkpoints/step=000003") == weights(uninterrupted / "checkpoints/step=000003")
 
@@ -406,20 +418,20 @@ async def test_a_stage_ends_when_all_its_problems_are_retired(tmp_path):
 async def test_the_reference_model_is_that_of_the_stage_start_after_a_kill(tmp_path):
     stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 2}]
     problems = {"one": MIXED[4:], "two": MIXED[4:]}
-    _, uninterrupted = await train(tmp_path / "uninterrupted", stages, problems, kl_coefficient=0.1)
+    _, uninterrupted = await train(tmp_path / "uninterrupted", stages, problems, method={"kl_coefficient": 0.1})
     kl = [line["reference_kl"] for line in step_metrics(uninterrupted)]
     assert kl[0] == pytest.approx(0, abs=1e-9) and kl[2] == pytest.approx(0, abs=1e-9)
     assert kl[1] > 1e-7 and kl[3] > 1e-7
     for stop in (1, 2, 3):
-        await train(tmp_path / "cut", stages, problems, kl_coefficient=0.1, stop_after=stop)
-    _, cut = await train(tmp_path / "cut", stages, problems, kl_coefficient=0.1)
+        await train(tmp_path / "cut", stages, problems, method={"kl_coefficient": 0.1}, stop_after=stop)
+    _, cut = await train(tmp_path / "cut", stages, problems, method={"kl_coefficient": 0.1})
     assert step_metrics(cut) == step_metrics(uninterrupted)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advantage", ["group", pytest.param("otb", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("advantage", ["grpo", pytest.param("otb", marks=pytest.mark.soak)])
 def test_two_processes_update_like_one(advantage):
-    rl = rl_of(old_log_probs="trainer", mini_batches=2, lr=1e-3, max_grad_norm=1.0, advantage=advantage)
+    rl = rl_of(old_log_probs="trainer", mini_batches=2, lr=1e-3, max_grad_norm=1.0, method={"type": advantage})
     rollouts = as_rollouts(tokens_of(tiny()))
     seen = []
     for count in (1, 2):

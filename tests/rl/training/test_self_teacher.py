@@ -78,7 +78,12 @@ async def test_a_run_with_self_distillation_differs_only_in_its_updates(tmp_path
     problems = {"s": [problem("a", 0.5), problem("b", 0.6)]}
     lines = []
     for weight in (0.0, 0.5):
-        _, run = await train(tmp_path / str(weight), [{"name": "s", "steps": 1}], problems, self_distillation=weight)
+        _, run = await train(
+            tmp_path / str(weight),
+            [{"name": "s", "steps": 1}],
+            problems,
+            method={"add": [{"type": "sdpo", "weight": weight}] if weight else []},
+        )
         lines.append(RunReader(run).metrics()[0])
     assert lines[0]["reward"] == lines[1]["reward"] and lines[0]["kept"] == lines[1]["kept"] > 0
     assert "teacher_kl" not in lines[0] and lines[1]["teacher_kl"] != 0 and lines[1]["teacher_s"] > 0
@@ -86,7 +91,7 @@ async def test_a_run_with_self_distillation_differs_only_in_its_updates(tmp_path
 
 
 def test_it_cannot_be_combined_with_a_teacher():
-    with pytest.raises(ValueError, match="self_distillation and teacher_weight cannot be combined"):
-        RlSection(self_distillation=0.1, teacher_weight=0.1)
-    with pytest.raises(ValueError, match="tool_budget requires advantage: group"):
-        RlSection(tool_budget=0.1, advantage="maxrl")
+    with pytest.raises(ValueError, match="opd and sdpo cannot be combined"):
+        RlSection(method={"add": [{"type": "sdpo", "weight": 0.1}, {"type": "opd", "weight": 0.1}]})
+    with pytest.raises(ValueError, match="tool_budget requires method"):
+        RlSection(method={"add": [{"type": "tool_budget", "weight": 0.1}], "type": "maxrl"})

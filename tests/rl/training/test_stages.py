@@ -122,10 +122,12 @@ async def test_the_optimizer_is_reset_only_with_reset_optimizer(tmp_path, reset)
     mixed = {"one": [problem("mixed", 0.5)], "two": [problem("mixed", 0.5)]}
     stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 3, "reset_optimizer": reset}]
     # Dynamic sampling ensures that every step has an update.
-    trainer, _ = await train(tmp_path / "uninterrupted", stages, mixed, trainer_class=Counting, dynamic_sampling=10)
+    trainer, _ = await train(
+        tmp_path / "uninterrupted", stages, mixed, trainer_class=Counting, schedule={"dynamic_sampling": 10}
+    )
     assert trainer.counts == ([0, 1, 0, 1, 2] if reset else [0, 1, 2, 3, 4])  # type: ignore[attr-defined]
-    await train(tmp_path / "cut", stages, mixed, stop_after=4, dynamic_sampling=10)
-    trainer, _ = await train(tmp_path / "cut", stages, mixed, trainer_class=Counting, dynamic_sampling=10)
+    await train(tmp_path / "cut", stages, mixed, stop_after=4, schedule={"dynamic_sampling": 10})
+    trainer, _ = await train(tmp_path / "cut", stages, mixed, trainer_class=Counting, schedule={"dynamic_sampling": 10})
     assert trainer.counts == ([2] if reset else [4])  # type: ignore[attr-defined]
 
 

@@ -86,7 +86,10 @@ async def test_a_step_without_update_does_not_make_tokens_stale(tmp_path):
     generated = replace(trajectory(0, 3, 4), policy_version=1)
     assert stale_tokens(Selection.of([generated], [1.0]), trainer.rollouts.versions[-1]) == 0.0
     trainer, _ = await train(
-        tmp_path / "update", [{"name": "one", "steps": 1}], {"one": [problem("mixed", 0.5)]}, dynamic_sampling=20
+        tmp_path / "update",
+        [{"name": "one", "steps": 1}],
+        {"one": [problem("mixed", 0.5)]},
+        schedule={"dynamic_sampling": 20},
     )
     assert trainer.rollouts.versions[-1] == 1
 
@@ -100,10 +103,8 @@ def test_a_step_without_signal_selects_an_empty_batch():
 async def test_a_correction_of_most_tokens_for_five_updates_stops_the_run(tmp_path):
     # The scripted engine's log-probs differ from the trainer's, so no ratio lies within these bounds.
     options = {
-        "correction": "icepop",
-        "correction_bounds": (1e6, 2e6),
-        "max_corrected_share": 0.5,
-        "dynamic_sampling": 20,
+        "correction": {"type": "icepop", "bounds": (1e6, 2e6), "max_share": 0.5},
+        "schedule": {"dynamic_sampling": 20},
     }
     stages = [{"name": "one", "steps": 9}]
     with pytest.raises(MismatchError, match=r"rl\.correction: icepop changed more than 50%"):

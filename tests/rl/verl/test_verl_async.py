@@ -1,4 +1,4 @@
-"""Tests of `rl.mode: async` under verl: the bound on staleness, groups in flight, and a run that is killed and resumed."""
+"""Tests of `rl.schedule.type: async` under verl: the bound on staleness, groups in flight, and a run that is killed and resumed."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,9 @@ from omegaconf import OmegaConf
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.plan import group_name
+from rstar_lab.rl.section import merged
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.runs.reader import RunReader
 
@@ -67,13 +69,18 @@ def largest_staleness(buffer, max_staleness: int, seed: int) -> int:
     return found
 
 
-def make_buffer(kind, max_staleness: int):
+def make_buffer(kind, max_staleness: int, when_stale: str = "wait"):
     """Return a replay buffer without a transfer queue."""
     buffer = kind.__new__(kind)
     for name in ("pending_keys", "running_keys", "finished_keys", "failure_keys"):
         setattr(buffer, name, defaultdict(set))
     buffer.partitions, buffer.prompt_global_steps = defaultdict(dict), defaultdict(dict)
-    buffer.settings = SimpleNamespace(keys=SimpleNamespace(when_stale="wait", max_staleness=max_staleness))
+    buffer.settings = SimpleNamespace(
+        rl=RlSection(
+            schedule={"type": "async", "max_staleness": max_staleness, "when_stale": when_stale},
+            correction={"type": "tis"},
+        )
+    )
     buffer.max_off_policy_threshold, buffer.max_off_policy_strategy = max_staleness + 1, "wait"
     return buffer
 
@@ -90,8 +97,7 @@ def test_verls_own_wait_exceeds_the_bound():
 
 
 def test_drop_counts_updates_and_not_steps():
-    buffer = make_buffer(RocReplayBufferAsync, 1)
-    buffer.settings.rl.when_stale = "drop"
+    buffer = make_buffer(RocReplayBufferAsync, 1, "drop")
     buffer.finished_keys["train"] |= {"old", "new"}
     buffer.prompt_global_steps["train"] |= {"old": 1, "new": 4}
     buffer.versions = [0, 2]  # step 1 and step 3 trained on nothing
@@ -106,7 +112,9 @@ def test_drop_counts_updates_and_not_steps():
 
 def manager_of(folder, **rl):
     """Return a manager without workers, at step 1."""
-    rl = {"problems_per_step": 2, "group_size": 2, "mode": "async", "correction": "tis", "max_staleness": 1} | rl
+    schedule = {"type": "async", "max_staleness": 1}
+    defaults = {"problems_per_step": 2, "group_size": 2, "schedule": schedule, "correction": {"type": "tis"}}
+    rl = merged(defaults, rl)
     stage = {"name": "s", "problems": {"synthetic": {"count": 9}}, "steps": 5}
     recipe = parse_recipe({"name": "v", "model": "/models/m", "rl": rl, "stages": [stage]})
     (settings,) = stages_of(recipe, folder)
@@ -208,7 +216,7 @@ def engines_of(folder) -> list[psutil.Process]:
 
 
 KEYS = {
-    "mode": "async", "correction": "tis", "problems_per_step": 4, "group_size": 2, "lr": 1e-4, "max_corrected_share": 1.0,
+    "correction": {"type": "tis", "max_share": 1.0}, "problems_per_step": 4, "group_size": 2, "lr": 1e-4,
     "reward": "slow_engine:reward",
 }  # fmt: skip
 EVALUATE = {
@@ -224,9 +232,10 @@ def test_a_killed_run_trains_no_group_twice_and_loses_none(tmp_path, monkeypatch
     """Run verl on two ranks with an engine each, kill the job after step 3 and run it again."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     # With drop, more groups are in flight than the bound allows, so some are left out.
-    keys = KEYS | {"when_stale": when_stale, "max_staleness": 2}
+    schedule = {"type": "async", "when_stale": when_stale, "max_staleness": 2}
     if when_stale == "drop":
-        keys |= {"buffer_groups": 16, "max_staleness": 1}
+        schedule |= {"buffer_groups": 16, "max_staleness": 1}
+    keys = KEYS | {"schedule": schedule}
     recipe = prepare(tmp_path, steps=7, evaluate=EVALUATE, **keys)
     command = [sys.executable, "-m", "rstar_lab.rl.verl.train", recipe, "--profile", "laptop", "--runs-dir", tmp_path]
     command += ["--set", "verl.trainer.n_gpus_per_node=2", "--set", "engine.kv_cache_gb=0.25"]

@@ -174,7 +174,7 @@ def test_the_correction_of_uneven_rows_equals_that_of_the_padded_batch(correctio
     trainer, mask = trainer.detach(), mask.float()
     lengths = [*tokens, 4, 1]  # padding rows have tokens, but no mask
     bounds = (0.9 if correction in ("geo_mask", "icepop") else 0.0, 1.1)
-    keys = RlSection(problems_per_step=2, correction=correction, correction_bounds=bounds)
+    keys = RlSection(problems_per_step=2, correction={"type": correction, "bounds": bounds})
     rows = [[row[:length] for row, length in zip(part, lengths, strict=True)] for part in (trainer, engine, mask)]
     weights, stats = ours.correct_rows(*rows, keys)
     expected, shares = correction_weights(
@@ -188,7 +188,7 @@ def test_the_correction_of_uneven_rows_equals_that_of_the_padded_batch(correctio
 
 
 def test_the_correction_of_a_batch_without_trained_tokens_is_zero():
-    keys = RlSection(problems_per_step=2, correction="tis")
+    keys = RlSection(problems_per_step=2, correction={"type": "tis"})
     row = torch.zeros(3)
     weights, stats = ours.correct_rows([row], [row], [row], keys)
     assert weights[0].tolist() == [0, 0, 0] and stats == {"importance_weight": 0.0, "corrected_share": 0.0}

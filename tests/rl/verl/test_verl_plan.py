@@ -130,12 +130,18 @@ def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
     ("rl", "words"),
     [
         ({"fp32_head": True}, "stages.s0: fp32_head"),
-        ({"advantage": "otb"}, "stages.s0: advantage: otb"),
-        ({"self_distillation": 0.1}, "stages.s0: self_distillation"),
-        ({"branching": 0.1}, "stages.s0: branching"),
-        ({"step_time_s": 60.0}, "stages.s0: step_time_s"),
-        ({"mode": "one_step_off", "correction": "tis"}, "stages.s0: mode: one_step_off"),
-        ({"mode": "async", "correction": "tis", "when_stale": "trim"}, "stages.s0: when_stale: trim"),
+        ({"method": {"type": "otb"}}, "stages.s0: method.type: otb"),
+        ({"method": {"add": [{"type": "sdpo", "weight": 0.1}]}}, "stages.s0: method.add: sdpo"),
+        ({"method": {"add": [{"type": "branching", "entropy": 0.1}]}}, "stages.s0: method.add: branching"),
+        ({"schedule": {"step_time_s": 60.0}}, "stages.s0: schedule.step_time_s"),
+        (
+            {"schedule": {"type": "one_step_off"}, "correction": {"type": "tis"}},
+            "stages.s0: schedule.type: one_step_off",
+        ),
+        (
+            {"schedule": {"type": "async", "when_stale": "trim"}, "correction": {"type": "tis"}},
+            "stages.s0: schedule.when_stale: trim",
+        ),
         ({"mini_batches": 3}, "stages.s0: mini_batches: 4 problems_per_step cannot be cut into 3"),
     ],
 )
@@ -146,33 +152,43 @@ def test_unsupported_options_are_errors_that_name_the_key(rl, words):
 
 
 def test_lora_keys_are_verls(tmp_path):
-    found = keys_of(tmp_path, lora={"rank": 8, "targets": ["q_proj"]}, kl_coefficient=0.1)
+    found = keys_of(tmp_path, lora={"rank": 8, "targets": ["q_proj"]}, method={"kl_coefficient": 0.1})
     names = ("lora_rank", "lora_alpha", "target_modules")
     assert [found[f"actor_rollout_ref.model.{name}"] for name in names] == [8, 16, ["q_proj"]]
     assert not any("lora" in key for key in keys_of(tmp_path))
-    recipe = recipe_of(stages=({}, {}), lora={"rank": 8}, kl_coefficient=0.1)
-    with pytest.raises(UserError, match=r"stages\.s1: kl_coefficient with rl\.lora"):
+    recipe = recipe_of(stages=({}, {}), lora={"rank": 8}, method={"kl_coefficient": 0.1})
+    with pytest.raises(UserError, match=r"stages\.s1: method.kl_coefficient with rl\.lora"):
         check(recipe)
 
 
 def test_methods_that_are_streams_of_the_batch_are_supported():
     recipe = recipe_of().model_dump(mode="json")
     recipe["engine"]["teacher_url"] = "http://127.0.0.1:8000"
-    recipe["rl"] |= {"teacher_weight": 0.1, "tool_output_loss": 0.1, "aggregation": "group-token-mean"}
+    added = [{"type": "opd", "weight": 0.1}, {"type": "echo", "weight": 0.1}]
+    recipe["rl"]["method"] |= {"add": added, "aggregation": "group-token-mean"}
     check(parse_recipe(recipe))
 
 
 def test_recipe_options_are_translated_to_verl_keys(tmp_path):
     found = keys_of(
-        tmp_path, importance_cap=3.0, kl_coefficient=0.2, variant="clip_cov", dynamic_sampling=2,
-        gradient_checkpointing=True, warmup_steps=7,
-    )  # fmt: skip
+        tmp_path,
+        correction={"type": "tis", "bounds": [0, 3.0]},
+        method={"kl_coefficient": 0.2, "loss": "clip_cov"},
+        schedule={"dynamic_sampling": 2},
+        gradient_checkpointing=True,
+        warmup_steps=7,
+    )
     assert not any(key.startswith("algorithm.rollout_correction") for key in found), "the trainer applies it"
     assert found["actor_rollout_ref.actor.use_kl_loss"] and found["actor_rollout_ref.actor.kl_loss_coef"] == 0.2
     assert found["data.gen_batch_size"] == 1, "verl fetches new groups one by one"
     assert found["actor_rollout_ref.model.enable_gradient_checkpointing"] is True
     assert found["actor_rollout_ref.actor.optim.lr_warmup_steps"] == 7
-    found = keys_of(tmp_path, old_log_probs="engine", aggregation="seq-mean-token-sum-norm", max_response_tokens=600)
+    found = keys_of(
+        tmp_path,
+        old_log_probs="engine",
+        method={"aggregation": "seq-mean-token-sum-norm"},
+        limits={"max_response_tokens": 600},
+    )
     assert found["algorithm.rollout_correction.bypass_mode"] is True
     assert found["actor_rollout_ref.actor.loss_scale_factor"] == 600
     bf16, fp32 = (keys_of(tmp_path, "h100x8", precision=precision) for precision in ("auto", "fp32"))
@@ -182,16 +198,16 @@ def test_recipe_options_are_translated_to_verl_keys(tmp_path):
 
 def test_mode_async_selects_verls_asynchronous_trainer_and_fixes_its_keys(tmp_path):
     assert keys_of(tmp_path)["trainer.v1.trainer_mode"] == "rstar"
-    found = keys_of(tmp_path, mode="async", correction="geo_mask", max_staleness=3)
+    found = keys_of(tmp_path, schedule={"type": "async", "max_staleness": 3}, correction={"type": "geo_mask"})
     assert found["trainer.v1.trainer_mode"] == "rstar_colocate_async"
     assert found["trainer.v1.sampler.custom_sampler.name"] == "RocReplayBufferAsync"
     assert found["data.gen_batch_size"] == 1, "groups start one by one"
     for key, words in (
-        ("trainer.v1.sampler.max_off_policy_threshold", r"rl\.max_staleness"),
-        ("trainer.v1.colocate_async.num_warmup_batches", r"rl\.buffer_groups"),
+        ("trainer.v1.sampler.max_off_policy_threshold", r"rl\.schedule\.max_staleness"),
+        ("trainer.v1.colocate_async.num_warmup_batches", r"rl\.schedule\.buffer_groups"),
         ("algorithm.rollout_correction.rollout_is", r"rl\.correction"),
-        ("trainer.v1.trainer_mode", "separate_async is not supported: .* use rl.mode=async"),
-        ("trainer.v1.separate_async.parameter_sync_step", "use rl.mode=async"),
+        ("trainer.v1.trainer_mode", "separate_async is not supported: .* use rl.schedule.type=async"),
+        ("trainer.v1.separate_async.parameter_sync_step", "use rl.schedule.type=async"),
     ):
         with pytest.raises(UserError, match=words):
             keys_of(tmp_path, extra={key: 1})
@@ -201,7 +217,7 @@ def test_console_logger_is_kept_and_group_filters_are_rejected(tmp_path):
     assert keys_of(tmp_path)["trainer.logger"] == ["console"]
     _, verls = split_overrides({"verl.trainer.logger": ["wandb"], "rl.lr": 1})
     assert keys_of(tmp_path, extra=verls)["trainer.logger"] == ["console", "wandb"]
-    with pytest.raises(UserError, match=r"verl\.algorithm\.filter_groups\.enable.*rl\.dynamic_sampling"):
+    with pytest.raises(UserError, match=r"verl\.algorithm\.filter_groups\.enable.*rl\.schedule\.dynamic_sampling"):
         keys_of(tmp_path, extra={"algorithm.filter_groups.enable": True})
 
 

@@ -22,12 +22,20 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [
-        pytest.param(2, {"aggregation": "token-mean", "mini_batches": 2, "kl_coefficient": 0.01}, id="2-token-mean-kl"),
-        pytest.param(2, {"aggregation": "group-token-mean", "mini_batches": 1}, id="2-group-token-mean"),
-        pytest.param(2, {"aggregation": "seq-mean-token-mean", "mini_batches": 2}, id="2-seq-mean-token-mean"),
-        pytest.param(2, {"aggregation": "seq-mean-token-sum", "mini_batches": 2}, id="2-seq-mean-token-sum"),
-        pytest.param(2, {"aggregation": "seq-mean-token-sum-norm", "mini_batches": 2}, id="2-sum-norm"),
-        pytest.param(4, {"aggregation": "group-token-mean", "mini_batches": 2}, id="4-group-token-mean"),
+        pytest.param(
+            2,
+            {"method": {"aggregation": "token-mean", "kl_coefficient": 0.01}, "mini_batches": 2},
+            id="2-token-mean-kl",
+        ),
+        pytest.param(2, {"method": {"aggregation": "group-token-mean"}, "mini_batches": 1}, id="2-group-token-mean"),
+        pytest.param(
+            2, {"method": {"aggregation": "seq-mean-token-mean"}, "mini_batches": 2}, id="2-seq-mean-token-mean"
+        ),
+        pytest.param(
+            2, {"method": {"aggregation": "seq-mean-token-sum"}, "mini_batches": 2}, id="2-seq-mean-token-sum"
+        ),
+        pytest.param(2, {"method": {"aggregation": "seq-mean-token-sum-norm"}, "mini_batches": 2}, id="2-sum-norm"),
+        pytest.param(4, {"method": {"aggregation": "group-token-mean"}, "mini_batches": 2}, id="4-group-token-mean"),
     ],
 )
 def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, options):
@@ -47,7 +55,7 @@ def test_split_sequences_and_replicas_train_like_the_local_trainer(tmp_path, ran
     # A micro-batch has 1300 tokens per rank, so that the two ranks of the longest sequence (2560 tokens) must share it.
     profile |= {"name": "parallel", "parallelism": {"tokens_per_gpu": 1300, **parallelism}}
     (tmp_path / "parallel.yaml").write_text(yaml.safe_dump(profile))
-    options = {"mini_batches": 2, "kl_coefficient": 0.01}
+    options = {"mini_batches": 2, "method": {"kl_coefficient": 0.01}}
     assert_parity(tmp_path, ranks, options, "--profile", str(tmp_path / "parallel.yaml"))
 
 

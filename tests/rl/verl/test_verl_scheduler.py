@@ -46,7 +46,7 @@ def serve_without_kv_size(model, options):
 def vllm_options(folder):
     from rstar_lab.rl.recipe import EngineSection
 
-    section = EngineSection(dtype="float32", kv_cache_gb=0.25, max_batch=8).model_dump()
+    section = EngineSection(dtype="float32", kv_cache_gb=0.25, max_num_seqs=8).model_dump()
     return {"section": section, "max_tokens": 512, "seed": 0, "logs": str(folder)}
 
 

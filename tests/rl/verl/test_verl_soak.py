@@ -41,9 +41,9 @@ def test_stages_end_at_the_same_steps_as_in_the_local_trainer(tmp_path):
 
     recipe = with_stages(
         prepare(tmp_path, retire_from=0.6),
-        {"steps": 4, "max_response_tokens": 300, "hand_off": {"window": 1, "truncation_plateau": 1.0}},
-        {"steps": 1, "lr": 1e-4, "kl_coefficient": 0.1, "variant": "gspo", "reset_optimizer": True},
-        {"steps": 1, "lr": 5e-4, "aggregation": "seq-mean-token-sum-norm", "normalise_std": False},
+        {"steps": 4, "limits": {"max_response_tokens": 300}, "hand_off": {"window": 1, "truncation_plateau": 1.0}},
+        {"steps": 1, "lr": 1e-4, "method": {"kl_coefficient": 0.1, "loss": "gspo"}, "reset_optimizer": True},
+        {"steps": 1, "lr": 5e-4, "method": {"aggregation": "seq-mean-token-sum-norm", "normalise_std": False}},
     )
     ours, theirs = train_locally(recipe, tmp_path / "local"), train_with_verl(recipe, tmp_path / "verl", timeout_s=3000)
     assert compare(ours, theirs).differences == []
