@@ -140,7 +140,7 @@ def code_shape(code: str | None) -> str:
 
 
 def _kind(rollout: dict[str, Any], has_errors: bool) -> str | None:
-    if rollout["stop_reason"] in ("environment_error", "engine_error"):
+    if rollout["stop_reason"] in ("environment_error", "engine_error", "undecided"):
         return "environment error"
     if rollout["reward"] is not None and rollout["reward"] > 0:
         return "correct after errors" if has_errors else None

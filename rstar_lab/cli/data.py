@@ -155,17 +155,23 @@ def convert(
 
 @app.command(epilog="Example:\n\n`rstar-lab data lint sft/toolace.jsonl --tokenizer MODEL`")
 def lint(
-    file: Annotated[Path, typer.Argument(help="File of conversations, as `data convert` writes it.")],
+    file: Annotated[Path, typer.Argument(help="File of conversations, as `data convert` writes it, or of problems.")],
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Model folder. Also check that the loss mask covers exactly the tokens of the assistant."),
     ] = None,
+    fields: Fields = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check SFT conversations: roles, tool calls, format, round trip, loss mask. The exit code is 1 if there are faults."""
+    """Check SFT conversations (roles, tool calls, format, round trip, loss mask) or problems (rows, repeated questions, answers).
+
+    The exit code is 1 if there are faults.
+    """
     from rstar_lab.rl.data.lint import lint as check
     from rstar_lab.rl.renderers.conversations import read_conversations
 
+    if _has_problems(file):
+        raise typer.Exit(_lint_problems(file, fields, as_json))
     loaded = None
     if tokenizer is not None:
         from transformers import AutoTokenizer
@@ -188,6 +194,31 @@ def lint(
             print(text)
     print(json.dumps({"conversations": count, "faulty": faulty}) if as_json else f"{faulty:,} of {count:,} faulty")
     raise typer.Exit(1 if faulty else 0)
+
+
+def _has_problems(file: Path) -> bool:
+    """Return whether the first row of a file is a problem and not a conversation."""
+    from rstar_lab.rl.problems import read_rows
+
+    _, first = next(read_rows(file), (0, None))
+    return isinstance(first, dict) and "messages" not in first
+
+
+def _lint_problems(file: Path, fields: str, as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from rstar_lab.rl.data.lint import lint_problems
+    from rstar_lab.rl.problems import parse_fields, read_rows
+
+    rows = set()
+    for finding in lint_problems(file, parse_fields(fields)):
+        rows.add(finding.row)
+        print(json.dumps(asdict(finding)) if as_json else str(finding))
+    count = sum(1 for _ in read_rows(file))
+    print(
+        json.dumps({"problems": count, "faulty": len(rows)}) if as_json else f"{len(rows):,} of {count:,} rows faulty"
+    )
+    return 1 if rows else 0
 
 
 @app.command(epilog="Example:\n\n`rstar-lab data filter qwen3_14b_mi300x three runs/qwen3_14b_mi300x-rl/stages/two`")

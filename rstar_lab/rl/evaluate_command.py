@@ -17,7 +17,7 @@ from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_ha
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.pipeline import evaluate_model
 from rstar_lab.rl.plugins import NAME
-from rstar_lab.rl.problems import Problem, parse_fields
+from rstar_lab.rl.problems import Problem, parse_fields, without_copies
 from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
@@ -136,7 +136,7 @@ def load(source: str, fields: str, limit: int | None, environment: str = "") -> 
         if problem.problem_id in seen:
             raise UserError(f"{source}: two problems have the id {problem.problem_id}")
         seen.add(problem.problem_id)
-    return parsed.source.name, problems
+    return parsed.source.name, without_copies(problems)
 
 
 async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Path, str]:

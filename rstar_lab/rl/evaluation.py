@@ -133,20 +133,24 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summarise_usable(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return `summarise` of the rollouts whose environment did not fail, with the number of the others.
+    """Return `summarise` of the usable rollouts, with the numbers of the others by cause: a failed environment, an undecided
+    answer.
 
-    Raises UserError if the environment failed in every rollout.
+    Raises UserError if there is no usable rollout.
     """
-    usable = usable_rows(rows)
-    failed = {"environment_failures": len(rows) - len(usable)} if len(usable) < len(rows) else {}
-    return summarise(usable) | failed
+    causes = {"environment_failures": StopReason.ENVIRONMENT_ERROR, "undecided": StopReason.UNDECIDED}
+    counts = {name: sum(row["stop_reason"] == stop for row in rows) for name, stop in causes.items()}
+    return summarise(usable_rows(rows)) | {name: count for name, count in counts.items() if count}
 
 
 def usable_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rollouts whose environment did not fail. Raises UserError if there is none."""
-    usable = [row for row in rows if row["stop_reason"] != StopReason.ENVIRONMENT_ERROR]
+    """Return the rollouts whose environment did not fail and whose answer is decided. Raises UserError if there is none."""
+    unusable = (StopReason.ENVIRONMENT_ERROR, StopReason.UNDECIDED)
+    usable = [row for row in rows if row["stop_reason"] not in unusable]
     if not usable:
-        raise UserError("the environment failed in every rollout; the transcripts and the log name the cause")
+        raise UserError(
+            "every rollout failed in its environment or has an undecided answer; the transcripts and the log name the cause"
+        )
     return usable
 
 

@@ -175,7 +175,7 @@ class _Fork:
     def _context(self, codec: Codec, tools: Mapping[str, Any]) -> RolloutContext:
         """Return the limits and the sampling that the rollout had."""
         recipe, name = self.recipe, self.reader.steps()[self.step]
-        reward = make_reward(recipe.rl.reward, recipe.rl.answer)
+        reward = make_reward(recipe.rl.reward, recipe.rl.answer, recipe.rl.reward_timeout_s)
         stage = next((stage for stage in recipe.stages if stage.name == name), None)
         if stage is None or self.reader.info["kind"] == "evaluate":
             return RolloutContext.for_evaluation(codec, tools, reward, recipe)

@@ -1,7 +1,10 @@
 """Problems for training and evaluation, and how problem files are read and written."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.errors import UserError
 from rstar_lab.verify import last_boxed
+
+log = logging.getLogger(__name__)
 
 
 class ProblemError(UserError):
@@ -44,6 +49,9 @@ FIELDS = tuple(Problem.model_fields)
 _OPTIONAL = ("info", "environment")  # not written if empty
 
 
+_MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*(\S[^\n]*?)\s*\Z")  # the answer of GSM8K, at the end of its solution
+
+
 def parse_fields(text: str | None) -> dict[str, str]:
     """Parse `question=problem,answer=final_answer` into {our field name: column name of the file}.
 
@@ -61,12 +69,12 @@ def parse_fields(text: str | None) -> dict[str, str]:
 def final_answer(text: str) -> str:
     """Return the final answer of a solution.
 
-    This is the text after the last `####` (GSM8K), else the content of the last `\\boxed{}`, else the whole text.
+    This is the rest of the last line after `####` (GSM8K), else the content of the last `\\boxed{}` or `\\fbox{}`, else the
+    whole text. A Markdown heading (`#### Step 1`) is not an answer.
     """
-    _, marker, after = text.rpartition("####")
-    if marker:
-        return after.strip()
     boxed = last_boxed(text)
+    if (marked := _MARKED.search(text)) and (boxed is None or re.search(r"\d", marked[1])):
+        return marked[1].strip() if last_boxed(marked[1]) is None else str(boxed).strip()
     return (text if boxed is None else boxed).strip()
 
 
@@ -88,8 +96,10 @@ def _plain(value: Any, field: str) -> Any:
             return turns[-1] if turns else value
         if field == "answer" and value and all(isinstance(item, str | int | float) for item in value):
             return ", ".join(map(str, value))
+    if field != "difficulty" and isinstance(value, float) and math.isnan(value):
+        return None  # a missing value of a numeric column
     if field != "difficulty" and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+        return value if isinstance(value, float) and math.isinf(value) else str(value)
     return value
 
 
@@ -119,6 +129,10 @@ def read_problem(
         value = _plain(_look_up(row, theirs), ours)
         if ours in _OPTIONAL and ours not in fields and not isinstance(value, str if ours == "environment" else dict):
             value = None  # a column of this name in the source can have another meaning
+        if ours != "difficulty" and isinstance(value, float) and math.isinf(value):
+            raise ProblemError(f"{where}, field {theirs!r}: {value} is not a finite number")
+        if isinstance(value, str) and not value.strip():
+            value = ""
         if value is None or value == "":
             if ours == "question" or (answers if ours == "answer" else ours in fields):
                 raise ProblemError(
@@ -190,8 +204,8 @@ def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, 
 
     answers: whether each problem that names no environment must have an answer. fields: our field name -> column name,
     such as {"question": "problem"}; dots address nested objects ("reward_model.ground_truth"). Other columns are ignored.
-    Default id: file name and row. Default source: file name. A solution is reduced to its `final_answer`; a list of
-    answers is joined by commas. Raises ProblemError that names file, row and field of the first invalid row.
+    Default id: file name and row. Default source: file name. A solution is reduced to its
+    `final_answer`; a list of answers is joined by commas. Raises ProblemError that names file, row and field of the first invalid row.
     """
     path = Path(path)
     mapping = dict(fields or {})
@@ -216,6 +230,27 @@ def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, 
     if not problems:
         raise ProblemError(f"{path}: no problems")
     return problems
+
+
+def without_copies(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems of an evaluation without copies, and warn about them.
+
+    A copy has the question, answer and metadata of an earlier problem, and no id of its own: its id is its place in the
+    file. Files of verl repeat each problem once per sample; as problems of their own, copies would make intervals too narrow.
+    """
+    seen: set[str] = set()
+    distinct = []
+    for number, problem in enumerate(problems, 1):
+        content = problem.model_dump_json(exclude={"problem_id", "source", "difficulty"})
+        if content not in seen or not problem.problem_id.endswith(f"-{number}"):
+            distinct.append(problem)
+        seen.add(content)
+    if copies := len(problems) - len(distinct):
+        log.warning(
+            "%d of %d problems are copies of an earlier one and are left out; set the number of samples instead",
+            copies, len(problems),
+        )  # fmt: skip
+    return distinct
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:

@@ -19,7 +19,7 @@ from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spa
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.plugins import source_hash
-from rstar_lab.rl.problems import Problem, ProblemError, load_problems
+from rstar_lab.rl.problems import Problem, ProblemError, load_problems, without_copies
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
 from rstar_lab.rl.recipe.functions import own_chat_template, own_metric, own_trigger
 from rstar_lab.rl.reward import make_reward, warm_up
@@ -47,11 +47,11 @@ class RunSession:
         self._starting: asyncio.Task[EngineGroup] | None = None
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {
-            name: read_problems(section, key=f"evaluate.sets.{name}: ")
+            name: without_copies(read_problems(section, key=f"evaluate.sets.{name}: "))
             for name, section in recipe.evaluate.sets.items()
         }
         check_answers(self.excluded, recipe.rl)
-        self.reward = make_reward(recipe.rl.reward, recipe.rl.answer)
+        self.reward = make_reward(recipe.rl.reward, recipe.rl.answer, recipe.rl.reward_timeout_s)
         load_functions(recipe)  # reports their errors before anything is started
         self.loaded_environments = load_environments(recipe.rl)
 

@@ -17,6 +17,7 @@ class StopReason(StrEnum):
     UNFINISHED = "unfinished"  # cut off at the end of the step; continues in the next step
     DONE = "done"  # the environment ended the rollout
     ENGINE_ERROR = "engine_error"  # not the fault of the model: excluded from training
+    UNDECIDED = "undecided"  # the machine could not compare the answer in time: excluded from training
     ENVIRONMENT_ERROR = "environment_error"  # the environment failed: excluded from training
 
 
@@ -116,8 +117,8 @@ class Trajectory:
 
     @property
     def usable(self) -> bool:
-        """Whether the rollout may be trained on: False if a failure of the engine or the environment ended it."""
-        return self.stop_reason not in (StopReason.ENGINE_ERROR, StopReason.ENVIRONMENT_ERROR)
+        """Whether the rollout may be trained on: False if its engine or environment failed, or its answer is undecided."""
+        return self.stop_reason not in (StopReason.ENGINE_ERROR, StopReason.ENVIRONMENT_ERROR, StopReason.UNDECIDED)
 
     @property
     def errors_and_calls(self) -> tuple[int, int]:

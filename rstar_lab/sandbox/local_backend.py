@@ -62,7 +62,10 @@ class LocalBackend:
         try:
             right, queue_s, duration_s = await loop.run_in_executor(self.quick, timed, QUICK_CPU_S)
         except Undecided:
-            right, queue_s, duration_s = await loop.run_in_executor(self.slow, timed, None)
+            try:
+                right, queue_s, duration_s = await loop.run_in_executor(self.slow, timed, None)
+            except Undecided as undecided:
+                return CallResult(Outcome.SANDBOX_ERROR, "", str(undecided), None, time.monotonic() - requested)
         return CallResult(Outcome.OK, "", "", str(right), duration_s, queue_s)
 
     @property

@@ -6,11 +6,11 @@ Source of the default rule: rStar2-Agent, section 2: the reward is 1 exactly if 
 equals the true answer.
 """
 
-from rstar_lab.verify.comparison import canonical_integer, same_answer, verify, verify_many, warm_up
+from rstar_lab.verify.comparison import canonical_integer, readable, same_answer, verify, verify_many, warm_up
 from rstar_lab.verify.extraction import ANSWER_FORMATS, AnswerFormat, extract_answer, last_boxed, last_number
 from rstar_lab.verify.pool import Undecided
 
 __all__ = [
-    "ANSWER_FORMATS", "AnswerFormat", "Undecided", "canonical_integer", "extract_answer", "last_boxed", "last_number",
+    "ANSWER_FORMATS", "AnswerFormat", "Undecided", "canonical_integer", "extract_answer", "last_boxed", "last_number", "readable",
     "same_answer", "verify", "verify_many", "warm_up",
 ]  # fmt: skip

@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from rstar_lab.verify.exact import plain_value
 from rstar_lab.verify.extraction import AnswerFormat, extract_answer
+from rstar_lab.verify.normalise import clean
 from rstar_lab.verify.pool import IDLE_WORKERS, workers
 from rstar_lab.verify.structure import quick
 
@@ -83,6 +85,17 @@ def verify(
     """
     candidate = extract_answer(response_text, answer_format)
     return candidate is not None and same_answer(candidate, answer, slice_s=slice_s)
+
+
+def readable(answer: str) -> bool:
+    """Return whether a true answer is read as mathematics or as a few words. Others are compared as text only.
+
+    Raises UserError if math-verify is needed and not installed.
+    """
+    answer = _strip(answer)
+    if canonical_integer(answer) is not None or plain_value(clean(answer)) is not None:
+        return True
+    return len(answer) <= MAX_EXPRESSION and workers.compare(answer, None)
 
 
 def verify_many(

@@ -19,10 +19,12 @@ from rstar_lab.verify.exact import Value, plain_value, rounds_to
 DIGITS = 50
 MAX_DIGITS, MAX_DEGREE, MAX_FACTORIAL = 100_000, 1_000, 10_000
 AGREEMENT = sympy.Float(10) ** -35
-# Rational points at which formulas are evaluated, of both signs and without a pattern.
+# Rational points at which formulas are evaluated, of both signs and without a pattern. Small ones, because a high power of a
+# large number hides a summand; integers for formulas with steps, such as floor.
 POINTS = tuple(
-    sympy.Rational(p, q) for p, q in ((7, 5), (13, 11), (-11, 7), (29, 17), (-5, 13), (41, 19), (3, 23), (-37, 31))
+    sympy.Rational(p, q) for p, q in ((7, 5), (3, 23), (-11, 7), (29, 17), (-5, 13), (8, 19), (17, 61), (-37, 31))
 )
+STEPS = tuple(sympy.Integer(n) for n in (7, 13, 29, -18, 58, 101, 3, -46))
 _NORMALISATION = NormalizationConfig(basic_latex=True, units=False, malformed_operators=False, nits=True, boxed="none")
 _INDEX = re.compile(r"_\{?i(?![a-z])|\\(?:vec|hat|mathbf|text)\s*\{\s*i\s*\}|\\sum|\\prod|\\bigcup")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
@@ -48,6 +50,9 @@ def parse(latex: str, lowercase: bool, index: bool) -> Any:
         latex = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", latex)
     latex = re.sub(r"\\(min|max|gcd)\s*\\\{(.*?)\\\}", r"\\\1(\2)", latex)
     latex = re.sub(r"\\text\{\s*([A-Za-z])\s*\}", r"\1", latex)
+    latex = re.sub(r"_\{\s*\\(?:text\s*\{\s*(\w+)\s*\}|([a-z]+)\s*)\s*\}", r"_{\1\2}", latex)
+    latex = re.sub(r"(?<![A-Za-z\\])([eE])\s*_\s*\{(\w+)\}", r"\\Upsilon_{\2\1}", latex)  # not the number e
+    latex = re.sub(r"\\hbar(?![a-z])", r"h_{bar}", latex)
     config = latex2sympy2.ConversionConfig(lowercase_symbols=lowercase)
     parser = _Parser(is_real=True, config=config)
     result = parser.parse(normalize_latex(latex, _NORMALISATION))
@@ -70,6 +75,17 @@ def equal(first: str, second: str) -> bool:
         return False
     decimals = [value for text in (first, second) if (value := plain_value(text)) is not None and value.decimals]
     return objects_equal(left, right, decimals)
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a text in normalised LaTeX is a formula."""
+    try:
+        parse(text, True, True)
+    except RecursionError:
+        raise
+    except Exception:
+        return False
+    return True
 
 
 def objects_equal(left: Any, right: Any, decimals: list[Value]) -> bool:
@@ -116,7 +132,10 @@ def _equations_equal(left: sympy.Eq, right: sympy.Eq) -> bool:
     if _constant_ratio(first, second) is not None:
         return True
     for symbol in sorted(first.free_symbols, key=str):
-        solutions = [sympy.solve(value, symbol) for value in (first, second)]
+        try:
+            solutions = [sympy.solve(value, symbol) for value in (first, second)]
+        except NotImplementedError:
+            continue
         if all(isinstance(found, list) and found for found in solutions) and len(solutions[0]) == len(solutions[1]):
             remaining = list(solutions[1])
             for one in solutions[0]:
@@ -132,7 +151,7 @@ def _equations_equal(left: sympy.Eq, right: sympy.Eq) -> bool:
 def _constant_ratio(first: sympy.Expr, second: sympy.Expr) -> sympy.Expr | None:
     """Return first / second if that is the same number at all points, else None."""
     ratios = []
-    for values in _assignments(first.free_symbols | second.free_symbols):
+    for values in _assignments(first, second):
         above, below = _number(first, values), _number(second, values)
         if above is None or below is None or not above.is_real or not below.is_real or below == 0:
             continue
@@ -142,14 +161,14 @@ def _constant_ratio(first: sympy.Expr, second: sympy.Expr) -> sympy.Expr | None:
     return ratios[0]
 
 
-def _assignments(symbols: Any) -> list[dict[Any, Any]]:
-    names = sorted(symbols, key=lambda symbol: symbol.name)
+def _assignments(*expressions: sympy.Expr) -> list[dict[Any, Any]]:
+    """Return values of all symbols of the expressions, several times."""
+    names = sorted(set().union(*(value.free_symbols for value in expressions)), key=lambda symbol: symbol.name)
+    steps = any(value.has(sympy.floor, sympy.ceiling, sympy.Mod) for value in expressions)
     return [
-        {
-            name: POINTS[(place + shift * (1 + place)) % len(POINTS)] + sympy.Rational(place, 97)
-            for place, name in enumerate(names)
-        }
-        for shift in range(len(POINTS))
+        {name: points[(place + shift * (1 + place)) % len(points)] + place * offset for place, name in enumerate(names)}
+        for points, offset in ((STEPS, sympy.Integer(2)), (POINTS, sympy.Rational(1, 97)))[0 if steps else 1 :]
+        for shift in range(len(points))
     ]
 
 
@@ -263,13 +282,12 @@ def _too_large(expression: sympy.Expr) -> bool:
 def _symbolic_equal(left: sympy.Expr, right: sympy.Expr) -> bool:
     if _too_large(left) or _too_large(right):
         return False
-    symbols = left.free_symbols | right.free_symbols
     bounded = left.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit) or right.has(
         sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit
     )
     agreed = 0
     if not bounded:
-        for values in _assignments(symbols):
+        for values in _assignments(left, right):
             ours, theirs = _number(left, values), _number(right, values)
             if ours is None or theirs is None:
                 continue

@@ -267,7 +267,9 @@ _IN_PERCENT = re.compile(r"\s*\(\s*in\s*\\?%\s*\)$|\s*\(\s*(?:in\s+)?(?:\\text\{
 _APPROXIMATE = re.compile(
     r"^\s*(?:\\approx|\\sim|\\simeq|≃|~|approximately|about|\\text\{\s*(?:approximately|about)\s*\})\s*"
 )
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}|\\text\{[^{}]*[^\W\d_]{2,}[^{}]*\}|[぀-ヿ一-鿿가-힯Ѐ-ӿ]")
+_WORD = re.compile(
+    r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|(?:[Ii]s|[Oo]f|[Tt]he|[Ff]or|[Oo]r|[Aa]nd|[Nn]ot|[Aa]re|[Ww]as|[Bb]ut|[Ii]f)(?![A-Za-z]))|\\text\{[^{}]*[^\W\d_]{2,}[^{}]*\}|[぀-ヿ一-鿿가-힯Ѐ-ӿ]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +356,7 @@ def read(text: str) -> Element:
 
 def _is_noun(phrase: str) -> bool:
     names = re.findall(r"[A-Za-z']+", phrase.casefold())
-    return bool(names) and not any(name in rules.NOT_UNITS for name in names)
+    return bool(names) and names[0] not in rules.PREPOSITIONS and not any(name in rules.NOT_UNITS for name in names)
 
 
 def units_agree(first: Element, second: Element) -> bool:

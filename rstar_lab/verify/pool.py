@@ -33,8 +33,11 @@ ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "P
 _log = logging.getLogger(__name__)
 
 
-class Undecided(Exception):
+class Undecided(UserError):
     """A comparison has no result: it ran out of its time slice, or the machine gave it no worker or no CPU time."""
+
+    def __init__(self, message: str = "the answer could not be compared: the machine gave the comparison no CPU time"):
+        super().__init__(message)
 
 
 class WorkerPool:
@@ -66,12 +69,14 @@ class WorkerPool:
         except Undecided:
             raise UserError(f"math-verify did not start within {timeout_s:g} s") from None
 
-    def compare(self, candidate: str, answer: str, timeout_s: float = GIVE_UP_S, slice_s: float | None = None) -> bool:
+    def compare(
+        self, candidate: str, answer: str | None, timeout_s: float = GIVE_UP_S, slice_s: float | None = None
+    ) -> bool:
         """Return whether two answers are equal.
 
         Args:
             candidate: The answer to check, without box.
-            answer: The true answer.
+            answer: The true answer. None: return whether `candidate` is read as mathematics, see `structure.readable`.
             timeout_s: Wall-clock seconds after which an undecided comparison is given up.
             slice_s: CPU seconds after which the comparison is undecided instead of different, so that a caller can
                 compare other pairs first. Default: none; a comparison that uses worker.CPU_S is different.

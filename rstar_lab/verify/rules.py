@@ -221,6 +221,9 @@ NOT_UNITS = frozenset(
     ]
 )
 
+# Words that do not start a noun after a number, as in `3 of the cases`.
+PREPOSITIONS = frozenset(("of", "in", "to", "the", "with", "by", "from", "on", "into", "out"))
+
 ALIASES = {
     "dne": "doesnotexist", "nosolutions": "nosolution", "nosolutionexists": "nosolution", "undefinded": "undefined",
 }  # fmt: skip

@@ -13,6 +13,7 @@ from rstar_lab.verify.exact import plain_value, values_equal
 from rstar_lab.verify.normalise import Element, clean, group_end, key, read, split_top, units_agree, words
 
 MAX_DEPTH = 50  # nested brackets
+MAX_WORDS = 4  # of an answer in words, such as `no real solution`
 
 Formulas = Callable[[str, str], bool]
 
@@ -21,7 +22,7 @@ _EQUALS = re.compile(r"(?<![<>!:=])=(?!=)")
 _APPROX = re.compile(r"\\approx|\\simeq|≃")
 _INEQUALITY = re.compile(r"\\leq(?![a-z])|\\geq(?![a-z])|<=|>=|<|>")
 _ANY_RELATION = re.compile(
-    r"\\(?:leq|geq|neq|approx|equiv|to|Rightarrow|Leftrightarrow|subset|notin|lor)(?![a-z])|[<>=?|]"
+    r"\\(?:leq|geq|neq|approx|equiv|to|Rightarrow|Leftrightarrow|subset|notin|lor)(?![a-z])|[<>=?]"
 )
 _UNION = re.compile(r"\\cup(?![a-z])")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-z])")
@@ -54,6 +55,39 @@ _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+")
 def equal(candidate: str, answer: str, formulas: Formulas) -> bool:
     """Return whether two answers are equal. formulas: compares two formulas that are not plain numbers."""
     return _Comparison(formulas).answers(clean(candidate), clean(answer))
+
+
+def readable(answer: str, is_formula: Callable[[str], bool]) -> bool:
+    """Return whether an answer is read as mathematics or as a few words, not compared as text only.
+
+    is_formula: whether a text without relations and outer brackets is a formula.
+    """
+    text = _unwrap(clean(answer))
+    if any(pattern.fullmatch(text) for pattern in (_BASE, _TIME, _RATIO, _REMAINDER)) or _CONGRUENCE.match(text):
+        return True
+    if rows := _rows(text):
+        return all(_element_readable(cell, is_formula) for row in rows for cell in row)
+    if _OPAQUE.search(text):
+        return r"\begin{cases}" in text
+    return bool(text) and all(_element_readable(part, is_formula) for part in _elements(text))
+
+
+def _element_readable(text: str, is_formula: Callable[[str], bool]) -> bool:
+    element = read(text)
+    value = _strip_membership(element.text)
+    if element.prose or _is_word(value):
+        return len(value.split()) <= MAX_WORDS and not re.search(r"\d", value)
+    if plain_value(value) is not None:
+        return True
+    if bracketed := _bracketed(value):
+        return all(_element_readable(part, is_formula) for part in _elements(bracketed[1]))
+    if _PLUS_MINUS.search(value):
+        return all(_element_readable(part, is_formula) for part in _plus_minus(value))
+    for separator in (_EQUALS, _APPROX, _INEQUALITY, _UNION):
+        parts = split_top(value, separator)
+        if len(parts) > 1:
+            return all(not part.strip() or _is_name(part) or _element_readable(part, is_formula) for part in parts)
+    return is_formula(value)
 
 
 def quick(candidate: str, answer: str) -> bool | None:
@@ -223,6 +257,9 @@ class _Comparison:
         ours, theirs = first.text, second.text
         if key(ours) == key(theirs):
             return True
+        if ("=" in ours) != ("=" in theirs):
+            ours, theirs = _without_name(ours), _without_name(theirs)
+            first, second = read(ours), read(theirs)
         if first.prose or second.prose or _is_word(ours) or _is_word(theirs):
             return words(ours) == words(theirs) or _letters_commute(ours, theirs)
         left, right = plain_value(ours), plain_value(theirs)
@@ -376,11 +413,16 @@ def _value(text: str) -> str:
     return parts[1].strip() if len(parts) == 2 and _is_name(parts[0]) else text
 
 
+def _without_name(text: str) -> str:
+    r"""Return the value of `name = value` if the name contains a word, such as `\text{Re}(z) = 1`; else the text."""
+    return _value(text) if read(text).prose else text
+
+
 def _is_name(text: str) -> bool:
     text = text.strip()
     if _TUPLE_NAME.fullmatch(text):
         return True
-    plain = re.sub(r"^\\text\{[^{}]*\}\s*", "", text)
+    plain = re.sub(r"^\\text\{[^{}]*\}\s*(?:\(\s*[A-Za-z]\s*\))?", "", text)
     return (
         bool(text)
         and (not plain or bool(_NAME.fullmatch(plain)) or bool(re.fullmatch(r"[A-Za-z]+\s*\([^()]*\)", plain)))

@@ -1,14 +1,19 @@
 """Reading problems: any file, names mapped, and errors that name file, row and field."""
 
 import json
+import math
 import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from rstar_lab.cli.data import app as data_commands
 from rstar_lab.errors import UserError
+from rstar_lab.rl.data.lint import lint_problems
+from rstar_lab.rl.evaluate_command import load as load_for_evaluation
 from rstar_lab.rl.problems import Problem, ProblemError, final_answer, load_problems, parse_fields, write_problems
 
 ROWS = [
@@ -179,3 +184,70 @@ def test_a_failed_write_leaves_no_file(tmp_path):
     with pytest.raises(UserError, match=r"cannot write .*x\.jsonl: No space left on device"):
         write_problems(tmp_path / "x.jsonl", problems())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        ("So $x=1/2$ or $x=2$. Our answer is $\\boxed 2$.", "2"),
+        ("It is \\boxed{-\\frac{1}{2}} as asked in \\boxed{}.", "-\\frac{1}{2}"),
+        ("Thus it is \\fbox{7}.", "7"),
+        ("The roots are $\\boxed{3}$ and $\\boxed{5}$.", "3, 5"),
+        ("#### Step 1\nAdd.\n#### Final answer\n\\boxed{5}", "5"),
+        ("#### Step 1\nAdd 2.\n\nSo \\boxed{5}. #### Remarks\nnone", "5"),
+        ("\\boxed{5}\n#### Remarks", "5"),
+        ("##### Step\n\\boxed{5}", "5"),
+        ("#### Answer: \\boxed{5}", "5"),
+        ("a <<3*4=12>>12\n#### 1,234", "1,234"),
+        ("a #### 12\n", "12"),
+        ("36", "36"),
+    ],
+)
+def test_final_answer_of_a_solution(solution, answer):
+    assert final_answer(solution) == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [("   ", "empty"), (math.nan, "missing"), (math.inf, "inf is not a finite number"), ("\n\t", "empty")],
+)
+def test_an_answer_without_content_is_an_error_that_names_the_row(tmp_path, answer, message):
+    file = tmp_path / "p.jsonl"
+    file.write_text(
+        json.dumps({"question": "a?", "answer": "1"}) + "\n" + json.dumps({"question": "b?", "answer": answer})
+    )
+    with pytest.raises(ProblemError, match=rf"p.jsonl row 2, field 'answer': {message}"):
+        load_problems(file)
+
+
+def test_copies_without_id_are_one_problem_of_an_evaluation(tmp_path, caplog):
+    """verl's AIME files repeat each problem once per sample; every copy would count as a problem of its own."""
+    rows = [{"question": f"q{n % 30}?", "answer": str(n % 30)} for n in range(960)]
+    file = jsonl(tmp_path / "aime.jsonl", [*rows, {"question": "q0?", "answer": "another"}])
+    assert len(load_problems(file)) == 961
+    name, problems = load_for_evaluation(str(file), "", None)
+    assert (name, len(problems), len({problem.problem_id for problem in problems})) == ("aime", 31, 31)
+    assert "930 of 961 problems are copies" in caplog.text
+    jsonl(file, [row | {"problem_id": f"a{n}"} for n, row in enumerate(rows[:60])])
+    assert len(load_for_evaluation(str(file), "", None)[1]) == 60  # ids of the file are kept
+
+
+def test_lint_names_the_rows_with_faults(tmp_path, capsys):
+    file = tmp_path / "p.jsonl"
+    rows = [
+        {"question": "a?", "answer": "12"}, {"question": "b?", "answer": "$\\frac{1}{2}$"}, {"question": "a?", "answer": "12"},
+        {"question": "c?", "answer": "It holds for 3 of the 4 cases, as shown in part 2."}, {"question": "d?"},
+        {"question": "e?", "answer": "no solution"}, {"question": "f?", "answer": "$x=\\frac{1}{2$"},
+    ]  # fmt: skip
+    file.write_text("\n".join(map(json.dumps, rows)))
+    findings = {finding.row: finding for finding in lint_problems(file)}
+    assert {row: finding.rule for row, finding in findings.items()} == {
+        3: "repeated problem", 4: "answer", 5: "row", 7: "answer",
+    }  # fmt: skip
+    assert "only this text is correct" in str(findings[4]) and "field 'answer': missing" in str(findings[5])
+    done = CliRunner().invoke(data_commands, ["lint", str(file), "--json"])
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 1 and lines[-1] == {"problems": 7, "faulty": 4}
+    assert {line["row"] for line in lines[:-1]} == {3, 4, 5, 7}
+    file.write_text("\n".join(map(json.dumps, rows[:2])))
+    assert CliRunner().invoke(data_commands, ["lint", str(file)]).exit_code == 0

@@ -9,13 +9,17 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rstar_lab.rl.problems import ProblemError, read_problem, read_rows
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.turns import count_answers
 from rstar_lab.tool_calls import parse_tool_calls
+from rstar_lab.verify import readable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +38,53 @@ class LintFinding:
     def __str__(self) -> str:
         place = "conversation" if self.message is None else f"message {self.message}"
         return f"{place}: {self.rule}: {self.text}"
+
+
+@dataclass(frozen=True)
+class ProblemFinding:
+    """A fault of a row of a problem file. row: from 1. rule: `row`, `repeated problem` or `answer`."""
+
+    row: int
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"row {self.row}: {self.rule}: {self.text}"
+
+
+def lint_problems(
+    path: Path, fields: Mapping[str, str] | None = None, max_answers: int | None = None
+) -> Iterator[ProblemFinding]:
+    """Yield the faults of a problem file: rows that cannot be read, repeated problems, and answers that are text.
+
+    An answer that is not read as mathematics is compared as text only, so only the same text is correct (see
+    docs/evaluation.md).
+
+    Args:
+        path: A .jsonl, .json or .parquet file.
+        fields: Our field name -> column name, see `load_problems`.
+        max_answers: Number of answers that are checked. Default: all.
+    """
+    seen: dict[tuple[str, str], int] = {}
+    answers: list[tuple[int, str]] = []
+    for row, content in read_rows(path):
+        name = f"row {row}"
+        try:
+            problem = read_problem(content, where=name, fields=fields or {}, default_id=name, default_source="")
+        except ProblemError as error:
+            yield ProblemFinding(row, "row", str(error).removeprefix(f"{name}, ").removeprefix(f"{name}: "))
+            continue
+        if (before := seen.setdefault((problem.question, problem.environment), row)) != row:
+            yield ProblemFinding(row, "repeated problem", f"its question is also in row {before}")
+        if problem.answer:
+            answers.append((row, problem.answer))
+    answers = answers[:max_answers]
+    with ThreadPoolExecutor(4) as threads:
+        for (row, answer), found in zip(answers, threads.map(lambda item: readable(item[1]), answers), strict=True):
+            if not found:
+                yield ProblemFinding(
+                    row, "answer", f"{answer[:80]!r} is not read as mathematics; only this text is correct"
+                )
 
 
 def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | None" = None) -> list[LintFinding]:

@@ -35,7 +35,8 @@ def make_environments(
             raise UserError(
                 f"rl.environments.{entry.name}.tools: the environment already has a tool {min(both)}; remove it here"
             )
-        reward = make_reward("verify" if environment else entry.reward or rl.reward, rl.answer)
+        name = "verify" if environment else entry.reward or rl.reward
+        reward = make_reward(name, rl.answer, rl.reward_timeout_s)
         limits = entry.limits.model_dump(exclude_none=True)
         environments[entry.name] = RunEnvironment(own | tools, reward, environment, limits)
     return environments

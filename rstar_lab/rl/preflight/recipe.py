@@ -12,6 +12,7 @@ from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
 from rstar_lab.rl.session import load_functions
 
 SAMPLED_PROBLEMS = 32
+CHECKED_ANSWERS = 5_000  # true answers of a stage that the check `data` reads
 CODE = "print('</tool_call>')\n"  # a tag inside a string must not end the call
 # Recipe keys that only the local trainer reads, and what verl reads instead.
 LOCAL_ONLY = {
@@ -191,6 +192,7 @@ def positions(context: CheckContext) -> str:
 
 def data(context: CheckContext) -> str:
     """Check that every data file exists, the schema of the problems, and that a sample of true answers verifies."""
+    from rstar_lab.rl.data.lint import lint_problems
     from rstar_lab.rl.problems import load_problems
     from rstar_lab.verify import verify
 
@@ -210,7 +212,7 @@ def data(context: CheckContext) -> str:
             f"missing: {', '.join(missing)}; relative paths are looked up in the profile's storage.data "
             f"({context.profile.storage.data})"
         )
-    lines = []
+    lines, texts = [], list[str]()
     for stage, section in [(s, section) for s in recipe.stages for section in recipe.stage_problems(s)]:
         if section.file is None:
             lines.append(f"{stage.name}: synthetic problems")
@@ -233,4 +235,10 @@ def data(context: CheckContext) -> str:
         lines.append(
             f"{stage.name}: {len(problems)} problems, {len(sampled) - len(wrong)}/{len(sampled)} answers verify"
         )
+        if recipe.rl.reward == "verify":
+            findings = lint_problems(section.file, fields, CHECKED_ANSWERS)
+            texts += [f"stages.{stage.name}.problems, {found}" for found in findings if found.rule == "answer"]
+    if texts:
+        more = f" and {len(texts) - 3} more (`rstar-lab data lint FILE` lists them)" if len(texts) > 3 else ""
+        raise Warn(f"{'; '.join(lines)}; answers compared as text only: {'; '.join(texts[:3])}{more}")
     return "; ".join(lines) or "no stages"

@@ -78,6 +78,9 @@ class RlSection(Section):
     """`verify`: 1 for a correct final answer, else 0 (paper, section 2). `released`: graded by prime_math and math-verify, as
     in microsoft/rStar. Or your own `module:function` of (text of the model, true answer), or one written for TRL
     (docs/own-tools.md). Cannot differ between stages."""
+    reward_timeout_s: float = Field(60.0, gt=0)
+    """Time limit of one call of your own reward function in seconds. A call that takes longer stops the run with an error.
+    Default: our choice."""
     answer: AnswerFormat = "tagged"
     """Where `reward: verify` reads the answer. `tagged`: the last `\\boxed{}` in the last `<answer>` (paper, section 2).
     `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. Cannot differ between

@@ -3,9 +3,12 @@
 Source: rStar2-Agent, section 2: no reward for format or tool use.
 """
 
+import contextvars
 import inspect
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +20,8 @@ from rstar_lab.rl.reward.boxed import released_grade
 from rstar_lab.rl.reward.trl import adapt_trl_reward, is_trl_reward
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.verify import AnswerFormat, verify
+
+TIMEOUT_S = 60.0  # seconds that one call of a user's reward function may take
 
 
 def reward(response_text: str, answer: str, *, answer_format: AnswerFormat = "tagged") -> float:
@@ -48,12 +53,13 @@ class UserReward:
     """A user's reward function: `function(text, answer)`, optionally with keyword-only parameters of RewardInputs.
 
     It returns a finite number, or (number, metrics), where metrics maps names to numbers. supplied: the keyword-only
-    parameters that the function takes.
+    parameters that the function takes. timeout_s: seconds that one call may take.
     """
 
     name: str
     function: Callable[..., Any]
     supplied: frozenset[str]
+    timeout_s: float = TIMEOUT_S
 
     def __call__(self, response_text: str, answer: str) -> float:
         """Return the reward, for callers that have only the text. Raises UserError if the function requires other inputs."""
@@ -64,13 +70,17 @@ class UserReward:
         return self.score(response_text, answer, None)[0]
 
     def score(self, response_text: str, answer: str, inputs: RewardInputs | None) -> tuple[float, dict[str, float]]:
-        """Return (reward, metrics). Raises UserError if the function fails or returns another type."""
+        """Return (reward, metrics). Raises UserError if the function fails, takes too long or returns another type."""
         values = {name: getattr(inputs, name) for name in self.supplied}
         try:
-            result: Any = self.function(response_text, answer, **values)
+            result: Any = _call(self.function, self.timeout_s, response_text, answer, **values)
             number, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
             value = float(number)
             named = {str(name): float(metric) for name, metric in metrics.items()}
+        except FutureTimeout:
+            raise UserError(
+                f"rl.reward: {self.name} did not return within {self.timeout_s:g} s; make it faster or raise rl.reward_timeout_s"
+            ) from None
         except Exception as error:
             raise UserError(f"rl.reward: {self.name} failed: {type(error).__name__}: {error}") from error
         if not all(map(math.isfinite, (value, *named.values()))):
@@ -78,13 +88,38 @@ class UserReward:
         return value, named
 
 
-def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, str], float]:
+def _call(function: Callable[..., Any], timeout_s: float, *values: Any, **named: Any) -> Any:
+    """Return the result of a function that runs in a daemon thread of its own. Raises FutureTimeout after `timeout_s`."""
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function(*values, **named))
+        except BaseException as error:
+            result.set_exception(error)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name="reward", daemon=True).start()
+    try:
+        return result.result(timeout_s)
+    except TimeoutError as error:
+        raise error if result.done() else FutureTimeout from None
+
+
+class FutureTimeout(Exception):
+    """A reward function did not return in time."""
+
+
+def make_reward(
+    name: str, answer: AnswerFormat = "tagged", timeout_s: float = TIMEOUT_S
+) -> Callable[[str, str], float]:
     """Return the reward function that a recipe names: a function of (the model's own text, the true answer).
 
     name: recipe key `rl.reward`: `verify`, `released` (the graders of microsoft/rStar), or `module:function` (see
     `UserReward`), which can also be a reward function written for TRL (see `rstar_lab.rl.reward.trl`). User functions are
     called from several threads. RoC treats a rollout as correct if its reward is above 0. answer: recipe key `rl.answer`:
-    where `verify` reads the answer; not used by other rewards.
+    where `verify` reads the answer; not used by other rewards. timeout_s: recipe key `rl.reward_timeout_s`: limit of one call of
+    a user's function.
     Raises UserError if the function does not exist or requires parameters that are not supplied. A call raises UserError
     if the function fails or does not return a finite number.
     """
@@ -100,8 +135,8 @@ def make_reward(name: str, answer: AnswerFormat = "tagged") -> Callable[[str, st
     except ValueError:  # a builtin without a signature
         parameters = []
     if is_trl_reward(parameters):
-        return UserReward(name, adapt_trl_reward(name, function, parameters), frozenset({"problem"}))
+        return UserReward(name, adapt_trl_reward(name, function, parameters), frozenset({"problem"}), timeout_s)
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     if unknown := [p.name for p in keywords if p.name not in SUPPLIED and p.default is p.empty]:
         raise UserError(f"rl.reward: {name}: unknown parameter {unknown[0]}; choose from {', '.join(SUPPLIED)}")
-    return UserReward(name, function, frozenset(p.name for p in keywords if p.name in SUPPLIED))
+    return UserReward(name, function, frozenset(p.name for p in keywords if p.name in SUPPLIED), timeout_s)

@@ -25,7 +25,7 @@ from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, ToolResult
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.tool_calls import ToolCall
-from rstar_lab.verify import extract_answer
+from rstar_lab.verify import Undecided, extract_answer
 
 ANSWER_TAG = "<answer>"
 
@@ -50,7 +50,7 @@ async def run_rollout(
     call continues it. branch: the branch whose parent is this rollout (see `branching`).
 
     A failure of the engine or the environment does not raise: it ends the rollout with StopReason.ENGINE_ERROR or
-    ENVIRONMENT_ERROR.
+    ENVIRONMENT_ERROR. So does an answer that could not be compared in time: StopReason.UNDECIDED.
     """
     CURRENT_PROBLEM.set(task.problem)
     context = context.of(task.problem)
@@ -63,7 +63,11 @@ async def run_rollout(
         trajectory = rollout.trajectory(task, context, stop)
         if stop in (StopReason.UNFINISHED, StopReason.ENVIRONMENT_ERROR):
             return trajectory
-        reward, metrics = await episode.score(trajectory)
+        try:
+            reward, metrics = await episode.score(trajectory)
+        except Undecided as undecided:
+            log.warning("rollout %s: %s", task.traj_id, undecided)
+            return replace(trajectory, stop_reason=StopReason.UNDECIDED, error=str(undecided))
         return replace(trajectory, reward=reward, metrics=metrics)
     except EnvironmentFailure as failure:
         log.warning("%s", failure)

@@ -17,7 +17,8 @@ class RolloutError(UserError):
 
 def check_rollouts(trajectories: Sequence[Trajectory]) -> None:
     """Raise RolloutError if the arrays of a rollout do not fit its turns, or if the engines returned no log-probs."""
-    if trajectories and all(t.stop_reason is StopReason.ENVIRONMENT_ERROR for t in trajectories):
+    failed = (StopReason.ENVIRONMENT_ERROR, StopReason.UNDECIDED)
+    if trajectories and all(t.stop_reason in failed for t in trajectories):
         raise RolloutError(f"all {len(trajectories)} rollouts of the step failed; the first: {trajectories[0].error}")
     tokens, has_log_probs = 0, False
     for t in trajectories:

@@ -60,6 +60,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     } | {name: mean(values[name]) for name in sorted(values)}
     if failed := sum(t.stop_reason is StopReason.ENVIRONMENT_ERROR for t in trajectories):
         metrics["environment_failures"] = failed
+    if undecided := sum(t.stop_reason is StopReason.UNDECIDED for t in trajectories):
+        metrics["undecided"] = undecided
     if branched := sum("branch_turn" in t.metrics for t in trajectories):
         metrics["branches"] = branched
     metrics |= environment_metrics(trajectories)

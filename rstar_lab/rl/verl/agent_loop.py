@@ -51,7 +51,10 @@ class WorkerState:
         environments = {name: replace(one, tools=watch(one.tools)) for name, one in made.items()}
         if keys.reward in REWARDS:
             await asyncio.to_thread(warm_up)  # otherwise the first answers could time out while the verifier starts
-        codec, reward = Codec(tokenizer, tools, keys.prompt_style), make_reward(keys.reward, keys.answer)
+        codec, reward = (
+            Codec(tokenizer, tools, keys.prompt_style),
+            make_reward(keys.reward, keys.answer, keys.reward_timeout_s),
+        )
         return cls(
             settings,
             RolloutContext.for_training(codec, tools, reward, keys).with_environments(environments),

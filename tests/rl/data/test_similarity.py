@@ -90,3 +90,17 @@ def test_symbols_decide():
     ]
     corpus, encoded = encode(*texts)
     assert similarity.near_duplicates(encoded, encoded.symbols(corpus.is_symbol()), similarity=0.7) == {4: 0}
+
+
+def test_text_commands_do_not_hide_words():
+    plain = "How many right angles has a regular polygon with nine sides"
+    marked = (
+        plain.replace("right", r"\textbf{right}")
+        .replace("regular", r"\textit{regular}")
+        .replace("nine", r"\emph{nine}")
+    )
+    assert similarity.tokens(marked) == similarity.tokens(plain)
+    assert similarity.tokens(r"a \leftarrow \rightarrow \textstyle b") == ["a", "leftarrow", "rightarrow", "b"]
+    corpus = similarity.Corpus()
+    first, second = corpus.encode([marked]), corpus.encode([plain])
+    assert similarity.contaminated(first, second, 8) == {0: (0, 0)}

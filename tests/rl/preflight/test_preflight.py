@@ -288,6 +288,10 @@ def test_data_is_read_and_true_answers_must_verify(recipe, tmp_path):
     write_problems(path, [Problem(problem_id=f"p{i}", question="?", answer=str(i)) for i in range(50)])
     good = findings_of(recipe(stages=stages), "mi300x_8x8")["data"]
     assert good.status is Status.PASS and "50 problems, 32/32 answers verify" in good.message
+    text = Problem(problem_id="t", question="??", answer="It is 3 in 2 of the cases, as shown above.")
+    write_problems(path, [*(Problem(problem_id=f"p{i}", question="?", answer=str(i)) for i in range(50)), text])
+    unread = findings_of(recipe(stages=stages), "mi300x_8x8")["data"]
+    assert unread.status is Status.WARN and "stages.one.problems, row 51: answer: 'It is 3 in" in unread.message
     path.write_text('{"problem_id": "a", "question": "?"}\n')
     bad = findings_of(recipe(stages=stages), "mi300x_8x8")["data"]
     assert bad.status is Status.FAIL and "answer" in bad.message

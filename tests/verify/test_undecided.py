@@ -1,0 +1,153 @@
+"""Comparisons without a result: only CPU time decides, a busy machine changes nothing, and undecided is not wrong."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.scripted_engine import ScriptedEngine
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.evaluation import summarise_usable
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.reward import make_reward
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.rollout.metrics import rollout_metrics
+from rstar_lab.rl.trajectory import StopReason
+from rstar_lab.verify import Undecided, pool, same_answer, worker
+
+PAIRS = [(rf"\frac{{x+{n}}}{{7}}", f"x/7+{n}/7" if n % 4 else "x/6") for n in range(48)]
+EXPENSIVE = r"\int_0^1 x^{x^{x}} dx"
+
+
+def spin(stop) -> None:
+    while not stop.is_set():
+        sum(range(10_000))
+
+
+@pytest.mark.slow
+def test_32_threads_on_a_busy_machine_decide_as_one_on_a_quiet_machine():
+    alone = [same_answer(*pair) for pair in PAIRS]
+    assert alone == [bool(n % 4) for n in range(48)]
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    busy = [context.Process(target=spin, args=(stop,), daemon=True) for _ in range(4 * (os.cpu_count() or 1))]
+    for process in busy:
+        process.start()
+    try:
+        with ThreadPoolExecutor(32) as threads:
+            assert list(threads.map(lambda pair: same_answer(*pair), PAIRS)) == alone
+    finally:
+        stop.set()
+        for process in busy:
+            process.join()
+
+
+def test_a_comparison_without_a_worker_is_undecided_and_not_different():
+    workers = pool.WorkerPool()
+    try:
+        workers.warm_up()
+        assert workers.compare("2x", "x+x")
+        assert workers._process is not None
+        workers._idle.clear()
+        os.kill(workers._process.pid, signal.SIGSTOP)
+        with pytest.raises(Undecided, match="no CPU time"):
+            workers.compare("2x", "x+x", 0.5)
+        threading.Timer(0.5, os.kill, (workers._process.pid, signal.SIGCONT)).start()
+        assert workers.compare("2x", "x+x", 60)  # it waits for the worker
+    finally:
+        workers.close()
+
+
+def test_a_stopped_worker_has_no_cpu_time_and_is_undecided():
+    workers = pool.WorkerPool()
+    try:
+        workers.warm_up()
+        thread = threading.Thread(target=lambda: time.sleep(0))
+        thread.start()
+        with pytest.raises(Undecided):
+            workers.compare(EXPENSIVE, "5", 0.05)  # 0.05 s of wall time are less than its CPU time
+    finally:
+        workers.close()
+
+
+@pytest.mark.slow
+def test_a_comparison_that_uses_its_cpu_time_is_different():
+    started = time.monotonic()
+    assert not same_answer(EXPENSIVE, "5")
+    assert time.monotonic() - started >= worker.CPU_S * 0.9
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_the_comparison_repeated():
+    workers = pool.WorkerPool()
+    try:
+        workers.warm_up()
+        for _ in range(3):
+            children = [int(pid) for pid in os.popen(f"pgrep -P {workers._process.pid}").read().split()]
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+            assert workers.compare("2x", "x+x")
+    finally:
+        workers.close()
+
+
+def rollout(reward):
+    tokenizer = train_tokenizer(["text"], 300)
+    context = RolloutContext.for_training(Codec(tokenizer, {}), {}, reward, RlSection())
+    task = RolloutTask(Problem(problem_id="p", question="6 * 7?", answer="42"), "t", "g", sample=0, seed=1)
+    return run_rollout(task, ScriptedEngine(tokenizer, lambda prompt, turn: r"<answer>\boxed{42}</answer>"), context)
+
+
+async def test_an_undecided_answer_makes_the_rollout_unusable_and_is_counted():
+    def undecided(text: str, answer: str) -> float:
+        raise Undecided
+
+    lost, right = await rollout(undecided), await rollout(make_reward("verify"))
+    assert (lost.stop_reason, lost.usable, right.reward) == (StopReason.UNDECIDED, False, 1.0)
+    metrics = rollout_metrics([lost, right])
+    assert metrics["undecided"] == 1 and metrics["correct"] == metrics["reward"] == 1.0
+    assert "undecided" not in rollout_metrics([right])
+    row = {
+        "problem_id": "p",
+        "truth": "42",
+        "answer": "42",
+        "response_tokens": 1,
+        "calls": 0,
+        "errors": 0,
+        "truncated": False,
+    }
+    rows = [row | {"reward": t.reward, "stop_reason": t.stop_reason} for t in (lost, right)]
+    result = summarise_usable(rows)
+    assert (result["pass1"][0], result["n"], result["undecided"]) == (1.0, 1, 1)
+    with pytest.raises(UserError, match="undecided answer"):
+        summarise_usable(rows[:1])
+
+
+@pytest.mark.parametrize("trl", [False, True])
+def test_a_reward_function_that_hangs_is_an_error_with_its_name(tmp_path, monkeypatch, trl):
+    signature = "completions, **columns" if trl else "text, answer"
+    (tmp_path / "slow_rewards.py").write_text(f"import time\ndef hang({signature}):\n    time.sleep(60)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reward = make_reward("slow_rewards:hang", timeout_s=0.2)
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"slow_rewards:hang did not return within 0.2 s; .* raise rl.reward_timeout_s"):
+        from rstar_lab.rl.reward import RewardInputs
+
+        reward.score("a", "b", RewardInputs(Problem(problem_id="p", question="q", answer="b")))
+    assert time.monotonic() - started < 5
+
+
+def test_the_time_limit_of_a_reward_is_a_recipe_key():
+    assert RlSection(reward_timeout_s=3).reward_timeout_s == 3.0
+    with pytest.raises(ValueError, match="reward_timeout_s"):
+        RlSection(reward_timeout_s=0)
+    assert json.loads(RlSection().model_dump_json())["reward_timeout_s"] == 60.0
