@@ -116,3 +116,12 @@ def test_notebook_metadata_is_stable_under_the_git_filter():
             [BIN / "nbstripout", "--keep-id"], stdin=path.open(), capture_output=True, text=True, check=True
         )
         assert json.loads(done.stdout) == json.loads(path.read_text()), path.name
+
+
+def test_the_guide_for_assistants_is_short_and_names_what_exists():
+    text = (ROOT / "AGENTS.md").read_text()
+    assert len(text.splitlines()) <= 150
+    named = {word for word in re.findall(r"`((?:rstar_lab|tests|docs|benchmarks|cli)/[\w./-]+)`", text)}
+    missing = [name for name in named if not (ROOT / name).exists() and not (ROOT / "rstar_lab" / name).exists()]
+    assert named and missing == []
+    assert re.findall(r"`rstar-lab bench NAME`", text) and "AGENTS.md" in (ROOT / "CONTRIBUTING.md").read_text()
