@@ -1,0 +1,224 @@
+"""The diagnosis of a run: findings ordered by cost, what looks healthy, and what the log does not show."""
+
+import html
+import importlib
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rstar_lab.analysis.doctor.logs import read_logs
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule
+from rstar_lab.analysis.doctor.rules import RULES
+from rstar_lab.errors import UserError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that fired on a run. confidence: how often the rule was right in runs with planted faults; None: not measured."""
+
+    run: str
+    rule: Rule
+    evidence: Evidence
+    confidence: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON values."""
+        return {
+            "run": self.run,
+            "rule": self.rule.name,
+            "cause": self.rule.cause,
+            "evidence": self.evidence.text,
+            "numbers": {name: float(value) for name, value in self.evidence.numbers.items()},
+            "steps": [int(step) for step in self.evidence.steps],
+            "trajectories": list(self.evidence.trajectories),
+            "cost": round(float(self.evidence.cost), 3),
+            "confidence": self.confidence,
+            "remedy": self.rule.remedy,
+            "source": self.rule.source,
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Result of `doctor`.
+
+    Args:
+        findings: Rules that fired, the most costly first.
+        healthy: Names of the rules that were checked on every log and did not fire.
+        unchecked: Rules that could not be checked, with the columns that the logs lack.
+        waste: Share of the generated tokens that trained nothing, by reason, per run.
+        logs: The logs that were read.
+    """
+
+    findings: list[Finding]
+    healthy: list[str]
+    unchecked: dict[str, list[str]]
+    waste: dict[str, dict[str, float]]
+    logs: list[Log]
+
+    @property
+    def verdict(self) -> str:
+        """The diagnosis in one sentence."""
+        checked = len(self.healthy) + len({finding.rule.name for finding in self.findings})
+        if not self.findings:
+            rest = f"; {len(self.unchecked)} could not be checked" if self.unchecked else ""
+            return f"No fault was found by {checked} checks{rest}."
+        first = self.findings[0]
+        others = len(self.findings) - 1
+        more = f" ({others} more finding{'s' if others > 1 else ''})" if others else ""
+        return f"{first.rule.cause[0].upper()}{first.rule.cause[1:]}: {first.evidence.text}{more}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as JSON values."""
+        return {
+            "verdict": self.verdict,
+            "healthy": not self.findings,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "waste": self.waste,
+            "checked_and_healthy": self.healthy,
+            "not_checked": self.unchecked,
+            "sources": [
+                {"run": log.name, "format": log.source, "steps": len(log.steps), "rollouts": len(log.rollouts)}
+                for log in self.logs
+            ],
+        }
+
+    def to_text(self) -> str:
+        """Return the diagnosis for a terminal."""
+        lines = [self.verdict, ""]
+        for number, finding in enumerate(self.findings, 1):
+            seen = _steps(finding.evidence.steps)
+            lines += [
+                f"{number}. {finding.rule.name}{f' ({finding.run})' if len(self.logs) > 1 else ''}",
+                f"   what: {finding.evidence.text}{f', steps {seen}' if seen else ''}",
+                f"   why: {finding.rule.cause}",
+                f"   do: {finding.rule.remedy}",
+            ]
+            if finding.evidence.trajectories:
+                lines.append(f"   open: {', '.join(finding.evidence.trajectories[:3])}")
+            lines.append("")
+        for run, parts in self.waste.items():
+            named = ", ".join(f"{name} {value:.0%}" for name, value in parts.items() if value >= 0.005)
+            lines.append(f"Tokens that trained nothing in {run}: {named or 'none'}")
+        if self.healthy:
+            lines.append(f"Healthy: {', '.join(self.healthy)}")
+        for name, columns in self.unchecked.items():
+            lines.append(f"Not checked: {name} (the log has no {', '.join(columns)})")
+        return "\n".join(lines).rstrip()
+
+    def to_html(self) -> str:
+        """Return the diagnosis as one HTML page without scripts."""
+        parts = []
+        for finding in self.findings:
+            item = finding.as_dict()
+            opened = ", ".join(f"<code>{html.escape(name)}</code>" for name in finding.evidence.trajectories)
+            parts.append(
+                f"<h2>{html.escape(item['rule'])}</h2><p>{html.escape(item['evidence'])}</p>"
+                f"<dl><dt>Cause</dt><dd>{html.escape(item['cause'])}</dd><dt>Remedy</dt><dd>{html.escape(item['remedy'])}</dd>"
+                f"<dt>Steps</dt><dd>{html.escape(_steps(item['steps']) or '–')}</dd><dt>Rollouts</dt><dd>{opened or '–'}</dd>"
+                f"<dt>Source</dt><dd>{html.escape(item['source'])}</dd></dl>"
+            )
+        rest = html.escape("\n".join(self.to_text().splitlines()[-len(self.unchecked) - len(self.waste) - 1 :]))
+        style = "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}dt{font-weight:600}pre{white-space:pre-wrap}"
+        return (
+            "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Diagnosis</title>"
+            "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+            f"<style>{style}</style></head><body><h1>{html.escape(self.verdict)}</h1>{''.join(parts)}<pre>{rest}</pre></body></html>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<div><b>{html.escape(self.verdict)}</b><pre>{html.escape(self.to_text())}</pre></div>"
+
+
+def doctor(*paths: str | Path, rules: Sequence[str] = ()) -> Diagnosis:
+    """Say why runs do not learn, from their logs.
+
+    Args:
+        paths: Runs of this project or logs of other trainers, see `logs.FORMATS`.
+        rules: Rules of your own, as `module:NAME` of a `Rule`.
+
+    Returns:
+        The diagnosis.
+
+    Raises:
+        UserError: If a path holds no known log, or a rule cannot be loaded.
+    """
+    chosen = (*RULES, *(_own_rule(name) for name in rules))
+    with tempfile.TemporaryDirectory(prefix="rstar-doctor-") as folder:
+        logs = [log for number, path in enumerate(paths) for log in read_logs(Path(path), Path(folder) / str(number))]
+        return diagnose(logs, chosen)
+
+
+def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES) -> Diagnosis:
+    """Apply rules to logs."""
+    findings, healthy, unchecked = [], [], {}
+    for rule in rules:
+        lacking: list[str] = []
+        fired = checked = False
+        for log in logs:
+            if missing := log.missing(rule.reads):
+                lacking += missing
+                continue
+            checked = True
+            if evidence := rule.check(log):
+                fired = True
+                findings.append(Finding(log.name, rule, evidence))
+        if not checked:
+            unchecked[rule.name] = sorted({name.partition(".")[2] or name for name in lacking})
+        elif not fired:
+            healthy.append(rule.name)
+    findings.sort(key=lambda finding: -finding.evidence.cost)
+    waste = {log.name: parts for log in logs if (parts := wasted_tokens(log.rollouts))}
+    return Diagnosis(findings, healthy, unchecked, waste, list(logs))
+
+
+def wasted_tokens(rollouts: pd.DataFrame) -> dict[str, float]:
+    """Return the share of the response tokens that trained nothing, by reason; empty without token counts."""
+    tokens = (
+        pd.to_numeric(rollouts.response_tokens, errors="coerce").fillna(0.0)
+        if len(rollouts)
+        else pd.Series(dtype=float)
+    )
+    total = float(tokens.sum())
+    if not total or rollouts.reward.isna().all():
+        return {}
+    spread = rollouts.groupby("group_id").reward.transform(lambda rewards: rewards.max() - rewards.min())
+    equal = spread == 0
+    kept = rollouts.kept.fillna(True).astype(bool)
+    return {
+        "groups with equal rewards": float(tokens[equal].sum()) / total,
+        "dropped by resampling": float(tokens[~equal & ~kept].sum()) / total,
+    }
+
+
+def _own_rule(name: str) -> Rule:
+    module, _, attribute = name.partition(":")
+    try:
+        rule = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"--rule {name}: cannot be loaded: {error}") from error
+    if not isinstance(rule, Rule):
+        raise UserError(f"--rule {name}: is not a rstar_lab.analysis.doctor.Rule")
+    return rule
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Return steps as "3, 5-9"."""
+    parts: list[list[int]] = []
+    for step in sorted(set(steps)):
+        if parts and step == parts[-1][1] + 1:
+            parts[-1][1] = step
+        else:
+            parts.append([step, step])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    return ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")
+
+
+def to_json(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as one line of JSON."""
+    return json.dumps(diagnosis.as_dict(), allow_nan=False, default=str)

@@ -1,0 +1,205 @@
+"""Read the log of a run: one of this project, or one of verl, TRL, inspect_ai, TensorBoard, or OpenAI-style messages.
+
+The format is recognised by the names and fields of the files. Rollouts of other tools are imported into a temporary folder with the
+importers of `analysis.importers`, so that the doctor and the inspector read them in the same way.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rstar_lab.analysis import importers
+from rstar_lab.analysis.doctor import tensorboard
+from rstar_lab.analysis.doctor.metric_names import canonical
+from rstar_lab.analysis.doctor.rule import Log
+from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.errors import UserError
+
+COLUMNS = (
+    "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "correct", "rewarded", "kept", "advantage",
+    "turns", "calls", "errors", "outcomes", "response_tokens", "model_tokens", "truncated", "stop_reason", "answer", "truth",
+    "engine_log_prob", "trainer_log_prob", "entropy", "generate_s", "tool_s", "queue_s", "engine",
+)  # fmt: skip
+FORMATS = "a run or a folder of runs of rstar_lab; verl's rollout_data_dir or metrics JSONL; TRL's completions or trainer_state.json; "
+FORMATS += (
+    "inspect_ai logs; TensorBoard events; JSON lines with `messages`, or with `prompt` and `completion` (verifiers)"
+)
+
+
+def read_logs(path: Path, work_dir: Path) -> list[Log]:
+    """Return the logs found at `path`, one per run of training. work_dir: folder for imported rollouts.
+
+    Raises UserError if nothing is recognised; the message lists the formats.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    if (path / "run.json").exists() or any(path.glob("*/run.json")):
+        return _own(path)
+    rollouts = list(_rollouts(path, work_dir))
+    metrics = _metrics(path)
+    if not rollouts and metrics.empty:
+        raise UserError(f"{path}: no log was recognised. The doctor reads {FORMATS}")
+    if not rollouts:
+        return [Log(path.name, "metrics", metrics, pd.DataFrame(columns=list(COLUMNS)))]
+    return [_with_metrics(source, runs, metrics) for source, runs in rollouts]
+
+
+def _own(path: Path) -> list[Log]:
+    runs = open_runs(path)
+    table = runs.runs()
+    table = table[table.steps > 0]
+    chosen = table[table.kind == "train"] if (table.kind == "train").any() else table[table.kind != "sft"]
+    if chosen.empty:
+        raise UserError(f"{path}: no run has steps of training or imported rollouts")
+    measured = runs.trainer_metrics()
+    logs = []
+    for row in chosen.itertuples():
+        opened = open_runs(str(row.path))
+        own = measured[measured.run_id == row.run_id] if len(measured) else measured
+        logs.append(Log(str(row.run_id), "rstar_lab", _named(own), _table(opened), opened))
+    return logs
+
+
+def _with_metrics(source: str, runs: Runs, metrics: pd.DataFrame) -> Log:
+    table = _table(runs)
+    if metrics.empty:
+        by_step = table.groupby("step")
+        metrics = pd.DataFrame({"step": sorted(table.step.unique())})
+        for name in ("reward", "response_tokens", "truncated"):
+            values = by_step[name].apply(lambda column: pd.to_numeric(column, errors="coerce").mean())
+            metrics[name] = metrics.step.map(values)
+    return Log(runs.runs().run_id.iloc[0], source, metrics, table, runs)
+
+
+def _table(runs: Runs) -> pd.DataFrame:
+    table = runs.trajectories(order_by="step, group_id, sample")
+    for name in COLUMNS:
+        if name not in table:
+            table[name] = np.nan
+    return table[list(COLUMNS)]
+
+
+# Rollouts of other tools
+
+
+def _rollouts(path: Path, work_dir: Path) -> Iterator[tuple[str, Runs]]:
+    for found, (kind, source) in enumerate(_recognised(path)):
+        runs_dir = work_dir / f"import-{found}"
+        importer = {
+            "verl": importers.import_verl, "trl": importers.import_trl, "messages": importers.import_messages,
+            "inspect": importers.import_inspect,
+        }.get(kind)  # fmt: skip
+        if kind == "verifiers":
+            source = _as_messages(source, work_dir / f"messages-{found}.jsonl")
+            importer = importers.import_messages
+        assert importer is not None
+        yield kind, open_runs(importer(source, runs_dir, run_id=re.sub(r"[^A-Za-z0-9._-]", "-", path.stem) or "log"))
+
+
+def _recognised(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (format, file or folder) of the rollouts at `path`."""
+    folders = [path, *sorted(child for child in path.iterdir() if child.is_dir())] if path.is_dir() else [path]
+    for place in folders:
+        if place.is_dir():
+            if list(place.glob("completions_*.parquet")):
+                yield "trl", place
+            numbered = [file for file in place.glob("*.jsonl") if file.stem.isdigit()]
+            if numbered and (kind := _jsonl_format(numbered[0])):
+                yield kind, place
+                continue
+            for file in sorted(place.glob("*.jsonl")):
+                if kind := _jsonl_format(file):
+                    yield kind, file
+            yield from (("inspect", file) for file in sorted(place.glob("*.eval")))
+        elif place.suffix == ".eval":
+            yield "inspect", place
+        elif place.suffix == ".parquet":
+            yield "trl", place
+        elif place.suffix == ".jsonl" and (kind := _jsonl_format(place)):
+            yield kind, place
+
+
+def _jsonl_format(file: Path) -> str | None:
+    row = next(_json_rows(file), {})
+    if {"input", "output"} <= set(row):
+        return "verl"
+    if isinstance(row.get("messages"), list):
+        return "messages"
+    return "verifiers" if isinstance(row.get("completion"), list) and "reward" in row else None
+
+
+def _as_messages(source: Path, target: Path) -> Path:
+    """Write results of verifiers (prompt, completion, answer, reward) as lines for `import_messages`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("w") as file:
+        for row in _json_rows(source):
+            prompt = row.get("prompt")
+            prompt = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
+            line = {
+                "messages": [*prompt, *row["completion"]],
+                "reward": row.get("reward"),
+                "truth": str(row.get("answer", "")),
+            }
+            line |= {
+                "problem_id": str(row.get("example_id", row.get("id", prompt[-1].get("content")))),
+                "step": row.get("step", 1),
+            }
+            file.write(json.dumps(line) + "\n")
+    return target
+
+
+def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    continue  # a torn last line of a run that was killed
+                if isinstance(row, dict):
+                    yield row
+
+
+# Metrics of other tools
+
+
+def _metrics(path: Path) -> pd.DataFrame:
+    """Return the metrics by step of all files at `path` that have any."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    lines: dict[int, dict[str, Any]] = {}
+    for file in files:
+        for step, values in _metric_lines(file):
+            lines.setdefault(step, {}).update(values)
+    return _named(pd.DataFrame([{"step": step} | lines[step] for step in sorted(lines)]))
+
+
+def _metric_lines(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    if file.name == "trainer_state.json":
+        state = json.loads(file.read_text())
+        return [(int(line["step"]), line) for line in state.get("log_history", []) if "step" in line]
+    if file.name.startswith("events.out.tfevents"):
+        return tensorboard.scalars(file)
+    if file.suffix == ".jsonl" and _jsonl_format(file) is None:
+        rows = ((row.get("step"), row.get("data", row)) for row in _json_rows(file))
+        return [(step, values) for step, values in rows if isinstance(step, int) and isinstance(values, dict)]
+    return []
+
+
+def _named(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per step with numeric metrics under the names of the rules, and the original names where no rule reads them."""
+    if frame.empty or "step" not in frame:
+        return pd.DataFrame({"step": pd.Series(dtype=int)})
+    columns = {"step": pd.to_numeric(frame.step)}
+    for name in frame.columns:
+        values = pd.to_numeric(frame[name], errors="coerce") if name != "step" else None
+        if values is not None and values.notna().any():
+            known = canonical(str(name)) or str(name)
+            columns[known] = values if known not in columns else columns[known].fillna(values)
+    if {"equal_groups", "groups"} <= set(columns):
+        columns["equal_share"] = columns["equal_groups"] / columns["groups"].replace(0, np.nan)
+    return pd.DataFrame(columns).sort_values("step", ignore_index=True)

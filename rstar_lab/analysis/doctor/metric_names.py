@@ -1,0 +1,35 @@
+"""Names of the same metric in the logs of other trainers. The key is the name that rules use, which is ours where we log it."""
+
+import re
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "rewards/mean", "train/reward", "reward/mean", "reward/all/mean"),
+    "entropy": ("entropy", "actor/entropy", "actor/entropy_loss", "train/entropy", "entropy/mean", "optim/entropy"),
+    "grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm", "optim/grad_norm"),
+    "loss": ("loss", "actor/pg_loss", "train/loss", "loss/mean"),
+    "lr": ("lr", "learning_rate", "actor/lr", "train/learning_rate", "optim/lr"),
+    "kl": ("kl", "actor/ppo_kl", "train/kl", "approx_kl"),
+    "clip_share": ("clip_share", "actor/pg_clipfrac", "clip_ratio/region_mean", "clip_ratio", "train/clip_ratio/region_mean"),
+    "ratio_max": ("ratio_max", "sampling/importance_sampling_ratio/max", "rollout_corr/rollout_is_max"),
+    "mismatch": (
+        "mismatch", "training/rollout_probs_diff_mean", "rollout_corr/log_ppl_abs_diff", "sampling/sampling_logp_difference/mean",
+        "mismatch_kl/mean", "mismatch_kl/all/mean",
+    ),
+    "response_tokens": ("response_tokens", "response_length/mean", "completions/mean_length", "completion_length", "seq_len/all/mean"),
+    "truncated": ("truncated", "response_length/clip_ratio", "completions/clipped_ratio", "is_truncated/all/mean"),
+    "equal_share": ("equal_share", "frac_reward_zero_std", "solve_none", "effective_batch_size/none"),
+    "error_rate": ("error_rate", "tools/failure_frequency"),
+    "step_s": ("step_s", "timing_s/step", "step_time", "time/step"),
+    "staleness": ("staleness_mean", "staleness", "async/staleness_mean", "off_policy_level/mean"),
+}  # fmt: skip
+HELD_OUT = re.compile(
+    r"(eval/.*(pass1|pass@1|avg@|accuracy|reward)|val[-/].*(mean@|acc|score|reward)|eval_reward|eval_accuracy)"
+)
+_CANONICAL = {alias: name for name, aliases in NAMES.items() for alias in aliases}
+
+
+def canonical(name: str) -> str | None:
+    """Return the name that rules use for a metric of any trainer; None if no rule reads it."""
+    if name in _CANONICAL:
+        return _CANONICAL[name]
+    return "held_out" if HELD_OUT.search(name) else None

@@ -1,0 +1,33 @@
+"""Every group of the last steps has only successful rollouts: the advantages are 0."""
+
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+
+
+def check(log: Log) -> Evidence | None:
+    late = log.last()
+    best = late.reward.max()
+    groups = late.groupby("group_id").reward.min()
+    if not best > 0 or (groups >= best).mean() < 0.9:
+        return None
+    solved = float((groups >= best).mean())
+    steps = sorted(late.step.unique().astype(int))
+    text = (
+        f"in {solved:.0%} of {len(groups)} groups in steps {steps[0]} to {steps[-1]}, all rollouts have the reward"
+        f" {best:g}"
+    )
+    return Evidence(text, {"share": solved, "groups": len(groups)}, steps, examples(late), solved)
+
+
+RULE = Rule(
+    name="all rollouts right",
+    reads=("rollouts.reward", "rollouts.group_id"),
+    cause=(
+        "nearly every rollout gets the full reward, so nearly no group has an advantage: the problems are too "
+        "easy, or the grader accepts everything"
+    ),
+    remedy=(
+        "draw harder problems (`filter: {drop_from: 1.0}`, `rl.retire_from`), and check the grader with wrong answers"
+    ),
+    source="rStar2-Agent, arXiv 2508.20722, stage 3; DAPO, arXiv 2503.14476",
+    check=check,
+)

@@ -1,0 +1,34 @@
+"""Rollouts without any text have reward 0."""
+
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+
+
+def check(log: Log) -> Evidence | None:
+    texts = log.texts()
+    if len(texts) < 20:
+        return None
+    empty = (texts.own.str.strip() == "") & (texts.reward <= 0)
+    value = share(empty, texts)
+    if value[0] < 0.02 or empty.sum() < 3:
+        return None
+    text = f"{percent(value)} of {len(texts)} rollouts that were read contain no text of the model and have no reward"
+    return Evidence(
+        text,
+        {"share": value[0]},
+        sorted(texts.step[empty].unique().astype(int)),
+        examples(texts[empty]),
+        min(1.0, 2 * value[0]),
+    )
+
+
+RULE = Rule(
+    name="empty rollouts count as failures",
+    reads=("texts", "rollouts.reward"),
+    cause="rollouts that failed before the model wrote anything are trained on as wrong answers",
+    remedy=(
+        "find out why they failed (reset of the environment, engine, prompt too long); leave them out of loss and"
+        " group statistics"
+    ),
+    source="NeMo-Gym #2552 (1,172 of 1,280 rollouts)",
+    check=check,
+)

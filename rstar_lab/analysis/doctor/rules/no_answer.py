@@ -1,0 +1,29 @@
+"""Finished rollouts have no answer that the grader can read."""
+
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+
+
+def check(log: Log) -> Evidence | None:
+    late = log.last()
+    late = late[late.truncated.notna() & ~late.truncated.fillna(True).astype(bool)]
+    if len(late) < 20:
+        return None
+    without = late.answer.isna() | (late.answer.astype(str).str.strip() == "")
+    value = share(without & (late.reward <= 0), late)
+    if value[1] < 0.4:
+        return None
+    text = f"{percent(value)} of the finished rollouts of the last steps have no answer"
+    return Evidence(text, {"share": value[0], "low": value[1]}, (), examples(late[without]), value[0])
+
+
+RULE = Rule(
+    name="answers in another format",
+    reads=("rollouts.answer", "rollouts.truncated", "rollouts.reward"),
+    cause="most finished rollouts have no answer where the grader looks for it",
+    remedy=(
+        "state the format in the prompt (`rl.prompt.answer_instruction`), read it from another place (`rl.answer:"
+        " boxed`), or teach it with SFT"
+    ),
+    source="lm-evaluation-harness #3644",
+    check=check,
+)

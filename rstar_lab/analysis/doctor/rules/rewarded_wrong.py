@@ -1,0 +1,44 @@
+"""Numeric answers that differ from the true one get the reward."""
+
+import pandas as pd
+
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+
+
+def check(log: Log) -> Evidence | None:
+    rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna() & (log.rollouts.reward > 0)]
+    answers, truths = _number(rows.answer), _number(rows.truth)
+    hedged = (
+        rows.answer.astype(str).str.contains(r"(?i)\b(?:or|maybe|either|possibly)\b|\?", regex=True) & truths.notna()
+    )
+    wrong = (answers.notna() & truths.notna() & ((answers - truths).abs() > 1e-6 * truths.abs().clip(lower=1))) | hedged
+    known = answers.notna() & truths.notna() | hedged
+    rows, wrong = rows[known], wrong[known]
+    if len(rows) < 20:
+        return None
+    value = share(wrong, rows)
+    if value[1] < 0.02:
+        return None
+    text = f"{percent(value)} of the {len(rows)} rewarded rollouts with a numeric truth have another answer or a hedge"
+    return Evidence(text, {"share": value[0], "low": value[1]}, (), examples(rows[wrong]), min(1.0, 2 * value[0]))
+
+
+def _number(texts: pd.Series) -> pd.Series:
+    plain = texts.astype(str).str.replace(r"[\s$,]|\\\\,", "", regex=True).str.rstrip(".")
+    return pd.to_numeric(plain, errors="coerce")
+
+
+RULE = Rule(
+    name="wrong answers are rewarded",
+    reads=("rollouts.answer", "rollouts.truth", "rollouts.reward"),
+    cause=(
+        "rollouts whose answer differs from the true one get the reward: the grader accepts wrong answers, hedges"
+        " or text around a number"
+    ),
+    remedy=(
+        "read the named rollouts; grade again with `rstar-lab rescore`; test the reward with wrong and hedged "
+        "answers before training"
+    ),
+    source="Math-Verify #82; Gao et al. 2023, arXiv 2210.10760",
+    check=check,
+)

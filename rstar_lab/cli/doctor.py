@@ -1,0 +1,50 @@
+"""`rstar-lab doctor`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.cli.shared import AsJson, examples
+from rstar_lab.errors import UserError
+from rstar_lab.visible_text import visible
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "rstar-lab doctor runs/tiny-rl",
+        "rstar-lab doctor trl_output --html diagnosis.html",
+        "rstar-lab doctor verl_rollouts verl_metrics.jsonl --json",
+    )
+)
+def doctor(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...",
+            help="A run, a folder of runs, or the log of verl, TRL, inspect_ai, verifiers, TensorBoard or OpenAI-style messages.",
+        ),
+    ],
+    rule: Annotated[list[str] | None, typer.Option(help="A rule of your own, module:NAME. Can be repeated.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the diagnosis to this HTML file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a run does not learn: cause, evidence and remedy of each fault, from its log alone.
+
+    Reads logs of this project and of other trainers without configuration, network or GPU. Exits with 1 if a fault was found, with 2 if
+    a log cannot be read.
+    """
+    from rstar_lab.analysis.doctor import doctor as diagnose
+    from rstar_lab.analysis.doctor.diagnosis import to_json
+
+    try:
+        diagnosis = diagnose(*paths, rules=rule or [])
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if html:
+        html.write_text(diagnosis.to_html(), encoding="utf-8")
+    print(to_json(diagnosis) if as_json else "\n".join(map(visible, diagnosis.to_text().splitlines())))
+    raise typer.Exit(1 if diagnosis.findings else 0)

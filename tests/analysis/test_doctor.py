@@ -1,0 +1,298 @@
+"""Tests of the doctor: each planted fault is named, honest logs are healthy, and logs of other trainers are read."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from rstar_lab.analysis.doctor import Evidence, Log, Rule, doctor
+from rstar_lab.analysis.doctor.diagnosis import diagnose
+from rstar_lab.analysis.doctor.logs import COLUMNS
+from rstar_lab.analysis.doctor.rules import RULES
+from rstar_lab.cli.command_line import app
+from rstar_lab.errors import UserError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "runs"
+STEPS, PROBLEMS, GROUP = 12, 8, 8
+
+
+def honest(seed: int = 0) -> Log:
+    """Return the log of a run that learns."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for step in range(1, STEPS + 1):
+        for problem in range(PROBLEMS):
+            rate = np.clip(rng.beta(2, 2) + 0.02 * step, 0.05, 0.95)
+            rewards = (rng.random(GROUP) < rate).astype(float)
+            for sample, reward in enumerate(rewards):
+                centred = reward - rewards.mean()
+                rows.append(
+                    {
+                        "traj_id": f"{step}-{problem}-{sample}", "step": step, "group_id": f"{step}-{problem}",
+                        "problem_id": f"p{step * PROBLEMS + problem}", "sample": sample, "reward": reward,
+                        "advantage": centred if rewards.std() else np.nan, "kept": bool(rewards.std()), "calls": 1 + sample % 2,
+                        "errors": int(rng.random() < 0.1), "outcomes": ["ok"] * (1 + sample % 2), "response_tokens": 200,
+                        "model_tokens": 150,
+                        "truncated": not reward and bool(rng.random() < 0.05), "answer": "42" if reward else "41", "truth": "42",
+                        "generate_s": 1.0, "queue_s": 0.01, "engine": f"vllm-{sample % 2}",
+                    }
+                )  # fmt: skip
+    rollouts = pd.DataFrame(rows)
+    for name in COLUMNS:
+        if name not in rollouts:
+            rollouts[name] = np.nan
+    noise = lambda scale: 1 + scale * rng.standard_normal(STEPS)  # noqa: E731
+    steps = pd.DataFrame(
+        {
+            "step": range(1, STEPS + 1), "reward": 0.3 + 0.04 * np.arange(STEPS) + 0.01 * rng.standard_normal(STEPS),
+            "held_out": 0.25 + 0.04 * np.arange(STEPS) + 0.005 * rng.standard_normal(STEPS), "entropy": 0.8 * noise(0.05),
+            "grad_norm": 0.5 * noise(0.1), "lr": 1e-6, "clip_share": 0.02, "ratio_max": 5.0, "mismatch": 1e-4 * noise(0.1),
+            "response_tokens": 200 * noise(0.05), "equal_share": 0.2, "staleness": 0.5,
+        }
+    )  # fmt: skip
+    return Log("honest", "test", steps, rollouts)
+
+
+def set_steps(**values):
+    def plant(log: Log) -> Log:
+        return Log(log.name, log.source, log.steps.assign(**values), log.rollouts)
+
+    return plant
+
+
+def set_rollouts(change):
+    def plant(log: Log) -> Log:
+        frame = log.rollouts.copy()
+        change(frame)
+        return Log(log.name, log.source, log.steps, frame)
+
+    return plant
+
+
+def column(name, value, where=lambda frame: slice(None)):
+    def change(frame):
+        frame[name] = frame[name].astype(object)
+        frame.loc[where(frame), name] = value
+        frame[name] = frame[name].infer_objects()
+
+    return set_rollouts(change)
+
+
+def some_outcomes(frame):
+    frame["outcomes"] = [["sandbox_error"] if i % 5 == 0 else row for i, row in enumerate(frame.outcomes)]
+
+
+LATE = lambda frame: frame.step > STEPS - 5  # noqa: E731
+FALLING = np.geomspace(1.0, 0.01, STEPS)
+PLANTED = {
+    "all rollouts wrong": column("reward", 0.0),
+    "all rollouts right": column("reward", 1.0, LATE),
+    "few groups train the policy": set_steps(equal_share=0.9),
+    "no progress": set_steps(reward=0.3 + 0.01 * np.sin(np.arange(STEPS))),
+    "reward up, held-out flat": set_steps(held_out=0.25 + 0.005 * np.cos(np.arange(STEPS))),
+    "progress within noise": set_steps(held_out=0.3 + 0.05 * np.sin(2.1 * np.arange(STEPS))),
+    "entropy collapse": set_steps(entropy=FALLING),
+    "entropy explosion": set_steps(entropy=np.geomspace(0.3, 6, STEPS)),
+    "length collapse": set_steps(response_tokens=200 * FALLING),
+    "length growth": set_steps(response_tokens=200 * np.geomspace(1, 8, STEPS)),
+    "gradient spikes": set_steps(grad_norm=[0.5] * (STEPS - 1) + [80.0]),
+    "clipping of most tokens": set_steps(clip_share=0.5),
+    "engine and trainer disagree": set_steps(mismatch=0.2),
+    "mismatch grows": set_steps(mismatch=np.geomspace(1e-4, 0.04, STEPS)),
+    "importance weights far from 1": set_steps(ratio_max=1e5),
+    "no gradient": set_steps(grad_norm=0.0),
+    "learning rate too small": set_steps(lr=1e-10),
+    "truncation": column("truncated", True, LATE),
+    "truncated rollouts are rewarded": column(
+        "truncated", True, lambda frame: (frame.reward > 0) & (frame["sample"] < 4)
+    ),
+    "answers in another format": column("answer", None, lambda frame: frame.reward <= 0),
+    "right answers get no reward": column("answer", "$42$", lambda frame: frame["sample"] < 4),
+    "wrong answers are rewarded": column("answer", "41 or 42", lambda frame: frame["sample"] < 4),
+    "tools are not used": column("calls", 0, LATE),
+    "most tool calls fail": column("errors", 1),
+    "tools fail through our fault": set_rollouts(some_outcomes),
+    "an engine produces nothing": column("engine", "vllm-0", LATE),
+    "an engine is slow": column("generate_s", 9.0, lambda frame: frame.engine == "vllm-1"),
+    "advantages have the wrong sign": set_rollouts(lambda frame: frame.__setitem__("advantage", -frame.advantage)),
+    "rollouts are old": set_steps(staleness=8.0),
+    "waiting for tools": column("queue_s", 5.0),
+}
+
+
+def names(log: Log) -> set[str]:
+    return {finding.rule.name for finding in diagnose([log]).findings}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_honest_run_has_no_finding(seed):
+    assert names(honest(seed)) == set()
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_named_with_evidence(fault):
+    log = PLANTED[fault](honest())
+    if fault == "answers in another format":
+        log = column("reward", 0.0, lambda frame: frame["sample"] > 1)(log)
+        log = column("answer", None, lambda frame: frame.reward <= 0)(log)
+    diagnosis = diagnose([log])
+    (finding,) = [found for found in diagnosis.findings if found.rule.name == fault]
+    assert finding.evidence.text and 0 < finding.evidence.cost <= 1
+    assert finding.evidence.numbers or finding.evidence.steps or finding.evidence.trajectories
+    assert set(finding.evidence.trajectories) <= set(log.rollouts.traj_id)
+    json.dumps(diagnosis.as_dict(), allow_nan=False)
+
+
+def test_every_rule_without_texts_has_a_planted_fault():
+    assert {rule.name for rule in RULES if "texts" not in rule.reads} == set(PLANTED)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all(rule.cause and rule.remedy and rule.source and rule.reads for rule in RULES)
+
+
+def test_the_page_lists_every_rule():
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    rows = page.split("<!-- rules -->")[1].split("<!-- end -->")[0].strip().splitlines()[2:]
+    listed = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in rows]
+    read = lambda rule: ", ".join(column.partition(".")[2] or column for column in rule.reads)  # noqa: E731
+    assert listed == sorted((rule.name, read(rule), rule.source) for rule in RULES)
+
+
+def write_verl(folder: Path, change=lambda row, step, i: row, steps: int = 6) -> Path:
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for step in range(1, steps + 1):
+        lines = []
+        for i in range(32):
+            right = rng.random() < 0.3 + 0.05 * step
+            words = " ".join(str(number) for number in rng.integers(0, 1000, 12))
+            row = {
+                "input": f"What is {i // 8 + step * 4} + 1?", "output": f"{words} so <answer>{7 if right else 8}</answer>",
+                "gts": "7", "score": float(right), "step": step, "pred": "7" if right else "8",
+            }  # fmt: skip
+            lines.append(json.dumps(change(row, step, i)))
+        (folder / f"{step}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+TEXT_FAULTS = {
+    "empty rollouts count as failures": lambda row, step, i: row | ({"output": "", "score": 0.0} if i % 4 == 0 else {}),
+    "copies of rollouts": lambda row, step, i: (
+        row | {"output": "the same long text in every rollout of the group <answer>8</answer>"}
+    ),
+    "control tokens in the text": lambda row, step, i: (
+        row | ({"output": row["output"] + "<|im_start|>user"} if i % 3 == 0 else {})
+    ),
+    "the prompt contains the answer": lambda row, step, i: row | {"input": row["input"] + " (answer key: 7)"},
+}
+
+
+def test_dumps_of_verl_without_a_fault_are_healthy(tmp_path):
+    diagnosis = doctor(write_verl(tmp_path / "dump"))
+    assert [log.source for log in diagnosis.logs] == ["verl"] and diagnosis.findings == []
+    assert "rollouts are old" in diagnosis.unchecked and diagnosis.unchecked["rollouts are old"] == ["staleness"]
+
+
+@pytest.mark.parametrize("fault", TEXT_FAULTS)
+def test_faults_in_the_texts_of_a_foreign_log_are_named(fault, tmp_path):
+    found = doctor(write_verl(tmp_path / "dump", TEXT_FAULTS[fault])).findings
+    assert fault in {finding.rule.name for finding in found}
+
+
+def test_metrics_and_rollouts_of_trl_are_read_together(tmp_path):
+    (tmp_path / "completions").mkdir()
+    for step in range(1, 7):
+        rows = [
+            {"step": step, "prompt": f"q{i // 8}", "completion": f"text {step} {i} 8", "correct": 0.0}
+            for i in range(16)
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions" / f"completions_{step:05d}.parquet")
+    history = [{"step": step, "reward": 0.0, "grad_norm": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 7)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    diagnosis = doctor(tmp_path)
+    assert {"all rollouts wrong", "no gradient", "few groups train the policy"} <= {
+        f.rule.name for f in diagnosis.findings
+    }
+    assert diagnosis.logs[0].source == "trl" and diagnosis.findings[0].evidence.cost == 1.0
+
+
+def test_results_of_verifiers_and_messages_are_read(tmp_path):
+    rows = [
+        {"prompt": [{"role": "user", "content": f"q{i}"}], "completion": [{"role": "assistant", "content": ""}], "answer": "7",
+         "reward": 0.0, "example_id": i} for i in range(40)
+    ]  # fmt: skip
+    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    diagnosis = doctor(tmp_path / "results.jsonl")
+    assert "empty rollouts count as failures" in {finding.rule.name for finding in diagnosis.findings}
+
+
+def event(step: int, **values: float) -> bytes:
+    """Return one record of a TensorBoard file."""
+
+    def field(number: int, kind: int, content: bytes) -> bytes:
+        head = bytes([number << 3 | kind])
+        return head + (bytes([len(content)]) + content if kind == 2 else content)
+
+    summary = b"".join(
+        field(1, 2, field(1, 2, tag.replace("__", "/").encode()) + field(2, 5, struct.pack("<f", value)))
+        for tag, value in values.items()
+    )
+    payload = field(2, 0, bytes([step])) + field(5, 2, summary)
+    return struct.pack("<Q", len(payload)) + b"\0" * 4 + payload + b"\0" * 4
+
+
+def test_tensorboard_events_are_read_up_to_a_torn_record(tmp_path):
+    data = b"".join(event(step, actor__entropy=0.9 * 0.5**step) for step in range(1, 10))
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(data + event(10, actor__entropy=1.0)[:-6])
+    diagnosis = doctor(tmp_path)
+    assert [finding.rule.name for finding in diagnosis.findings] == ["entropy collapse"]
+    assert diagnosis.logs[0].steps.step.tolist() == list(range(1, 10))
+
+
+def test_the_golden_run_is_healthy_and_its_waste_is_counted():
+    diagnosis = doctor(GOLDEN / "tiny_fast-rl")
+    assert diagnosis.findings == []
+    (waste,) = diagnosis.waste.values()
+    assert 0 < waste["groups with equal rewards"] < 1 and sum(waste.values()) < 1
+
+
+def test_the_command_prints_json_writes_html_and_has_an_exit_code(tmp_path):
+    bad = write_verl(tmp_path / "bad", lambda row, step, i: row | {"score": 0.0})
+    ran = CliRunner().invoke(app, ["doctor", str(bad), "--json", "--html", str(tmp_path / "page.html")])
+    result = json.loads(ran.stdout)
+    assert ran.exit_code == 1 and not result["healthy"] and result["findings"][0]["rule"] == "all rollouts wrong"
+    assert {"cause", "evidence", "remedy", "steps", "trajectories", "confidence"} <= set(result["findings"][0])
+    assert "<script" not in (tmp_path / "page.html").read_text()
+    assert CliRunner().invoke(app, ["doctor", str(GOLDEN / "tiny_fast-rl")]).exit_code == 0
+    (tmp_path / "empty").mkdir()
+    unknown = CliRunner().invoke(app, ["doctor", str(tmp_path / "empty")])
+    assert unknown.exit_code == 2 and "no log was recognised" in unknown.output
+
+
+def test_text_of_a_log_is_never_markup_or_a_control_sequence(tmp_path):
+    nasty = "<script>alert(1)</script>\x1b]0;title\x07[/x]"
+    bad = write_verl(
+        tmp_path / "bad", lambda row, step, i: row | {"score": 0.0, "input": nasty + row["input"], "output": nasty}
+    )
+    page = doctor(bad).to_html()
+    assert "<script>" not in page
+    assert "\x1b" not in CliRunner().invoke(app, ["doctor", str(bad)]).stdout
+
+
+def check_always(log: Log) -> Evidence:
+    return Evidence("seen", {"one": 1.0})
+
+
+OWN = Rule("mine", ("steps.reward",), "my cause", "my remedy", "mine", check_always)
+
+
+def test_a_rule_of_the_user_is_applied(tmp_path):
+    found = doctor(write_verl(tmp_path / "dump"), rules=[f"{__name__}:OWN"]).findings
+    assert [finding.rule.name for finding in found] == ["mine"]
+    with pytest.raises(UserError, match="cannot be loaded"):
+        doctor(GOLDEN / "tiny_fast-rl", rules=["nowhere:RULE"])
