@@ -132,17 +132,22 @@ def write_call(family: str, name: str, arguments: dict[str, Any]) -> str:
 def chat_tokenizer(family: str) -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer with the special tokens and the chat template of a family."""
     shape = FAMILIES[family]
+    return byte_tokenizer(shape.template, shape.tokens, shape.eos, shape.bos, shape.plain)
+
+
+def byte_tokenizer(
+    template: str, tokens: tuple[str, ...], eos: str, bos: str | None = None, plain: tuple[str, ...] = ()
+) -> PreTrainedTokenizerFast:
+    """Return a byte-level tokenizer. tokens: special tokens; plain: added tokens that are not special."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend.train_from_iterator([], trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet, show_progress=False))
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=shape.eos, bos_token=shape.bos, pad_token=shape.tokens[0]
-    )
-    made.add_special_tokens({"additional_special_tokens": list(shape.tokens)})
-    made.add_tokens(list(shape.plain))
-    made.chat_template = shape.template
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token=bos, pad_token=tokens[0])
+    made.add_special_tokens({"additional_special_tokens": list(tokens)})
+    made.add_tokens(list(plain))
+    made.chat_template = template
     return made
 
 

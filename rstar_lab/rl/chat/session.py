@@ -113,7 +113,7 @@ class ConversationCodec(Codec):
     def prompt_ids(self, question: str) -> list[int]:
         if not self.history_ids:
             return super().prompt_ids(question)
-        return self.history_ids + self.next_question_ids(question)
+        return self.history_ids + self.next_question_ids(question, self.history_ids[-1])
 
     def append(self, trajectory: Trajectory) -> None:
         self.history_ids = trajectory.prompt_ids + trajectory.response_ids

@@ -94,17 +94,21 @@ class Renderer(ABC):
         """Return the first prompt, up to the start of generation. schemas: function schemas of the tools."""
 
     @abstractmethod
-    def continuation(self, results: Sequence[str], user_text: str | None = None) -> str:
+    def continuation(
+        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
+    ) -> str:
         """Return the text that follows the token that ends a turn, up to the start of generation.
 
         Args:
             results: Tool responses, in the order of the calls.
-            user_text: Text of an environment that follows them; None: none.
+            user_text: Text of an environment, or of the user of a chat, that follows them; None: none.
+            names: Names of the called tools; only some models need them.
+            ended: The token that ended the turn; in some families it is the first token of what follows.
         """
 
-    @abstractmethod
-    def next_question(self, question: str) -> str:
+    def next_question(self, question: str, *, ended: str = "") -> str:
         """Return the text that follows the token that ends a turn when the user asks again, up to the start of generation."""
+        return self.continuation([], self.question_turn(question), ended=ended)
 
     def question_turn(self, question: str) -> str:
         """Return the user turn that asks a question, with the wrapper and the answer instruction of the style."""

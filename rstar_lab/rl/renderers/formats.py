@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.renderers.base import PROMPT_FORMATS, PromptFormat, PromptStyle, Renderer
+from rstar_lab.rl.renderers.base import PROMPT_FORMATS, PromptFormat, PromptStyle, Render, Renderer
+from rstar_lab.rl.renderers.families import model_renderer
 from rstar_lab.rl.renderers.model import ModelRenderer
 from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.renderers.released import ReleasedRenderer
@@ -22,6 +23,16 @@ def renderer_type(prompt_format: str) -> type[Renderer]:
         if name == prompt_format:
             return renderer
     raise UserError(f"prompt_format {prompt_format!r}: choose from {', '.join(PROMPT_FORMATS)}")
+
+
+def make_renderer(
+    style: PromptStyle, control_tokens: Sequence[str] | None = None, tokenizer: Any = None, render: Render | None = None
+) -> Renderer:
+    """Return the renderer of a style. The arguments are those of `Renderer`; the format `model` requires a tokenizer."""
+    kind = renderer_type(style.prompt_format)
+    if kind is ModelRenderer and tokenizer is not None:
+        return model_renderer(style, control_tokens, tokenizer, render)
+    return kind(style, control_tokens, tokenizer, render)
 
 
 def render_prompt(

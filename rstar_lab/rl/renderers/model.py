@@ -93,11 +93,8 @@ class ModelRenderer(PaperRenderer):
                 f"prompt_format model: the tokenizer in {tokenizer.name_or_path} has no chat template; set "
                 "rl.prompt.format=paper"
             )
-        self.takes_system = self._contains([{"role": "system", "content": _TURN}, _user("Q")], _TURN)
-        self.end = self._find_end()
-        self.uses_tools, self.calls_needed = self._find_tool_use()
-        self.syntax = self._find_syntax() if self.uses_tools else "hermes"
-        self.thinks_first = self._first_prompt("Q", [], "").rstrip().endswith("<think>")
+        self._probe()
+        self.thinks_first = self._first_prompt("Q", [], "").rstrip().endswith(("<think>", "<|channel>thought"))
 
     # Methods that the agent loop uses
 
@@ -117,7 +114,9 @@ class ModelRenderer(PaperRenderer):
             messages = [_user(f"{system}\n\n{question}")]
         return self._render(messages, schemas if self.uses_tools else (), generate=True)
 
-    def continuation(self, results: Sequence[str], user_text: str | None = None) -> str:
+    def continuation(
+        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
+    ) -> str:
         """Return the text that follows the token that ends a turn, up to the start of generation. Raises TemplateError."""
         results, user_text = [self._plain(text) for text in results], self._plain(user_text or "")
         if not self.uses_tools:
@@ -165,6 +164,13 @@ class ModelRenderer(PaperRenderer):
         return ids
 
     # Properties of the template
+
+    def _probe(self) -> None:
+        """Find out what the template renders."""
+        self.takes_system = self._contains([{"role": "system", "content": _TURN}, _user("Q")], _TURN)
+        self.end = self._find_end()
+        self.uses_tools, self.calls_needed = self._find_tool_use()
+        self.syntax = self._find_syntax() if self.uses_tools else "hermes"
 
     def _find_end(self) -> str:
         """Return the special token that the template writes after a turn of the model."""

@@ -277,15 +277,14 @@ class PaperRenderer(Renderer):
             instruction=ANSWER_REQUEST if style.instruction is None else style.instruction,
         )
 
-    def continuation(self, results: Sequence[str], user_text: str | None = None) -> str:
+    def continuation(
+        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
+    ) -> str:
         if user_text is None:
             return render_tool_responses(results, control_tokens=self.control_tokens)
         messages = [*({"role": "tool", "content": text} for text in results), {"role": "user", "content": user_text}]
         pieces = render_segments(messages, add_generation_prompt=True, control_tokens=self.control_tokens)
         return "\n" + "".join(piece for piece, _ in pieces)
-
-    def next_question(self, question: str) -> str:
-        return self.continuation([], self.question_turn(question))
 
     @classmethod
     def instruction(cls, answer: AnswerFormat) -> str:

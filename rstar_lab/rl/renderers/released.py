@@ -253,12 +253,14 @@ class ReleasedRenderer(Renderer):
         system = SYSTEM_PROMPT if self.style.system is None else self.style.system
         return render_prompt(neutralise(question, self.control_tokens), schemas, system)
 
-    def continuation(self, results: Sequence[str], user_text: str | None = None) -> str:
+    def continuation(
+        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
+    ) -> str:
         if user_text is not None:
             raise UserError("prompt_format released: environments cannot speak; choose paper or model")
         return render_tool_results([neutralise(text, self.control_tokens) for text in results])
 
-    def next_question(self, question: str) -> str:
+    def next_question(self, question: str, *, ended: str = "") -> str:
         return render_next_question(neutralise(question, self.control_tokens))
 
     @classmethod

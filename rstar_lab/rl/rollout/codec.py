@@ -7,7 +7,7 @@ from typing import Any
 
 from rstar_lab.rl.recipe.functions import own_chat_template
 from rstar_lab.rl.renderers.base import PromptStyle
-from rstar_lab.rl.renderers.formats import renderer_type
+from rstar_lab.rl.renderers.formats import make_renderer
 from rstar_lab.rl.renderers.paper import control_tokens
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.tool_calls import ToolCall
@@ -26,7 +26,7 @@ class Codec:
         self.control_tokens = control_tokens(tokenizer)
         self._control_token = re.compile("|".join(map(re.escape, self.control_tokens)) or r"(?!)")
         render = own_chat_template(style.chat_template) if style.chat_template else None
-        self.renderer = renderer_type(style.prompt_format)(style, self.control_tokens, tokenizer, render)
+        self.renderer = make_renderer(style, self.control_tokens, tokenizer, render)
         self.end_id = tokenizer.convert_tokens_to_ids(self.renderer.end)
         if self.end_id is None or self.end_id == tokenizer.unk_token_id:
             raise ValueError(f"the tokenizer does not have the token {self.renderer.end}, which ends a turn")
@@ -65,14 +65,25 @@ class Codec:
     def _encode_prompt(self, question: str) -> tuple[int, ...]:
         return tuple(self.encode(self.renderer.prompt(question, self.schemas)))
 
-    def tool_response_ids(self, texts: Sequence[str]) -> list[int]:
-        """Return the ids that follow a turn with calls: the tool responses, in order, and the start of the next turn."""
-        return self.encode(self.renderer.continuation(texts))
+    def tool_response_ids(
+        self, texts: Sequence[str], names: Sequence[str] = (), last_id: int | None = None
+    ) -> list[int]:
+        """Return the ids that follow a turn with calls: the tool responses, in order, and the start of the next turn.
 
-    def observation_ids(self, text: str, tool_texts: Sequence[str]) -> list[int]:
+        names: names of the called tools. last_id: the last token of the turn.
+        """
+        return self.encode(self.renderer.continuation(texts, names=names, ended=self._token(last_id)))
+
+    def observation_ids(
+        self, text: str, tool_texts: Sequence[str], names: Sequence[str] = (), last_id: int | None = None
+    ) -> list[int]:
         """Return the ids between two turns with a text of the environment: tool responses, text, and start of the next turn."""
-        return self.encode(self.renderer.continuation(tool_texts, text))
+        return self.encode(self.renderer.continuation(tool_texts, text, names=names, ended=self._token(last_id)))
 
-    def next_question_ids(self, question: str) -> list[int]:
+    def next_question_ids(self, question: str, last_id: int | None = None) -> list[int]:
         """Return the ids that follow the end of a conversation when the user asks again."""
-        return self.encode(self.renderer.next_question(question))
+        return self.encode(self.renderer.next_question(question, ended=self._token(last_id)))
+
+    def _token(self, token_id: int | None) -> str:
+        """Return the text of a token that ends a turn, else an empty string."""
+        return self.tokenizer.decode([token_id]) if token_id in self.stop_token_ids else ""
