@@ -89,11 +89,11 @@ def _rate_interval(numerator: np.ndarray, weights: np.ndarray, n: int, t: float)
     centre = (numerator.sum() + extra) / (clusters + 2 * extra)
     squares = float(((numerator - centre * weights) ** 2).sum()) + extra * ((1 - centre) ** 2 + centre**2)
     variance = squares / (clusters + 2 * extra - 1) / clusters
-    size = min(centre * (1 - centre) / variance, n)
+    size = min(float(centre * (1 - centre) / variance), float(n))
     middle = value + t * t / (2 * size)
     half = t * sqrt(max(value * (1 - value), 0.0) / size + (t / (2 * size)) ** 2)
     scale = 1 + t * t / size
-    return max(float(middle - half) / scale, 0.0), min(float(middle + half) / scale, 1.0)
+    return max((middle - half) / scale, 0.0), min((middle + half) / scale, 1.0)
 
 
 def pass_at_k(k: int, samples: int, correct: int) -> float:
