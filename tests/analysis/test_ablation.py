@@ -275,3 +275,16 @@ def test_recorded_faults_support_the_sentences_of_the_page():
     last = found["20%"]
     assert [round(100 * last[key], 1) for key in ("difference", "low", "high")] == [-6.2, -11.9, -0.6]
     assert round(last.p, 2) == 0.04 and last.seeds == 5
+
+
+def test_the_readme_shows_the_effect_of_roc_as_recorded():
+    readme = (DOCS.parent / "README.md").read_text()
+    rows = {}
+    for name in ("ablation", "ablation-clean"):
+        table = ablation_report(recorded_sums(name), control="2x at random").table.set_index(["arm", "metric"])
+        rows[name] = {arm: table.loc[arm, "tool_error_rate_correct"] for arm in ("RoC (paper)", "2x at random")}
+    roc, control = rows["ablation"]["RoC (paper)"], rows["ablation"]["2x at random"].value
+    change = f"{100 * roc.difference:.1f} points [{100 * roc.low:.1f}, {100 * roc.high:.1f}]"
+    assert f"{roc.value:.1%}, not {control:.1%}: {change}" in readme and f"{roc.seeds:.0f} seeds" in readme
+    clean = rows["ablation-clean"]
+    assert f"{clean['RoC (paper)'].value:.1%} and {clean['2x at random'].value:.1%}, no effect" in readme

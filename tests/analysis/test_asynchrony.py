@@ -117,3 +117,12 @@ def test_recorded_runs_support_the_sentences_of_the_page():
 @pytest.mark.slow
 def test_page_shows_the_predicted_speed_ups():
     assert published_async.table() in PAGE
+
+
+def test_the_readme_shows_learning_and_speed_of_the_same_asynchronous_runs():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    row = learning_table(recorded_curves()).table.set_index("arm").loc["async, staleness 2"]
+    change = f"{100 * row.difference_tokens:+.1f} points [{100 * row.low_tokens:+.1f}, {100 * row.high_tokens:+.1f}]"
+    assert change in readme and f"{row.speed:.2f}x as fast" in readme
+    fast = learning_table(recorded_curves("async-fast")).table.set_index("arm").loc["async, staleness 2"]
+    assert f"{100 * fast.difference_tokens:+.1f} points ({fast.seeds} seeds)" in readme
