@@ -21,7 +21,7 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import dry_run_local, estimate
 from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
-from rstar_lab.rl.recipe import Recipe, RlSection, Stage
+from rstar_lab.rl.recipe import LimitsSection, Recipe, RlSection, Stage
 
 GB = estimate.GB
 SWEPT = ("micro_batch_tokens", "fsdp_size", "sequence_parallel")
@@ -81,8 +81,7 @@ def dry_run(recipe: Recipe, profile: Profile) -> Iterator[DryRun]:
     done: list[tuple[RlSection, int]] = []
     for stage in recipe.stages:
         rl = recipe.settings(stage)
-        same = {name: 0 for name in ("max_response_tokens", "max_turns", "warmup_steps")}
-        key = (rl.model_copy(update=same), _micro_batch_tokens(rl, profile))
+        key = (rl.model_copy(update={"limits": LimitsSection(), "warmup_steps": 0}), _micro_batch_tokens(rl, profile))
         if key not in done:
             done.append(key)
             yield run_stage(recipe, stage, profile, shape)
@@ -93,7 +92,7 @@ def dry_run(recipe: Recipe, profile: Profile) -> Iterator[DryRun]:
 def run_stage(recipe: Recipe, stage: Stage, profile: Profile, shape: Architecture) -> DryRun:
     """Run one update of a stage."""
     started, rl, meter = time.monotonic(), recipe.settings(stage), _meter(profile, shape)
-    typical = estimate.PROMPT_TOKENS + estimate.MEAN_RESPONSE_SHARE * rl.max_response_tokens
+    typical = estimate.PROMPT_TOKENS + estimate.MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
     rows, width = dry_run_local.rows_of(_micro_batch_tokens(rl, profile), typical)
     if profile.trainer == "local":
         dry_run_local.run_update(recipe, rl, shape, rows, width, meter)
@@ -147,7 +146,7 @@ def _meter(profile: Profile, shape: Architecture) -> Meter:
 
 def _micro_batch_tokens(rl: RlSection, profile: Profile) -> int:
     """Return the tokens of a micro-batch: at least the longest sequence, and split over `sequence_parallel` GPUs."""
-    longest = estimate.LONGEST_PROMPT_TOKENS + rl.max_response_tokens
+    longest = estimate.LONGEST_PROMPT_TOKENS + rl.limits.max_response_tokens
     if profile.trainer == "local":
         return max(rl.micro_batch_tokens, longest)
     parallel = profile.parallelism
@@ -173,7 +172,9 @@ def _result(
     peak = max(meter.peaks.values(), key=lambda phase: phase.total)
     peak_gb = peak.total / GB
     with_margin = 1.08 * peak_gb + (3 if ranks > 1 else 1)
-    engine = recipe.engine.memory_share * hardware.hbm_gb if profile.trainer == "local" and name != "sft" else 0.0
+    engine = (
+        recipe.engine.gpu_memory_utilization * hardware.hbm_gb if profile.trainer == "local" and name != "sft" else 0.0
+    )
     collectives, communication = [], {"micro_batch": 0.0, "optimizer": 0.0}
     for key, count in meter.collectives.items():
         rate = (measured.link_gb_per_s if key.inside else measured.network_gb_per_s) * GB

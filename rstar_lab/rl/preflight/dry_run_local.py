@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.chat_format.encoding import Example
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import KNOWN, Architecture
 from rstar_lab.rl.preflight.dry_run_fake import fake_tensors, replaced
 from rstar_lab.rl.preflight.dry_run_meter import Meter
 from rstar_lab.rl.recipe import Recipe, RlSection, SftConfig
+from rstar_lab.rl.renderers.encoding import Example
 from rstar_lab.rl.training import log_probs as log_probs_module
 from rstar_lab.rl.training import sft as sft_module
 from rstar_lab.rl.training import update as update_module
@@ -88,7 +88,7 @@ def run_update(recipe: Recipe, rl: RlSection, shape: Architecture, rows: int, wi
         if rl.lora is not None:
             attach_lora(model, rl.lora, 0)
         learner = update_module.Learner(model)
-        reference = fake_model(config, torch.float32) if rl.kl_coefficient else None
+        reference = fake_model(config, torch.float32) if rl.method.kl_coefficient else None
         if reference is not None:
             meter.track(reference)
         learner.begin_stage(

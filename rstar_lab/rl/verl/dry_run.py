@@ -34,6 +34,7 @@ from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.recipe.stages import Stage
 from rstar_lab.rl.verl import attention, cpu, hooks  # noqa: F401 (hooks registers the loss and the log-probs)
 from rstar_lab.rl.verl.config import compose, overrides, sft_overrides
+from rstar_lab.rl.verl.objective import POLICY_WEIGHTS, StreamLoss
 from rstar_lab.rl.verl.resume import stages_of
 
 
@@ -67,26 +68,18 @@ def run_stage(recipe: Recipe, stage: Stage, profile: Profile, hf_config: Any, le
         settings = next(one for one in stages_of(recipe, Path(folder)) if one.stage.name == stage.name)
         config = compose(overrides(settings, profile, Path(recipe.model)))
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    rl = settings.keys
-    variant = f"rstar-{rl.variant}"
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-
-    policy_loss = get_policy_loss_fn(variant)
-    prompt = lengths[0] // 4
-    batch_info = {"dp_size": 1, "batch_num_tokens": sum(lengths), "global_batch_size": len(lengths)}
-    options = SimpleNamespace(
-        clip_ratio_low=rl.clip_low,
-        clip_ratio_high=rl.clip_high,
-        global_batch_info=batch_info | {"loss_scale_factor": None},
-    )
+    stream_loss, prompt = StreamLoss(settings.rl), lengths[0] // 4
 
     def loss(log_probs: Tensor) -> Tensor:
         own = pad_sequence([row[prompt:] for row in log_probs.split(lengths)], batch_first=True)
-        mask, advantages = torch.ones_like(own), torch.zeros_like(own)
-        value, _ = policy_loss(
-            own.detach(), own, advantages, mask, actor.loss_agg_mode, options, rollout_is_weights=None
-        )
-        return value
+        ones = torch.ones_like(own)
+        tensors = {
+            "response_mask": ones,
+            "old_log_probs": own.detach(),
+            "advantages": torch.zeros_like(own),
+            POLICY_WEIGHTS: ones,
+        }
+        return stream_loss.loss(own, tensors)[0]
 
     _run(actor, model, profile, hf_config, lengths, loss, meter)
 
