@@ -37,7 +37,9 @@ def bench(against: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield one row per measurement: name, value, unit, against, ratio, n. Takes about ten minutes with `against`."""
     if against is not None:
         check_reachable(against)
-    with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
+    with serving(
+        "serve", "--no-token", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)
+    ) as ready:
         ours = ready["url"]
         warm_up(ours)
         for name, code, count, rounds in (("a", SHORT, 384, 9), ("b", NUMPY, 128, 9), ("c", SYMPY, 64, 5)):
@@ -176,7 +178,9 @@ def over_a_bare_fork(count: int = 400) -> Iterator[dict[str, Any]]:
     """Compare the CPU time of a call, with service and HTTP, with a bare fork that runs the same code."""
     for name, code in (("a", SHORT), ("b", NUMPY), ("c", SYMPY)):
         bare = bare_fork_ms(code, count)
-        with serving("serve", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)) as ready:
+        with serving(
+            "serve", "--no-token", "--port", "0", "--workers", str(WORKERS), "--time-limit", str(TIME_LIMIT_S)
+        ) as ready:
             warm_up(ready["url"])
             before = cpu_ms(ready["pid"])
             asyncio.run(load(ready["url"], [code] * count, batch=BATCH, clients=2))
@@ -233,7 +237,7 @@ def over_redis(count: int = 768) -> Iterator[dict[str, Any]]:
         except FileNotFoundError:
             print("redis-server is not installed: skipping the Redis measurements", file=sys.stderr)
             return
-        ready = stack.enter_context(serving("serve", "--port", "0", redis=redis))
+        ready = stack.enter_context(serving("serve", "--no-token", "--port", "0", redis=redis))
         first = None
         for workers in (1, 2, 3):
             stack.enter_context(serving("worker", "--workers", "1", "--time-limit", str(TIME_LIMIT_S), redis=redis))

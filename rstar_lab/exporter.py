@@ -80,7 +80,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> ThreadingHTTPServer:
+class Exporter(ThreadingHTTPServer):
+    """A server of `/metrics`. token: required bearer token; None: every user of this machine may read the metrics."""
+
+    token: str | None = None
+
+
+def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Exporter:
     """Return a server of `/metrics`; `serve_forever` runs it.
 
     Raises UserError if it would be reachable from other machines without a token.
@@ -91,7 +97,7 @@ def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Th
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            given = self.headers.get("Authorization", "")
+            given, token = self.headers.get("Authorization", ""), server.token
             if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 self._answer(401, b"send the token as `Authorization: Bearer TOKEN`\n")
             elif token is None and not is_loopback(self.headers.get("Host", "").encode()):
@@ -111,4 +117,6 @@ def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Th
         def log_message(self, *_: Any) -> None:
             """Log nothing."""
 
-    return ThreadingHTTPServer((host, port), Handler)
+    server = Exporter((host, port), Handler)
+    server.token = token
+    return server

@@ -19,6 +19,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.exporter import GAUGES, make_exporter
 from rstar_lab.runs import RunWriter
 from rstar_lab.sandbox.metrics import Metrics
+from rstar_lab.service_tokens import find_token
 
 MONITORING = Path(__file__).parents[1] / "cluster" / "monitoring"
 LAST = {"correct": 0.5, "mismatch": 1e-6, "eval/held_out/pass1": 0.25, "reward": None, "loss": float("nan")}
@@ -90,7 +91,7 @@ def test_the_command_serves_until_it_is_stopped(runs_dir):
     with subprocess.Popen(command, text=True, **options) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        assert 'rstar_lab_run_running{run="alive"} 1.0' in scrape(url).text
+        assert 'rstar_lab_run_running{run="alive"} 1.0' in scrape(url, Authorization=f"Bearer {find_token(url)}").text
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(20) == 130
 

@@ -1,6 +1,9 @@
 """`rstar-lab monitor`."""
 
+import contextlib
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,13 +29,21 @@ def monitor(
 ) -> None:
     """Serve the metrics of all runs in a folder to Prometheus, until stopped.
 
-    The token is read from the environment variable RSTAR_LAB_MONITOR_TOKEN (`openssl rand -hex 32` prints one).
+    The token is read from the environment variable RSTAR_LAB_MONITOR_TOKEN (`openssl rand -hex 32` prints one). Without it, a
+    token is made and stored in a file that only you can read; its path is printed (`credentials_file` of Prometheus).
     cluster/monitoring contains a Grafana dashboard and alert rules.
     """
     from rstar_lab.exporter import make_exporter
+    from rstar_lab.service_tokens import published_token
 
     server = make_exporter(runs_dir, host, port, os.environ.get("RSTAR_LAB_MONITOR_TOKEN") or None)
     name, number = server.server_address[:2]
-    print(f"http://{name!s}:{number}/metrics", flush=True)
-    with server:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(server)
+        if server.token is None:
+            server.token, path = stack.enter_context(published_token(host, number))
+            print(f"token: {path}", file=sys.stderr, flush=True)
+        print(f"http://{name!s}:{number}/metrics", flush=True)
+        # SIGTERM must not skip the removal of the token file.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         server.serve_forever()

@@ -1,4 +1,4 @@
-"""`rstar-lab sandbox serve | worker | check | soak | top`."""
+"""`rstar-lab sandbox serve | worker | check | soak`."""
 
 import json
 import os
@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from rstar_lab.errors import UserError
-from rstar_lab.visible_text import printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -76,6 +75,14 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help=f"File with the bearer token (or set {TOKEN}).")
     ] = None,
+    own_token: Annotated[
+        bool,
+        typer.Option(
+            "--token/--no-token",
+            help="Without a token and tenants: make one and store it in a file where SandboxClient finds it. "
+            "--no-token: serve every user of this machine.",
+        ),
+    ] = True,
     tenants: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="TOML file: a table per tenant with its token and quotas."),
@@ -88,7 +95,9 @@ def serve(
     preload: Preload = None,
     isolation: Isolation = "namespaces",
     audit: Audit = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: url, workers.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the ready message as JSON: url, workers, token_file.")
+    ] = False,
 ) -> None:
     """Serve the sandbox and the APIs of code-judge and SandboxFusion over HTTP. Code runs here, or on workers with --redis."""
     from rstar_lab.sandbox.serve import ServeOptions, run_server
@@ -106,6 +115,7 @@ def serve(
             max_queue=max_queue,
             redis=redis,
             token=token,
+            own_token=own_token,
             tenants=tenants,
             drain_s=drain,
             strict=strict,
@@ -117,7 +127,10 @@ def serve(
             preload=preload or (),
         ),
         lambda ready: typer.echo(
-            json.dumps(ready) if as_json else f"sandbox: {ready['url']} ({ready['workers']} workers)"
+            json.dumps(ready)
+            if as_json
+            else f"sandbox: {ready['url']} ({ready['workers']} workers)"
+            + (f"\ntoken: {ready['token_file']}" if ready["token_file"] else "")
         ),
     )
 
@@ -220,33 +233,6 @@ def soak(
             typer.echo(f"{name:16} {value}")
     if not result.passed:
         raise typer.Exit(1)
-
-
-@app.command(epilog="Example:\n\n`rstar-lab sandbox top http://127.0.0.1:8088 --interval 5`")
-def top(
-    url: Annotated[str, typer.Argument(help="Address of the service.")] = "http://127.0.0.1:8088",
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
-    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many intervals (default: never).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per interval.")] = False,
-) -> None:
-    """Show what a service does: calls per second by outcome, latency, queue, sessions and failures. Ctrl-C stops it."""
-    import itertools
-    import time
-
-    from rstar_lab.sandbox.top import fetch, rates, table
-
-    token = os.environ.get(TOKEN) or None
-    before = fetch(url, token, time.monotonic())
-    for _ in itertools.count() if count is None else range(count):
-        time.sleep(interval)
-        now = fetch(url, token, time.monotonic())
-        values = rates(before, now)
-        before = now
-        if as_json:
-            typer.echo(json.dumps(values))
-            continue
-        clear = "\x1b[2J\x1b[H" if sys.stdout.isatty() else ""
-        typer.echo(clear + printable("\n".join([*table(values), ""])))
 
 
 def main() -> None:

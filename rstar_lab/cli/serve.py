@@ -27,8 +27,19 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first server; 0 picks free ports.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="RSTAR_LAB_API_KEY", help="Token that every request must carry.")
+        str | None,
+        typer.Option(
+            envvar="RSTAR_LAB_API_KEY",
+            help="Token that every request must carry. Default: one in a file that our clients find.",
+        ),
     ] = None,
+    own_token: Annotated[
+        bool,
+        typer.Option(
+            "--token/--no-token",
+            help="Without --api-key: make a token for each server. --no-token: serve every user of this machine.",
+        ),
+    ] = True,
     updatable: Annotated[
         bool, typer.Option("--updatable", help="Let a trainer load new weights. Requires a token.")
     ] = False,
@@ -62,6 +73,6 @@ def serve(
 
     options = ServeOptions(
         model_folder(model, runs_dir or Path("runs")), replicas, host, port, api_key, updatable, max_model_len, dtype, max_batch,
-        kv_cache_gb, memory_share, tensor_parallel, hung_after, prompt_format, tuple(context.args),
+        kv_cache_gb, memory_share, tensor_parallel, hung_after, prompt_format, tuple(context.args), own_token,
     )  # fmt: skip
     run_async(serve_command(options, as_json))

@@ -11,9 +11,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rstar_lab.errors import UserError
+from rstar_lab.service_tokens import LOOPBACK
 
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 OPEN_PATHS = frozenset({"/ping"})
+# Key of a scope: a function that is called when a request has the token.
+ON_AUTHENTICATED = "rstar_lab.on_authenticated"
 # Seconds in which a client must have sent its whole request body.
 BODY_TIMEOUT_S = 60.0
 
@@ -29,12 +31,12 @@ class BusyError(Exception):
 
 
 class ByteBudget(Protocol):
-    """Limits the bytes of all requests that are held in memory."""
+    """Limits the bytes of all requests that are held in memory. Called in the context of the request."""
 
-    def reserve_bytes(self, size: int) -> None:
+    def reserve_body(self, size: int) -> None:
         """Raise BusyError if there is no room."""
 
-    def release_bytes(self, size: int) -> None: ...
+    def release_body(self, size: int) -> None: ...
 
 
 def check_exposure(host: str, token: str | None, remedy: str = "") -> None:
@@ -55,7 +57,7 @@ class AccessMiddleware:
     Two checks keep web pages that the user visits from using a service without a token: the Host header must be a loopback
     name (DNS rebinding), and a POST request must contain JSON (forms of other sites).
 
-    max_body: largest body of one request, in bytes. budget: limits the bytes of all requests; reserved before a body is read.
+    max_body: largest body of one request, in bytes. budget: limits the bytes of all requests, counted as they arrive.
     """
 
     def __init__(
@@ -87,9 +89,13 @@ class AccessMiddleware:
         if refusal := self.refusal(scope, headers):
             await refuse(send, *refusal)
             return
+        on_authenticated = scope.get(ON_AUTHENTICATED)
+        if on_authenticated and self.is_authentic(headers.get(b"authorization", b"")):
+            on_authenticated()
         body = LimitedBody(receive, self.budget, self.max_body)
         try:
-            body.reserve(int(headers.get(b"content-length", b"0")))
+            # Not the announced length: a client that announces much and sends nothing would take the room of others.
+            body.reserve(min(1, int(headers.get(b"content-length", b"0"))))
             await self.app(scope, body.receive, send)
         except BusyError as error:
             retry_after = (b"retry-after", str(error.retry_after_s).encode())
@@ -140,11 +146,11 @@ class LimitedBody:
     def reserve(self, size: int) -> None:
         """Reserve bytes of the budget so that `size` bytes are reserved in total. Raises BusyError if there is no room."""
         if size > self._reserved:
-            self._budget.reserve_bytes(size - self._reserved)
+            self._budget.reserve_body(size - self._reserved)
             self._reserved = size
 
     def release(self) -> None:
-        self._budget.release_bytes(self._reserved)
+        self._budget.release_body(self._reserved)
         self._reserved = 0
 
     async def receive(self) -> Message:

@@ -28,6 +28,7 @@ from rstar_lab.sandbox.wire import (
     session_of,
     work_to_dict,
 )
+from rstar_lab.service_tokens import find_token
 
 BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 5.0
@@ -65,17 +66,17 @@ class SandboxClient(Sandbox):
     run. A service with Redis workers sends the output of a streamed call together with its result.
 
     url: address of the service, such as http://127.0.0.1:8088. token: default: the environment variable
-    RSTAR_LAB_SANDBOX_TOKEN. connections: largest number of concurrent requests.
+    RSTAR_LAB_SANDBOX_TOKEN, else the token file of a service that this user has started. connections: largest number of
+    concurrent requests.
     `run` raises UserError if the token is refused, and ValueError if the service rejects an argument.
     """
 
     def __init__(self, url: str, token: str | None = None, *, deadline_s: float = 600.0, connections: int = 32) -> None:
-        token = token or os.environ.get("RSTAR_LAB_SANDBOX_TOKEN")
+        self._token = token or os.environ.get("RSTAR_LAB_SANDBOX_TOKEN")
         self.url = url.rstrip("/")
         self.deadline_s = deadline_s
         self.retries = 0
         self.http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(30.0, read=None, pool=None),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             trust_env=False,
@@ -101,7 +102,7 @@ class SandboxClient(Sandbox):
 
     async def stream_call(self, call: Call) -> AsyncGenerator[Output | CallResult, None]:
         body = dumps({"calls": [{**work_to_dict(call), "stream": True}]})
-        headers = {"Content-Type": "application/json"}
+        headers = self._headers()
         result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: the response ended before the result")
         try:
             async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=headers) as response:
@@ -153,6 +154,11 @@ class SandboxClient(Sandbox):
         item.future.cancel()
         return item.last or failure(Outcome.QUEUE_TIMEOUT, f"no result from {self.url} within {self.deadline_s:g} s")
 
+    def _headers(self) -> dict[str, str]:
+        # A service that was started again has another token.
+        token = self._token or find_token(self.url)
+        return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+
     def enqueue(self, item: Waiting) -> None:
         self.waiting.append(item)
         if not self.flush_planned:
@@ -198,7 +204,7 @@ class SandboxClient(Sandbox):
     async def request(self, batch: list[Waiting]) -> float:
         """Send a batch and set its results. Returns the seconds to wait before unanswered calls are sent again."""
         body = dumps({"calls": [work_to_dict(item.work) for item in batch]})
-        headers = {"Content-Type": "application/json"}
+        headers = self._headers()
         async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=headers) as response:
             if response.status_code != 200:
                 return refused(self.url, response, await response.aread())
@@ -241,7 +247,10 @@ def refused(url: str, response: httpx.Response, body: bytes) -> float:
         return retry_after(response)
     detail = error_detail(body)
     if status == 401:
-        raise UserError(f"{url}: wrong token; set RSTAR_LAB_SANDBOX_TOKEN or pass `token` to SandboxClient")
+        raise UserError(
+            f"{url}: wrong token, or none; set RSTAR_LAB_SANDBOX_TOKEN or pass `token` to SandboxClient. The token file of a "
+            "service is found only by the user who started it"
+        )
     if status in (400, 413, 415, 422):
         raise ValueError(f"{url}: {detail}")
     if status == 404:

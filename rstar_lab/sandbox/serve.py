@@ -1,21 +1,22 @@
 """Starts and stops the processes of `rstar-lab sandbox serve` and `worker`."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rstar_lab.errors import UserError
 from rstar_lab.sandbox.access import LOOPBACK, check_exposure
+from rstar_lab.sandbox.http_limits import limited_protocol, raise_open_files
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.local_backend import LocalBackend
@@ -23,13 +24,10 @@ from rstar_lab.sandbox.server import make_app
 from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.tenants import Tenant, load_tenants
 from rstar_lab.sandbox.transport import require_tls
+from rstar_lab.service_tokens import published_token
 
 # Bytes of all unanswered requests and unread responses.
 MAX_QUEUED_BYTES = 512 * 1024**2
-# Seconds in which a connection must send the complete headers of a request.
-HEADER_TIMEOUT_S = 20.0
-# Seconds in which a client must read the data sent to it, except for the last 64 KiB.
-READ_TIMEOUT_S = 120.0
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -54,6 +52,8 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
+    """Options of `sandbox serve`. own_token: make a token if there is neither `token` nor `tenants` (service_tokens.py)."""
+
     host: str
     port: int
     workers: int | None
@@ -64,6 +64,7 @@ class ServeOptions:
     max_queue: int
     redis: str | None
     token: str | None
+    own_token: bool
     tenants: Path | None
     drain_s: float
     strict: bool
@@ -73,53 +74,6 @@ class ServeOptions:
     isolation: str = "namespaces"
     audit: bool = False
     preload: Sequence[str] = ()
-
-
-class TimedHTTPProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """Closes connections that do not complete a request's headers, or do not read a response, in time.
-
-    uvicorn has no such limits.
-    """
-
-    _header_timer: asyncio.TimerHandle | None = None
-    _read_timer: asyncio.TimerHandle | None = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._read_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        self._stop_read_timer()
-        super().resume_writing()
-
-    def _stop_read_timer(self) -> None:
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self._update_header_timer()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._update_header_timer()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._stop_header_timer()
-        self._stop_read_timer()
-        super().connection_lost(error)
-
-    def _update_header_timer(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_header_timer()
-        elif self._header_timer is None:
-            self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
-
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
 
 
 class DrainingServer(uvicorn.Server):
@@ -160,7 +114,12 @@ def run_server(options: ServeOptions, announce: Announce) -> None:
     tenants = load_tenants(options.tenants) if options.tenants else []
     listener = listen(options.host, options.port)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    uvloop.run(serve(options, tenants, listener, announce))
+    with contextlib.ExitStack() as stack:
+        token_file = None
+        if options.own_token and not options.token and not tenants:
+            token, path = stack.enter_context(published_token(options.host, listener.getsockname()[1]))
+            options, token_file = replace(options, token=token), str(path)
+        uvloop.run(serve(options, tenants, listener, lambda ready: announce({**ready, "token_file": token_file})))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -196,7 +155,7 @@ async def serve(options: ServeOptions, tenants: Sequence[Tenant], listener: sock
     )
     config = uvicorn.Config(
         app,
-        http=TimedHTTPProtocol,
+        http=limited_protocol(),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -240,6 +199,7 @@ def run_worker(options: WorkerOptions, announce: Announce) -> None:
 async def work(options: WorkerOptions, announce: Announce) -> None:
     from rstar_lab.sandbox.worker import Worker
 
+    raise_open_files()
     if options.redis_tls:
         require_tls(options.redis)
     backend = await local_backend(options)

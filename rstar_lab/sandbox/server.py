@@ -117,6 +117,7 @@ def make_app(
         responses=ERRORS,
     )
     accounts = Accounts(tenants)
+    service.tenants = len(accounts)
 
     def authenticate(authorization: bytes) -> bool:
         ACCOUNT.set(accounts.find(authorization))

@@ -55,6 +55,8 @@ class Service:
         self.max_bytes = max_bytes
         self.calls = 0
         self.bytes = 0
+        # Number of tenants that share the service.
+        self.tenants = 0
         self.draining = False
         self.running: set[asyncio.Task[CallResult]] = set()
         self.recent = ThroughputEstimate()
@@ -90,8 +92,26 @@ class Service:
         if account:
             account.release(calls)
 
+    def reserve_body(self, size: int) -> None:
+        """Count bytes of a request that have arrived as held, or raise BusyError if there is no room.
+
+        One tenant can hold its share of the room, or one request.
+        """
+        account = ACCOUNT.get()
+        share = self.max_bytes // max(1, self.tenants)
+        if not self.has_room(size) or (account and account.bytes and account.bytes + size > share):
+            self._refuse(1)
+        self.bytes += size
+        if account:
+            account.bytes += size
+
+    def release_body(self, size: int) -> None:
+        self.bytes -= size
+        if account := ACCOUNT.get():
+            account.bytes -= size
+
     def reserve_bytes(self, size: int) -> None:
-        """Count the bytes of a request or of a response as held, or raise BusyError if there is no room."""
+        """Count the bytes of a response as held, or raise BusyError if there is no room."""
         if not self.has_room(size):
             self._refuse(1)
         self.bytes += size
@@ -146,8 +166,11 @@ class Service:
         if refused := account.refuse_session(work):
             return refused
         needed_mb = (work.memory_mb or self.memory_mb) if isinstance(work, Call) else 0
-        async with account.memory(needed_mb):
-            result = account.result(work, await self.backend.run(account.own(work), on_output))
+        try:
+            async with account.memory(needed_mb):
+                result = account.result(work, await self.backend.run(account.own(work), on_output))
+        finally:
+            account.forget_session(work)
         self.metrics.tenants.labels(account.tenant.name, result.outcome.value).inc()
         return result
 

@@ -19,6 +19,8 @@ from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Work, failure
 
 SEPARATOR = "/"
+# Outcomes of calls that have not run.
+NOT_RUN = (Outcome.INVALID_ARGUMENTS, Outcome.QUEUE_TIMEOUT, Outcome.SANDBOX_ERROR)
 MIN_TOKEN = 16  # characters
 # Seconds without use after which a session no longer counts; the sandbox drops it then (Limits.session_idle_s).
 SESSION_IDLE_S = 900.0
@@ -73,11 +75,14 @@ class Account:
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
         self.calls = 0
+        self.bytes = 0  # of requests that are held in memory
         self.memory_mb = 0
         self._memory_freed = asyncio.Condition()
         self._allowance = max(1.0, tenant.calls_per_s or math.inf)
         self._refilled = time.monotonic()
         self._sessions: dict[str, float] = {}
+        # Names of the sessions in which a call has run.
+        self._live: set[str] = set()
 
     def admit(self, calls: int) -> None:
         """Count calls against the rate and the calls in flight. Raises BusyError if one of them is used up.
@@ -138,10 +143,11 @@ class Account:
         """Count the session of a call. Returns a failed result for a call that would exceed the quota of sessions, else None."""
         now = time.monotonic()
         if isinstance(work, SessionEnd):
-            self._sessions.pop(work.session, None)
+            self._drop(work.session)
         if not isinstance(work, Call | SessionFork) or work.session is None:
             return None
-        self._sessions = {name: used for name, used in self._sessions.items() if now - used < SESSION_IDLE_S}
+        for name in [name for name, used in self._sessions.items() if now - used >= SESSION_IDLE_S]:
+            self._drop(name)
         new = work.n if isinstance(work, SessionFork) else work.session not in self._sessions
         quota = self.tenant.sessions
         if quota is not None and new and len(self._sessions) + new > quota:
@@ -151,12 +157,24 @@ class Account:
             self._sessions[work.session] = now
         return None
 
+    def forget_session(self, work: Work) -> None:
+        """Do not count the session of a call that has not run, unless an earlier call in it has."""
+        if isinstance(work, Call) and work.session is not None and work.session not in self._live:
+            self._drop(work.session)
+
+    def _drop(self, session: str) -> None:
+        self._sessions.pop(session, None)
+        self._live.discard(session)
+
     def result(self, work: Work, result: CallResult) -> CallResult:
         """Return the result with the session names that the tenant uses; undoes `own`."""
+        if isinstance(work, Call) and work.session is not None and result.outcome not in NOT_RUN:
+            self._live.add(work.session)
         if not isinstance(work, SessionFork) or result.outcome is not Outcome.OK or result.value is None:
             return result
         names = [name.removeprefix(f"{self.tenant.name}{SEPARATOR}") for name in json.loads(result.value)]
         self._sessions.update(dict.fromkeys(names, time.monotonic()))
+        self._live.update(names)
         return replace(result, value=json.dumps(names))
 
 

@@ -9,7 +9,7 @@ from rstar_lab.sandbox.launch import serving, temporary_redis
 @pytest.fixture(scope="session")
 def service():
     """Start a sandbox service on loopback. Its calls may use 2 s of CPU time. Yields {"url", "workers", "pid"}."""
-    with serving("serve", "--port", "0", "--workers", "2", "--time-limit", "2") as ready:
+    with serving("serve", "--no-token", "--port", "0", "--workers", "2", "--time-limit", "2") as ready:
         yield ready
 
 

@@ -75,7 +75,7 @@ async def test_gvisor_does_not_support_audit_mode(monkeypatch, tmp_path):
 
 
 def test_a_service_shows_the_counts_in_its_metrics():
-    with serving("serve", "--port", "0", "--workers", "1", "--audit") as ready:
+    with serving("serve", "--no-token", "--port", "0", "--workers", "1", "--audit") as ready:
         call = {"calls": [{"code": "import os\ntry: os.setpriority(0, 0, 5)\nexcept OSError: pass"}]}
         httpx.post(f"{ready['url']}/calls", json=call, trust_env=False).raise_for_status()
         page = httpx.get(f"{ready['url']}/metrics", trust_env=False).text

@@ -57,7 +57,7 @@ def test_an_error_names_the_port_in_use(service, capfd):
 async def test_requests_without_the_token_are_rejected(monkeypatch):
     token = "0123456789abcdef0123456789abcdef"
     monkeypatch.setenv("RSTAR_LAB_SANDBOX_TOKEN", token)
-    with serving("serve", "--port", "0", "--workers", "1") as ready:
+    with serving("serve", "--no-token", "--port", "0", "--workers", "1") as ready:
         for given in (None, "Bearer", "Bearer wrong", token, f"Basic {token}", f"Bearer {token}x", f"bearer {token}"):
             headers = {"Authorization": given} if given else {}
             async with httpx.AsyncClient(base_url=ready["url"], headers=headers, trust_env=False) as http:
@@ -201,7 +201,7 @@ def wait_until(condition, seconds=30):
 
 @pytest.mark.slow
 async def test_a_full_queue_returns_retry_after_and_loses_no_calls():
-    with serving("serve", "--port", "0", "--workers", "1", "--max-queue", "4") as ready:
+    with serving("serve", "--no-token", "--port", "0", "--workers", "1", "--max-queue", "4") as ready:
         async with httpx.AsyncClient(base_url=ready["url"], timeout=60, trust_env=False) as http:
             body = {"type": "python", "solution": SLEEP.format(0.3)}
             replies = await asyncio.gather(*(http.post("/run", json=body) for _ in range(16)))
@@ -216,7 +216,7 @@ async def test_a_full_queue_returns_retry_after_and_loses_no_calls():
 
 @pytest.mark.slow
 def test_sigterm_finishes_calls_and_rejects_new_ones():
-    with serving("serve", "--port", "0", "--workers", "2") as ready:
+    with serving("serve", "--no-token", "--port", "0", "--workers", "2") as ready:
         replies = []
 
         def ask():
@@ -238,7 +238,9 @@ def test_sigterm_finishes_calls_and_rejects_new_ones():
 
 @pytest.mark.slow
 def test_calls_longer_than_the_drain_are_sandbox_errors():
-    with serving("serve", "--port", "0", "--workers", "1", "--time-limit", "100", "--drain", "1") as ready:
+    with serving(
+        "serve", "--no-token", "--port", "0", "--workers", "1", "--time-limit", "100", "--drain", "1"
+    ) as ready:
         replies = []
         body = {"type": "python", "solution": "while True: pass"}
         thread = threading.Thread(

@@ -48,7 +48,7 @@ async def chunks(size: int, count: int):
         yield b" " * size
 
 
-SHORT_HEADER_TIMEOUT = "import rstar_lab.sandbox.serve as serve; serve.HEADER_TIMEOUT_S = 0.5"
+SHORT_HEADER_TIMEOUT = "import rstar_lab.sandbox.http_limits as limits; limits.HEADER_TIMEOUT_S = 0.5"
 PARTIAL = b"GET /ping HTTP/1.1\r\nHost: loc"
 COMPLETE = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 JSON = {"Content-Type": "application/json"}
@@ -61,8 +61,8 @@ async def test_a_batch_of_too_many_submissions_is_refused(echo_service):
     assert echo_service.calls == echo_service.bytes == 0
 
 
-async def test_bytes_are_reserved_before_a_body_is_read(echo_service):
-    echo_service.reserve_bytes(900_000)
+async def test_a_body_without_room_is_refused(echo_service):
+    echo_service.reserve_body(900_000)
     async with client_of(echo_service) as client:
         reply = await client.post("/run", content=b" " * 200_000, headers=JSON)
         assert (reply.status_code, "retry-after" in reply.headers) == (429, True)
@@ -70,7 +70,7 @@ async def test_bytes_are_reserved_before_a_body_is_read(echo_service):
 
 
 async def test_chunked_bodies_are_counted(echo_service):
-    echo_service.reserve_bytes(900_000)
+    echo_service.reserve_body(900_000)
     async with client_of(echo_service) as client:
         reply = await client.post("/run", content=chunks(50_000, 4), headers=JSON)
         assert reply.status_code == 429
@@ -140,7 +140,7 @@ def test_the_body_of_a_rejected_request_is_not_read(echo_service):
     async def app(*_):
         raise AssertionError("not reached")
 
-    echo_service.reserve_bytes(1_000_000)
+    echo_service.reserve_body(1_000_000)
     middleware = AccessMiddleware(app, token=None, max_body=10**6, loopback_only=False, budget=echo_service)
     headers = [(b"content-length", b"1000"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/run", "headers": headers}
@@ -165,7 +165,7 @@ def test_small_outputs_of_any_bytes_are_complete(http):
 
 @pytest.mark.slow
 def test_a_connection_that_sends_half_of_its_headers_is_closed():
-    with serving("serve", "--port", "0", "--workers", "1", prepare=SHORT_HEADER_TIMEOUT) as ready:
+    with serving("serve", "--no-token", "--port", "0", "--workers", "1", prepare=SHORT_HEADER_TIMEOUT) as ready:
         host, port = ready["url"].removeprefix("http://").split(":")
         for complete, partial in ((b"", b""), (b"", PARTIAL), (COMPLETE, PARTIAL)):
             with socket.create_connection((host, int(port)), timeout=10) as connection:
@@ -235,8 +235,8 @@ async def test_unread_responses_count_towards_the_bytes_that_are_held():
 
 @pytest.mark.slow
 async def test_a_client_that_does_not_read_is_disconnected():
-    prepare = "import rstar_lab.sandbox.serve as serve; serve.READ_TIMEOUT_S = 0.5"
-    with serving("serve", "--port", "0", "--workers", "1", prepare=prepare) as ready:
+    prepare = "import rstar_lab.sandbox.http_limits as limits; limits.READ_TIMEOUT_S = 0.5"
+    with serving("serve", "--no-token", "--port", "0", "--workers", "1", prepare=prepare) as ready:
         port = int(ready["url"].rsplit(":", 1)[1])
         batch = {"type": "batch", "submissions": [{"type": "python", "solution": "print('x' * 1_000_000)"}] * 30}
         body = json.dumps(batch).encode()

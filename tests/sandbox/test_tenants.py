@@ -8,12 +8,13 @@ import pytest
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
+from rstar_lab.sandbox.access import BusyError
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.client import SandboxClient
 from rstar_lab.sandbox.launch import serving
 from rstar_lab.sandbox.server import make_app
 from rstar_lab.sandbox.service import Service
-from rstar_lab.sandbox.tenants import Tenant, load_tenants
+from rstar_lab.sandbox.tenants import ACCOUNT, Account, Tenant, load_tenants
 
 A, B = "a" * 16, "b" * 16
 CALL = {"calls": [{"code": "1"}]}
@@ -116,3 +117,72 @@ def test_errors_in_the_file_name_tenant_and_key(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(UserError, match=message):
         load_tenants(file)
+
+
+async def test_a_tenant_that_announces_much_and_sends_nothing_takes_no_room():
+    """Four heads of 128 MiB used up the bytes of all tenants."""
+    service = Service(SlowBackend(), max_calls=100, max_bytes=512 * 2**20)
+    app = make_app(service, time_limit_s=1.0, tenants=[Tenant("a", A), Tenant("b", B)])
+
+    async def silent():
+        await asyncio.sleep(60)
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/calls", "raw_path": b"/calls", "query_string": b"", "scheme": "http",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", b"134217728"),
+                    (b"authorization", f"Bearer {A}".encode())],
+        "http_version": "1.1", "server": ("localhost", 80), "client": ("localhost", 1), "root_path": "",
+    }  # fmt: skip
+    waiting = [asyncio.create_task(app(dict(scope), silent, silent)) for _ in range(8)]
+    await asyncio.sleep(0.1)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.post("/calls", json=CALL, headers=bearer(B))).status_code == 200
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert service.bytes == 0
+
+
+async def test_one_tenant_cannot_hold_the_bytes_of_another():
+    service = Service(SlowBackend(), max_calls=100, max_bytes=1000)
+    service.tenants = 2
+    first, second = Account(Tenant("a", A)), Account(Tenant("b", B))
+
+    def reserve(account: Account, size: int) -> None:
+        ACCOUNT.set(account)
+        service.reserve_body(size)
+
+    reserve(first, 400)
+    with pytest.raises(BusyError):
+        reserve(first, 200)
+    reserve(second, 500)
+    ACCOUNT.set(first)
+    service.release_body(400)
+    reserve(first, 450)
+    assert (first.bytes, second.bytes, service.bytes) == (450, 500, 950)
+
+
+class FailingBackend(SlowBackend):
+    """A backend that runs calls whose code is `ok` and refuses others."""
+
+    async def run(self, work, on_output=None) -> CallResult:
+        if work.code == "raise":
+            raise ValueError("timeout_s: out of range")
+        outcome = Outcome.OK if work.code == "ok" else Outcome.SANDBOX_ERROR
+        return CallResult(outcome, "", "", None, 0.0)
+
+
+async def test_calls_that_have_not_run_are_not_counted_as_sessions():
+    async with client_of(FailingBackend(), Tenant("a", A, sessions=2)) as client:
+
+        async def outcome(code: str, session: str) -> str:
+            body = {"calls": [{"code": code, "session": session}]}
+            return (await client.post("/calls", json=body, headers=bearer(A))).json()["outcome"]
+
+        for number in range(5):
+            assert await outcome("raise", f"r{number}") == "invalid_arguments"
+            assert await outcome("fail", f"f{number}") == "sandbox_error"
+        assert [await outcome("ok", name) for name in ("x", "y", "z")] == ["ok", "ok", "sandbox_error"]
+        assert await outcome("raise", "x") == "invalid_arguments"
+        assert [await outcome("ok", name) for name in ("x", "y", "z")] == ["ok", "ok", "sandbox_error"]

@@ -27,6 +27,7 @@ from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
+from rstar_lab.service_tokens import find_token
 from rstar_lab.tool_calls import ToolCall, parse_tool_calls
 from rstar_lab.verify import extract_answer
 
@@ -50,7 +51,7 @@ class ChatServer:
     async def open(cls, url: str) -> AsyncIterator["ChatServer"]:
         """Connect. Raises UserError if the server does not answer, rejects the token, or is not OpenAI-style."""
         url = url.rstrip("/").removesuffix("/v1")
-        key = os.environ.get(API_KEY) or os.environ.get("OPENAI_API_KEY")
+        key = os.environ.get(API_KEY) or find_token(url) or os.environ.get("OPENAI_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(10.0, read=None)
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:

@@ -22,6 +22,7 @@ from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRe
 from rstar_lab.rl.engines.server_control import ServerControl, ServerUnreachable, error_message, error_text
 from rstar_lab.rl.engines.server_metrics import parse_metrics
 from rstar_lab.rl.scheduling.scheduler import ServerReport
+from rstar_lab.service_tokens import find_token
 
 LOG = logging.getLogger(__name__)
 API_KEY = "RSTAR_LAB_API_KEY"
@@ -39,7 +40,7 @@ class ServerEngine:
     A lost server is polled; it receives the newest weights before it is used again.
 
     deadline_s: time limit of one request. connections: maximum number of open requests. api_key: token of the server;
-    default: the environment variable RSTAR_LAB_API_KEY.
+    default: the environment variable RSTAR_LAB_API_KEY, else the token file of a server that this user has started.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ServerEngine:
         self.group: Sequence[ServerEngine] = (self,)
         self.on_recovered: Callable[[], None] = lambda: None
         self.on_metrics: Callable[[ServerReport], None] = lambda metrics: None
-        key = api_key or os.environ.get(API_KEY)
+        key = api_key or os.environ.get(API_KEY) or find_token(self.url)
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},

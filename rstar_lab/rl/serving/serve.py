@@ -29,6 +29,7 @@ from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
 from rstar_lab.rl.renderers.formats import RENDERERS
 from rstar_lab.rl.serving.auth import TOKEN
 from rstar_lab.rl.serving.keeper import KILLED
+from rstar_lab.service_tokens import published_token
 
 # VLLM_ENABLE_V1_MULTIPROCESSING: run the model in the engine process. The HTTP server stays a separate process.
 CPU_ENVIRONMENT = CPU_THREADS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -42,12 +43,13 @@ class ServeOptions:
     """Options of `rstar-lab serve`.
 
     replicas: number of servers. port: port of the first server; the others use the next ports. 0: free ports. api_key:
-    token that requests must have; None: no token. updatable: accept new weights from clients with the token.
+    token that requests must have; None: one is made for each server, in a file where clients of this user find it
+    (service_tokens.py). updatable: accept new weights from clients with the token.
     max_model_len: maximum number of prompt plus response tokens; None: the model's own. dtype: `auto`: the model's on a
     GPU, float32 on a CPU, because vLLM's bfloat16 kernels use instructions that some processors do not have. max_batch:
     maximum number of running requests of a server. kv_cache_gb: size of the KV cache on a CPU. memory_share: share of
     the GPU memory that vLLM uses. tensor_parallel: GPUs per server. hung_after_s: a server that does not answer for
-    this long is restarted.
+    this long is restarted. own_token: make a token if there is no `api_key`.
     prompt_format: `paper` or `released`: use the chat template of this format; None: the model's own. extra: further
     options of vLLM.
     """
@@ -67,6 +69,7 @@ class ServeOptions:
     hung_after_s: float = 120.0
     prompt_format: str | None = None
     extra: tuple[str, ...] = ()
+    own_token: bool = True
 
 
 def check_options(options: ServeOptions) -> None:
@@ -130,6 +133,8 @@ class Replica:
         # A server that listens on all addresses is reached over loopback.
         host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.port = port
+        self.token = options.api_key or ""
         self.port, self.log = port, folder / f"server-{number}.log"
         self.restarts = 0
         self._keeper: asyncio.subprocess.Process | None = None
@@ -170,7 +175,7 @@ class Replica:
             command += ["--max-model-len", str(options.max_model_len)]
         if options.updatable:
             command += ["--middleware", "rstar_lab.rl.serving.weight_version.WeightVersion"]
-        if options.api_key:  # last, because vLLM runs the last middleware first
+        if self.token:  # last, because vLLM runs the last middleware first
             command += ["--middleware", "rstar_lab.rl.serving.auth.TokenGuard"]
         if visible_gpus():
             command += ["--gpu-memory-utilization", str(options.memory_share)]
@@ -191,8 +196,8 @@ class Replica:
     def environment(self) -> dict[str, str]:
         own = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
         own["VLLM_SERVER_DEV_MODE"] = "1" if self.options.updatable else "0"
-        if self.options.api_key:
-            own[TOKEN] = self.options.api_key
+        if self.token:
+            own[TOKEN] = self.token
         if gpus := visible_gpus():
             first = self.number * self.options.tensor_parallel
             own |= environment_for(gpus[first : first + self.options.tensor_parallel])
@@ -273,8 +278,11 @@ async def serving(
     replicas = [Replica(number, port, options, folder) for number, port in enumerate(reserve_ports(options))]
     watchers: list[asyncio.Task[None]] = []
     keep_logs = True
+    tokens = ExitStack()
     try:
         for replica in replicas:
+            if not replica.token and options.own_token:
+                replica.token, _ = tokens.enter_context(published_token(options.host, replica.port))
             await replica.spawn()
         await _all_ready(replicas)
         keep_logs = False
@@ -286,6 +294,7 @@ async def serving(
         for replica in replicas:
             replica.end()
         await asyncio.gather(*(replica.aclose() for replica in replicas))
+        tokens.close()
         if not keep_logs:
             shutil.rmtree(folder, ignore_errors=True)
 

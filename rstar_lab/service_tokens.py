@@ -1,0 +1,95 @@
+"""Tokens of services that listen on a port: made when a service starts, and found by clients of the same user.
+
+Other users of a machine can connect to its loopback addresses. So a service without a configured token makes one and stores it in a
+file that only its user can read; clients of this user look there. The name of the file is that of the host and the port.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rstar_lab.errors import UserError
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def _folders() -> list[Path]:
+    """Return the folders of token files: in the user's home, else (if that cannot be written) in the temporary folder."""
+    state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    return [Path(state, "rstar-lab", "tokens"), Path(tempfile.gettempdir(), f"rstar-lab-tokens-{os.getuid()}")]
+
+
+def _is_private(path: Path) -> bool:
+    """Return whether a file or folder belongs to this user, and no other user can access it."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _name(host: str, port: int) -> str:
+    everywhere = host in ("0.0.0.0", "::")
+    return f"{socket.gethostname() if host in LOOPBACK or everywhere else host.replace(':', '_')}-{port}"
+
+
+def find_token(url: str) -> str | None:
+    """Return the token of a service that this user has started; None if there is none.
+
+    Args:
+        url: address of the service. A loopback address means this host.
+    """
+    try:
+        parts = urlsplit(url)
+        name = _name(parts.hostname or "", parts.port or 0)
+    except ValueError:
+        return None
+    for folder in _folders():
+        path = folder / name
+        if "/" not in name and _is_private(folder) and _is_private(path):
+            with contextlib.suppress(OSError, ValueError):
+                return path.read_text().strip() or None
+    return None
+
+
+@contextlib.contextmanager
+def published_token(host: str, port: int) -> Iterator[tuple[str, Path]]:
+    """Make a token for a service and store it in a file; yield both. The file is removed at the end.
+
+    Args:
+        host: address that the service listens on.
+        port: its port.
+
+    Raises:
+        UserError: no folder for the file can be created.
+    """
+    token = secrets.token_hex(24)
+    path = _store(_name(host, port), token)
+    try:
+        yield token, path
+    finally:
+        with contextlib.suppress(OSError):
+            if path.read_text() == token:  # another service may use the port by now
+                path.unlink()
+
+
+def _store(name: str, token: str) -> Path:
+    reasons = []
+    for folder in _folders():
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            if not _is_private(folder):
+                raise PermissionError(f"{folder} belongs to another user, or others can access it")
+            fd, temporary = tempfile.mkstemp(prefix=".", dir=folder)  # mode 0600, never an existing file
+            with os.fdopen(fd, "w") as file:
+                file.write(token)
+            return Path(temporary).replace(folder / name)
+        except OSError as error:
+            reasons.append(str(error))
+    raise UserError(f"no folder for the token file ({'; '.join(reasons)}); set XDG_STATE_HOME to a folder of yours")

@@ -1,0 +1,223 @@
+"""Tests of the tokens that services make for themselves, and of what a service accepts from clients without one."""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.sandbox import SandboxClient
+from rstar_lab.sandbox.http_limits import MAX_HEADER_BYTES, MAX_STRANGERS_PER_ADDRESS, Connections, raise_open_files
+from rstar_lab.sandbox.launch import serving
+from rstar_lab.service_tokens import find_token, published_token
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    """A folder of token files for this test."""
+    for name in ("RSTAR_LAB_SANDBOX_TOKEN", "RSTAR_LAB_MONITOR_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "rstar-lab" / "tokens"
+
+
+def test_a_token_is_private_found_by_address_and_removed(state):
+    with published_token("127.0.0.1", 8088) as (token, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(state.stat().st_mode) == 0o700
+        for url in (
+            "http://127.0.0.1:8088",
+            "http://localhost:8088/v1",
+            "http://[::1]:8088",
+            f"http://{socket.gethostname()}:8088",
+        ):
+            assert find_token(url) == token
+        for url in ("http://127.0.0.1:8089", "http://10.0.0.1:8088", "http://127.0.0.1", "nonsense", "http://x:y"):
+            assert find_token(url) is None
+        with published_token("127.0.0.1", 8088) as (newer, _):
+            assert find_token("http://127.0.0.1:8088") == newer != token
+    assert list(state.iterdir()) == []
+
+
+@pytest.mark.parametrize("defect", ["readable", "link", "folder", "folder of others"])
+def test_a_file_that_others_can_change_or_read_is_not_used(state, tmp_path, defect):
+    with published_token("127.0.0.1", 8088) as (_, path):
+        if defect == "readable":
+            path.chmod(0o644)
+        elif defect == "link":
+            path.rename(tmp_path / "elsewhere")
+            path.symlink_to(tmp_path / "elsewhere")
+        elif defect == "folder":
+            state.chmod(0o777)
+        elif os.geteuid() == 0:
+            os.chown(state, 65534, -1)
+        else:
+            pytest.skip("requires root")
+        assert find_token("http://127.0.0.1:8088") is None
+
+
+def test_without_a_private_folder_the_error_names_the_remedy(state, monkeypatch, tmp_path):
+    state.mkdir(parents=True, mode=0o777)
+    state.chmod(0o777)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "missing" / "file"))
+    (tmp_path / "missing").write_text("")
+    with pytest.raises(UserError, match="set XDG_STATE_HOME"), published_token("127.0.0.1", 1):
+        pass
+
+
+@pytest.mark.slow
+async def test_a_service_on_loopback_has_a_token_that_the_client_finds():
+    with serving("serve", "--port", "0", "--workers", "1") as ready:
+        url, file = ready["url"], Path(ready["token_file"])
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as stranger:
+            assert (await stranger.get("/status")).status_code == 401
+            assert (await stranger.post("/run", json={"type": "python", "solution": "1"})).status_code == 401
+        async with SandboxClient(url) as client:
+            assert (await client.run("print(6 * 7)")).stdout == "42\n"
+        file.chmod(0o644)
+        async with SandboxClient(url) as client:
+            with pytest.raises(UserError, match="wrong token, or none"):
+                await client.run("1")
+        file.chmod(0o600)
+    assert not file.exists()
+
+
+@pytest.mark.slow
+def test_the_monitor_has_a_token(tmp_path):
+    command = [sys.executable, "-m", "rstar_lab.cli", "monitor", "--runs-dir", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url, file = process.stdout.readline().strip(), Path(process.stderr.readline().split()[-1])
+            assert httpx.get(url, trust_env=False).status_code == 401
+            headers = {"Authorization": f"Bearer {file.read_text()}"}
+            assert httpx.get(url, headers=headers, trust_env=False).status_code == 200
+            assert find_token(url) == file.read_text()
+        finally:
+            process.send_signal(signal.SIGTERM)
+    assert process.returncode == 0 and not file.exists()
+
+
+def connect(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def receive_all(connection: socket.socket) -> bytes:
+    received = b""
+    try:
+        while part := connection.recv(65536):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+@pytest.mark.slow
+async def test_headers_are_limited_before_authentication():
+    """One connection filled 2.5 GB in 4.5 s."""
+    with serving("serve", "--port", "0", "--workers", "1") as ready:
+        before = psutil.Process(ready["pid"]).memory_info().rss
+        heads = {
+            "many headers": (b"GET /run HTTP/1.1\r\n", b"a: b\r\n"),
+            "a long value": (b"GET /run HTTP/1.1\r\na: ", b"b" * 1000),
+            "a long name": (b"GET /run HTTP/1.1\r\n", b"a" * 1000),
+            "a long path": (b"GET /", b"a" * 1000),
+            "trailers": (
+                b"POST /run HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n",
+                b"a: b\r\n",
+            ),
+        }
+        for name, (head, more) in heads.items():
+            sent = 0
+            with connect(ready["url"]) as connection:
+                connection.sendall(head)
+                try:
+                    while sent < 64 << 20:
+                        connection.sendall(more * (64000 // len(more)))
+                        sent += 64000
+                except (ConnectionResetError, BrokenPipeError):
+                    pass
+                assert sent < 20 << 20, name
+        assert psutil.Process(ready["pid"]).memory_info().rss - before < 64 << 20
+        fits = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\na: " + b"b" * (MAX_HEADER_BYTES - 1000)
+        with connect(ready["url"]) as connection:
+            connection.sendall(fits + b"\r\n\r\n")
+            assert receive_all(connection).endswith(b'"pong"')
+        with connect(ready["url"]) as connection:
+            connection.sendall(b"GET /ping HTTP/1.1\r\na: " + b"b" * (MAX_HEADER_BYTES + 1000))
+            assert receive_all(connection).startswith(b"HTTP/1.1 400")
+        async with SandboxClient(ready["url"]) as client:  # a body is not limited like headers
+            assert (await client.run(f"print(len({'x' * (8 << 20)!r}))")).stdout == f"{8 << 20}\n"
+
+
+@pytest.mark.slow
+async def test_idle_connections_do_not_keep_clients_out():
+    """With the usual soft limit of 1,024 open files, 1,019 idle connections made every call fail."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    prepare = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, {min(hard, 4096)}))"
+    with serving("serve", "--port", "0", "--workers", "1", prepare=prepare) as ready:
+        connections = [connect(ready["url"]) for _ in range(min(1000, soft - 100))]
+        try:
+            async with SandboxClient(ready["url"], deadline_s=10) as client:
+                results = await asyncio.gather(*(client.run(f"print({number})") for number in range(8)))
+            assert [result.stdout for result in results] == [f"{number}\n" for number in range(8)]
+            await asyncio.sleep(0.2)
+            assert len(psutil.Process(ready["pid"]).net_connections()) < MAX_STRANGERS_PER_ADDRESS + 50
+        finally:
+            for connection in connections:
+                connection.close()
+
+
+class Stranger:
+    """A connection that records that it was closed."""
+
+    def __init__(self):
+        self.transport, self.closed = self, False
+
+    def abort(self):
+        self.closed = True
+
+
+def test_the_oldest_connections_without_the_token_are_closed():
+    connections = Connections(1000)
+    first, trusted, *others = [Stranger() for _ in range(MAX_STRANGERS_PER_ADDRESS + 2)]
+    other_address = Stranger()
+    assert connections.add(other_address, "10.0.0.2") and connections.add(first, "10.0.0.1")
+    assert connections.add(trusted, "10.0.0.1")
+    connections.trust(trusted)
+    for other in others:
+        assert connections.add(other, "10.0.0.1")
+    assert (
+        first.closed and not other_address.closed and not trusted.closed and not any(other.closed for other in others)
+    )
+    for connection in (first, trusted, other_address, *others):
+        connections.remove(connection)
+    assert connections.open == 0 and not connections._strangers and not connections._per_address
+
+
+def test_connections_are_limited_in_total():
+    connections = Connections(2)
+    members = [Stranger() for _ in range(3)]
+    accepted = []
+    for number, member in enumerate(members):
+        accepted.append(connections.add(member, str(number)))
+        connections.trust(member)
+    assert accepted == [True, True, False]
+
+
+def test_the_limit_on_open_files_is_raised_to_the_hard_one():
+    code = (
+        "import resource\nfrom rstar_lab.sandbox.http_limits import raise_open_files\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 3000))\nprint(raise_open_files())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "3000\n"
+    assert raise_open_files() > 0
