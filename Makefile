@@ -19,9 +19,9 @@ PYTEST = $(BIN)/python -m pytest
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torch-backend $(TORCH_BACKEND))
 # pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
-RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt
+RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt --constraint constraints/$(BACKEND).lock
 
-.PHONY: help setup demo test test-fast test-all test-cuda-set lab bench docs docs-keys screenshots services images check-gpu resolve constraints clean
+.PHONY: help setup demo test test-fast test-all test-cuda-set lab bench docs docs-keys screenshots services images check-gpu resolve constraints sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -29,7 +29,7 @@ help:  ## show this list
 
 setup: $(VENV)/.done  ## install everything into .venv, with a Jupyter kernel (a few seconds if it is there already)
 
-$(VENV)/.done: pyproject.toml constraints/$(BACKEND).txt
+$(VENV)/.done: pyproject.toml constraints/$(BACKEND).txt constraints/$(BACKEND).lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@# Compile to bytecode once: every process that imports torch and vLLM then starts in half the time.
@@ -97,6 +97,10 @@ constraints:  ## resolve newer versions of all dependencies, for cpu, cuda and r
 	{ printf '%s\n' '# Versions that were tested together on a CPU; written by `make constraints`.' 'torch==2.13.0'; cat constraints/cpu.new; } > constraints/cpu.txt
 	rm constraints/cpu.new
 	$(BIN)/python constraints/resolve.py update
+	$(BIN)/python constraints/resolve.py lock
+
+sbom: $(READY)  ## print the software bill of materials of the environment (CycloneDX)
+	@$(BIN)/python constraints/sbom.py constraints/$(BACKEND).lock
 
 clean:  ## remove the environment, runs and reports
 	rm -rf .venv out runs site

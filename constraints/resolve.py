@@ -2,12 +2,14 @@
 
     python constraints/resolve.py check [BACKEND ...] [--python 3.11,3.12]     fails on a conflict
     python constraints/resolve.py update [BACKEND ...]                         write newer versions into BACKEND.txt
+    python constraints/resolve.py lock [BACKEND ...]                           write their hashes into BACKEND.lock
 
-`check` resolves pyproject.toml with the lock file as constraints, for Linux on x86_64, and fails if the registry has no
-consistent set. It needs `uv` and access to the package registry.
+`check` resolves pyproject.toml with the versions of BACKEND.txt as constraints, for Linux on x86_64, and fails if the registry has
+no consistent set, or if BACKEND.lock lacks the hashes of a version. It needs `uv` and access to the package registry.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -81,6 +83,9 @@ def check(names: list[str], pythons: list[str]) -> int:
     """Resolve each backend for each Python; print one line each. Returns the number of conflicts."""
     conflicts = 0
     for name in names:
+        if missing := missing_hashes(name):
+            conflicts += 1
+            print(f"{name}.lock has no hashes of {', '.join(missing)}; run `make constraints`", file=sys.stderr)
         for python in pythons:
             try:
                 count = len(resolve(name, python).splitlines())
@@ -89,6 +94,47 @@ def check(names: list[str], pythons: list[str]) -> int:
                 conflicts += 1
                 print(f"conflict: {error}", file=sys.stderr, flush=True)
     return conflicts
+
+
+# Not in the lock of the CPU set: `make setup` takes these from PyTorch's index of CPU builds, or from a local folder.
+CPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
+
+
+def pins(name: str) -> list[str]:
+    """Return the lines of a backend's BACKEND.txt whose hashes are locked."""
+    lines = (FOLDER / f"{name}.txt").read_text().splitlines()
+    left_out = CPU_BUILDS if name == "cpu" else ()
+    return [line for line in lines if line and not line.startswith("#") and line.split("==")[0] not in left_out]
+
+
+def missing_hashes(name: str) -> list[str]:
+    """Return the pins of a backend without hashes in its lock file."""
+    text = (FOLDER / f"{name}.lock").read_text()
+    locked = set(re.findall(r"^([\w.-]+==[^\s;]+).*\\\n\s+--hash=", text, re.MULTILINE))
+    return [pin for pin in pins(name) if pin.split(" ;")[0].split(";")[0].strip() not in locked]
+
+
+def lock(names: list[str]) -> None:
+    """Write the hashes of all files of the pinned versions into the lock files. Raises RuntimeError with uv's explanation."""
+    for name in names:
+        command = [
+            uv(),
+            "pip",
+            "compile",
+            "-",
+            "--no-config",
+            "--no-deps",
+            "--universal",
+            "--generate-hashes",
+            "--quiet",
+        ]
+        command += ["--python-version", PYTHONS[0], "--no-header", "--no-annotate"]
+        command += ["--no-emit-index-url", "--no-emit-find-links"]
+        done = subprocess.run(command, input="\n".join(pins(name)), cwd=FOLDER, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{name}: {done.stderr.strip()}")
+        header = f"# Hashes of the versions in {name}.txt; written by `make constraints`.\n"
+        (FOLDER / f"{name}.lock").write_text(header + done.stdout)
 
 
 def merge(old: str, new: str) -> str:
@@ -115,7 +161,7 @@ def update(names: list[str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["check", "update"])
+    parser.add_argument("action", choices=["check", "update", "lock"])
     parser.add_argument("backends", nargs="*", help="cpu, cuda, rocm; default: all")
     parser.add_argument("--python", default=",".join(PYTHONS))
     arguments = parser.parse_args()
@@ -123,5 +169,7 @@ if __name__ == "__main__":
         parser.error(f"unknown backend {', '.join(sorted(unknown))}; choose from {', '.join(BACKENDS)}")
     if arguments.action == "update":
         update(arguments.backends or list(HEADERS))
+    elif arguments.action == "lock":
+        lock(arguments.backends or list(BACKENDS))
     elif check(arguments.backends or list(BACKENDS), arguments.python.split(",")):
         sys.exit(1)

@@ -1,0 +1,96 @@
+"""Tests of what is installed and started: hashes of packages, actions by commit, containers without root, the bill of materials."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CONSTRAINTS, CLUSTER = ROOT / "constraints", ROOT / "cluster"
+sys.path.insert(0, str(CONSTRAINTS))
+import resolve  # noqa: E402
+import sbom  # noqa: E402
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "rocm"])
+def test_every_pinned_version_has_hashes(backend):
+    assert resolve.missing_hashes(backend) == []
+    text = (CONSTRAINTS / f"{backend}.lock").read_text()
+    assert "://" not in text and len(resolve.pins(backend)) > 300
+    assert not re.search(r"--hash=(?!sha256:[0-9a-f]{64}\b)", text)
+
+
+def test_a_version_without_hashes_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(resolve, "FOLDER", tmp_path)
+    (tmp_path / "cuda.txt").write_text(
+        "# comment\na==1\nb==2 ; python_version < '3.12'\nb==3 ; python_version >= '3.12'\n"
+    )
+    line = "--hash=sha256:" + "0" * 64
+    (tmp_path / "cuda.lock").write_text(f"a==1 \\\n    {line}\nb==2 ; python_full_version < '3.12' \\\n    {line}\n")
+    assert resolve.missing_hashes("cuda") == ["b==3 ; python_version >= '3.12'"]
+
+
+def test_setup_and_images_check_hashes():
+    assert "--constraint constraints/$(BACKEND).lock" in (ROOT / "Makefile").read_text()
+    for backend in ("cuda", "rocm"):
+        text = (CLUSTER / backend / "Dockerfile").read_text()
+        assert f"--require-hashes --requirement constraints/{backend}.lock" in text
+    assert "--constraint constraints/cpu.lock" in (CLUSTER / "cpu" / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda file: file.stem)
+def test_actions_are_pinned_to_a_commit(file):
+    for used in re.findall(r"uses: *(\S+)(.*)", file.read_text()):
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used[0]) and "# v" in used[1], used
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "rocm"])
+def test_images_do_not_run_as_root(backend):
+    lines = (CLUSTER / backend / "Dockerfile").read_text().splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users == ["rstar"] and any("useradd --uid 10001" in line for line in lines)
+    assert not any(line.startswith("RUN ") for line in lines[lines.index("USER rstar") :])
+
+
+def test_no_container_of_compose_is_root_of_the_host():
+    compose = yaml.safe_load((CLUSTER / "compose.yaml").read_text())
+    ours = {name: service for name, service in compose["services"].items() if service["image"].startswith("rstar-lab")}
+    assert {"worker", "lab", "sandbox", "monitor"} <= set(ours)
+    for name, service in ours.items():
+        user, *_ = str(service["user"]).split(":")
+        assert user not in ("0", "root") and service["cap_drop"] == ["ALL"], name
+        assert not service.get("privileged") and "cap_add" not in service, name
+        assert "--allow-root" not in service["command"], name
+        if "seccomp=unconfined" in service.get("security_opt", ()):
+            assert "no-new-privileges=true" in service["security_opt"] and service["pids_limit"], name
+
+
+def test_pods_with_an_unmasked_proc_have_a_user_namespace():
+    for file in [*(CLUSTER / "kubernetes").glob("*.yaml"), *(CLUSTER / "kuberay").glob("*.yaml")]:
+        for document in re.split(r"^---$", file.read_text(), flags=re.MULTILINE):
+            if "procMount: Unmasked" in document or "runAsUser: 0" in document:
+                assert "hostUsers: false" in document, file
+
+
+def test_the_bill_of_materials_lists_the_environment_with_hashes():
+    command = [sys.executable, str(CONSTRAINTS / "sbom.py"), str(CONSTRAINTS / "cpu.lock")]
+    bill = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    components = {entry["name"]: entry for entry in bill["components"]}
+    assert components["pydantic"]["purl"] == f"pkg:pypi/pydantic@{components['pydantic']['version']}"
+    locked = [entry for entry in components.values() if entry.get("hashes")]
+    assert len(locked) > len(components) / 2
+    assert all(re.fullmatch("[0-9a-f]{64}", found["content"]) for entry in locked for found in entry["hashes"])
+
+
+def test_hashes_belong_to_the_version_above_them():
+    zero, one = "0" * 64, "1" * 64
+    lock = (
+        f"# x\nA.b==1 \\\n    --hash=sha256:{zero} \\\n    --hash=sha256:{one}\nc==2 ; x \\\n    --hash=sha256:{one}\n"
+    )
+    found = sbom.hashes_of(lock)
+    assert found["a-b", "1"] == [zero, one] and found["c", "2"] == [one]
