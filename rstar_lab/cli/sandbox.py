@@ -205,8 +205,9 @@ def check(
         if as_json:
             typer.echo(json.dumps(asdict(layer)))
         else:
-            state = "yes" if layer.present else f"NO   {layer.detail}\n{'':21}risk: {layer.leaves_open}"
-            typer.echo(f"{layer.name:20} {state}")
+            state = "yes" if layer.present else f"NO   {layer.detail}"
+            risk = f"\n{'':21}risk: {layer.leaves_open}" if layer.leaves_open else ""
+            typer.echo(f"{layer.name:20} {state}{risk}")
     if strict and not all(layer.present for layer in layers):
         raise typer.Exit(1)
 
