@@ -14,6 +14,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.evaluation import summarise_usable
 from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
 from rstar_lab.rl.section import REWARDS
+from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import ANSWER_FORMATS, AnswerFormat
@@ -81,6 +82,8 @@ def rescore(
                 Change(row["traj_id"], row["problem_id"], row["truth"], row["answer"], new_answer, old, float(new))
             )
         row["reward"], row["answer"] = float(new), new_answer
+        if row["stop_reason"] == StopReason.UNDECIDED:  # decided now
+            row["stop_reason"] = str(StopReason.ANSWERED)
     correct = sum(value > 0 for value in rewards)
     if dry_run:
         return Rescored(None, len(trajectories), correct_before, correct, changes)

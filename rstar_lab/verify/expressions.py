@@ -56,10 +56,17 @@ def parse(latex: str, lowercase: bool, index: bool) -> Any:
     config = latex2sympy2.ConversionConfig(lowercase_symbols=lowercase)
     parser = _Parser(is_real=True, config=config)
     result = parser.parse(normalize_latex(latex, _NORMALISATION))
+    if isinstance(result, sympy.Basic) and result.has(sympy.Derivative):
+        result = result.replace(_is_plain_derivative, lambda node: sympy.Symbol(f"d {node.args}", real=True))
     if not index and isinstance(result, sympy.Basic):
         units = {symbol: sympy.I for symbol in result.free_symbols if symbol.name == "i"}
         result = result.xreplace(units) if units else result
     return result
+
+
+def _is_plain_derivative(node: Any) -> bool:
+    """Return whether a node is the derivative of a name, as in an equation, which is not 0."""
+    return isinstance(node, sympy.Derivative) and not node.expr.args
 
 
 def equal(first: str, second: str) -> bool:

@@ -7,7 +7,7 @@ and percent sign. The tables are in `rules`.
 import re
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rstar_lab.verify import rules
@@ -96,15 +96,30 @@ _PREFIX = re.compile(
     r"|^\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*",
     re.IGNORECASE,
 )
+_AFTER_NUMBER = re.compile(r"[\d})/](?:\s|~|\\[,;: ])*$")
+_CHOICES = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|and|&|,\s*and)\s*\(?[A-Z]\)?)+")
+_SENTENCE_START = re.compile(r"(?:the\s+)?(?:final\s+)?answer\s*(?:is|:)?", re.IGNORECASE)
+_OPTION = re.compile(r"^(?:option|choice|\\text\{\s*(?:option|choice)\s*\})\s*(\(?[A-Z]\)?)$", re.IGNORECASE)
+_MULTIPLIER = re.compile(rf"(?<=\d)\s*(?:\\text\{{\s*)?({'|'.join(rules.MULTIPLIERS)})(?:\s*\}}|(?=\s|$))")
+_MULTIPLIER_IN_TEXT = re.compile(rf"(?<=\d)\s*\\text\{{\s*({'|'.join(rules.MULTIPLIERS)})\s+([^{{}}]*)\}}")
 _E_NOTATION = re.compile(r"(?<=[0-9.])\s?[eE]\s?([+-]?[0-9]+)(?![0-9A-Za-z.])")
 _CHOICE = re.compile(r"^\\text\{\s*\(([A-E])\)\s*\}\s*(?=\S)|^\(([A-E])\)\s+(?=\S)")
 
 
-def _text_content(content: str) -> str:
-    """Return what a `\\text{...}` becomes: its content if that is a formula or a separator, else the command itself."""
+def _text_content(content: str, before: str) -> str:
+    """Return what a `\\text{...}` becomes: its content if that is a formula or a separator, else the command itself.
+
+    before: the text before it; after a number, a letter can be a unit.
+    """
     inner = content.strip()
     if not inner:
         return " "
+    if _AFTER_NUMBER.search(before) and _UNIT_TEXT.fullmatch(rules.SPACES.sub(" ", inner)):
+        return rf"\text{{{rules.SPACES.sub(' ', inner).strip()}}}"
+    if _CHOICES.fullmatch(inner):
+        return re.sub(r"and|&", ",", inner)
+    if _SENTENCE_START.fullmatch(inner):
+        return inner + " "
     if re.fullmatch(r",?\s*(?:and|or)\s*,?", inner, re.IGNORECASE):
         return ", "
     if not re.search(r"[^\W\d_]{2,}", inner) or re.search(r"\\[A-Za-z]|\$", inner):
@@ -143,13 +158,21 @@ def clean(text: str) -> str:
         text = _replace_calls(text, _BOX, lambda _, inner: f" {inner} ")
         text = _replace_calls(text, rules.TEXT_COMMANDS, lambda _, inner: rf"\text{{{inner}}}")
     text = _COMMAND.sub(_synonym, text)
-    text = _replace_calls(text, _TEXT, lambda _, inner: _text_content(inner))
+    text = _replace_calls(text, _TEXT, lambda match, inner: _text_content(inner, match.string[: match.start()]))
     text = re.sub(r"\\\\\s*$", "", text)
     text = rules.SPACES.sub(" ", text)
     text = text.strip().strip('"`').strip()
     text = re.sub(r"^'(.+)'$", r"\1", text)
-    text = _PREFIX.sub("", text)
+    text = _OPTION.sub(r"\1", _PREFIX.sub("", text)).removeprefix("=").strip()
+    text = re.sub(r"^([A-Z])\)$", r"\1", text)
+    text = re.sub(r"\\\{\s*\\\}", r"\\emptyset ", text)
+    text = _MULTIPLIER.sub(lambda m: " " + rules.MULTIPLIERS[m[1]], text)
+    text = _MULTIPLIER_IN_TEXT.sub(lambda m: rf" {rules.MULTIPLIERS[m[1]]}\text{{{m[2]}}}", text)
+    text = re.sub(r"(?<=\d)\s*x\s*(?=10\s*\^)", r" \\times ", text)
+    if re.fullmatch(r"[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?", text):
+        text = text.replace(" ", "")
     text = text.replace("**", "^")
+    text = re.sub(r"\{\s*([^{}]+?)\s*\\choose\s*([^{}]+?)\s*\}", r"\\binom{\1}{\2}", text)
     text = re.sub(r"\{\s*([^{}]+?)\s*\\over\s*([^{}]+?)\s*\}", r"\\frac{\1}{\2}", text)
     text = _BARE_FUNCTION.sub(r"\\\1 ", text)
     text = _BARE_SYMBOL.sub(lambda m: rules.SYMBOLS[m[1]], text)
@@ -241,6 +264,7 @@ _LONG_UNITS = "|".join(sorted((re.escape(name) for name in rules.UNITS if len(na
 _POWERS = r"(?:\s*\^\s*\{\s*(-?\d)\s*\})?"
 _UNIT_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?(?:{_UNIT_NAMES})(?![A-Za-z]){_POWERS}".replace("(-?", "(?:-?")
 _UNIT_CHAIN = rf"{_UNIT_FACTOR}(?:\s*(?:/|per|\\cdot|\*|\s)\s*{_UNIT_FACTOR})*"
+_UNIT_TEXT = re.compile(rf"\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?")
 _UNIT_IN_TEXT = re.compile(
     rf"(?:\s*(?:/|\\cdot|\*)?\s*\\text\{{\s*\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?\s*\}}{_POWERS.replace('(-?', '(?:-?')})+$"
 )
@@ -249,7 +273,7 @@ _PLAIN_UNIT = re.compile(
     rf"(?<=[\d}})\]])\s*(?:{_LONG_FACTOR}(?:\s*(?:/|per)\s*{_UNIT_FACTOR})*|[msghLNJWVAKCF](?=\s*/){_POWERS.replace('(-?', '(?:-?')}"
     rf"\s*/\s*{_UNIT_FACTOR})\.?$"
 )
-_SINGLE_UNIT = re.compile(r"(?<=\d)\s+([mgshLNJWVAKCF])$")
+_SINGLE_UNIT = re.compile(r"(?<=[\d})])\s*([mgshLNJWVAKCF])$")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*([CF](?![A-Za-z]))?$|\s*\\circ$")
 _NOUN = re.compile(
@@ -338,8 +362,6 @@ def read(text: str) -> Element:
         ].strip():
             compact = text if _UNIT_IN_TEXT.search(text) else _compact_units(text)
             unit, text = _unit_key(match[0]) + unit, compact[: match.start()]
-        elif (match := _SINGLE_UNIT.search(text)) and not unit:
-            break
         elif not _TRIGONOMETRIC.search(text) and (match := _DEGREES.search(text)) and text[: match.start()].strip():
             unit, text = "deg" + (match[1] or ""), text[: match.start()]
         elif (match := _NOUN_ORDINAL.search(text)) and not _NEGATION.search(match[1]):
@@ -359,8 +381,18 @@ def _is_noun(phrase: str) -> bool:
     return bool(names) and names[0] not in rules.PREPOSITIONS and not any(name in rules.NOT_UNITS for name in names)
 
 
+def with_single_unit(element: Element) -> Element:
+    """Return `5 m` as 5 with the unit m. A letter after a number can be a variable, so that `read` keeps it."""
+    match = _SINGLE_UNIT.search(element.text)
+    return (
+        replace(element, text=element.text[: match.start()], unit=match[1]) if match and not element.unit else element
+    )
+
+
 def units_agree(first: Element, second: Element) -> bool:
     """Return whether two elements can have the same unit: equal ones, or one is not given."""
+    if (first.percent and second.unit) or (second.percent and first.unit):
+        return False
     if first.unit and second.unit and first.unit != second.unit:
         return "unit" in (first.unit[:4], second.unit[:4])
     if first.noun and second.noun and first.noun != second.noun:

@@ -16,7 +16,7 @@ UNICODE = str.maketrans(
         **dict.fromkeys("\u200b\u200c\u200d\u2060\u2061\u2062\u2063\ufeff", ""),
         **dict.fromkeys("。．", "."),
         **dict.fromkeys("、，", ", "),
-        "；": "; ", "÷": r"\div ", "∕": "/", "≤": r"\leq ", "≦": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "≧": r"\geq ",
+        "；": "; ", "∶": ":", "÷": r"\div ", "∕": "/", "≤": r"\leq ", "≦": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "≧": r"\geq ",
         "⩾": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "≡": r"\equiv ", "∈": r"\in ", "∉": r"\notin ", "∪": r"\cup ",
         "∩": r"\cap ", "∖": r"\setminus ", "⊂": r"\subset ", "∅": r"\emptyset ", "⌀": r"\emptyset ", "∞": r"\infty ",
         "±": r"\pm ", "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "…": r"\ldots ", "⋯": r"\ldots ", "∠": r"\angle ",
@@ -64,31 +64,10 @@ SYNONYMS = {
 }  # fmt: skip
 
 # Names that models write without a backslash.
-FUNCTIONS = [
-    "arcsin",
-    "arccos",
-    "arctan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "sin",
-    "cos",
-    "tan",
-    "cot",
-    "sec",
-    "csc",
-    "log",
-    "ln",
-    "lg",
-    "exp",
-    "sqrt",
-    "gcd",
-    "lcm",
-    "max",
-    "min",
-    "lim",
-    "det",
-]
+_FUNCTIONS = (
+    """arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc log ln lg exp sqrt gcd lcm max min lim det"""
+)
+FUNCTIONS = tuple(_FUNCTIONS.split())
 SYMBOLS = {"pi": r"\pi ", "infinity": r"\infty ", "inf": r"\infty ", "oo": r"\infty ", "theta": r"\theta "}
 
 CURRENCIES = {
@@ -105,7 +84,7 @@ _UNITS = {
     "kg": "kilogram 千克 公斤", "g": "gram 克", "lb": "lbs pound", "oz": "ounce", "t": "ton tonne", "ms": "millisecond",
     "s": "sec secs second 秒", "min": "mins minute 分钟", "h": "hr hrs hour 小时", "day": "days 天", "week": "weeks",
     "month": "months", "year": "yr yrs years 年", "deg": "degree 度", "L": "liter litre l 升", "mL": "milliliter ml",
-    "gal": "gallon", "mph": "", "kmh": "kph kmph", "Hz": "hertz", "kHz": "", "MHz": "", "N": "newton", "J": "joule", "kJ": "",
+    "gal": "gallon", "mph": "", "km/h": "kmh kph kmph", "Hz": "hertz", "kHz": "", "MHz": "", "N": "newton", "J": "joule", "kJ": "",
     "W": "watt", "kW": "", "V": "volt", "A": "amp ampere", "K": "kelvin", "C": "", "F": "", "Pa": "pascal", "kPa": "",
     "mol": "mole", "rad": "radian", "eV": "", "ohm": "", "acre": "", "rpm": "", "atm": "", "cc": "", "bit": "", "byte": "",
     "unit": "", "rev": "revolution", "erg": "", "pc": "parsec", "kpc": "", "AU": "", "Gyr": "",
@@ -119,110 +98,22 @@ for _name, _spellings in _UNITS.items():
             UNITS.setdefault(_spelling.capitalize(), _name)
 
 # Words that do not end an answer as a unit does: the answer is then a sentence, which is compared as text only.
-NOT_UNITS = frozenset(
-    [
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "not",
-        "no",
-        "or",
-        "and",
-        "but",
-        "if",
-        "when",
-        "where",
-        "then",
-        "than",
-        "so",
-        "as",
-        "at",
-        "about",
-        "approx",
-        "approximately",
-        "around",
-        "maybe",
-        "perhaps",
-        "possibly",
-        "probably",
-        "mod",
-        "modulo",
-        "base",
-        "wrong",
-        "incorrect",
-        "false",
-        "right",
-        "correct",
-        "true",
-        "never",
-        "always",
-        "fails",
-        "fail",
-        "failed",
-        "does",
-        "rather",
-        "instead",
-        "either",
-        "neither",
-        "both",
-        "nor",
-        "without",
-        "except",
-        "unless",
-        "more",
-        "less",
-        "fewer",
-        "greater",
-        "least",
-        "most",
-        "plus",
-        "minus",
-        "times",
-        "over",
-        "am",
-        "pm",
-        "east",
-        "west",
-        "north",
-        "south",
-        "left",
-        "up",
-        "down",
-        "even",
-        "odd",
-        "prime",
-        "negative",
-        "positive",
-        "undefined",
-        "none",
-        "because",
-        "since",
-        "for",
-        "all",
-        "any",
-        "only",
-        "remainder",
-        "r",
-        "can",
-        "could",
-        "may",
-        "might",
-        "should",
-        "would",
-        "exactly",
-        "otherwise",
-        "between",
-        "through",
-        "until",
-        "versus",
-        "vs",
-    ]
-)
-
+_NOT_UNITS = """is are was were be not no or and but if when where then than so as at about approx approximately around maybe perhaps
+possibly probably mod modulo base wrong incorrect false right correct true never always fails fail failed does rather
+instead either neither both nor without except unless more less fewer greater least most plus minus times over am pm
+east west north south left up down even odd prime negative positive undefined none because since for all any only
+remainder r can could may might should would exactly otherwise between through until versus vs half halves third
+thirds fourth fourths quarter quarters fifth fifths sixth sixths seventh eighth eighths ninth tenth tenths hundredth
+hundredths thousandth thousandths squared cubed factorial below above ago choose"""
+NOT_UNITS = frozenset(_NOT_UNITS.split())
 # Words that do not start a noun after a number, as in `3 of the cases`.
 PREPOSITIONS = frozenset(("of", "in", "to", "the", "with", "by", "from", "on", "into", "out"))
+
+# Words that multiply a number.
+MULTIPLIERS = {
+    "hundred": r"\times 10^{2} ", "thousand": r"\times 10^{3} ", "million": r"\times 10^{6} ", "billion": r"\times 10^{9} ",
+    "trillion": r"\times 10^{12} ", "dozen": r"\times 12 ",
+}  # fmt: skip
 
 ALIASES = {
     "dne": "doesnotexist", "nosolutions": "nosolution", "nosolutionexists": "nosolution", "undefinded": "undefined",

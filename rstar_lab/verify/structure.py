@@ -10,7 +10,17 @@ from itertools import accumulate
 
 from rstar_lab.verify import rules
 from rstar_lab.verify.exact import plain_value, values_equal
-from rstar_lab.verify.normalise import Element, clean, group_end, key, read, split_top, units_agree, words
+from rstar_lab.verify.normalise import (
+    Element,
+    clean,
+    group_end,
+    key,
+    read,
+    split_top,
+    units_agree,
+    with_single_unit,
+    words,
+)
 
 MAX_DEPTH = 50  # nested brackets
 MAX_WORDS = 4  # of an answer in words, such as `no real solution`
@@ -44,7 +54,7 @@ _TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?)?\s*
 _RATIO = re.compile(r"\s*[^:,()\[\]]+(?::[^:,()\[\]]+)+")
 _REMAINDER = re.compile(r"(\d+)\s*(?:R|r|\\text\{\s*[Rr](?:emainder)?\s*\})\s*(\d+)")
 _LETTERS = re.compile(r"[A-Za-z]{2,}|\([A-Za-z]\)|\\text\{[^{}]*\}|(?:[A-Za-z]\s*)+")
-_CHOICE = re.compile(r"^(?:\\text\{\s*\(?([A-E])\)?\s*\}|\(([A-E])\))\s*:?\s*(?=\S)(.+)$")
+_CHOICE = re.compile(r"^(?:\\text\{\s*\(?([A-E])\)?\s*\}|\(([A-E])\))\s*:?\s*(?![,;&])(?=\S)(.+)$")
 _DEGREE_ARC = re.compile(r"\\circ\s*\}?\s*\d+\s*(?:'|\^\{\\prime)")
 _MATRIX = re.compile(
     r"^\(?\s*[\[(]?\s*\\begin\{([pbB]?matrix|array)\}(.*?)(?:\\\\)?\s*\\end\{\1\}\s*[\])]?\s*\)?$", re.DOTALL
@@ -161,7 +171,8 @@ class _Comparison:
             given = [rules.NUMBER_WORDS.get(match[2], match[2]) for match in bases if match]
             named = [match for match in bases if match and (match[2].isdigit() or match[2] in rules.NUMBER_WORDS)]
             if named and any(any(char.isdigit() for char in match[1]) for match in named):
-                return digits[0].lower().lstrip("0") == digits[1].lower().lstrip("0") and len(set(given)) == 1
+                same_base = len(set(given)) == 1 and (bases[1] is not None or given == ["10"])
+                return same_base and digits[0].lower().lstrip("0") == digits[1].lower().lstrip("0")
         congruences = [_CONGRUENCE.match(text) for text in (first, second)]
         if any(congruences):
             return self.congruences(congruences, (first, second))
@@ -220,6 +231,7 @@ class _Comparison:
 
     def one_and_several(self, first: Sequence[str], second: Sequence[str]) -> bool:
         one, several = (first[0], second) if len(first) == 1 else (second[0], first)
+        one = _strip_membership(one)
         if _GROUPED.fullmatch(one.strip()) and one.count(",") + 1 == len(several):
             return self.lists(one.split(","), several)  # `100,200` can be a number or a list
         bracketed = _bracketed(one)
@@ -241,6 +253,12 @@ class _Comparison:
         if key(candidate) == key(answer):
             return True
         first, second = read(candidate), read(answer)
+        if plain_value(second.text) is not None and re.search(
+            r"\s[A-Za-z]$" if not second.unit else "[A-Za-z]$", first.text
+        ):
+            first = with_single_unit(first)
+        elif plain_value(first.text) is not None and first.unit:
+            second = with_single_unit(second)
         if not units_agree(first, second):
             return False
         if not first.text or not second.text:
@@ -281,7 +299,7 @@ class _Comparison:
         if len(chains[0]) > 1 and len(chains[1]) == 1:
             return self.chain(chains[0], second)
         if len(chains[1]) > 1 and len(chains[0]) == 1:
-            return self.chain(chains[1], first)
+            return _is_name(chains[1][0]) and self.chain(chains[1], first)
         if len(chains[0]) > 1:
             return self.equations(chains[0], chains[1])
         if _INEQUALITY.search(first) or _INEQUALITY.search(second):
@@ -303,25 +321,26 @@ class _Comparison:
         for part in chain[:-1]:
             if _is_name(part):
                 continue
-            if part is chain[0] and re.search(r"(?<!\\)[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", part)):
-                if len(chain) > 2 or value_has_letters(value):
-                    continue
+            if part is chain[0] and _has_variables(part):
+                if len(chain) == 2 and not _has_variables(value):  # an equation is not its right side
+                    return False
+            elif not self.element(part.strip(), last):
                 return False
-            if not self.element(part.strip(), last):
-                return False
-        if _bracketed(last) is None and not _is_name(chain[0]) and _TUPLE_NAME.fullmatch(chain[0].strip()) is None:
-            pass
         return self.element(last, value)
 
     def equations(self, first: Sequence[str], second: Sequence[str]) -> bool:
         if all(_is_name(chain[0]) for chain in (first, second)):
-            if words(first[0]) == words(second[0]):
+            if words(first[0]) == words(second[0]) and all(map(self.consistent, (first, second))):
                 return self.element(first[-1].strip(), second[-1].strip())
             if len(first) > 2 or len(second) > 2:
-                return False
+                return len(first) == len(second) and all(map(self.element, first, second))
         if len(first) != 2 or len(second) != 2:
             return len(first) == len(second) and all(map(self.element, first, second))
         return self.formulas("=".join(first), "=".join(second))
+
+    def consistent(self, chain: Sequence[str]) -> bool:
+        """Return whether the parts of `name = part = ... = last` are equal to each other."""
+        return all(self.element(part.strip(), chain[-1].strip()) for part in chain[1:-1])
 
     def inequalities(self, first: str, second: str) -> bool:
         if _is_inequality(first) and _is_inequality(second):
@@ -372,7 +391,7 @@ class _Comparison:
 # --- reading parts ---------------------------------------------------------------------------------------------------
 
 
-def value_has_letters(text: str) -> bool:
+def _has_variables(text: str) -> bool:
     return bool(re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)))
 
 
@@ -425,7 +444,11 @@ def _is_name(text: str) -> bool:
     plain = re.sub(r"^\\text\{[^{}]*\}\s*(?:\(\s*[A-Za-z]\s*\))?", "", text)
     return (
         bool(text)
-        and (not plain or bool(_NAME.fullmatch(plain)) or bool(re.fullmatch(r"[A-Za-z]+\s*\([^()]*\)", plain)))
+        and (
+            not plain
+            or bool(_NAME.fullmatch(plain))
+            or bool(re.fullmatch(r"[A-Za-z]+\s*(?:\([^()]*\)|\[[^\[\]]*\])", plain))
+        )
         and not re.search(r"\\(?:frac|sqrt|sin|cos|pi|ln|log)", text)
     )
 

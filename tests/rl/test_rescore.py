@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rstar_lab.errors import UserError
@@ -86,3 +88,17 @@ def test_command_line_lists_the_changes(run, tmp_path):
     *changes, last = map(json.loads, done.stdout.splitlines())
     assert last["run"] is None and last["changes"] == len(changes) > 0
     assert {"traj_id", "reward_before", "reward", "answer"} <= changes[0].keys()
+
+
+def test_undecided_rollouts_are_decided(run):
+    file = next((run / "trajectories").rglob("*.parquet"))
+    table = pq.read_table(file)
+    rows = table.to_pylist()
+    right = next(row for row in rows if row["reward"] > 0)
+    right |= {"reward": 0.0, "stop_reason": "undecided"}
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+    found = rescore(run)
+    assert found.correct == found.correct_before + 1 and [change.traj_id for change in found.changes] == [
+        right["traj_id"]
+    ]
+    assert found.result is not None and "undecided" not in found.result and found.result["n"] == len(rows)

@@ -60,11 +60,16 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("64 square feet", "64"), (r"\frac{3}{4}\text{ hours}", r"\frac34"), ("42 apples", "42"), ("5个", "5"), ("5元", "5"),
             ("5平方厘米", "5"), (r"\$36", "36"), ("36", r"\$36"), ("32,348", r"\$32,348"), (r"\$18.9", r"\$18.90"), ("€5", "5"),
             ("5 USD", "5"), ("5 dollars", r"\$5"), (r"90^\circ", "90 degrees"), ("4 4/9 days", r"$4 \frac{4}{9}$ days"),
-            ("42nd", "42"), (r"42^{\text{nd}}", "42"), (r"\textbf{(A)}\ 42", "42"), (r"\$18\text{ per day}", "18"),
+            ("42nd", "42"), ("1.5 million", "1500000"), (r"\$5\text{ million}", "5000000"),
+            ("5 m", r"5\text{ m}"), ("5 m", "5"),
+            (r"3\times 10^{8}\,\mathrm{m\,s^{-1}}", "3e8"), ("9.8 m/s^2", r"9.8 \mathrm{~m} / \mathrm{s}^{2}"),
+            (r"42^{\text{nd}}", "42"), (r"\textbf{(A)}\ 42", "42"), (r"\$18\text{ per day}", "18"),
         ],
         [
             ("5 m", "5 cm"), (r"\$5", "€5"), ("6 cm", "5 cm"), (r"\$6", "5"), ("5 apples", "5 pears"), ("3:30 p.m.", "3:30 a.m."),
-            (r"45^\circ 30'", r"45^\circ 20'"), ("5x", "5"), ("5 is wrong", "5"),
+            (r"45^\circ 30'", r"45^\circ 20'"), ("5x", "5"), ("5 is wrong", "5"), 
+            ("1.5 million", "1.5"), ("3 quarters", "3"), ("5 squared", "5"),
+            ("30°", r"30\%"), ("5 m^2", "5 m^3"), ("5m", "5"), ("6", "6m"), ("2 hours 30 minutes", "2"),
         ],
     ),
     "complex numbers": (
@@ -111,7 +116,10 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
         ],
         [
             ("43=42", "42"), ("x=43=42", "42"), ("x=42=43", "42"), (r"42\approx43", "42"), ("y=x+2", "x+1"), ("x=1", "y=1"),
-            (r"\frac{x^2}{16}+\frac{y^2}{12}=1", r"\frac{x^2}{4}+\frac{y^2}{3}=1"), ("6", "x+y=6"), (r"43\to42", "42"),
+           
+            (r"\frac{x^2}{16}+\frac{y^2}{12}=1", r"\frac{x^2}{4}+\frac{y^2}{3}=1"), ("6", "x+y=6"),
+            (r"t=\frac{\ln 5}{0.1}=10\ln 2", r"t=\frac{\ln 2}{0.1}=10\ln 2"), ("3", r"\log_{6}(216)=3"),
+            (r"\frac{dM}{dt}=\frac{M^6}{c^9}", r"\frac{dM}{dt}=\frac{M^6}{c^6}"), (r"43\to42", "42"),
         ],
     ),
     "bases, congruences, times": (
