@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rstar_lab.errors import UserError
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.reward.boxed import released_grade
 from rstar_lab.rl.reward.released_program import has_code
@@ -98,5 +99,38 @@ def test_code_that_passes_the_filter_still_runs_in_the_sandbox_only(tmp_path):
         f"import json, sys\ntry:\n    open({str(mark)!r}, 'w')\nexcept OSError:\n    pass\n"
         "import socket\ntry:\n    socket.create_connection(('1.1.1.1', 53), 1)\n    print(1)\nexcept OSError:\n    print(0)\n"
     )
-    assert grader_box().run(program, {}) is False
+    assert grader_box().run(program, {}).stdout.strip() == "0"
     assert not mark.exists()
+
+
+USER_GRADER = """
+import os
+
+def grade(text, answer):
+    return float(eval(text) == eval(answer))
+
+grade.sandbox = True
+
+def names_secret(text, answer):
+    return float("SECRET" in os.environ)
+
+names_secret.sandbox = True
+"""
+
+
+def test_a_users_grader_that_evaluates_text_runs_in_the_sandbox(tmp_path, monkeypatch):
+    (tmp_path / "evaluating.py").write_text(USER_GRADER)
+    (tmp_path / "broken.py").write_text(
+        f"import os\nos.stat({str(tmp_path)!r})\ndef grade(text, answer): ...\ngrade.sandbox = True"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SECRET", "1")
+    reward, mark = make_reward("evaluating:grade"), tmp_path / "executed"
+    assert [reward("6 * 7", "42"), reward("6 * 8", "42")] == [1.0, 0.0]
+    assert reward(f"open({str(mark)!r}, 'w')", "42") == 0.0 and not mark.exists()
+    assert reward("1 / 0", "42") == 0.0
+    assert make_reward("evaluating:names_secret")("", "") == 0.0
+    with pytest.raises(
+        UserError, match=r"broken:grade: its module does not run in the sandbox: .*(No such file|Permission)"
+    ):
+        make_reward("broken:grade")("1", "1")

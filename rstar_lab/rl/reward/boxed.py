@@ -8,9 +8,12 @@ that of the tool calls and imports sympy once.
 import asyncio
 import atexit
 import importlib.util
+import inspect
 import json
+import logging
 import os
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,12 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
+from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.limits import MAX_TIMEOUT_S
 from rstar_lab.verify import Undecided
 from rstar_lab.verify.extraction import MAX_SEARCHED
+
+log = logging.getLogger(__name__)
 
 PRELOAD = ("sympy", "sympy.parsing.sympy_parser", "sympy.parsing.latex", "pylatexenc.latex2text", "math_verify")
 RELEASED = ("prime_math", "math_verify_response")
@@ -52,16 +59,13 @@ class GraderBox:
         except RuntimeError as error:
             raise UserError(f"rl.reward: the sandbox of the grader did not start: {error}") from error
 
-    def run(self, program: str, request: dict[str, Any]) -> bool:
-        """Return whether a program prints 1 for a request on its stdin.
-
-        A program that fails or exceeds its limits prints something else. Raises Undecided if the sandbox failed.
-        """
+    def run(self, program: str, request: dict[str, Any], timeout_s: float = TIMEOUT_S) -> CallResult:
+        """Return the result of a program with a request on its stdin. Raises Undecided if the sandbox failed."""
         self.start()
-        result = self._wait(self._sandbox.run(program, json.dumps(request), seed=0))
+        result: CallResult = self._wait(self._sandbox.run(program, json.dumps(request), seed=0, timeout_s=timeout_s))
         if result.outcome in (Outcome.SANDBOX_ERROR, Outcome.QUEUE_TIMEOUT):
             raise Undecided(f"the sandbox of the grader failed: {result.outcome.value}")
-        return bool(result.stdout.strip() == "1")
+        return result
 
     def close(self) -> None:
         """End the processes of the sandbox."""
@@ -115,4 +119,52 @@ def released_grade(response_text: str, answer: str, *, graders: tuple[str, ...] 
         if importlib.util.find_spec(package) is None:
             raise UserError(f"rl.reward: released requires {package}: pip install 'rstar_lab[{extra}]'")
     request = {"response": response_text[-MAX_SEARCHED:], "answer": answer, "graders": graders}
-    return grader_box().run(released_program(), request)
+    return grader_box().run(released_program(), request).stdout.strip() == "1"
+
+
+_USER_PROGRAM = """
+import json, sys
+stdout, sys.stdout = sys.stdout, sys.stderr
+request = json.loads(sys.stdin.read())
+module = {"__name__": request["module"]}
+exec(compile(SOURCE, request["module"], "exec"), module)
+function = module[request["function"]]
+print("ready", file=stdout, flush=True)
+result = function(request["text"], request["answer"])
+print(json.dumps(float(result)), file=stdout)
+"""
+
+
+def asks_for_sandbox(function: Any) -> bool:
+    """Return whether a user's reward function has the attribute `sandbox = True`: it evaluates text of the model."""
+    return getattr(function, "sandbox", False) is True
+
+
+def boxed_function(name: str, function: Callable[..., Any], timeout_s: float) -> Callable[[str, str], float]:
+    """Return a user's function of (text, answer) that runs as a sandbox call. Its module must be one file.
+
+    The sandbox executes the module again; nothing that the trainer has imported or stored reaches it. An error of the function
+    itself gives 0, because the model's text can cause it.
+
+    Raises UserError if the module has no source file. A call raises UserError if the module fails in the sandbox.
+    """
+    file = inspect.getsourcefile(function)
+    if file is None:
+        raise UserError(f"rl.reward: {name}: sandbox = True requires a function in a Python file")
+    program = f"SOURCE = {Path(file).read_text(encoding='utf-8')!r}\n{_USER_PROGRAM}"
+    identity = {"module": function.__module__, "function": function.__qualname__}
+
+    def reward(text: str, answer: str) -> float:
+        request = identity | {"text": text, "answer": answer}
+        result = grader_box().run(program, request, min(timeout_s, MAX_TIMEOUT_S))
+        lines = result.stdout.split("\n")
+        if lines[0] != "ready":
+            last = result.stderr.strip().splitlines()[-1:] or [result.outcome.value]
+            raise UserError(f"rl.reward: {name}: its module does not run in the sandbox: {last[0]}")
+        try:
+            return float(json.loads(lines[1]))
+        except (IndexError, ValueError):
+            log.warning("rl.reward: %s: no reward from the sandbox (%s), counted as 0", name, result.outcome.value)
+            return 0.0
+
+    return reward

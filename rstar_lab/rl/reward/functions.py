@@ -16,7 +16,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward.boxed import released_grade
+from rstar_lab.rl.reward.boxed import asks_for_sandbox, boxed_function, released_grade
 from rstar_lab.rl.reward.trl import adapt_trl_reward, is_trl_reward
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.verify import AnswerFormat, verify
@@ -117,9 +117,9 @@ def make_reward(
 
     name: recipe key `rl.reward`: `verify`, `released` (the graders of microsoft/rStar), or `module:function` (see
     `UserReward`), which can also be a reward function written for TRL (see `rstar_lab.rl.reward.trl`). User functions are
-    called from several threads. RoC treats a rollout as correct if its reward is above 0. answer: recipe key `rl.answer`:
-    where `verify` reads the answer; not used by other rewards. timeout_s: recipe key `rl.reward_timeout_s`: limit of one call of
-    a user's function.
+    called from several threads; a function with the attribute `sandbox = True` runs as a call of a sandbox. RoC treats a
+    rollout as correct if its reward is above 0. answer: recipe key `rl.answer`: where `verify` reads the answer; not used by
+    other rewards. timeout_s: recipe key `rl.reward_timeout_s`: limit of one call of a user's function.
     Raises UserError if the function does not exist or requires parameters that are not supplied. A call raises UserError
     if the function fails or does not return a finite number.
     """
@@ -130,6 +130,9 @@ def make_reward(
     function = load_named(name, "rl.reward")
     if not callable(function):
         raise UserError(f"rl.reward: {name} is a {type(function).__name__}; expected a function")
+    if asks_for_sandbox(function):
+        # The sandbox limits the time of the call; this limit only covers a sandbox that hangs.
+        return UserReward(name, boxed_function(name, function, timeout_s), frozenset(), timeout_s + 60)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # a builtin without a signature
