@@ -75,8 +75,8 @@ bench: $(READY)  ## measure speed as ratios against peers, each pair in one run
 docs: setup  ## build the documentation into site/ (warnings are errors, no network)
 	$(BIN)/mkdocs build --strict --quiet
 
-docs-keys: setup  ## regenerate the tables of recipe keys in docs/recipes.md
-	$(BIN)/python -m rstar_lab.rl.recipe.keys docs/recipes.md
+docs-keys: setup  ## regenerate the tables of recipe keys in docs/recipe-keys.md
+	$(BIN)/python -m rstar_lab.rl.recipe.keys docs/recipe-keys.md
 
 screenshots: setup services  ## take the screenshots of the README from the golden run
 	$(PYTEST) -q tests/browser/test_readme_screenshots.py

@@ -201,7 +201,7 @@ def _explain(error: ValidationError | TypeError) -> str:
         hint = ""
         if key in RENAMED:
             lines.append(
-                f"{key}: replaced by `{RENAMED[key]}`, the image of the job on every backend; see docs/cluster.md"
+                f"{key}: replaced by `{RENAMED[key]}`, the image of the job on every backend; see docs/jobs.md"
             )
         elif problem["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(problem["loc"][-1]), sorted(_all_keys(Profile)), 1)

@@ -19,7 +19,7 @@ class RecipeError(UserError):
 
 @record_reads
 class Section(BaseModel):
-    """A group of recipe keys. The docstring under each key is its description in docs/recipes.md."""
+    """A group of recipe keys. The docstring under each key is its description in docs/recipe-keys.md."""
 
     # allow_inf_nan: infinity and NaN are valid YAML numbers, but not valid values of any key.
     model_config = ConfigDict(

@@ -20,7 +20,7 @@ from rstar_lab.jobs.render import main, ray_cluster, sbatch_script
 from rstar_lab.jobs.store import JobSpec
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "cluster.md").read_text()
+PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("cluster", "jobs", "verl"))
 
 
 @pytest.mark.parametrize("name", ["laptop", "one_gpu", "one_gpu_24gb", "h100x8", "mi300x_8x8"])

@@ -167,6 +167,19 @@ def test_bf16_with_a_float32_engine_is_refused_before_the_sft():
     assert recipe.settings(recipe.stages[0]).precision == "bf16"
 
 
+# Number of keys of each core section. Never increase one: a method has a file in rl/methods (CONTRIBUTING.md).
+CORE_KEYS = {
+    "Recipe": 14, "RlSection": 29, "LimitsSection": 7, "Method": 7, "Sync": 5, "OneStepOff": 2, "Async": 5,
+    "EngineSection": 12, "SandboxSection": 6, "EvaluateSection": 7, "SftSection": 20, "Stage": 7,
+}  # fmt: skip
+
+
+def test_core_sections_get_no_new_key():
+    counts = {section.__name__: len(section.model_fields) for section in SECTIONS if section.__name__ in CORE_KEYS}
+    grown = {name: count for name, count in counts.items() if count > CORE_KEYS[name]}
+    assert counts.keys() == CORE_KEYS.keys() and not grown, "a new key in a core section: see CONTRIBUTING.md"
+
+
 def test_every_key_is_read_somewhere():
     files = [
         path
@@ -191,7 +204,7 @@ def test_every_key_has_a_description():
 
 
 def test_key_tables_in_docs_are_current():
-    page = (ROOT / "docs" / "recipes.md").read_text()
+    page = (ROOT / "docs" / "recipe-keys.md").read_text()
     assert with_key_tables(page) == page, "run: make docs-keys"
 
 

@@ -21,7 +21,7 @@ from rstar_lab.rl.trajectory import Trajectory
 
 class Echo(Section):
     """ECHO (arXiv 2605.24517): adds the cross-entropy of the tokens of tool responses to the loss, so that the model learns to
-    predict what its code prints. Local trainer only."""
+    predict what its code prints."""
 
     type: Literal["echo"] = "echo"
     """Name of the method."""

@@ -20,7 +20,7 @@ from rstar_lab.rl.trajectory import Trajectory
 
 class Opd(Section):
     """On-policy distillation (arXiv 2306.13649): adds weight * (log p_teacher - log p_student) to the advantage of each token.
-    Groups with equal rewards are kept. Requires `engine.teacher_url`. Local trainer only."""
+    Groups with equal rewards are kept. Requires `engine.teacher_url`."""
 
     type: Literal["opd"] = "opd"
     """Name of the method."""

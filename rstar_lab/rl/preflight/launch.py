@@ -54,7 +54,7 @@ def container(context: CheckContext) -> str:
     image = profile.container or ""
     if is_file(image) and not Path(image).exists():
         raise UserError(
-            f"container: {image}: no such file; build it as docs/cluster.md shows, or delete the key in profile {profile.name} if "
+            f"container: {image}: no such file; build it as docs/jobs.md shows, or delete the key in profile {profile.name} if "
             "all nodes have the packages"
         )
     return f"{slurm_runtime(image)} starts {image}"

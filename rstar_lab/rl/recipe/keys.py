@@ -1,4 +1,4 @@
-"""Generate the tables of recipe keys in docs/recipes.md: `python -m rstar_lab.rl.recipe.keys docs/recipes.md`."""
+"""Generate the tables of recipe keys in docs/recipe-keys.md: `python -m rstar_lab.rl.recipe.keys docs/recipe-keys.md`."""
 
 import re
 import sys

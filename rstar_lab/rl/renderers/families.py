@@ -150,6 +150,6 @@ def model_renderer(
         if name := next((name for mark, name in _UNSUPPORTED.items() if mark in template), None):
             raise UserError(
                 f"prompt_format model: the chat template of {tokenizer.name_or_path} is that of {name}, whose tool calls are not "
-                "supported; set rl.prompt_format=paper, or write rl.chat_template"
+                "supported; set rl.prompt.format=paper, or write rl.prompt.chat_template"
             )
     return ModelRenderer(style, control_tokens, tokenizer, render)

@@ -122,7 +122,7 @@ def test_predictions_are_within_a_factor_of_three_of_published_steps():
 
 
 def test_the_table_of_the_docs_is_the_one_that_the_code_computes():
-    page = (resource_folder("cluster").parent / "docs" / "cluster.md").read_text()
+    page = (resource_folder("cluster").parent / "docs" / "verl.md").read_text()
     assert table() in page
 
 
