@@ -2,6 +2,7 @@
 not repeated."""
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -95,6 +96,8 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
                 )  # fmt: skip
             finally:
                 stopped.set()
+        del model
+        release_gpu_memory()  # the engines that start next need it
         writer.finish("finished", result=result)
     return base, after
 
@@ -102,6 +105,13 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
 def training_dtype(lora: Lora | None, *, bf16: bool) -> torch.dtype:
     """Return the dtype of a trained model: float32; bfloat16 for the frozen base of adapters on a GPU, if `bf16`."""
     return torch.bfloat16 if lora is not None and bf16 and device().type == "cuda" else torch.float32
+
+
+def release_gpu_memory() -> None:
+    """Return the memory of freed tensors from torch's allocator to the GPU, so that other processes can use it."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def sft_finished(run_dir: Path) -> bool:

@@ -187,8 +187,8 @@ def _result(
     update = micro_batches * exposed + optimizer_steps * (meter.phase_seconds["optimizer"] + communication["optimizer"])
     model_flops = 3 * shape.forward_flops(micro_batches * tokens / shared, rows[1])
     kernels = micro_batches * (meter.phase_kernels["forward"] + meter.phase_kernels["backward"])
-    phases = {
-        phase: {
+    phases: dict[str, dict[str, Any]] = {
+        str(phase): {
             "total_gb": found.total / GB,
             "by_kind_gb": {kind: size / GB for kind, size in sorted(found.by_kind.items(), key=lambda one: -one[1])},
             "largest": found.largest,
@@ -201,7 +201,7 @@ def _result(
     }
     return DryRun(
         name, profile.trainer, ranks, tokens, peak_gb, with_margin, with_margin + engine <= hardware.hbm_gb,
-        f"{peak.largest}, {peak.largest_bytes / GB:.2f} GB", phases, float(meter.flops), dict(meter.seconds.most_common()),
+        f"{peak.largest}, {peak.largest_bytes / GB:.2f} GB", phases, float(meter.flops), dict(sorted(meter.seconds.items(), key=lambda one: -one[1])),
         kernels + optimizer_steps * meter.phase_kernels["optimizer"], micro_batches, collectives, update,
         model_flops / (update * (hardware.bf16_tflops or 0) * 1e12), time.monotonic() - started,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,

@@ -1,6 +1,7 @@
 """One update, and one step of SFT, of the local trainer on fake tensors: `Learner.update` and the loss of `training.sft`."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.models import gpu
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import KNOWN, Architecture
@@ -82,6 +84,7 @@ def run_update(recipe: Recipe, rl: RlSection, shape: Architecture, rows: int, wi
     bf16 = update_module.uses_bf16(rl, torch.device("cuda"))
     with ExitStack() as stack:
         stack.enter_context(replaced(update_module.UpdateResult, "record", lambda *_, **__: None))
+        stack.enter_context(_gpu_kernels())
         stack.enter_context(fake_tensors(meter, counts))
         config = model_config(recipe.model, shape)
         model = fake_model(config, torch.bfloat16 if rl.lora is not None and bf16 else torch.float32)
@@ -111,7 +114,7 @@ def run_sft(recipe: Recipe, shape: Architecture, count: int, tokens: int, meter:
     examples = [Example([1] * tokens, [False] * (tokens // 2) + [True] * (tokens - tokens // 2))] * count
     rows = sft_module.SftRows.of(examples, section.packing)
     bf16 = section.precision != "fp32"
-    with fake_tensors(meter):
+    with _gpu_kernels(), fake_tensors(meter):
         dtype = torch.bfloat16 if section.lora is not None and bf16 else torch.float32
         model = fake_model(model_config(recipe.model, shape), dtype)
         if section.lora is not None:
@@ -122,6 +125,8 @@ def run_sft(recipe: Recipe, shape: Architecture, count: int, tokens: int, meter:
             allocate_state(optimizer)
             meter.track(model, optimizer)
         model.train()
+        if bf16:
+            gpu.use_bf16_stream(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         own = replace(rows, **{name: _fake(value) for name, value in _tensors_of(rows).items()})
@@ -135,6 +140,18 @@ def run_sft(recipe: Recipe, shape: Architecture, count: int, tokens: int, meter:
             optimizer.step()
 
 
+@contextmanager
+def _gpu_kernels() -> Iterator[None]:
+    """Let the trainer run its kernels for GPUs."""
+
+    def norm(tensor: Tensor, shape: list[int], weight: Tensor, epsilon: float) -> Tensor:
+        # torch decomposes RMSNorm on CPUs. The kernel of this norm reads and writes the same tensors.
+        return torch.native_layer_norm(tensor, shape, weight, None, epsilon)[0]
+
+    with replaced(gpu, "is_gpu", lambda _: True), replaced(gpu, "rms_norm", norm):
+        yield
+
+
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
     """Take one step, after which the optimizer holds its state. The gradients stay, as those of an earlier micro-batch."""
     for group in optimizer.param_groups:
@@ -143,7 +160,7 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def _tensors_of(rows: MicroBatch | sft_module.SftRows) -> dict[str, Tensor]:
+def _tensors_of(rows: MicroBatch | sft_module.SftRows) -> dict[str, Any]:
     named = {field.name: getattr(rows, field.name) for field in fields(rows)}
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 

@@ -8,6 +8,7 @@ over the memory bandwidth (roofline).
 import weakref
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -94,8 +95,8 @@ class Meter(TorchDispatchMode):
         """Forget everything but the live storages."""
         self.peaks: dict[Phase, PhasePeak] = defaultdict(PhasePeak)
         self.flops = self.kernels = 0
-        self.seconds: Counter[str] = Counter()  # by class of kernel
-        self.phase_seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)  # by class of kernel
+        self.phase_seconds: dict[str, float] = defaultdict(float)
         self.phase_kernels: Counter[str] = Counter()
         self.collectives: Counter[Collective] = Counter()
         self.collective_bytes: Counter[Collective] = Counter()
@@ -126,12 +127,12 @@ class Meter(TorchDispatchMode):
         if key in self.live:
             return
         size = _blocks(storage.nbytes())
-        reference = weakref.ref(storage, lambda _, key=key: self._free(key))
+        reference = weakref.ref(storage, partial(self._free, key))
         self.live[key] = Allocation(reference, size, tuple(tensor.shape), tensor.dtype, self.phase, is_collective)
         self.now += size
         self._note_peak()
 
-    def _free(self, key: int) -> None:
+    def _free(self, key: int, _: Any) -> None:
         if (entry := self.live.pop(key, None)) is not None:
             self.now -= entry.bytes
 

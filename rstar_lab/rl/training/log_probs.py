@@ -1,7 +1,9 @@
 """Forward pass of the policy: log-probs and entropy of the model's tokens, without a batch x length x vocabulary tensor."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rstar_lab.rl.models import gpu
 from rstar_lab.rl.models.forward_path import ForwardPath, forward_path
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
 from rstar_lab.rl.trajectory import Trajectory
@@ -16,7 +19,7 @@ from rstar_lab.rl.trajectory import Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CHUNK_LOGITS = 64 * 2**20  # maximum number of logits in memory at once
+CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**26, 2**28  # maximum number of logits in memory at once
 # Responses to one prompt share a row of at most this many tokens, which holds the prompt once. In longer rows, attention to
 # masked tokens costs more than the saved prompts.
 SHARED_WIDTH = 256
@@ -196,11 +199,15 @@ def token_statistics(
     # Without a mask, attention is causal: padding is on the right, so no token sees it.
     states_RWH = path.states(model, micro.row_ids_RW, micro.positions_RW, micro.attention_R1WW)
     states_NH, target_N = states_RWH.flatten(0, 1)[micro.before_N], micro.ids_BT[micro.scored_BT]
-    chunk = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
+    # On a GPU, each chunk casts the weights of the LM head and adds to their gradient.
+    largest = GPU_CHUNK_LOGITS if gpu.is_gpu(states_NH.device) else CHUNK_LOGITS
+    chunk = max(1, largest // model.config.get_text_config().vocab_size)
     pieces = []
     for states, target in zip(states_NH.split(chunk), target_N.split(chunk), strict=True):
         options = (model, path, states, target, temperature, fp32_head, squares)
-        if len(target_N) > chunk and torch.is_grad_enabled():
+        if gpu.is_gpu(states.device) and not squares:
+            pieces.append(_LeanTokenStats.apply(states, target, path, model, temperature, fp32_head))
+        elif len(target_N) > chunk and torch.is_grad_enabled():
             pieces.append(checkpoint(_token_stats, *options, use_reentrant=False))
         else:
             pieces.append(_token_stats(*options))
@@ -222,7 +229,7 @@ def _token_stats(
     fp32_head: bool,
     squares: bool,
 ) -> tuple[Tensor, ...]:
-    logits_NV = path.logits(model, states_NH, fp32=fp32_head) / temperature
+    logits_NV = _scaled_logits(path, model, states_NH, temperature=temperature, fp32_head=fp32_head)
     log_probs_NV = logits_NV.log_softmax(-1)
     with torch.no_grad():
         probs_NV = log_probs_NV.exp()
@@ -230,3 +237,63 @@ def _token_stats(
         if squares:
             without_gradient.append(probs_NV.square().sum(-1))
     return log_probs_NV.gather(-1, target_N[:, None])[:, 0], *without_gradient
+
+
+class _LeanTokenStats(torch.autograd.Function):
+    """`_token_stats` with fewer passes over the logits, for GPUs, which memory bandwidth limits.
+
+    The backward pass computes the logits again and adds the gradients of the LM head directly. Rounds differently.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any,
+        states_NH: Tensor,
+        target_N: Tensor,
+        path: ForwardPath,
+        model: "PreTrainedModel",
+        temperature: float,
+        fp32_head: bool,
+    ) -> tuple[Tensor, Tensor]:
+        context.logits = partial(_scaled_logits, path, model, temperature=temperature, fp32_head=fp32_head)
+        context.plain = path.plain
+        context.autocast = _current_autocast(states_NH.device.type)
+        logits_NV = context.logits(states_NH)
+        normaliser_N1 = logits_NV.logsumexp(-1, keepdim=True)
+        expected_N11 = torch.cat(
+            [  # in parts, and without a product of the size of the logits
+                (logits - normaliser).exp_()[:, None] @ logits[..., None]
+                for logits, normaliser in zip(logits_NV.chunk(4), normaliser_N1.chunk(4), strict=True)
+            ]
+        )
+        context.save_for_backward(states_NH, target_N, normaliser_N1)
+        log_probs_N = (logits_NV.gather(-1, target_N[:, None]) - normaliser_N1)[:, 0]
+        entropy_N = normaliser_N1[:, 0] - expected_N11[:, 0, 0]
+        context.mark_non_differentiable(entropy_N)
+        return log_probs_N, entropy_N
+
+    @staticmethod
+    def backward(context: Any, grad_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        states_NH, target_N, normaliser_N1 = context.saved_tensors
+        own_NH = states_NH.detach().requires_grad_()
+        with torch.enable_grad(), context.autocast():
+            logits_NV = context.logits(own_NH)
+        # In place: no operation after the LM head saves its result. With `plain`, the logits may be the states.
+        grad_NV = logits_NV.detach().clone() if context.plain else logits_NV.detach()
+        grad_NV.sub_(normaliser_N1).exp_().mul_(-grad_N[:, None])
+        grad_NV.scatter_add_(-1, target_N[:, None], grad_N[:, None])
+        torch.autograd.backward(logits_NV, grad_NV)
+        return own_NH.grad, None, None, None, None, None
+
+
+def _scaled_logits(
+    path: ForwardPath, model: "PreTrainedModel", states: Tensor, *, temperature: float, fp32_head: bool
+) -> Tensor:
+    logits = path.logits(model, states, fp32=fp32_head)
+    return logits if temperature == 1 else logits / temperature
+
+
+def _current_autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a factory of contexts with the autocast state of now."""
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return lambda: torch.autocast(device, dtype, enabled=enabled)

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.memory import release_free_heap
+from rstar_lab.rl.models import gpu
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora, has_lora
 from rstar_lab.rl.models.model import has_bf16, load_model, save_model
@@ -132,6 +133,8 @@ def _train(
     model.train()
     if model.device.type == "cpu" and bf16:
         model.set_attn_implementation("eager")  # its matrix products run in bf16; SDPA's CPU kernel is slower in bf16
+    if gpu.is_gpu(model.device) and bf16:
+        gpu.use_bf16_stream(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
