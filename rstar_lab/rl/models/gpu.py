@@ -35,7 +35,7 @@ def use_bf16_stream(model: "PreTrainedModel") -> None:
     embeddings.register_forward_hook(_to_bf16)
     for module in model.modules():
         if type(module).__name__ in _NORMS:
-            module.__class__ = _fused(type(module))
+            module.__class__ = _fused(type(module))  # type: ignore[arg-type]
 
 
 def _in_bf16(tensor: Tensor) -> bool:

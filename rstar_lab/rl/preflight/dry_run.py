@@ -199,9 +199,10 @@ def _result(
         for phase, found in meter.peaks.items()
         if phase != "idle"
     }
+    by_class = dict(sorted(meter.seconds.items(), key=lambda one: -one[1]))
     return DryRun(
         name, profile.trainer, ranks, tokens, peak_gb, with_margin, with_margin + engine <= hardware.hbm_gb,
-        f"{peak.largest}, {peak.largest_bytes / GB:.2f} GB", phases, float(meter.flops), dict(sorted(meter.seconds.items(), key=lambda one: -one[1])),
+        f"{peak.largest}, {peak.largest_bytes / GB:.2f} GB", phases, float(meter.flops), by_class,
         kernels + optimizer_steps * meter.phase_kernels["optimizer"], micro_batches, collectives, update,
         model_flops / (update * (hardware.bf16_tflops or 0) * 1e12), time.monotonic() - started,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,

@@ -100,7 +100,7 @@ def run_update(recipe: Recipe, rl: RlSection, shape: Architecture, rows: int, wi
         assert learner.optimizer is not None
         allocate_state(learner.optimizer)
         meter.track(model, learner.optimizer)
-        own = replace(micro, **{name: _fake(value) for name, value in _tensors_of(micro).items()})
+        own = replace(micro, **_fakes_of(micro))
         learner.micro_batches = lambda *_: iter([own])  # type: ignore[method-assign]
         meter.reset()
         meter.phase = "forward"
@@ -129,7 +129,7 @@ def run_sft(recipe: Recipe, shape: Architecture, count: int, tokens: int, meter:
             gpu.use_bf16_stream(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        own = replace(rows, **{name: _fake(value) for name, value in _tensors_of(rows).items()})
+        own = replace(rows, **_fakes_of(rows))
         meter.reset()
         meter.phase = "forward"
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -160,10 +160,9 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def _tensors_of(rows: MicroBatch | sft_module.SftRows) -> dict[str, Any]:
+def _fakes_of(rows: MicroBatch | sft_module.SftRows) -> dict[str, Any]:
+    """Return a fake tensor for each tensor of a dataclass, by name."""
     named = {field.name: getattr(rows, field.name) for field in fields(rows)}
-    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
-
-
-def _fake(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return {
+        name: torch.empty(value.shape, dtype=value.dtype) for name, value in named.items() if isinstance(value, Tensor)
+    }
