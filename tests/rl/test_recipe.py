@@ -13,6 +13,7 @@ from rstar_lab.rl.methods import Echo, Maxrl, VoidTurns
 from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides, parse_recipe
 from rstar_lab.rl.recipe import RecipeError, RlSection, Section, Stage
 from rstar_lab.rl.recipe.keys import with_key_tables
+from rstar_lab.rl.recipe.release_keys import RELEASE_KEYS
 from rstar_lab.rl.session import read_stage_problems
 from rstar_lab.rl.training.update import uses_bf16
 
@@ -121,6 +122,41 @@ def test_set_reaches_the_keys_of_sections_and_of_added_methods():
 def test_errors_in_a_typed_section_name_key_and_type(override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe("tiny", parse_overrides([override]))
+
+
+SCRIPT = {  # keys of the release's script, each with what its error must name
+    "augmentation.down_sampling_config.down_sample_to_n": r"set rl\.group_size",
+    "augmentation.down_sampling_config.min_zero_reward_trace_num": r"set rl\.method\.roc\.min_negative",
+    "augmentation.down_sampling_config.min_non_zero_reward_trace_num": r"set rl\.method\.roc\.min_positive",
+    "augmentation.do_down_sampling": r"rl\.method\.roc\.rule",
+    "data.filter_overlong_prompts": "leave it out",
+    "data.train_batch_size": r"rl\.problems_per_step",
+    "actor_rollout_ref.actor.entropy_coeff": "no entropy term",
+    "actor_rollout_ref.actor.optim.lr": r"set rl\.lr",
+    "actor_rollout_ref.rollout.n": r"rl\.method\.roc\.oversample",
+    "actor_rollout_ref.rollout.name": "SGLang is not supported",
+    "actor_rollout_ref.rollout.val_kwargs.n": r"evaluate\.samples",
+    "trainer.test_freq": r"evaluate\.every",
+    "trainer.critic_warmup": "no counterpart",
+    "rl.down_sample_to_n": r"set rl\.group_size",
+}
+
+
+@pytest.mark.parametrize("key", SCRIPT)
+def test_names_of_the_release_name_the_recipe_key(key):
+    with pytest.raises(RecipeError, match=rf"{re.escape(key)}: a key of microsoft/rStar; .*{SCRIPT[key]}"):
+        load_recipe("release_dapo", parse_overrides([f"{key}=5"]))
+
+
+def test_advice_on_keys_of_the_release_names_keys_that_exist():
+    recipe, named = load_recipe("release_dapo"), 0
+    for text in RELEASE_KEYS.values():
+        for key in re.findall(r"\b(?:rl|evaluate|stages\.0)\.[\w.]*\w", text):
+            here = recipe
+            for part in key.split("."):
+                here = here[int(part)] if part.isdigit() else getattr(here, part)
+            named += 1
+    assert named > 30
 
 
 def test_a_stage_changes_single_keys_and_another_type_replaces_a_section():

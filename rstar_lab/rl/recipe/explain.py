@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import ValidationError
 
 from rstar_lab.rl.problems import FIELDS
+from rstar_lab.rl.recipe.release_keys import RELEASE_KEYS, ROOTS, advice, leaves
 from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.recipe.services import EngineSection
 from rstar_lab.rl.section import ByType, Section
@@ -36,6 +37,13 @@ def _line(item: Any, root: type[Section], stage: type[Section] | None) -> str:
         return f"{key}: this key is now engine.{RENAMED_ENGINE[name]}"
     if owners := [kind for kind, other in place.others.items() if name in other.model_fields]:
         return f"{key}: not a key of {place.kind}; it belongs to {', '.join(owners)}"
+    if place.section is root and name.lstrip("+") in ROOTS:
+        return "; ".join(
+            f"{leaf}: a key of microsoft/rStar; {advice(leaf) or 'it has no counterpart'} (docs/coming-from-rstar.md)"
+            for leaf in leaves(key, item["input"])
+        )
+    if name not in root.model_fields and (instead := advice(name)) and name in RELEASE_KEYS:
+        return f"{key}: a key of microsoft/rStar; {instead} (docs/coming-from-rstar.md)"
     keys = {known: known for known in (place.section.model_fields if place.section else FIELDS)}
     if place.section in (RlSection, stage):
         keys |= RENAMED | {known: known for known in RlSection.model_fields}

@@ -35,11 +35,19 @@ FIXED_KEYS = {
     "algorithm.rollout_correction": "set rl.correction and rl.old_log_probs",
     "trainer.v1.sampler.custom_sampler": "RoC and the run store use it",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "it selects the problems of a step",
+    "actor_rollout_ref.rollout.name": "rstar_lab schedules vLLM servers; SGLang is not supported",
     "actor_rollout_ref.rollout.n": "set rl.group_size, the rollouts kept, and rl.method.roc.oversample",
     "actor_rollout_ref.rollout.router_config_path": "set engine.scheduler",
     "actor_rollout_ref.rollout.disable_log_stats": "the scheduler reads the servers' metrics",
     "algorithm.adv_estimator": "advantages are computed with RoC's selection: set rl.method",
     "actor_rollout_ref.actor.policy_loss.loss_mode": "set rl.method.loss",
+    "actor_rollout_ref.actor.loss_agg_mode": "set rl.method.aggregation",
+    "actor_rollout_ref.actor.clip_ratio": "set rl.method.clip_low and rl.method.clip_high",
+    "actor_rollout_ref.actor.use_kl_loss": "set rl.method.kl_coefficient",
+    "actor_rollout_ref.actor.kl_loss": "set rl.method.kl_coefficient",
+    "actor_rollout_ref.actor.entropy_coeff": "the loss of rstar_lab has no entropy term",
+    "trainer.test_freq": "verl would validate on training problems: set evaluate.every",
+    "trainer.val_": "rstar_lab evaluates the sets of the recipe: set evaluate.every",
     "trainer.default_local_dir": "checkpoints belong to the run: set --runs-dir",
     "trainer.resume_mode": "a run always resumes from its checkpoint: use --set name=... for another run",
 }
@@ -60,8 +68,8 @@ def overrides(
     run_dir = settings.run_dir
     on_cpu = hardware.gpus == 0
     for key in extra or {}:
-        if reason := next((why for own, why in FIXED_KEYS.items() if key.lstrip("+").startswith(own)), None):
-            raise UserError(f"verl.{key}: {reason}")
+        if fixed := max((own for own in FIXED_KEYS if key.lstrip("+~").startswith(own)), key=len, default=None):
+            raise UserError(f"verl.{key}: {FIXED_KEYS[fixed]}")
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.limits.max_response_tokens
     evaluate = settings.recipe.evaluate
