@@ -48,6 +48,39 @@ for _ in range(40):
     for fd in fds: os.close(fd)
 while True: time.sleep(1)
 """
+PIPES = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        pipes = []
+        try:
+            while True: pipes.append(os.pipe())
+        except OSError: pass
+        while True: time.sleep(1)
+while True: time.sleep(1)
+"""
+NESTED = """
+import os, socket, time
+pairs = []
+for _ in range(10):
+    outer, inner = socket.socketpair(), socket.socketpair()
+    try:
+        for _ in range(4): socket.send_fds(inner[0], [b"x"], [0] * 50)
+    except OSError: break
+    try: socket.send_fds(outer[0], [b"x"], [inner[0].fileno(), inner[1].fileno()])
+    except OSError: break
+    for end in inner: end.close()
+    pairs.append(outer)
+while True: time.sleep(1)
+"""
+SEND = """
+import os, socket
+reading, writing = os.pipe()
+os.set_blocking(writing, False)
+one, other = socket.socketpair()
+socket.send_fds(one, [b"x"], [0])
+print(os.write(writing, bytes(60000)))
+"""
 TIMERS = """
 import ctypes, time
 libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
@@ -93,6 +126,18 @@ while True:
     os.wait()
     spin(0.005)
 """
+HONEST_PROGRAMS = """
+import multiprocessing as mp, os, socket, subprocess
+from concurrent.futures import ProcessPoolExecutor
+def square(x): return x * x
+if __name__ == "__main__":
+    pipes = [os.pipe() for _ in range(100)]
+    pairs = [socket.socketpair() for _ in range(20)]
+    for one, _ in pairs: socket.send_fds(one, [b"x"], [0, 1])
+    with ProcessPoolExecutor(20) as pool: print(sum(pool.map(square, range(50))))
+    with mp.get_context("forkserver").Pool(2) as pool: print(sum(pool.map(square, range(10))))
+    print(subprocess.run(["echo", "done"], capture_output=True, text=True).stdout)
+"""
 TIMER = "import ctypes\ntimer = ctypes.c_void_p()\nprint(ctypes.CDLL(None).timer_create(0, 0, ctypes.byref(timer)))"
 
 
@@ -126,19 +171,34 @@ def run_beside(hostile: str, honest: str, *, audit: bool = False) -> tuple[str, 
 @pytest.mark.parametrize(
     ("hostile", "outcome", "honest", "output"),
     [
-        (IN_FLIGHT, "timeout", "print(1)", "1\n"),
+        (PIPES, "killed", SEND, "60000\n"),
+        (IN_FLIGHT, "killed", SEND, "60000\n"),
+        (NESTED, "killed", SEND, "60000\n"),
         (TIMERS, "timeout", TIMER, "0\n"),
         (SIGNALS, None, TIMER, "0\n"),
         (SOCKETS, "memory", "print(1)", "1\n"),
         # Their CPU time is unknown, so the program looks as if it got no CPU.
         (ORPHANS, "timeout", "print(1)", "1\n"),
     ],
-    ids=["descriptors in flight", "timers", "signals", "socket buffers", "orphans"],
+    ids=[
+        "pipes",
+        "descriptors in flight",
+        "hidden descriptors in flight",
+        "timers",
+        "signals",
+        "socket buffers",
+        "orphans",
+    ],
 )
 def test_neighbours_do_not_notice_and_the_program_is_responsible(hostile, outcome, honest, output, audit):
     ended, honest_results = run_beside(hostile, honest, audit=audit)
     assert ended == outcome if outcome else ended != "sandbox_error"
     assert honest_results in ([["ok", output]], [])
+
+
+def test_programs_with_many_processes_pipes_and_sockets_work():
+    outcome, _ = run_beside(HONEST_PROGRAMS, "print(1)")
+    assert outcome == "ok"
 
 
 def test_the_buffers_of_sockets_are_measured():
@@ -147,11 +207,11 @@ def test_the_buffers_of_sockets_are_measured():
         "import socket\n"
         "from rstar_lab.sandbox.runtime import kernel\nkernel.unshare(kernel.CLONE_NEWNET)\n"
         "from rstar_lab.sandbox.runtime.socket_memory import SocketMemory\n"
-        "memory = SocketMemory()\nbefore = memory.used_bytes()\n"
+        "memory = SocketMemory()\nused = lambda: sum(memory.bytes_by_socket().values())\nbefore = used()\n"
         "pairs = [socket.socketpair() for _ in range(300)]\n"
         "for one, _ in pairs: one.send(bytes(50000))\n"
-        "print(before, memory.used_bytes() >= 300 * 50000)\n"
-        "for one, other in pairs: one.close(); other.close()\nprint(memory.used_bytes())"
+        "print(before, used() >= 300 * 50000)\n"
+        "for one, other in pairs: one.close(); other.close()\nprint(used())"
     )
     if os.geteuid() != 0:
         pytest.skip("requires root")
@@ -161,7 +221,7 @@ def test_the_buffers_of_sockets_are_measured():
 
 def test_without_the_kernels_report_no_memory_is_counted(monkeypatch):
     monkeypatch.setattr("socket.socket", lambda *_: (_ for _ in ()).throw(OSError))
-    assert SocketMemory().used_bytes() == 0
+    assert SocketMemory().bytes_by_socket() == {}
 
 
 async def test_a_call_that_always_fails_is_not_repeated_for_ever():

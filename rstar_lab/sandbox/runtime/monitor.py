@@ -12,6 +12,7 @@ from rstar_lab.sandbox.runtime.forked_program import Program
 from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import Request
 from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
+from rstar_lab.sandbox.runtime.user_limits import exceeds_user_limits
 
 # Seconds between checks. The first ones are short, so that a call that sleeps releases its slot soon.
 FIRST_TICKS_S = (0.02, 0.03)
@@ -120,10 +121,11 @@ class CallMonitor:
         """Check the call; return the outcome if it must be ended now."""
         self.ticks += 1
         request = self.request
+        sockets = self.sockets.bytes_by_socket() if self.sockets else {}
         if self.group is None:
             tree = self.running.processes()
             self.last_cpu_s = procfs.cpu_s(tree) - self._base_s
-            sockets_mb = self.sockets.used_bytes() >> 20 if self.sockets else 0
+            sockets_mb = sum(sockets.values()) >> 20
             if procfs.exceeds_memory(tree, request.memory_mb - sockets_mb):
                 return "memory"
         else:
@@ -133,6 +135,8 @@ class CallMonitor:
             self._limit_crowd(self.group, len(tree))
             if self.pressure and (outcome := self.pressure.exceeded_limit(self.group, len(tree))):
                 return outcome
+        if self.sockets and exceeds_user_limits(self.running.processes(), sockets):
+            return "killed"
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"
         others = [task for task in tree if task not in (self.pid, os.getpid())]

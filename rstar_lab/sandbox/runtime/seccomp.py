@@ -83,6 +83,7 @@ _MEMBARRIER = (0, 8, 16, 32, 64, 128, 256)
 _SOCKET_FILTERS = (26, 50, 51, 52)
 # SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE
 _SOCKET_BUFFERS = (7, 8, 32, 33)
+_S_IFIFO = 0x1000
 _MSG_OOB, _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x1, 0x40000, 0x4, 0o4000
 
 Instruction = tuple[int, int, int, int]
@@ -214,11 +215,15 @@ def describe() -> str:
 def _without_kernel_memory(column: int) -> dict[int, list[Instruction]]:
     """Return number -> instructions of the calls that would take memory that only a control group counts.
 
-    Files in memory that no process has mapped are refused. The buffers of pipes and sockets keep their default size.
+    Files in memory that no process has mapped, and named pipes, are refused. The buffers of pipes and sockets keep their default
+    size.
     """
     rules = {
         "memfd_create": _errno(_ENOSYS),
         "shmget": _errno(_ENOSYS),
+        # The buffers of named pipes cannot be counted.
+        "mknod": _refuse_bits(1, _S_IFIFO, _EPERM),
+        "mknodat": _refuse_bits(2, _S_IFIFO, _EPERM),
         "fcntl": [_argument(1), (_JUMP_EQUAL, 0, 1, _F_SETPIPE_SZ), *_errno(_EPERM), *_fcntl()],
         "setsockopt": [
             _argument(2),
@@ -228,7 +233,8 @@ def _without_kernel_memory(column: int) -> dict[int, list[Instruction]]:
             *_refuse_values(2, _SOCKET_FILTERS, _EPERM),
         ],
     }
-    return {NUMBERS[name][column] or 0: block for name, block in rules.items()}
+    numbers = {name: NUMBERS[name][column] for name in rules}
+    return {number: rules[name] for name, number in numbers.items() if number is not None}
 
 
 def build(machine: str, *, kernel_memory: bool = True, audit: bool = False) -> bytes:

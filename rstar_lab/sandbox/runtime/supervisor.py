@@ -66,7 +66,7 @@ class Supervisor:
         number: int,
         sockets: SocketMemory | None = None,
     ) -> None:
-        """sockets: memory of the sockets of its programs, if no control group counts it."""
+        """sockets: the sockets of its programs, if these have no user id of their own (user_limits.py)."""
         self.channel = Channel(sock)
         self.isolation = isolation
         self.group = group
@@ -398,7 +398,7 @@ def run_supervisor(
         # Concurrent calls must not see each other's sockets in /proc/net/unix. If this fails, they share the zygote's namespace.
         with contextlib.suppress(OSError):
             kernel.unshare(kernel.CLONE_NEWNET)
-            sockets = None if group else SocketMemory()
+            sockets = None if isolation.has("user_id") else SocketMemory()
     # The OOM killer kills the program, never the supervisor. Requires CAP_SYS_RESOURCE, which containers and users lack.
     with contextlib.suppress(OSError):
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
