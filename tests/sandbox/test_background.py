@@ -100,7 +100,7 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
                 "only a single process moves to the background, because many processes hold kernel locks"
             )
             assert light is alone, "many processes keep their weight, so that they end soon"
-            assert left == 1, (
+            assert left >= 1, (
                 "the supervisor does not leave the group, whose CPU time a crowd or idle priority leaves it little of"
             )
             assert not (alone and result.dying), "a single process ends before the result is sent"

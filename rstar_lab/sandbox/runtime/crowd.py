@@ -45,6 +45,10 @@ class Crowds:
         """Record whether the supervisor with this process id runs a crowd that uses CPU time."""
         self._map[supervisor % _SLOTS] = active
 
+    def hide_from_children(self) -> None:
+        """Unmap the memory in processes that this process, a supervisor, forks: they become programs."""
+        self._map.madvise(mmap.MADV_DONTFORK)
+
     def cpus_each(self) -> float:
         """Return the CPUs that each crowd may use."""
         return CROWDS_SHARE * self.cpus / max(1, self._map[:].count(1))

@@ -389,6 +389,8 @@ def run_supervisor(
     os.setsid()
     # No signal handlers: they would end the sleep of an init (kernel.new_pid_namespace).
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if pressure:
+        pressure.crowds.hide_from_children()
     if group and supervisors:
         group.join(supervisors)
         with contextlib.suppress(OSError):
