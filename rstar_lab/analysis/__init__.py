@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use, tool_use_table
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
+    from rstar_lab.analysis.exports.atif import export_atif, import_atif
+    from rstar_lab.analysis.exports.training import export_preferences, export_sft
     from rstar_lab.analysis.failure_context import add_first_difference, add_phrases
     from rstar_lab.analysis.failure_labels import Agreement, hand_labels, label_agreement, label_rollouts
     from rstar_lab.analysis.failure_map import plot_failure_map
@@ -72,6 +74,8 @@ _MODULES = {
         "word_usage_change",
     ),
     "code_use": ("libraries", "plot_tool_use", "tool_calls", "tool_use", "tool_use_table"),
+    "exports.atif": ("export_atif", "import_atif"),
+    "exports.training": ("export_preferences", "export_sft"),
     "importers": ("import_inspect", "import_messages", "import_trl", "import_verl"),
     "inspector.explorer": ("Explorer", "explore"),
     "inspector.inspector": ("Inspector", "inspect"),
@@ -97,12 +101,16 @@ __all__ = [
     "curves",
     "excerpts",
     "explore",
+    "export_atif",
+    "export_preferences",
+    "export_sft",
     "failed_rollouts",
     "failure_groups",
     "find_alerts",
     "format_numbers",
     "group_rollouts",
     "hand_labels",
+    "import_atif",
     "import_inspect",
     "import_messages",
     "import_trl",

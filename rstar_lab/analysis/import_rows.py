@@ -2,7 +2,8 @@
 
 An importer (`rstar_lab.analysis.importers`) yields one dict per rollout with these keys; missing ones are null in the run:
 step, problem_id, question, messages, reward, rewards, kept, advantage, answer, truth, turns, calls, outcomes, truncated,
-engine, generate_s, stop_reason, response_tokens, model_tokens, reflection_tokens, traj_id.
+engine, generate_s, stop_reason, response_tokens, model_tokens, reflection_tokens, traj_id, stage, arrays (token columns of
+the table `transcripts`), and own (a row of a run store, which is kept as it is, with its calls).
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.runs import RunStoreError, RunWriter
+from rstar_lab.runs import TRAJECTORIES, RunStoreError, RunWriter
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reflection_words import count_reflection_words
 from rstar_lab.tool_calls import parse_stored_calls
@@ -31,6 +32,9 @@ _COPIED = (
     "reward", "kept", "advantage", "turns", "calls", "truncated", "engine", "generate_s", "stop_reason",
     "response_tokens", "model_tokens",
 )  # fmt: skip
+
+# Columns of a row that was in a run store, without those that the writer fills in.
+_STORED = [name for name in TRAJECTORIES.names if name not in ("run_id", "attempt", "stage", "step")]
 
 # Tool responses in the text of a decoded ChatML conversation, with the role lines around them. Decoding without special
 # tokens leaves the bare words `user` and `assistant`.
@@ -75,8 +79,18 @@ def conversation_counts(messages: list[Row]) -> Row:
     }
 
 
-def write_run(rollouts: Iterable[Row], source: Path, runs_dir: str | Path, run_id: str | None, kind: str) -> Path:
+def write_run(
+    rollouts: Iterable[Row],
+    source: Path,
+    runs_dir: str | Path,
+    run_id: str | None,
+    kind: str,
+    *,
+    vocabulary: Sequence[str] | None = None,
+) -> Path:
     """Write the rollouts as a run, grouped by step, and return the run's folder.
+
+    vocabulary: text of each token id.
 
     Raises RunStoreError if the run exists, UserError if there are no rollouts.
     """
@@ -98,7 +112,9 @@ def write_run(rollouts: Iterable[Row], source: Path, runs_dir: str | Path, run_i
             for row, rollout in zip(rows["trajectories"], rollouts_of_step, strict=True):
                 if rollout.get("rewards"):
                     rewards.append({"traj_id": row["traj_id"], **rollout["rewards"]})
-            writer.write_step(_STAGE, step, **rows, metrics={})
+            writer.write_step(rollouts_of_step[0].get("stage") or _STAGE, step, **rows, metrics={})
+        if vocabulary is not None:
+            writer.write_vocabulary(vocabulary)
         if rewards:
             names = sorted({name for row in rewards for name in row} - {"traj_id"})
             schema = pa.schema([("traj_id", pa.string()), *((name, pa.float64()) for name in names)])
@@ -114,6 +130,15 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
     samples: dict[str, int] = defaultdict(int)
     for number, rollout in enumerate(rollouts):
         question, messages, outcomes = rollout["question"], rollout["messages"], rollout.get("outcomes")
+        arrays = rollout.get("arrays") or {}
+        if own := rollout.get("own"):  # a row of the run store
+            traj_id = str(rollout["traj_id"])
+            trajectories.append({name: own[name] for name in _STORED if name in own} | {"traj_id": traj_id})
+            text = json.dumps(messages)
+            stored = {"traj_id": traj_id, "question": question, "truth": rollout.get("truth"), "messages": text}
+            transcripts.append(stored | arrays)
+            calls += [call | {"traj_id": traj_id} for call in rollout["call_rows"]]
+            continue
         problem = rollout.get("problem_id") or digest(question if question is not None else str(number))
         # Ids in the store must be unique over all runs, but another run can contain the source's id.
         traj_id = f"{run_id}/{step:06d}/{number if (given := rollout.get('traj_id')) is None else given}"
@@ -136,7 +161,9 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
             }
         )
         samples[problem] += 1
-        transcripts.append({"traj_id": traj_id, "question": question, "truth": truth, "messages": json.dumps(messages)})
+        transcripts.append(
+            {"traj_id": traj_id, "question": question, "truth": truth, "messages": json.dumps(messages), **arrays}
+        )
         turn = -1
         indices: dict[int, int] = defaultdict(int)
         for message in messages:

@@ -30,7 +30,7 @@ EXTRA_OF = {
 COMMANDS: dict[str, dict[str, str | None]] = {
     "Start here": {"demo": None, "run": None, "doctor": None, "evaluate": None, "report": None},
     "Train": {"recipes": None, "preflight": None, "train": None, "rewind": None},
-    "Evaluate and serve": {"chat": None, "serve": None, "audit": None, "rescore": None},
+    "Evaluate and serve": {"chat": None, "serve": None, "rescore": None},
     "Inspect runs": {
         "runs": "List, show and compact runs.",
         "ablation": "Compare the arms of an ablation.",
@@ -43,7 +43,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
         "plan": None,
         "rehearse": None,
     },
-    "Share and extend": {"hub": None, "notebooks": None, "new": None},
+    "Share and extend": {"export": None, "hub": None, "notebooks": None, "new": None},
     "Measure": {"bench": None, "inject": None},
 }
 

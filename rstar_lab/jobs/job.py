@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -189,7 +189,7 @@ class Job:
         profile = None if spec.handle.get("own_profile") else spec.profile
         return submit(
             spec.recipe, profile, spec.overrides, command=spec.action, runs_dir=spec.runs_dir,
-            name=(spec.run or "").removesuffix("-rl") or None, arguments=spec.arguments, **self.backend.options_of(spec),
+            name=(spec.run or "").removesuffix("-rl") or None, **self.backend.options_of(spec),
         )  # fmt: skip
 
     @property
@@ -223,7 +223,6 @@ def submit(
     job_id: str | None = None,
     grid: str | None = None,
     start: bool = True,
-    arguments: Sequence[str] = (),
 ) -> Job:
     """Run `recipe` on the hardware of `profile`, detached from this process.
 
@@ -231,9 +230,7 @@ def submit(
         host has no such file, `laptop` on Slurm or as a process of the host.
     overrides: recipe keys such as {"rl.lr": 1e-5}, as `--set` takes them.
     command: `run` (everything the recipe describes, the default), `train`, `sft`; with the trainer of the profile. `verl`: `run`
-        with the verl trainer, whatever the profile says. `evaluate`: `rstar-lab evaluate ARGUMENTS --recipe RECIPE`, on one node
-        and without preflight.
-    arguments: further arguments of `evaluate`: models, `--problems` and others. Paths must exist where the job runs.
+        with the verl trainer, whatever the profile says.
     runs_dir: default: `storage.runs` of the profile. Every node must see it under this path.
     name: name of the run, whose folders are NAME-sft and NAME-rl. Default: the recipe's name.
     backend: local, ray, slurm, ssh or kuberay; default: that of the profile. address: URL of Ray's dashboard.
@@ -254,7 +251,7 @@ def submit(
     )
     request = Submission(
         recipe, profile, machine, overrides, run_name, job_id, command=command, runs_dir=runs_dir, address=address, host=host,
-        preflight=preflight, log=log, grid=grid, start=start, arguments=list(arguments),
+        preflight=preflight, log=log, grid=grid, start=start,
     )  # fmt: skip
     return Job(chosen.submit(request))
 

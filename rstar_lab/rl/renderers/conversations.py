@@ -97,10 +97,27 @@ def read_conversations(path: str | Path) -> Iterator[Conversation]:
         try:
             if isinstance(row, Mapping) and isinstance(row.get("tools"), str):
                 row = {**row, "tools": json.loads(row["tools"])}
-            yield Conversation.model_validate(row)
+            yield Conversation.model_validate(_exported(row) if isinstance(row, Mapping) and "traj_id" in row else row)
         except ValidationError as error:
             detail = error.errors()[0]
             field = ".".join(map(str, detail["loc"])) or "row"
             raise ProblemError(f"{path} row {number}, field {field!r}: {detail['msg']}") from None
         except json.JSONDecodeError as error:
             raise ProblemError(f"{path} row {number}, field 'tools': not JSON: {error}") from None
+
+
+def _exported(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `rstar-lab export --format sft` as a conversation: calls in their tags, provenance as the source."""
+    messages = []
+    for message in row.get("messages") or ():
+        content = chat.assistant_text(message) if message.get("tool_calls") else message.get("content")
+        if message.get("tool_calls"):
+            content = f"<reason>{content}" if str(message["content"]).startswith("<reason>") else content
+        messages.append({"role": message.get("role"), "content": content})
+    source = f"run {row.get('run_id')}"
+    return {
+        "conversation_id": str(row["traj_id"]),
+        "source": source,
+        "messages": messages,
+        "tools": row.get("tools") or (),
+    }

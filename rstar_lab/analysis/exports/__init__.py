@@ -1,0 +1,1 @@
+"""Rollouts for other programs: ATIF documents, SFT and preference data."""

@@ -1,0 +1,426 @@
+"""ATIF 1.8 (Agent Trajectory Interchange Format): one JSON document per rollout, in and out.
+
+Source: harbor-framework/harbor, rfcs/0001-trajectory-format.md. The models of the format forbid unknown fields; what they do not
+have (rewards, groups, advantages, outcomes, the raw text of a turn) is in `extra`, under `rstar_lab`.
+
+Tokens: a step of the agent has its `completion_token_ids`; the first also has the prompt. The tokens between two turns are in
+the step's `metrics.extra.observation_token_ids`, because repeating the history in each step is quadratic in the turns.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.analysis.exports.records import ARRAYS, TOKENS, Exported, Rollout, Row, read_rollouts
+from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.import_rows import write_run
+from rstar_lab.analysis.runs import Runs
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.runs.files import write_json
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.tool_calls import parse_stored_turn
+
+VERSION = "ATIF-v1.8"
+OWN = "rstar_lab"  # key of our data in `extra`
+VOCABULARY = "tokens.json"
+_NOTES = [
+    "only in extra.rstar_lab: rewards, advantages, groups, penalties, outcomes and times of calls, policy versions, stop reasons",
+    "only in metrics.extra: trainer log-probs, entropies and the tokens between turns",
+]
+
+
+def export_atif(runs: Runs, folder: str | Path, where: Where = None) -> Exported:
+    """Write rollouts as ATIF documents, one file each.
+
+    Args:
+        runs: The runs.
+        folder: New or empty folder. The vocabulary of the run goes there, too, as `tokens.json`.
+        where: Filter of rollouts, see `rstar_lab.analysis.filters.Filter`.
+
+    Returns:
+        What was written and left out. It is also in `export.json` beside the documents.
+
+    Raises:
+        UserError: The folder is not empty, or the filter selects no rollout.
+    """
+    folder = new_folder(folder)
+    exported = Exported(folder, notes=list(_NOTES))
+    agents: dict[str, Row] = {}
+    for rollout in read_rollouts(runs, where, exported):
+        run_id = str(rollout.trajectory["run_id"])
+        if run_id not in agents:
+            agents[run_id] = _agent(runs, run_id)
+        document = to_atif(rollout, agents[run_id])
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", rollout.traj_id)
+        write_json(folder / f"{exported.written:06d}-{name}.json", document)
+        exported.written += 1
+    if not exported.written:
+        raise UserError(f"export: the filter selects no rollout with a transcript: {where!r}")
+    vocabularies = {run_id: RunReader(runs.run_dir(run_id)).vocabulary() for run_id in agents}
+    if len(agents) == 1 and (vocabulary := next(iter(vocabularies.values()))) is not None:
+        write_json(folder / VOCABULARY, vocabulary)
+    write_json(folder / "export.json", exported.as_dict())
+    return exported
+
+
+def new_folder(folder: str | Path) -> Path:
+    """Create a folder for an export. Raises UserError if it is not empty."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"export: {folder} exists and is not an empty folder; choose another one")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _agent(runs: Runs, run_id: str) -> Row:
+    info = RunReader(runs.run_dir(run_id)).info
+    versions = info.get("versions") or {}
+    model = (info.get("recipe") or {}).get("model")
+    agent: Row = {"name": OWN, "version": str(versions.get(OWN) or versions.get("rstar-lab") or "unknown")}
+    return agent | ({"model_name": str(model)} if model else {})
+
+
+def to_atif(rollout: Rollout, agent: Row) -> Row:
+    """Return a rollout as an ATIF document."""
+    transcript, spans = rollout.transcript, rollout.spans()
+    steps: list[Row] = []
+    turn = -1
+    calls = {(call["turn"], call["index"]): call for call in rollout.calls}
+    for message in rollout.messages:
+        role = message["role"]
+        own = {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
+        if role == "assistant":
+            turn += 1
+            steps.append(_agent_step(message["content"], turn, own, rollout, spans))
+        elif role == "tool" and steps and steps[-1]["source"] == "agent":
+            results = steps[-1].setdefault("observation", {"results": []})["results"]
+            index = len(results)
+            known = len(steps[-1].get("tool_calls", ())) > index
+            record = {k: v for k, v in calls.get((turn, index), {}).items() if k not in _PLACE and v is not None}
+            result: Row = {"content": message["content"], "extra": {**record, OWN: own}}
+            results.append(({"source_call_id": _call_id(turn, index)} if known else {}) | result)
+        else:
+            source = role if role in ("system", "user") else "system"
+            steps.append({"source": source, "message": message["content"], "extra": {OWN: own | {"role": role}}})
+    for number, step in enumerate(steps, 1):
+        step["step_id"] = number
+    row = {name: value for name, value in rollout.trajectory.items() if value is not None}
+    extra: Row = {"trajectory": row, "question": transcript["question"], "truth": transcript["truth"]}
+    ids = transcript["response_ids"]
+    if spans and len(ids) > spans[-1][1]:
+        extra["tail"] = {"token_ids": ids[spans[-1][1] :], **_observed(transcript, spans[-1][1], len(ids))}
+    if spans is None and ids is not None:  # an empty turn, or a message without tokens
+        extra["arrays"] = {name: transcript[name] for name in TOKENS}
+    metrics: Row = {"total_steps": len(steps), "extra": {"reward": row.get("reward")}}
+    if row.get("model_tokens") is not None:
+        metrics["total_completion_tokens"] = row["model_tokens"]
+    return {
+        "schema_version": VERSION,
+        "session_id": row["run_id"],
+        "trajectory_id": row["traj_id"],
+        "agent": agent,
+        "steps": steps,
+        "final_metrics": metrics,
+        "extra": {OWN: extra},
+    }
+
+
+_PLACE = ("traj_id", "run_id", "attempt", "stage", "step", "turn", "index")
+
+
+def _call_id(turn: int, index: int) -> str:
+    return f"turn{turn}-call{index}"
+
+
+def _blank(name: str) -> float | None:
+    """Return the usual value of an array at a token that the model did not write."""
+    return 0.0 if name == "engine_log_probs" else None
+
+
+def _observed(transcript: Row, start: int, end: int) -> Row:
+    """Return the values of the arrays at tokens that the model did not write, where they are not the usual ones."""
+    found: Row = {}
+    for name in ARRAYS:
+        values = transcript[name]
+        if values is not None and any(value != _blank(name) for value in values[start:end]):
+            found[f"observation_{name}"] = values[start:end]
+    return found
+
+
+def _agent_step(text: str, turn: int, own: Row, rollout: Rollout, spans: list[tuple[int, int]] | None) -> Row:
+    parsed = parse_stored_turn(text)
+    low, high = parsed.reasoning
+    step: Row = {"source": "agent", "llm_call_count": 1, "extra": {OWN: own | {"text": text}}}
+    if reasoning := text[low:high].strip():
+        step["reasoning_content"] = reasoning
+    behind = max(parsed.reasoning_end, high)
+    pieces, position = [], behind
+    for call in parsed.calls:
+        pieces.append(text[position : call.start])
+        position = max(position, call.end)
+    step["message"] = "".join([*pieces, text[position:]]).strip()
+    if parsed.calls:
+        step["tool_calls"] = [
+            {"tool_call_id": _call_id(turn, index), "function_name": call.name or "", "arguments": call.arguments or {}}
+            | ({"extra": {"error": call.error, "raw": call.raw}} if call.error else {})
+            for index, call in enumerate(parsed.calls)
+        ]
+    if spans is not None:
+        transcript, (start, end) = rollout.transcript, spans[turn]
+        ids = transcript["response_ids"]
+        before = spans[turn - 1][1] if turn else 0
+        metrics: Row = {
+            "prompt_tokens": len(transcript["prompt_ids"] or []) + start,
+            "completion_tokens": end - start,
+            "completion_token_ids": ids[start:end],
+        }
+        if turn == 0:
+            metrics["prompt_token_ids"] = (transcript["prompt_ids"] or []) + ids[:start]
+        more: Row = {"observation_token_ids": ids[before:start], **_observed(transcript, before, start)}
+        for name in ARRAYS:
+            values = transcript[name]
+            if values is not None:
+                more[name] = values[start:end]
+        if (log_probs := more.get("engine_log_probs")) is not None and None not in log_probs:
+            metrics["logprobs"] = more.pop("engine_log_probs")
+        step["metrics"] = metrics | {"extra": more}
+    return step
+
+
+# --- import ------------------------------------------------------------------------------------------------------------
+
+
+def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: str | None = None) -> Path:
+    """Import ATIF documents (versions 1.0 to 1.8) as a run of kind `import`.
+
+    Documents that `export_atif` wrote keep tokens, masks, log-probs, messages, calls, outcomes, rewards, groups and advantages.
+    Of other documents, the tokens are kept if the prompt of each step continues the tokens before it. Copied context is
+    skipped, and continued documents are joined.
+
+    Args:
+        source: A document, or a folder that is searched for documents.
+        runs_dir: Folder of runs.
+        run_id: Id of the new run. Default: the session id of the documents, or the name of `source`.
+
+    Returns:
+        The folder of the run.
+
+    Raises:
+        UserError: A file is not an ATIF document.
+        RunStoreError: The run exists.
+    """
+    source = Path(source)
+    rollouts = [from_atif(document, place) for place, document in _documents(source)]
+    sessions = {str(rollout["session"]) for rollout in rollouts}
+    if run_id is None and len(sessions) == 1 and all(rollout["own"] for rollout in rollouts):
+        run_id = sessions.pop()
+    for rollout in rollouts:
+        if rollout["own"] and run_id != rollout["session"] and (Path(runs_dir) / str(rollout["session"])).exists():
+            rollout["traj_id"] = f"{run_id}/{rollout['traj_id']}"  # ids are unique over the runs of a folder
+    return write_run(rollouts, source, runs_dir, run_id, "atif", vocabulary=_vocabulary(source))
+
+
+def _vocabulary(source: Path) -> list[str] | None:
+    path = (source if source.is_dir() else source.parent) / VOCABULARY
+    if not path.is_file():
+        return None
+    try:
+        tokens = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    return [str(token) for token in tokens] if isinstance(tokens, list) else None
+
+
+def _documents(source: Path) -> Iterator[tuple[Path, Row]]:
+    """Yield the documents, without those that continue another one."""
+    paths = sorted(source.rglob("*.json")) if source.is_dir() else [source]
+    read: dict[Path, Row] = {}
+    for path in paths:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise UserError(f"{path} is not a JSON document: {error}") from error
+        if isinstance(document, dict) and str(document.get("schema_version", "")).startswith("ATIF-v"):
+            read[path.resolve()] = document
+        elif path == source:
+            raise UserError(f"{path} is not an ATIF document: schema_version is {_shown(document)}")
+    if not read:
+        raise UserError(f"{source} contains no ATIF documents (schema_version: ATIF-v1.x)")
+    following = {path: _following(path, document) for path, document in read.items()}
+    for path, document in read.items():
+        if path in following.values():
+            continue
+        steps, seen, current = list(document.get("steps") or []), {path}, path
+        while (target := following[current]) in read and target is not None and target not in seen:
+            steps += read[target].get("steps") or []
+            seen.add(target)
+            current = target
+        yield path, document | {"steps": steps}
+
+
+def _following(path: Path, document: Row) -> Path | None:
+    reference = document.get("continued_trajectory_ref")
+    return (path.parent / reference).resolve() if isinstance(reference, str) else None
+
+
+def _shown(document: Any) -> str:
+    return (
+        repr(document.get("schema_version"))
+        if isinstance(document, dict)
+        else f"missing in a {type(document).__name__}"
+    )
+
+
+def from_atif(document: Row, place: Path | str = "document") -> Row:
+    """Return a document as a rollout for `import_rows.write_run`."""
+    own = _dict(_dict(document.get("extra")).get(OWN))
+    messages: list[Row] = []
+    tools: dict[Any, str] = {}
+    tokens = _Tokens()
+    for number, step in enumerate(document.get("steps") or [], 1):
+        if not isinstance(step, dict) or step.get("source") not in ("system", "user", "agent"):
+            raise UserError(f"{place}: step {number} has no source (system, user or agent)")
+        if step.get("is_copied_context"):
+            continue
+        mine = _dict(_dict(step.get("extra")).get(OWN))
+        messages.append(_message(step, mine, tools))
+        if step["source"] == "agent":
+            tokens.add(_dict(step.get("metrics")))
+        for result in _dict(step.get("observation")).get("results") or []:
+            extra = _dict(result.get("extra"))
+            known = _dict(extra.get(OWN))
+            tool = (
+                known.get("tool", extra.get("tool"))
+                if known or "tool" in extra
+                else tools.get(result.get("source_call_id"))
+            )
+            message = {
+                "role": "tool",
+                "content": _text(result.get("content")),
+                "tool": tool,
+                "outcome": extra.get("outcome"),
+            }
+            messages.append(message | known | {"tool": tool, "outcome": known.get("outcome", extra.get("outcome"))})
+    final = _dict(document.get("final_metrics"))
+    question = own.get("question") or next((m["content"] for m in messages if m["role"] == "user"), None)
+    arrays = own.get("arrays") or tokens.arrays(_dict(own.get("tail")))
+    trajectory = _dict(own.get("trajectory"))
+    outcomes = [message.get("outcome") for message in messages if message["role"] == "tool"]
+    valid = {str(outcome) for outcome in Outcome}
+    return {
+        "own": trajectory,
+        "session": document.get("session_id"),
+        "stage": trajectory.get("stage"),
+        "step": trajectory.get("step") or 0,
+        "outcomes": outcomes if outcomes and set(outcomes) <= valid else None,
+        "traj_id": document.get("trajectory_id"),
+        "question": question,
+        "truth": own.get("truth"),
+        "messages": messages,
+        "call_rows": _call_rows(document),
+        "arrays": arrays,
+        "reward": _dict(final.get("extra")).get("reward"),
+    }
+
+
+def _message(step: Row, mine: Row, tools: dict[Any, str]) -> Row:
+    role = mine.get("role") or {"agent": "assistant"}.get(step["source"], step["source"])
+    text = _text(step.get("message"))
+    for call in step.get("tool_calls") or []:
+        tools[call.get("tool_call_id")] = str(call.get("function_name"))
+        if "text" not in mine:
+            arguments = {"name": call.get("function_name"), "arguments": call.get("arguments") or {}}
+            text += f"\n<tool_call>{json.dumps(arguments, ensure_ascii=False)}</tool_call>"
+    if reasoning := step.get("reasoning_content"):
+        text = f"<think>\n{_text(reasoning)}\n</think>\n\n{text}"
+    other = {name: value for name, value in mine.items() if name not in ("role", "text")}
+    return {"role": role, "content": mine.get("text", text), **other}
+
+
+def _call_rows(document: Row) -> list[Row]:
+    """Return the rows of the calls, with the columns that the document has."""
+    rows: list[Row] = []
+    turn = -1
+    for step in document.get("steps") or []:
+        if step.get("source") != "agent" or step.get("is_copied_context"):
+            continue
+        turn += 1
+        for index, result in enumerate(_dict(step.get("observation")).get("results") or []):
+            extra = _dict(result.get("extra"))
+            own = _dict(extra.get(OWN))
+            columns: Row = {
+                name: extra[name] for name in ("outcome", "code_hash", "queue_s", "run_s", "position") if name in extra
+            }
+            rows.append({"turn": turn, "index": index, "tool": extra.get("tool", own.get("tool")), **columns})
+    return rows
+
+
+class _Tokens:
+    """Joins the tokens of the steps to one sequence, as long as the history is not rewritten."""
+
+    def __init__(self) -> None:
+        self.complete, self.any = True, False
+        self.prompt: list[int] | None = None
+        self.ids: list[int] = []
+        self.mask: list[bool] = []
+        self.values: dict[str, list[Any] | None] = {name: [] for name in ARRAYS}
+
+    def add(self, metrics: Row) -> None:
+        new: list[int] | None = metrics.get("completion_token_ids")
+        history: list[int] | None = metrics.get("prompt_token_ids")
+        more = _dict(metrics.get("extra"))
+        between: list[int] = more.get("observation_token_ids") or []
+        if not self.complete or new is None or (self.prompt is None and history is None):
+            self.complete = False
+            return
+        if self.prompt is None:
+            self.prompt = (history or [])[: len(history or []) - len(between)]
+        elif history is not None:
+            known = self.prompt + self.ids
+            self.complete = history[: len(known)] == known
+            between = history[len(known) :]
+        self.any = True
+        self.ids += [*between, *new]
+        self.mask += [False] * len(between) + [True] * len(new)
+        given: Row = {"engine_log_probs": metrics.get("logprobs")} | {
+            name: more[name] for name in ARRAYS if name in more
+        }
+        for name, collected in self.values.items():
+            values = given.get(name)
+            if collected is None or values is None or len(values) != len(new):
+                self.values[name] = None
+            else:
+                collected += more.get(f"observation_{name}") or [_blank(name)] * len(between)
+                collected += values
+
+    def arrays(self, tail: Row) -> Row | None:
+        """Return the columns of the table `transcripts`; None without one sequence. tail: tokens after the last turn."""
+        if not (self.complete and self.any):
+            return None
+        ids = tail.get("token_ids") or []
+        rows: Row = {
+            "prompt_ids": self.prompt,
+            "response_ids": self.ids + ids,
+            "loss_mask": self.mask + [False] * len(ids),
+        }
+        for name, values in self.values.items():
+            more = tail.get(f"observation_{name}") or [_blank(name)] * len(ids)
+            rows[name] = None if values is None else [math.nan if x is None else x for x in values + more]
+        return rows
+
+
+def _dict(value: Any) -> Row:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message; parts without text appear as `[type]`."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(
+        str(part.get("text") or f"[{part.get('type', 'part')}]") for part in content if isinstance(part, dict)
+    )

@@ -1,0 +1,125 @@
+"""`rstar-lab export` and `rstar-lab import`: rollouts for other programs, and rollouts of other programs as a run."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rstar_lab.cli.shared import AsJson, examples, find_run
+from rstar_lab.errors import UserError
+
+app = typer.Typer()
+FORMATS = ("atif", "sft", "sft-tokens", "preference")
+SOURCES = ("atif", "inspect", "messages", "trl", "verl")
+
+
+@app.command(
+    epilog=examples(
+        "rstar-lab export tiny_fast-rl --format atif --out out/atif",
+        "rstar-lab export tiny_fast-rl --format sft --where 'reward > 0 AND errors = 0' --out out/clean.jsonl",
+    )
+)
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="atif (one document per rollout), sft (messages with tools), sft-tokens (exact tokens and labels) or "
+            "preference (pairs of one group).",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for atif; else a .jsonl or .parquet file. Default: in out/.")
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILTER",
+            help="Rollouts to export: an SQL expression over the columns, or a filter as a JSON object. Default: sft and "
+            "sft-tokens, those with a reward that were not truncated; preference, those not truncated; atif, all.",
+        ),
+    ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Problem file of an evaluation; rollouts that share 13 words in a row with it are left out.",
+        ),
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Write the rollouts of a run for other programs, with their provenance, and print what was left out.
+
+    Training data get a card beside the file. `rstar-lab sft` reads the format sft: name the file in `sft.conversations`.
+    """
+    from rstar_lab.analysis import export_atif, export_preferences, export_sft, open_runs
+
+    if format not in FORMATS:
+        raise UserError(f"--format {format}: choose from {', '.join(FORMATS)}")
+    if against and format == "atif":
+        raise UserError("--against is for training data; atif exports all rollouts that --where selects")
+    folder = find_run(run, runs_dir)
+    runs, chosen = open_runs(folder), _filter(where)
+    out = out or Path("out") / (f"{folder.name}-{format}" + ("" if format == "atif" else ".jsonl"))
+    if format == "atif":
+        exported = export_atif(runs, out, chosen)
+    elif format == "preference":
+        exported = export_preferences(runs, out, chosen, against=_questions(against))
+    else:
+        exported = export_sft(runs, out, chosen, tokens=format == "sft-tokens", against=_questions(against))
+    if as_json:
+        print(json.dumps(exported.as_dict()))
+        return
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{exported.path}: {exported.written:,} written")
+    for reason, count in exported.left_out.most_common():
+        console.print(f"left out: {count:,} ({reason})")
+    for note in exported.notes:
+        console.print(f"note: {note}")
+
+
+def _filter(text: str | None) -> Any:
+    """Return a filter given as SQL or as a JSON object. Raises UserError for broken JSON."""
+    if text is None or not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--where: not a JSON object: {error}") from error
+
+
+def _questions(files: list[Path] | None) -> dict[str, list[str]]:
+    """Return the questions of problem files, by the name of the file."""
+    from rstar_lab.rl.problems import load_problems
+
+    return {file.stem: [problem.question for problem in load_problems(file)] for file in files or ()}
+
+
+@app.command(
+    "import",
+    epilog=examples("rstar-lab import out/atif --format atif", "rstar-lab import rollouts.jsonl --format messages"),
+)
+def import_run(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="File or folder of the other program.")],
+    format: Annotated[str, typer.Option("--format", help="atif, inspect, messages, trl or verl.")] = "atif",
+    run_id: Annotated[str | None, typer.Option(help="Id of the new run. Default: from the source.")] = None,
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Import rollouts of another program as a run, for the inspector, the curves and the reports."""
+    from rstar_lab import analysis
+
+    if format not in SOURCES:
+        raise UserError(f"--format {format}: choose from {', '.join(SOURCES)}")
+    if not source.exists():
+        raise UserError(f"import: {source} does not exist")
+    folder = getattr(analysis, f"import_{format}")(source, runs_dir, run_id=run_id)
+    count = len(analysis.open_runs(folder).trajectories())
+    if as_json:
+        print(json.dumps({"run": folder.name, "path": str(folder), "rollouts": count}))
+    else:
+        Console(highlight=False, markup=False, soft_wrap=True).print(f"{folder}: {count:,} rollouts")
