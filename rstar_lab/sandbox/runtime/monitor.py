@@ -33,8 +33,6 @@ WAITING_CPU_SHARE = 0.5
 BACKGROUND_PROCESSES = 8
 # A check that comes late counts at most this many planned intervals as sleep.
 LATE_TICKS = 2
-# Threads in the control group of a program with one thread: the supervisor, the namespace's init and the program.
-OWN_TASKS = 3
 # A check measures at most this many threads of a call; if it has more, a random sample.
 MEASURED_TASKS = 64
 
@@ -160,7 +158,7 @@ class CallMonitor:
             self._crowd = True
             with contextlib.suppress(OSError):
                 group.move_supervisor_out()
-        if not self.pressure or tasks <= OWN_TASKS:
+        if not self.pressure or tasks <= group.own_processes + 1:
             return
         crowds = self.pressure.crowds
         if self._crowd:
