@@ -130,19 +130,21 @@ class RecipeForm(Form):
 def _keys(recipe: Recipe) -> Iterator[tuple[str, str, FieldInfo]]:
     """Yield (section, dotted key, field) of all keys with a value; stages by their names, other lists of sections as a whole."""
 
-    def walk(model: type[BaseModel], path: str) -> Iterator[tuple[str, str, FieldInfo]]:
+    def walk(model: type[BaseModel], path: str, section: BaseModel | None) -> Iterator[tuple[str, str, FieldInfo]]:
         for name, field in model.model_fields.items():
-            key = f"{path}.{name}" if path else name
+            key, value = f"{path}.{name}" if path else name, getattr(section, name, None)
             below = next((kind for kind in _kinds(field.annotation) if _is_section(kind)), None)
             if below is not None and key == "stages":
                 for stage in recipe.stages:
-                    yield from walk(below, f"stages.{stage.name}")
+                    yield from walk(below, f"stages.{stage.name}", stage)
             elif below is None or get_origin(field.annotation) in (tuple, dict):
                 yield path or TOP, key, field
+            elif isinstance(value, BaseModel):  # of a union, the section of the recipe
+                yield from walk(type(value), key, value)
             else:
-                yield from walk(below, key)
+                yield from walk(below, key, None)
 
-    yield from walk(Recipe, "")
+    yield from walk(Recipe, "", recipe)
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:

@@ -53,7 +53,7 @@ def unread_keys(context: CheckContext) -> str:
     if refused := unsupported_options(recipe) + ([] if has_model else unsupported_sft_options(recipe)):
         raise UserError(f"not supported under verl: {'; '.join(refused)}")
     ignored = [
-        f"{key} ({instead})"
+        f"{key.replace('rl.sync.', 'rl.schedule.')} ({instead})"
         for key, instead in LOCAL_ONLY.items()
         if attrgetter(key)(recipe) != attrgetter(key)(default)
     ]

@@ -16,6 +16,15 @@ from rstar_lab.rl.rescore import rescore
 RUN = Path(__file__).parents[2] / "golden" / "runs" / "tiny_fast-eval-rl"
 
 
+def test_the_form_has_the_keys_of_the_types_that_the_recipe_selects():
+    form = RecipeForm("release_dapo")  # prompt: {format: released}
+    assert "rl.prompt.format" in form.keys and "rl.prompt.system_prompt" not in form.keys
+    for key in form.keys:
+        form.field(key)
+    form.field("rl.method.roc.rule").value = "paper"
+    assert form.overrides == {"rl.method.roc.rule": "paper"} and form.recipe.rl.method.roc.rule == "paper"
+
+
 @pytest.mark.parametrize("name", ["tiny_fast", "evaluate", "qwen3_14b_mi300x"])
 def test_the_form_has_every_key_and_changes_nothing_by_itself(name):
     form = RecipeForm(name)
