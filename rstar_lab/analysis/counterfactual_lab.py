@@ -82,7 +82,7 @@ def counterfactual(
     """Compare the selection that a step of a run was trained on with the selections of other recipe keys.
 
     run: folder of a training run. step: one or several. rules: names of RULES, or mappings of keys of the recipe section
-    `rl` to changed values, such as {"method.clip_high": 0.4, "method.loss": "gspo"}. draws: number of
+    `rl` to changed values, such as {"method.roc.penalties": ["errors"]}. draws: number of
     draws of a random rule from which kept_share is computed; the other columns use the draw with the seed of training.
     gradients: compute losses and gradients, at the weights of the stored checkpoint that is nearest to the step (column
     weights_step).
@@ -129,6 +129,7 @@ def counterfactual(
                 trained_gradient = gradient if name == TRAINED else trained_gradient
                 line |= {"loss": gradient.loss, "gradient_norm": float(gradient.vector.norm())} | gradient.stats
                 line["weights_step"] = weights[0]
+                line["note"] = "; ".join(lab.gradient_notes(rl, named.get(name, {})))
                 if trained_gradient is not None:
                     line["gradient_cosine"] = lab.cosine(gradient.vector, trained_gradient.vector)
             else:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rstar_lab.rl.algorithm.roc import format_penalty, resample, tool_error_penalty
     from rstar_lab.rl.algorithm.streams import Streams
     from rstar_lab.rl.evaluation import evaluate
+    from rstar_lab.rl.loop import TrainingLoop
     from rstar_lab.rl.overrides import load_recipe
     from rstar_lab.rl.problems import Problem
     from rstar_lab.rl.recipe import Recipe
@@ -25,6 +26,7 @@ _HOMES = {
     "rstar_lab.rl.renderers.formats": ("render_prompt", "render_tool_results"),
     "rstar_lab.tool_calls": ("parse_tool_calls",),
     "rstar_lab.rl.evaluation": ("evaluate",),
+    "rstar_lab.rl.loop": ("TrainingLoop",),
     "rstar_lab.rl.overrides": ("load_recipe",),
     "rstar_lab.rl.problems": ("Problem",),
     "rstar_lab.rl.recipe": ("Recipe",),
@@ -40,6 +42,7 @@ __all__ = [
     "Recipe",
     "Streams",
     "Trainer",
+    "TrainingLoop",
     "Trajectory",
     "evaluate",
     "format_penalty",

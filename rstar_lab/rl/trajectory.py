@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rstar_lab.outcomes import Outcome, count_errors
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome, count_errors
 
 
 class StopReason(StrEnum):
@@ -119,6 +119,11 @@ class Trajectory:
     def usable(self) -> bool:
         """Whether the rollout may be trained on: False if its engine or environment failed, or its answer is undecided."""
         return self.stop_reason not in (StopReason.ENGINE_ERROR, StopReason.ENVIRONMENT_ERROR, StopReason.UNDECIDED)
+
+    @property
+    def infrastructure_failure(self) -> Outcome | None:
+        """The outcome of the first tool call that failed through no fault of the model; None without one."""
+        return next((call.outcome for call in self.calls if call.outcome in INFRASTRUCTURE_FAILURES), None)
 
     @property
     def errors_and_calls(self) -> tuple[int, int]:

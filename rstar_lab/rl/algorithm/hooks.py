@@ -65,7 +65,8 @@ class MethodHooks:
     Attributes:
         equal_groups: what happens to a group whose selected rewards are all equal, so that its advantages are 0. `drop`:
             it is left out. `cross_entropy`: it is kept for the cross-entropy only. `train`: it is kept in all terms.
-        excluded_metric: name of the metric that counts the rollouts that `score_rollout` left out.
+        excluded: reason of the rollouts that `score_rollout` leaves out, for the metrics.
+        masks_failures: leave out rollouts with a tool call that failed through no fault of the model.
         forward_phase: name of the metric of the seconds that `forward` takes. None: the method has no `forward`.
         reads_texts: whether a hook reads tokens or texts of the rollouts. verl's trainer process has numbers only, unless
             a method reads texts.
@@ -73,7 +74,8 @@ class MethodHooks:
     """
 
     equal_groups: Literal["drop", "cross_entropy", "train"] = "drop"
-    excluded_metric = "excluded"
+    excluded = "own"
+    masks_failures = False
     forward_phase: str | None = None
     reads_texts = False
     reads_outputs = False

@@ -1,6 +1,6 @@
 """Selection of the rollouts of a step that are trained on, and their streams. Used by the local trainer and by verl."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,9 @@ class Selection:
         streams: what each contributes to the loss.
         equal_groups: number of groups without a policy gradient, because their selected rewards are equal.
         groups: number of groups with one.
-        excluded: number of rollouts that each method left out, by the name of the metric.
+        left_out: class of every rollout of the step that the policy loss does not use, by traj_id: `roc` (the rule did not
+            select it), `equal_group`, `masked/<reason>` (left out by a method, or by a failure of the infrastructure),
+            `failed/<reason>` (not usable).
         measured: log-probs and entropies of the rollouts under the weights before the update, if a method has computed
             them: a pair of lists with an array (response length,) per rollout, NaN outside of the loss mask.
     """
@@ -31,7 +33,7 @@ class Selection:
     streams: list[Streams] = field(default_factory=list)
     equal_groups: int = 0
     groups: int = 0
-    excluded: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     measured: tuple[list[np.ndarray], list[np.ndarray]] | None = None
 
     @classmethod
@@ -47,8 +49,16 @@ class Selection:
 
     @property
     def metrics(self) -> dict[str, int]:
-        counts = {"kept": len(self.trajectories), "equal_groups": self.equal_groups}
-        return counts | {"void": 0, "control_tokens_dropped": 0} | self.excluded
+        """Return the number of rollouts of each class. The values of `class/...` add up to the rollouts of the step."""
+        classes = Counter(self.left_out.values())
+        trained = sum(t.traj_id not in self.left_out for t in self.trajectories)
+        return {
+            "kept": len(self.trajectories),
+            "equal_groups": self.equal_groups,
+            "void": classes["masked/void"],
+            "control_tokens_dropped": classes["masked/control_tokens"],
+            "class/trained": trained,
+        } | {f"class/{name}": count for name, count in sorted(classes.items())}
 
     def add(self, streams: Sequence[Streams]) -> "Selection":
         """Return the selection with further streams, one per rollout; see `Streams.plus`."""
@@ -58,12 +68,19 @@ class Selection:
 def select_rollouts(trajectories: Sequence[Trajectory], methods: Sequence[MethodHooks], seed: int) -> Selection:
     """Select and score the rollouts of a step with the hooks of the methods, in their order.
 
-    Rollouts that ended because an engine or an environment failed are left out. Selection and the test for equal rewards
-    use the unshaped reward. seed: seed of the step.
+    Rollouts that ended because an engine or an environment failed are left out, and with `masks_failures` those with a tool
+    call that failed through no fault of the model. Selection and the test for equal rewards use the unshaped reward. seed:
+    seed of the step.
     """
     generated: dict[str, list[Trajectory]] = defaultdict(list)
+    left_out: dict[str, str] = {}
+    masks_failures = any(method.masks_failures for method in methods)
     for trajectory in trajectories:
-        if trajectory.usable:
+        if not trajectory.usable:
+            left_out[trajectory.traj_id] = f"failed/{trajectory.stop_reason}"
+        elif masks_failures and trajectory.infrastructure_failure is not None:
+            left_out[trajectory.traj_id] = f"masked/{trajectory.infrastructure_failure}"
+        else:
             generated[trajectory.group_id].append(trajectory)
     for_equal = {method.equal_groups for method in methods}
     groups: list[Group] = []
@@ -73,8 +90,12 @@ def select_rollouts(trajectories: Sequence[Trajectory], methods: Sequence[Method
         chosen = group
         for method in methods:
             chosen = method.select(chosen, np.random.default_rng(derive_seed(seed, "roc", group_id)))
+        names = {t.traj_id for t in chosen}
+        left_out |= {t.traj_id: "roc" for t in group if t.traj_id not in names}
         equal = rewards_equal([t.reward for t in chosen]) and "train" not in for_equal
         equal_groups += equal
+        if equal:
+            left_out |= dict.fromkeys(names, "equal_group")
         if equal and "cross_entropy" not in for_equal:
             continue
         rewards = [t.reward + sum(method.shape_reward(t) for method in methods) for t in chosen]
@@ -92,23 +113,17 @@ def select_rollouts(trajectories: Sequence[Trajectory], methods: Sequence[Method
     # Rollouts are left out after the advantages are computed, so that the baseline is that of the whole group.
     kept: list[Trajectory] = []
     kept_streams: list[Streams] = []
-    names = [
-        method.excluded_metric for method in methods if type(method).score_rollout is not MethodHooks.score_rollout
-    ]
-    excluded = dict.fromkeys(names, 0)
     for chosen_group, scores in zip(groups, streams, strict=True):
         for rollout, score in zip(chosen_group.rollouts, scores, strict=True):
             left: Streams | None = score
             for method in methods:
-                if left is not None:
-                    left = method.score_rollout(rollout, left)
-                    if left is None:
-                        excluded[method.excluded_metric] = excluded.get(method.excluded_metric, 0) + 1
+                if left is not None and (left := method.score_rollout(rollout, left)) is None:
+                    left_out[rollout.traj_id] = f"masked/{method.excluded}"
             if left is not None:
                 kept.append(rollout)
                 kept_streams.append(left)
     trained_groups = {t.group_id for t, own in zip(kept, kept_streams, strict=True) if np.any(own.loss_weight_T != 0.0)}
-    return Selection(kept, kept_streams, equal_groups, len(trained_groups), excluded)
+    return Selection(kept, kept_streams, equal_groups, len(trained_groups), left_out)
 
 
 def solved_groups(trajectories: Sequence[Trajectory]) -> float | None:

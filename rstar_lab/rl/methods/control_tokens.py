@@ -22,7 +22,7 @@ class ControlTokens(Section):
 class ControlTokensHooks(MethodHooks):
     """Leaves out rollouts in which the model wrote a misplaced control token."""
 
-    excluded_metric = "control_tokens_dropped"
+    excluded = "control_tokens"
 
     def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
         return None if any(turn.control_token for turn in rollout.turns) else streams

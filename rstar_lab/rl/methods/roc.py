@@ -68,6 +68,7 @@ class RocHooks(MethodHooks):
     min_positive: int = 0
     min_negative: int = 0
     environment_penalties: Mapping[str, tuple[Penalty | OwnPenalty, ...]] = field(default_factory=dict)
+    masks_failures: bool = False
 
     @property
     def reads_texts(self) -> bool:  # type: ignore[override]

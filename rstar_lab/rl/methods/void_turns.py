@@ -18,7 +18,7 @@ class VoidTurns(Section):
 class VoidTurnsHooks(MethodHooks):
     """Leaves out rollouts with a void turn."""
 
-    excluded_metric = "void"
+    excluded = "void"
 
     def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
         return None if any(turn.void for turn in rollout.turns) else streams

@@ -31,6 +31,7 @@ def roc_hooks(rl: "RlSection") -> RocHooks:
         penalties=_penalties(roc.penalties),
         min_positive=roc.min_positive,
         min_negative=roc.min_negative,
+        masks_failures=rl.on_infrastructure_failure != "keep",
         environment_penalties={
             entry.name: _penalties(entry.roc_penalties) for entry in rl.environments if entry.roc_penalties is not None
         },

@@ -97,6 +97,11 @@ class RlSection(Section):
     """Recompute activations in the backward pass: less memory, about a third more computation."""
     fp32_head: bool = False
     """Compute the LM head in fp32 when the rest is bf16 (arXiv 2510.13786)."""
+    on_infrastructure_failure: Literal["retry", "mask", "keep"] = "retry"
+    """What happens to a rollout in which a tool call failed through no fault of the model (`sandbox_error`, `queue_timeout`).
+    `retry`: it is generated once more; if it fails again, as with `mask`. `mask`: it is in neither the loss nor the statistics
+    of its group. `keep`: it is trained on, and the failed call counts in no penalty. With `retry`, rollouts that a failure of an
+    engine or an environment ended are generated once more too, and the run pauses while half of the rollouts fail."""
     retire_from: float | None = Field(None, gt=0, le=1)
     """Do not draw a problem again after a step with at least this pass rate (arXiv 2510.13786). Default: off."""
 

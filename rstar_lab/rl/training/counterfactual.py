@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
-from rstar_lab.rl.methods import Otb
+from rstar_lab.rl.methods import Echo, Opd, Otb, Sdpo
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import RlSection
@@ -107,6 +107,27 @@ def open_model(folder: Path) -> "PreTrainedModel":
 def missing_tokens(selection: Selection) -> int:
     """Return the number of selected rollouts without stored token arrays."""
     return sum(not has_tokens(t) for t in selection.trajectories)
+
+
+NO_EFFECT = ("method.clip_low", "method.clip_high", "method.loss")  # while the ratio is 1
+
+
+def gradient_notes(rl: RlSection, changes: Mapping[str, Any]) -> list[str]:
+    """Return what the gradient of `batch_gradient` leaves out, and which changed keys cannot change it."""
+    notes = []
+    if rl.method.kl_coefficient:
+        notes.append("without the KL to the reference model, which is not stored")
+    notes += [
+        f"without {name}, whose log-probs are not stored"
+        for name, method in (("opd", Opd), ("sdpo", Sdpo))
+        if rl.method.added(method)
+    ]
+    if rl.method.added(Echo):
+        notes.append("without the cross-entropy of echo: which tokens are outputs is not stored")
+    unused = [key for key in changes if key in NO_EFFECT]
+    if unused and rl.old_log_probs == "trainer":
+        notes.append(f"{', '.join(unused)}: no effect on this gradient, because the ratio is 1 before the first update")
+    return notes
 
 
 def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection, seed: int) -> Gradient:

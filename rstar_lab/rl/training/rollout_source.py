@@ -15,6 +15,7 @@ from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.plan import draw_problems, parse_group_name, rollout_task
+from rstar_lab.rl.rollout.retry import retry_failed
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.group_stream import GroupStream
@@ -52,6 +53,7 @@ class RolloutSource:
         # Versions of the trainer's weights, in order, since the start or the resume. A step without an update adds
         # none.
         self.versions = [0]
+        self.retried = 0  # further attempts at failed rollouts since the last step
         self.stream: GroupStream | None = None  # stream of the current stage; None in mode sync
 
     async def next_step(self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int) -> StepRollouts:
@@ -59,7 +61,7 @@ class RolloutSource:
         if self.stream is None:
             self._start_step_clock(rl)
             trajectories, selection, groups = await self.collect(stage, rl, pool, step, seed)
-            return StepRollouts(trajectories, selection, {"groups": groups})
+            return StepRollouts(trajectories, selection, {"groups": groups} | self._retried())
         batch = await self.stream.take()
         if rl.schedule.type == "one_step_off":
             # No request is in flight now. The next batch starts with the weights before this update.
@@ -72,7 +74,11 @@ class RolloutSource:
                 selection, lambda v: self.staleness(v) > rl.asynchronous.max_staleness
             )
         dropped = [trajectory for group in old for trajectory in group]
-        return StepRollouts(batch.trajectories, selection, metrics, dropped)
+        return StepRollouts(batch.trajectories, selection, metrics | self._retried(), dropped)
+
+    def _retried(self) -> dict[str, int]:
+        retried, self.retried = self.retried, 0
+        return {"retried": retried}
 
     async def collect(
         self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int
@@ -108,21 +114,41 @@ class RolloutSource:
             for task in self.group_tasks(problem, rl, step, number)
         ]
         tasks, self.carried = self.carried + new_tasks, []
-        trajectories = await run_rollouts(
-            tasks,
-            self.context(rl),
-            slots=self.engines.slots(tasks, rl.rollout_mode, rl.limits.max_response_tokens),
-            step_ended=self.step_ended if rl.sync.step_time_s is not None else None,
-            carry_over=rl.sync.carry_over,
-            branching=rl.branching,
-        )
+        context = self.context(rl)
+
+        async def run(tasks: Sequence[RolloutTask], branching: float | None = None) -> list[Trajectory]:
+            return await run_rollouts(
+                tasks,
+                context,
+                slots=self.engines.slots(tasks, rl.rollout_mode, rl.limits.max_response_tokens),
+                step_ended=self.step_ended if rl.sync.step_time_s is not None else None,
+                carry_over=rl.sync.carry_over,
+                branching=branching,
+            )
+
+        trajectories = await self.retry(tasks, await run(tasks, rl.branching), run, rl)
         unfinished = {t.group_id for t in trajectories if t.stop_reason is StopReason.UNFINISHED}
         self.carried = [
             replace(task, partial=t) for task, t in zip(tasks, trajectories, strict=True) if t.group_id in unfinished
         ]
         self.state.carried = list(dict.fromkeys((task.group_id, task.problem.problem_id) for task in self.carried))
         complete = [t for t in trajectories if t.group_id not in unfinished]
-        return await score_groups(complete, tasks, self.context(rl))
+        return await score_groups(complete, tasks, context)
+
+    async def retry(
+        self,
+        tasks: Sequence[RolloutTask],
+        rollouts: list[Trajectory],
+        run: Callable[[Sequence[RolloutTask]], Awaitable[list[Trajectory]]],
+        rl: RlSection,
+    ) -> list[Trajectory]:
+        """Return the rollouts with further attempts at those that failed through no fault of the model, if the recipe allows
+        it. run: generates rollouts."""
+        if rl.on_infrastructure_failure != "retry":
+            return rollouts
+        rollouts, attempts = await retry_failed(tasks, rollouts, run)
+        self.retried += attempts
+        return rollouts
 
     def draw(self, stage: str, count: int, pool: Sequence[Problem]) -> list[Problem]:
         """Return the next problems of the stage and advance its position."""
@@ -171,9 +197,11 @@ class RolloutSource:
             return self.group_tasks(problem, rl, step, numbers[step] - 1)
 
         async def run_group(tasks: list[RolloutTask]) -> list[Trajectory]:
-            rollouts = await run_rollouts(
-                tasks, context, slots=lambda _, task: slot(next(indices), task), branching=rl.branching
-            )
+            async def run(tasks: Sequence[RolloutTask], branching: float | None = None) -> list[Trajectory]:
+                slots = lambda _, task: slot(next(indices), task)  # noqa: E731
+                return await run_rollouts(tasks, context, slots=slots, branching=branching)
+
+            rollouts = await self.retry(tasks, await run(tasks, rl.branching), run, rl)
             return await score_groups(rollouts, tasks, context)
 
         self.stream = stream = GroupStream(

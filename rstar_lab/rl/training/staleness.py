@@ -39,6 +39,7 @@ def trim(selection: Selection, is_stale: Callable[[int], bool]) -> tuple[Selecti
     """
     kept: list[Trajectory] = []
     kept_streams: list[Streams] = []
+    left_out = dict(selection.left_out)
     before = after = 0
     for trajectory, streams in zip(selection.trajectories, selection.streams, strict=True):
         fresh_T = np.array([not is_stale(version) for version in trajectory.token_versions], dtype=np.float32)
@@ -48,8 +49,10 @@ def trim(selection: Selection, is_stale: Callable[[int], bool]) -> tuple[Selecti
         if remaining:
             kept.append(trajectory)
             kept_streams.append(trimmed)
+        else:
+            left_out.setdefault(trajectory.traj_id, "masked/stale")
     share = 1 - after / before if before else None
-    return replace(selection, trajectories=kept, streams=kept_streams), share
+    return replace(selection, trajectories=kept, streams=kept_streams, left_out=left_out), share
 
 
 def staleness_metrics(

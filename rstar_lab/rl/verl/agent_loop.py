@@ -15,8 +15,9 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import UserReward, make_reward, warm_up
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.plan import rollout_task
+from rstar_lab.rl.rollout.retry import failure, retry_task
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.session import needs_sandbox, tool_maker
 from rstar_lab.rl.tools.base import Tool
@@ -114,25 +115,32 @@ class RstarAgentLoop(AgentLoopBase):
             with PENDING.of(task.traj_id, "reward"):
                 return function(*values, **named)
 
-        engine = ScheduledEngine(self.server_manager, task.traj_id, task.problem.problem_id)
         own = replace(own, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched)
         siblings = worker.group_scores.join(task, context, group_size)
+
+        async def attempt(task: RolloutTask) -> tuple[Trajectory, list[int]]:
+            engine = ScheduledEngine(self.server_manager, task.traj_id, task.problem.problem_id)
+            try:
+                context = replace(own, others={problem.environment: own})
+                return await run_rollout(task, engine, context, on_turn=engine.on_turn), engine.versions
+            finally:
+                engine.leave()
+
         try:
-            context = replace(own, others={problem.environment: own})
-            trajectory = await run_rollout(task, engine, context, on_turn=engine.on_turn)
+            trajectory, versions = await attempt(task)
+            if not run and worker.settings.rl.on_infrastructure_failure == "retry" and failure(trajectory):
+                trajectory, versions = await attempt(retry_task(task, 1))
         except BaseException:
             if siblings is not None:
                 await siblings.leave()
             raise
-        finally:
-            engine.leave()
         if siblings is not None:
             trajectory = await siblings.scored(task, trajectory)
         rollout: Trajectory | RolloutNumbers = trajectory
         if not run:
             rollout, transcript = split(trajectory, with_texts=worker.settings.reads_texts)
             await worker.transcripts.add.remote(trajectory.traj_id, transcript)
-        return as_output(trajectory, rollout, engine.versions, end_id=worker.context.codec.end_id)
+        return as_output(trajectory, rollout, versions, end_id=worker.context.codec.end_id)
 
 
 def as_output(

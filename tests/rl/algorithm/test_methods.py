@@ -13,12 +13,14 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
+from rstar_lab.rl.methods.control_tokens import ControlTokensHooks
 from rstar_lab.rl.methods.echo import EchoHooks
 from rstar_lab.rl.methods.grpo import GrpoHooks
 from rstar_lab.rl.methods.maxrl import MaxrlHooks
 from rstar_lab.rl.methods.overlong_buffer import OverlongBufferHooks
 from rstar_lab.rl.methods.own import own_hooks
 from rstar_lab.rl.methods.roc import RocHooks
+from rstar_lab.rl.methods.void_turns import VoidTurnsHooks
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import mean_over
@@ -158,6 +160,34 @@ def test_teachers_that_the_loss_cannot_use_are_refused(keys, message):
         RlSection(**keys)
 
 
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("methods", [(), (VoidTurnsHooks(), ControlTokensHooks(), EchoHooks(0.1))])
+def test_every_rollout_is_in_exactly_one_class(masks, methods):
+    """The classes add up to the rollouts of the step. A masked rollout is not in the statistics of its group."""
+    rng = np.random.default_rng(0)
+    rollouts = []
+    for number in range(40):
+        for t in group(rng.integers(0, 2, 8) if number % 4 else [1] * 8, f"g{number}-"):
+            turn = Turn(0, 3, "", 0, 0, 0, void=bool(rng.random() < 0.1), control_token=bool(rng.random() < 0.1))
+            outcome = rng.choice([Outcome.OK, Outcome.EXCEPTION, Outcome.SANDBOX_ERROR, Outcome.QUEUE_TIMEOUT])
+            calls = (ToolCallRecord(0, 0, "python", "", outcome, "", 0, 0, 0),)
+            stop = rng.choice([StopReason.ANSWERED, StopReason.ANSWERED, StopReason.ENGINE_ERROR])
+            rollouts.append(replace(t, turns=(turn,), calls=calls, stop_reason=stop))
+    selection = select_rollouts(rollouts, (RocHooks(keep=4, masks_failures=masks), GrpoHooks(), *methods), 0)
+    classes = {name: count for name, count in selection.metrics.items() if name.startswith("class/")}
+    assert sum(classes.values()) == len(rollouts)
+    assert {"class/trained", "class/roc", "class/equal_group", "class/failed/engine_error"} <= classes.keys()
+    assert ("class/masked/sandbox_error" in classes) == ("class/masked/queue_timeout" in classes) == masks
+    assert ("class/masked/void" in classes) == ("class/masked/control_tokens" in classes) == bool(methods)
+    trained = [t for t in selection.trajectories if t.traj_id not in selection.left_out]
+    assert len(trained) == classes["class/trained"]
+    if masks:
+        assert not any(t.infrastructure_failure for t in selection.trajectories)
+        usable = [t for t in rollouts if t.usable and not t.infrastructure_failure]
+        alone = select_rollouts(usable, (RocHooks(keep=4), GrpoHooks(), *methods), 0)
+        assert alone.trajectories == selection.trajectories and alone.advantages == selection.advantages
+
+
 # Methods of the user
 
 SOURCE = """
@@ -216,7 +246,7 @@ def test_a_class_of_the_user_has_all_hooks(module):
     assert [t.sample for t in kept.trajectories] == [0, 1]
     assert kept.streams[0].advantage_T.tolist() == [1, 1, 1, 0, -1, -1, -1, -1]
     assert kept.streams[1].advantage_T == 0.5 and kept.streams[1].ce_weight_T == 0.5
-    assert kept.metrics["excluded"] == 1 and own.metrics(rollouts) == {"metrics/seen": 4.0}
+    assert kept.metrics["class/masked/own"] == 1 and own.metrics(rollouts) == {"metrics/seen": 4.0}
 
 
 def test_advantages_of_the_user_may_be_per_token(module):

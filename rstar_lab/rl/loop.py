@@ -1,0 +1,252 @@
+"""A training loop of your own: engines, sandbox, policy and run store behind blocking calls, for a notebook or a script.
+
+with TrainingLoop("tiny_fast", "runs/tiny_fast-sft/sft/model", name="mine") as loop:
+    for batch in batches:
+        rollouts = loop.sample(batch, n=16)
+        kept = loop.resample(rollouts)
+        print(loop.update(kept, group_advantages([t.reward for t in kept], [t.group_id for t in kept])))
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, TimeoutError
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from rstar_lab.errors import UserError
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.evaluation import local_rollouts, store_evaluation
+from rstar_lab.rl.methods.own import as_streams
+from rstar_lab.rl.models.attention import attention_implementation
+from rstar_lab.rl.models.lora import attach_lora
+from rstar_lab.rl.models.model import load_model, load_tokenizer, save_model
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.recipe.hooks import roc_hooks
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext
+from rstar_lab.rl.rollout.groups import score_groups
+from rstar_lab.rl.rollout.metrics import rollout_metrics
+from rstar_lab.rl.rollout.plan import rollout_task
+from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
+from rstar_lab.rl.rollout.run import run_rollouts
+from rstar_lab.rl.seeds import derive_seed, step_seed
+from rstar_lab.rl.session import RunSession, device, open_run, vocabulary
+from rstar_lab.rl.training.update import Learner
+from rstar_lab.rl.trajectory import Trajectory
+
+
+class TrainingLoop:
+    """The parts of a training run, used one call at a time. Every call blocks, shows its progress, and can be interrupted.
+
+    Attributes:
+        recipe: the recipe; its `rl` section has the defaults of all calls.
+        step: number of updates so far.
+        run_dir: folder of the run, which the inspector can follow while the loop runs.
+        held_out: problems of the recipe's evaluation sets, by the name of the set.
+    """
+
+    def __init__(
+        self,
+        recipe: str | Path | Recipe,
+        model: str | Path,
+        *,
+        name: str | None = None,
+        runs_dir: str | Path = "runs",
+        overrides: dict[str, Any] | None = None,
+        stage: int = 0,
+        reporter: Reporter | None = None,
+    ):
+        """Args:
+            recipe: name or file of a recipe, or a recipe.
+            model: folder or name of the model to start with.
+            name: the run is called `<name>-loop`. Default: the name of the recipe.
+            runs_dir: folder of the runs.
+            overrides: recipe values by dotted key, such as `{"rl.lr": 1e-4}`.
+            stage: stage of the recipe whose settings are used, from 0.
+            reporter: shows the progress. Default: on the standard output.
+        """  # fmt: skip
+        if not isinstance(recipe, Recipe):
+            recipe = load_recipe(recipe, overrides)
+        changes = {"runs": Path(runs_dir)} | ({"name": name} if name else {})
+        self.recipe = recipe.model_copy(update=changes)
+        self.rl = self.recipe.settings(self.recipe.stages[stage]) if self.recipe.stages else self.recipe.rl
+        self.model_dir, self.step = Path(model), 0
+        self._reporter = reporter or Reporter()
+        self._sampled: list[Trajectory] = []
+        self._groups = 0  # groups sampled since the last update
+        self._loop = asyncio.new_event_loop()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._loop.run_forever, name="rstar_lab loop", daemon=True).start()
+        try:
+            self._call(self._open())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop engines and sandbox and close the run. Called at the end of a `with` block."""
+        if stack := self.__dict__.pop("_stack", None):
+            self._call(stack.aclose())
+        if self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the thread of the loop and wait for it. Ctrl-C cancels it."""
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        while True:
+            try:
+                return future.result(timeout=0.2)
+            except TimeoutError:
+                if future.done():  # the coroutine itself raised a TimeoutError
+                    return future.result()
+            except KeyboardInterrupt:
+                future.cancel()
+                raise
+
+    async def _open(self) -> None:
+        recipe, self._stack = self.recipe, AsyncExitStack()
+        self._session = session = await self._stack.enter_async_context(RunSession.open(recipe, self._reporter))
+        bf16 = self.rl.precision != "fp32"
+        model = load_model(
+            self.model_dir, torch.float32, attn_implementation=attention_implementation(device(), bf16=bf16)
+        )
+        if recipe.rl.lora is not None:
+            attach_lora(model, recipe.rl.lora, recipe.seed)
+        self.learner = Learner(model.to(device()))  # type: ignore[arg-type]
+        self.learner.begin_stage(self.rl, reset=False, reference=None)
+        self.tokenizer, self.held_out = load_tokenizer(self.model_dir), session.held_out
+        self._engines, self._tools = await session.engines(self.model_dir), await session.tools()
+        codec = Codec(self.tokenizer, self._tools, recipe.rl.prompt_style)
+        environments = await session.environments()
+        training = RolloutContext.for_training(codec, self._tools, session.reward, self.rl)
+        evaluation = RolloutContext.for_evaluation(codec, self._tools, session.reward, recipe)
+        self._training = training.with_environments(environments)
+        self._evaluation = evaluation.with_environments(environments)
+        self._writer = self._stack.enter_context(open_run(session, "loop", "train", ()))
+        if self._writer.last_step:
+            # A loop has no position in the data from which it could continue.
+            raise UserError(
+                f"run {self._writer.run_dir} has {self._writer.last_step} steps already: choose another name"
+            )
+        self._writer.write_vocabulary(vocabulary(self.tokenizer))
+        self.run_dir = self._writer.run_dir
+        await self._engines.load(self.learner.model, 0)
+
+    def sample(self, problems: Sequence[Problem], n: int) -> list[Trajectory]:
+        """Generate n rollouts of each problem with the current weights. Their rewards are those of `rl.reward`.
+
+        Returns:
+            The rollouts, group by group. `trajectory.group_id` is new for every problem and call.
+        """
+        return self._call(self._sample(problems, n))
+
+    async def _sample(self, problems: Sequence[Problem], n: int) -> list[Trajectory]:
+        tasks = [
+            rollout_task(
+                problem, run=self.run_dir.name, seed=self.recipe.seed, step=self.step + 1, group=number, sample=sample
+            )
+            for number, problem in enumerate(problems, start=self._groups)
+            for sample in range(n)
+        ]
+        self._groups += len(problems)
+        with self._reporter.work("sample", len(tasks)) as work:
+            slots = self._engines.slots(tasks, self.rl.rollout_mode, self.rl.limits.max_response_tokens)
+            rollouts = await run_rollouts(tasks, self._training, slots=slots, branching=self.rl.branching)
+            rollouts = await score_groups(rollouts, tasks, self._training)
+            work.update(len(tasks), f"reward {np.mean([t.reward for t in rollouts]):.2f}")
+        self._sampled += rollouts
+        return rollouts
+
+    def score(self, rollouts: Sequence[Trajectory], reward: Callable[[Trajectory], float]) -> list[Trajectory]:
+        """Return the rollouts with the rewards of your own function of a trajectory, also in the run store."""
+        scored = {t.traj_id: replace(t, reward=float(reward(t))) for t in rollouts}
+        self._sampled = [scored.get(t.traj_id, t) for t in self._sampled]
+        return [scored[t.traj_id] for t in rollouts]
+
+    def resample(self, rollouts: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the rollouts that the rule of the recipe keeps of each group (RoC), without those that failed through no
+        fault of the model. Groups with equal rewards stay; their group advantages are 0."""
+        roc, groups = roc_hooks(self.rl), dict[str, list[Trajectory]]()
+        for t in rollouts:
+            if t.usable:
+                groups.setdefault(t.group_id, []).append(t)
+        seed = step_seed(self.recipe.seed, self.step + 1)
+        return [
+            t
+            for name, group in groups.items()
+            for t in roc.select(group, np.random.default_rng(derive_seed(seed, "roc", name)))
+        ]
+
+    def update(self, rollouts: Sequence[Trajectory], advantages: Sequence[Any]) -> dict[str, Any]:
+        """Update the policy, send its weights to the engines, and store the step with all rollouts sampled for it.
+
+        The settings are those of `loop.rl`; assign a changed section to it, for example for another learning rate.
+
+        Args:
+            rollouts: those to train on.
+            advantages: one per rollout: a number, one number per turn, one per token of the response, or `Streams`.
+
+        Returns:
+            The metrics of the step, as in metrics.jsonl.
+        """
+        streams = as_streams(advantages, rollouts, "advantages")
+        return self._call(self._update(Selection([*rollouts], streams)))
+
+    async def _update(self, selection: Selection) -> dict[str, Any]:
+        rl, seed = self.rl, step_seed(self.recipe.seed, self.step + 1)
+        result = await asyncio.to_thread(self.learner.update, selection, rl, lr_scale=1.0, seed=seed)
+        result.check_mismatch(selection, self.recipe.engine.resolved_mismatch_limit)
+        self.step += 1
+        await self._engines.load(self.learner.model, self.step)
+        columns = (selection.trajectories, selection.advantages, result.log_probs, result.entropies)
+        labels = {t.traj_id: TrainingLabels(True, *values) for t, *values in zip(*columns, strict=True)}
+        metrics = rollout_metrics(self._sampled, rl.metrics) | {"kept": len(selection.trajectories)} | result.metrics
+        rows = step_rows(self._sampled, labels, rl.token_arrays)
+        self._writer.write_step("loop", self.step, **rows, metrics=metrics)
+        self._sampled, self._groups = [], 0
+        reward, loss = metrics["reward"] or 0.0, metrics.get("loss", 0.0)
+        self._reporter.print_line(f"step {self.step}: reward {reward:.2f}, loss {loss:.3f}")
+        return {"step": self.step} | metrics
+
+    def evaluate(self, problems: Sequence[Problem], samples: int = 1) -> dict[str, Any]:
+        """Return pass@1 of the current weights and its 95% interval ([mean, low, high] under `pass1`), and other results. The
+        rollouts are stored as a run of their own."""
+        return self._call(self._evaluate(problems, samples))
+
+    async def _evaluate(self, problems: Sequence[Problem], samples: int) -> dict[str, Any]:
+        suffix, parent = f"loop-eval-{self.step:06d}", {"run": self.run_dir.name, "step": self.step}
+        length = self._engines.context or self._session.max_sequence_tokens(self.model_dir)
+        mode = self.rl.rollout_mode
+        generate = local_rollouts(problems, self._evaluation, engines=self._engines, mode=mode, context_length=length)
+        with (
+            open_run(self._session, suffix, "evaluate", (), parent=parent) as writer,
+            self._reporter.work("evaluate", len(problems)) as work,
+        ):
+            writer.cut(0)
+            result = await store_evaluation(
+                problems, generate, samples=samples, writer=writer, seed=self.recipe.seed,
+                progress=lambda done, total: work.update(done, "problems", every_s=5),
+            )  # fmt: skip
+        # Clears the prefix cache, so that the next rollouts do not depend on the evaluation.
+        await self._engines.load(self.learner.model, self.step)
+        return result
+
+    def save(self, folder: str | Path) -> Path:
+        """Write model and tokenizer to a folder that transformers and vLLM can load."""
+        prompt_format = self.recipe.rl.prompt_style.prompt_format
+        save_model(folder, self.learner.model, self.tokenizer, prompt_format=prompt_format)
+        return Path(folder)

@@ -1,0 +1,85 @@
+"""Second attempts at rollouts that failed through no fault of the model."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+from helpers.scripted_training import problem, train
+from helpers.trajectories import trajectory
+
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.rollout.context import RolloutTask
+from rstar_lab.rl.rollout.retry import failure, retry_failed, retry_task
+from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
+from rstar_lab.runs.reader import RunReader
+
+PROBLEM = Problem(problem_id="p", question="q", answer="1")
+
+
+def rollout(i, outcome=Outcome.OK, stop=StopReason.ANSWERED):
+    calls = (ToolCallRecord(0, 0, "python", "", outcome, "", 0, 0, 0),)
+    return replace(trajectory(i, 3, 4), traj_id=f"t{i}", calls=calls, stop_reason=stop)
+
+
+def tasks(count):
+    return [RolloutTask(PROBLEM, f"t{i}", "g", i, seed=i) for i in range(count)]
+
+
+def test_failures_of_the_model_are_not_failures_of_the_infrastructure():
+    assert failure(rollout(0)) is None and failure(rollout(0, Outcome.TIMEOUT)) is None
+    assert failure(rollout(0, Outcome.SANDBOX_ERROR)) == "sandbox_error"
+    assert failure(rollout(0, stop=StopReason.ENGINE_ERROR)) == "engine_error"
+    task = tasks(1)[0]
+    assert retry_task(task, 1).seed != task.seed != retry_task(task, 2).seed
+    assert retry_task(task, 1).traj_id == task.traj_id
+
+
+async def test_only_failed_rollouts_are_generated_once_more():
+    first = [
+        rollout(0),
+        rollout(1, Outcome.SANDBOX_ERROR),
+        rollout(2, stop=StopReason.ENGINE_ERROR),
+        rollout(3),
+        rollout(4),
+    ]
+    seen = []
+
+    async def run(again):
+        seen.append([task.traj_id for task in again])
+        return [rollout(1), rollout(2, Outcome.QUEUE_TIMEOUT)]
+
+    found, attempts = await retry_failed(tasks(5), first, run)
+    assert seen == [["t1", "t2"]] and attempts == 2
+    assert [failure(t) for t in found] == [None, None, "queue_timeout", None, None]
+    unfinished = [replace(first[2], stop_reason=StopReason.UNFINISHED)]
+    assert await retry_failed(tasks(1), unfinished, run) == (unfinished, 0)
+
+
+async def test_a_run_pauses_while_most_rollouts_fail_and_goes_on_by_itself(caplog):
+    pauses = []
+
+    async def run(again):
+        down = len(pauses) < 3
+        return [rollout(task.sample, Outcome.SANDBOX_ERROR if down else Outcome.OK) for task in again]
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    with caplog.at_level(logging.WARNING):
+        found, attempts = await retry_failed(
+            tasks(4), [rollout(i, Outcome.SANDBOX_ERROR) for i in range(4)], run, sleep=sleep
+        )
+    assert pauses == [5.0, 10.0, 20.0] and attempts == 16
+    assert not any(map(failure, found))
+    assert "4 of 4 rollouts failed through no fault of the model (4 sandbox_error)" in caplog.text
+
+
+@pytest.mark.slow
+async def test_the_classes_of_a_run_add_up_to_its_rollouts(tmp_path):
+    problems = {"one": [problem("a", 0.5), problem("b", 1.0), problem("c", 0.5)]}
+    _, run = await train(tmp_path, [{"name": "one", "steps": 3}], problems, method={"roc": {"oversample": 2}})
+    for line in RunReader(run).metrics():
+        classes = {name: value for name, value in line.items() if name.startswith("class/")}
+        assert sum(classes.values()) == line["rollouts"] > 0 and line["retried"] == 0
+        assert classes["class/trained"] == line["kept"]
