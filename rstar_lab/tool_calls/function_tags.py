@@ -13,7 +13,10 @@ from rstar_lab.tool_calls.call import Schemas, ToolCall
 from rstar_lab.tool_calls.values import read_value
 
 _OPEN, _CLOSE, _END = "<tool_call>", "</tool_call>", "</function>"
-_BARE = re.compile(r"^[ \t]*(?=<function=[^>\n]+>\s*(?:<parameter=|</function>))|<tool_call>", re.MULTILINE)
+_BARE = re.compile(
+    r"^[ \t]*(?=<function=[^>\n]+>\s*(?:<parameter=|</function>))|(?=<function=[^>\n]+>\s*<parameter=)|<tool_call>",
+    re.MULTILINE,
+)
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(\n?)")
 _TOKEN = re.compile(
@@ -29,16 +32,21 @@ _NOT_CLOSED = "The tool call has no closing </parameter>, </function> or </tool_
 def parse_function_tags(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
     """Return all calls of a turn from `start`, in order. A call that cannot be parsed is returned with its error.
 
-    A call without the opening `<tool_call>` counts if its `<function=NAME>` begins a line. Several functions in one
-    `<tool_call>` are several calls. A value without `</parameter>` ends at the line of the next parameter that the tool
-    has, or at the end of the function; a program (`code`) has to be closed before the next parameter, because half a
-    program must not run. Values of other types than string are read by the schema (`values.read_value`).
+    A call without the opening `<tool_call>` counts if its `<function=NAME>` begins a line, or if it is well formed. Several
+    functions in one `<tool_call>` are several calls. A value without `</parameter>` ends at the line of the next parameter
+    that the tool has, or at the end of the function; a program (`code`) has to be closed before the next parameter, because
+    half a program must not run. Values of other types than string are read by the schema (`values.read_value`).
     """
     calls: list[ToolCall] = []
     position = start
     while match := _BARE.search(text, position):
         tagged = match[0] == _OPEN
-        found, position = _block(text, match.start() if tagged else match.end(), tagged, schemas)
+        begin = match.start() if tagged else match.end()
+        found, position = _block(text, begin, tagged, schemas)
+        in_line = not tagged and text[text.rfind("\n", 0, begin) + 1 : begin].strip()
+        if in_line and found[0].error:  # prose that quotes the tags
+            position = begin + len("<function=")
+            continue
         calls += found
     return calls
 

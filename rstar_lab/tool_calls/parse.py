@@ -108,7 +108,10 @@ def parse_turn(text: str, syntax: Syntax = "hermes", tools: Tools | None = None)
     if closing is None:
         return ParsedTurn(text, syntax, without_prose(found, text), [], _open_reasoning(text, opening, found), 0)
     begin = opening.start() if opening else 0
-    calls = [call for call in found if call.end <= begin] + parse(text, schemas, closing.end())
+    if syntax != "json" and all(call.start >= closing.end() for call in found):
+        calls = found  # nothing in the reasoning looks like a call, so parsing behind it gives the same
+    else:
+        calls = [call for call in found if call.end <= begin] + parse(text, schemas, closing.end())
     drafts = [call for call in found if begin <= call.start and call.end <= closing.start()]
     reasoning = (opening.end() if opening else 0, closing.start())
     return ParsedTurn(text, syntax, without_prose(calls, text), drafts, reasoning, closing.end())

@@ -138,6 +138,8 @@ X = ("f", {"code": "x"})
         ("<function=f>\n<parameter=code>\nx\n</parameter>\n</function>", [X]),
         ("<function=f>\n<parameter=code>\nx\n</parameter>\n</function>\n</tool_call>\n" + tags(code="x"), [X, X]),
         ("Write <function=f> in a line of its own", []),
+        ("I run <function=f>\n<parameter=code>\nx\n</parameter>\n</function>\n</tool_call>", [X]),
+        ("The tags are <function=f><parameter=code>, as I said.", []),
         ("<tool_call><function=f><parameter=code>x</parameter></function></tool_call>after", [X]),
         (tags(code="x").replace("</tool_call>", "<function=f>\n</function>\n</tool_call>"), [X, ("f", {})]),
         (tags(city="Dallas", n=5).replace("Dallas\n</parameter>", "Dallas"), [("f", {"city": "Dallas", "n": 5})]),
