@@ -177,6 +177,7 @@ async def test_the_cpu_limit_of_a_call_follows_its_threads(threads: int, cpus: f
         await pool.start()
         connection = await pool.acquire("bare")
         assert pool._process is not None
+        await connection.call(protocol.pack_request(LIMITS, b"print(1)", b""), 3.0)  # creates the group
         code = f"import os\nfor _ in range({threads} - 1):\n if os.fork() == 0: break\nwhile True: pass".encode()
         call = asyncio.create_task(connection.call(protocol.pack_request(LIMITS, code, b""), 3.0))
         found = set()
