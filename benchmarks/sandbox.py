@@ -18,12 +18,12 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.sandbox_sizing import simulate
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.sandbox.client import SandboxClient
 from rstar_lab.sandbox.launch import serving, temporary_redis
 from rstar_lab.sandbox.load_generator import BROKEN, ENDLESS, NUMPY, SHORT, SYMPY, mixed
-from rstar_lab.sandbox.sizing import simulate
 
 WORKERS = 2
 TIME_LIMIT_S = 4

@@ -139,13 +139,10 @@ frame.groupby("kind")[["latency_s", "queue_s", "duration_s"]].quantile([0.5, 0.9
 # A step in the paper makes 45,000 calls with a mean latency of 0.3 s. If all arrive at once:
 
 # %%
-from rstar_lab.sandbox.sizing import MIX as COSTS
-from rstar_lab.sandbox.sizing import cores_for_burst, draw_service_s, mean_cpu_ms, simulate
-
-cpu_ms = mean_cpu_ms(COSTS)
-cores = cores_for_burst(45_000, 0.3, cpu_ms)
-latencies = simulate(pd.Series(0.0, range(45_000)).to_numpy(), draw_service_s(45_000, COSTS), cores)
-print(f"{cpu_ms:.1f} CPU ms per call: {cores} cores; simulated latency: mean {latencies.mean():.2f} s, maximum {latencies.max():.2f} s")
+cpu_ms = 0.72 * 3.1 + 0.16 * 4.2 + 0.12 * 15.0  # short, numpy and sympy programs
+# On c cores, the k-th of n calls ends after about k * cpu / c, so the mean latency is n * cpu / (2 c).
+cores = 45_000 * cpu_ms / 1000 / (2 * 0.3)
+print(f"{cpu_ms:.1f} CPU ms per call: {cores:.0f} cores")
 
 # %% [markdown]
 # `docs/sandbox.md` describes the machine on which these costs were measured.

@@ -30,4 +30,4 @@ def test_attacks_have_outcomes_of_the_model(executed):
 def test_load_figures_and_core_counts_are_shown(executed):
     assert "application/vnd.plotly" in outputs(executed, "plot_outcomes(samples)")
     assert "application/vnd.plotly" in outputs(executed, "run_load(")
-    assert "CPU ms per call" in outputs(executed, "cores_for_burst")
+    assert "CPU ms per call" in outputs(executed, "cpu_ms = ")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rstar_lab.sandbox.sizing import MIX, cores_for_burst, cores_for_rate, draw_service_s, mean_cpu_ms, simulate
+from benchmarks.sandbox_sizing import MIX, cores_for_burst, cores_for_rate, draw_service_s, mean_cpu_ms, simulate
 
 
 @pytest.mark.parametrize(("calls", "latency_s"), [(45_000, 0.3), (5_000, 0.5), (20_000, 2.0)])
