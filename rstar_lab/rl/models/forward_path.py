@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functional_call
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.models import packed_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,11 +42,13 @@ class ForwardPath:
         shared_width: widest row, in tokens, in which responses to one prompt may be isolated by an attention mask. 0:
             every sequence needs a row of its own.
         packs: whether a row may hold several sequences that position ids separate.
+        splits: whether such a row may be computed with `packed_attention`.
     """
 
     plain: bool = False
     shared_width: float = math.inf
     packs: bool = True
+    splits: bool = False
 
     def states(self, model: "PreTrainedModel", ids: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the hidden states of rows of tokens, (rows, tokens, hidden size), or with `plain` their logits.
@@ -99,6 +102,8 @@ def forward_path(model: "PreTrainedModel") -> ForwardPath:
     path that is not exact.
     """
     attention = model.config._attn_implementation
+    if attention == packed_attention.NAME:  # chosen after the comparison with "sdpa"
+        attention = "sdpa"
     known = _paths.get(model)
     if known is None or known[0] != attention:
         _paths[model] = known = (attention, _find_path(model))
@@ -128,7 +133,7 @@ def _find_path(model: "PreTrainedModel") -> ForwardPath:
     if model.config._attn_implementation != "sdpa":  # others do not accept a mask of shape (rows, 1, tokens, tokens)
         path = replace(path, shared_width=0)
     if isinstance(next(model.parameters()), FakeTensor):  # fake tensors have no values to compare
-        return path
+        return replace(path, splits=path.packs and path.shared_width == math.inf)
     was_training = model.training
     model.eval()
     try:
@@ -151,6 +156,7 @@ def _compare(model: "PreTrainedModel", path: ForwardPath, name: str) -> ForwardP
     if not _same(lambda: path.logits(model, path.states(model, sequences, rows)), expected, model):
         _log.warning("%s computes its logits in its own way: the trainer uses the whole forward pass", name)
         path = replace(path, plain=True)
+    windows = path.shared_width < math.inf
     if path.shared_width >= 3 * _LENGTH:
         positions = torch.cat([rows[0], rows[0, _LENGTH:]])[None]
         part = torch.arange(3, device=device).repeat_interleave(_LENGTH)
@@ -163,13 +169,18 @@ def _compare(model: "PreTrainedModel", path: ForwardPath, name: str) -> ForwardP
         if not _same(shared, responses, model):
             _log.warning("%s mixes responses that share a row: every rollout gets its own row", name)
             path = replace(path, shared_width=0)
-    if path.packs and not _same(
-        lambda: path.logits(model, path.states(model, sequences.reshape(1, -1), rows.reshape(1, -1))[0]),
-        expected.flatten(0, 1),
-        model,
-    ):
+    packed_ids, packed_positions = sequences.reshape(1, -1), rows.reshape(1, -1)
+
+    def packed() -> Tensor:
+        return path.logits(model, path.states(model, packed_ids, packed_positions)[0])
+
+    if path.packs and not _same(packed, expected.flatten(0, 1), model):
         _log.warning("%s mixes conversations that share a row: every conversation gets its own row", name)
-        path = replace(path, packs=False)
+        return replace(path, packs=False)
+    if path.packs and not windows and model.config._attn_implementation == "sdpa":
+        packed_attention.use_packed_attention(model, packed_positions, [2 * _LENGTH] * 2)
+        path = replace(path, splits=_same(packed, expected.flatten(0, 1), model))
+        model.set_attn_implementation("sdpa")
     return path
 
 

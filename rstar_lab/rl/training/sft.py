@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.memory import release_free_heap
-from rstar_lab.rl.models import gpu
+from rstar_lab.rl.models import gpu, packed_attention
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora, has_lora
 from rstar_lab.rl.models.model import has_bf16, load_model, save_model
@@ -178,6 +178,8 @@ def _train(
             if on_step:
                 on_step(line)
     model.eval()
+    if model.config._attn_implementation == packed_attention.NAME:
+        model.set_attn_implementation("sdpa")
     return history
 
 
@@ -229,8 +231,11 @@ def _loss(model: "PreTrainedModel", examples: list[Example], packing: bool) -> T
 def rows_loss(model: "PreTrainedModel", rows: SftRows) -> Tensor:
     """Return the summed negative log-likelihood of the targets. The LM head is computed only where it is needed."""
     path, device = forward_path(model), model.device
+    positions_BT = rows.positions_BT.to(device)
+    if rows.lengths is not None and path.splits:
+        packed_attention.use_packed_attention(model, positions_BT, rows.lengths)
     # Padding is on the right: causal attention needs no mask for it.
-    states_BTH = path.states(model, rows.ids_BT.to(device), rows.positions_BT.to(device))
+    states_BTH = path.states(model, rows.ids_BT.to(device), positions_BT)
     targets_N, states_NH = rows.targets_N.to(device), states_BTH[:, :-1].flatten(0, 1)[rows.before_N.to(device)]
 
     def nll(states: Tensor, targets: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 import torch.distributed
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from verl.utils.ulysses import (
     gather_heads_scatter_seq,
@@ -23,6 +22,7 @@ from verl.utils.ulysses import (
     get_ulysses_sequence_parallel_world_size,
 )
 
+from rstar_lab.rl.models.packed_attention import attend_within
 from rstar_lab.rl.verl.config import PACKED_ATTENTION
 
 _lengths: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # the layers of a model share their position ids
@@ -56,9 +56,7 @@ def packed_attention(
         raise ValueError(
             f"attention {PACKED_ATTENTION}: no support for a sliding window of {sliding_window} tokens; install flash-attn"
         )
-    parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    # Each part: (1, heads, tokens, head size) to (1, tokens, heads, head size).
-    output = torch.cat([sdpa_attention_forward(module, q, k, v, None, **options)[0] for q, k, v in parts], dim=1)
+    output = attend_within(module, query, key, value, lengths, **options)
     if ranks > 1:
         output = gather_heads_scatter_seq(output, seq_dim=1, head_dim=2)
     return output, None

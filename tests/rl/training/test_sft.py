@@ -106,6 +106,29 @@ def test_loss_equals_that_of_separate_conversations(packing):
     torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
 
 
+def test_packed_conversations_are_attended_one_by_one_without_a_mask(monkeypatch):
+    """With a mask of the whole row, SDPA would compute all pairs of tokens."""
+    model, (examples, _) = fresh(), encode(DATASET[:7], TOKENIZER, 256)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    expected = reference_loss(model, examples)
+    (wanted,) = torch.autograd.grad(expected, model.model.embed_tokens.weight)
+    _loss(model, examples, True)  # the first call compares the model's rows
+    calls = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def recording(query, *arguments, attn_mask=None, **options):
+        calls.append((query.shape[2], attn_mask))
+        return attention(query, *arguments, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recording)
+    loss = _loss(model, examples, True)
+    (gradient,) = torch.autograd.grad(loss, model.model.embed_tokens.weight)  # computes the layers again
+    assert {mask for _, mask in calls} == {None}
+    assert {length for length, _ in calls} == {len(example.ids) for example in examples}
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
+
+
 def test_loss_does_not_depend_on_the_chunk_size(monkeypatch):
     model, (examples, _) = fresh(), encode(DATASET[:5], TOKENIZER, 256)
     loss = _loss(model, examples, False)
