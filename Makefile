@@ -3,7 +3,7 @@
 #   make setup BACKEND=cuda                  a machine with NVIDIA GPUs (for AMD GPUs: cluster/rocm/Dockerfile)
 #   make setup VENV="$$CONDA_PREFIX"          install into the active conda environment
 PYTHON ?= python3
-BACKEND ?= cpu
+BACKEND ?= $(if $(filter check-gpu,$(MAKECMDGOALS)),cuda,cpu)
 IMAGES ?= cuda rocm
 TORCH_BACKEND ?= cpu
 EXTRAS ?= sandbox,notebooks,$(BACKEND),verl,inspect,hub,dev

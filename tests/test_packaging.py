@@ -1,6 +1,7 @@
 """What is installed where: one set of versions, honest extras."""
 
 import re
+import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -87,3 +88,9 @@ def test_the_repository_names_no_registry_and_no_foreign_path():
         assert not re.search(
             r"https?://(?!github\.com|arxiv\.org)|file:|(?<![\w.$)])/(opt|home|root|mnt)/", (ROOT / name).read_text()
         ), name
+
+
+@pytest.mark.parametrize(("target", "backend"), [("check-gpu", "cuda"), ("demo", "cpu")])
+def test_the_check_of_a_gpu_installs_cuda(target, backend):
+    commands = subprocess.run(["make", "-n", "-B", target], cwd=ROOT, capture_output=True, text=True).stdout
+    assert f"constraints/{backend}.txt" in commands

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import EXPECTED_GPUS
 from rstar_lab.progress import Reporter
+from rstar_lab.rl.engines.devices import VARIABLES
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import load_environments, make_environments
@@ -331,14 +332,24 @@ def _difference(old: Any, new: Any, key: str) -> str | None:
     return None if old == new else f"{key}: {old} then, {new} now"
 
 
+GPU_NODES = (Path("/dev/nvidia0"), Path("/dev/kfd"))  # of NVIDIA's and AMD's drivers
+
+
 def device() -> torch.device:
-    """Return the device of the trainer. Raises UserError if the job's profile has GPUs and torch finds none."""
+    """Return the device of the trainer. Raises UserError if the machine or the job's profile has GPUs that torch cannot use."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     if expected := os.environ.get(EXPECTED_GPUS):
         raise UserError(
             f"no GPU: the profile of this job has {expected} per node, but torch {torch.__version__} finds none; check the driver, "
             "the build of torch and CUDA_VISIBLE_DEVICES, or use a profile without GPUs"
+        )
+    hidden = any(os.environ.get(variable) == "" for variable in VARIABLES)
+    if (torch.version.cuda or torch.version.hip) and not hidden and any(node.exists() for node in GPU_NODES):
+        needed = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+        raise UserError(
+            f"this machine has a GPU, but torch {torch.__version__} cannot use it: its driver is missing or too old for "
+            f"{needed} (CUDA 13 needs driver 580 or newer); update it, or set CUDA_VISIBLE_DEVICES= to use the CPU"
         )
     return torch.device("cpu")
 

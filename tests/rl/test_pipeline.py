@@ -10,6 +10,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import EXPECTED_GPUS
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
+from rstar_lab.rl import session as session_module
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import local_rollouts
 from rstar_lab.rl.models.attention import attention_implementation
@@ -117,3 +118,18 @@ def test_a_job_whose_profile_has_gpus_does_not_train_on_the_cpu(monkeypatch):
     monkeypatch.setenv(EXPECTED_GPUS, "1")
     with pytest.raises(UserError, match="the profile of this job has 1 per node, but torch"):
         device()
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_gpu_that_torch_cannot_use_is_an_error_and_no_run_on_the_cpu(monkeypatch, tmp_path, hidden):
+    """An old driver: CUDA is in the build of torch and the device exists, but torch finds no GPU."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(session_module, "GPU_NODES", (tmp_path,))
+    monkeypatch.delenv(EXPECTED_GPUS, raising=False)
+    if hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert session_module.device().type == "cpu"
+    else:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        with pytest.raises(UserError, match=r"cannot use it: its driver is missing or too old for CUDA 13\.0"):
+            session_module.device()

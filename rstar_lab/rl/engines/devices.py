@@ -2,7 +2,7 @@
 
 import os
 
-from rstar_lab.runs.provenance import hardware
+import torch
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
@@ -16,7 +16,7 @@ def visible_gpus() -> list[str]:
     for variable in VARIABLES:
         if (chosen := os.environ.get(variable)) is not None:
             return [name.strip() for name in chosen.split(",") if name.strip()]
-    return [str(number) for number in range(len(hardware()["gpus"]))]
+    return [str(number) for number in range(torch.cuda.device_count())]  # nvidia-smi may be missing in a container
 
 
 def environment_for(gpus: list[str]) -> dict[str, str]:

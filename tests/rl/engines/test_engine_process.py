@@ -160,6 +160,14 @@ def test_engines_use_the_gpus_that_the_caller_may_use(tmp_path, monkeypatch):
         engine_count(EngineSection(count=4))
 
 
+def test_gpus_are_counted_without_nvidia_smi(monkeypatch):
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert visible_gpus() == ["0", "1"]
+
+
 def test_gpus_of_amd_machines_are_restricted_by_their_own_variable(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "4, 5")
