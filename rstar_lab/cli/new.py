@@ -16,6 +16,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 class Part(StrEnum):
     ENVIRONMENT = "environment"
     TOOL = "tool"
+    METHOD = "method"
     RULE = "rule"
     LOSS = "loss"
     METRIC = "metric"
@@ -26,7 +27,7 @@ def new(
     part: Annotated[Part, typer.Argument(help="What to write.")],
     name: Annotated[str, typer.Argument(help="Name of the module: letters, digits and _.")],
 ) -> None:
-    """Write an environment, tool, resampling rule, loss or metric of your own, with its test, into the working directory."""
+    """Write an environment, tool, method, resampling rule, loss or metric of your own, with its test, into the working directory."""
     if not name.isidentifier():
         raise UserError(f"{name!r} is not a module name: use letters, digits and _, and no digit at the start")
     files = {Path(f"{name}.py"): f"{part}.py.txt", Path(f"test_{name}.py"): f"test_{part}.py.txt"}

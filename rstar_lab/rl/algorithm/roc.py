@@ -128,6 +128,9 @@ def resample(
 
     positives, negatives = np.flatnonzero(reward > 0), np.flatnonzero(reward <= 0)
     if rule == "paper":
+        # 1 positive and 15 negatives, keep 8: the share is round(8 / 16) = 0, but a group without its only success has no
+        # signal, so each side keeps one. A minimum of one side comes first; the other side then gets its one only if room
+        # is left. Positives are served before negatives because RoC is about them.
         keep_positive = round(keep * len(positives) / count)
         least_negative = min(len(negatives), min_negative)
         least_positive = min(len(positives), max(min_positive, 1 if keep > 1 and least_negative < keep else 0))
@@ -135,6 +138,7 @@ def resample(
         keep_positive = max(least_positive, min(keep_positive, keep - least_negative))
     else:
         keep_positive = _released_share(len(positives), len(negatives), keep, min_positive, min_negative)
+    # If one side has too few rollouts, the other fills up.
     keep_positive = min(max(keep_positive, keep - len(negatives)), len(positives))
     keep_negative = keep - keep_positive
 

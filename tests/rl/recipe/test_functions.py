@@ -293,7 +293,7 @@ def test_the_error_of_a_wrong_name_lists_built_ins_and_the_module_form():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["environment", "tool", "rule", "loss", "metric"])
+@pytest.mark.parametrize("part", ["environment", "tool", "method", "rule", "loss", "metric"])
 def test_new_writes_a_part_whose_test_passes(part, module):
     from typer.testing import CliRunner
 
