@@ -24,6 +24,7 @@ from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.renderers.paper import render_prompt
 from rstar_lab.rl.reward import reward
+from rstar_lab.rl.section import merged
 from rstar_lab.rl.session import read_stage_problems, tool_maker
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
@@ -61,21 +62,21 @@ def prepare(
         tokenizer, seed=0, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64, max_length=4096
     )
     save_model(folder / "model", model, tokenizer)
+    defaults = {
+        "problems_per_step": problems_per_step,
+        "group_size": group_size,
+        "method": {"roc": {"oversample": 2}},
+        "lr": 1e-3,
+        "warmup_steps": 0,
+        "limits": {"max_response_tokens": 512, "max_turns": 3},
+        "checkpoint_every": 1,
+        "keep_checkpoints": 9,
+        "token_arrays": "all",
+    }
     recipe = {
         "name": RUN.removesuffix("-rl"),
         "model": str(folder / "model"),
-        "rl": {
-            "problems_per_step": problems_per_step,
-            "group_size": group_size,
-            "method": {"roc": {"oversample": 2}},
-            "lr": 1e-3,
-            "warmup_steps": 0,
-            "limits": {"max_response_tokens": 512, "max_turns": 3},
-            "checkpoint_every": 1,
-            "keep_checkpoints": 9,
-            "token_arrays": "all",
-            **rl,
-        },
+        "rl": merged(defaults, rl),
         "stages": [
             {"name": "one", "problems": {"file": str(folder / "problems.jsonl")}, "steps": steps, **(stage or {})}
         ],

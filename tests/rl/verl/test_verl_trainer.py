@@ -27,8 +27,9 @@ if importlib.util.find_spec("verl") is None:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 OPTIONS = {
-    "aggregation": "group-token-mean", "mini_batches": 2, "warmup_steps": 3, "importance_cap": 2.0,
-    "dynamic_sampling": 1, "overlong_buffer": 500,
+    "method": {"aggregation": "group-token-mean", "add": [{"type": "overlong_buffer", "tokens": 500}]},
+    "mini_batches": 2, "warmup_steps": 3, "correction": {"type": "tis", "bounds": [0, 2.0]},
+    "schedule": {"dynamic_sampling": 1},
 }  # fmt: skip
 
 EVALUATE = {
