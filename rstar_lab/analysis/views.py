@@ -19,7 +19,7 @@ from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.errors import TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
-from rstar_lab.runs.tables import ROLLUP
+from rstar_lab.runs.tables import ROLLUP, UNUSABLE
 
 _SOURCE = re.compile(r"\b(?:FROM|JOIN|DESCRIBE|SUMMARIZE)\s+(\w+)", re.IGNORECASE)
 _MEMORY = "1GB"
@@ -178,10 +178,11 @@ class Views:
         own = ", ".join(map(quoted, self._runs_with_own_reward())) or "NULL"
         imported = ", ".join(quoted(reader.run_id) for reader in self.readers() if reader.info["kind"] == "import")
         own_reward = f"coalesce(run_id IN ({own}), false)"
+        unusable = ", ".join(map(quoted, UNUSABLE))
         is_import = f"coalesce(run_id IN ({imported or 'NULL'}), false)"
         return (
             f"reward > 0 AS rewarded, reward IS NOT NULL AND NOT {own_reward} AND NOT {is_import} AS verified, "
-            f"CASE WHEN NOT {own_reward} THEN reward > 0 END AS correct"
+            f"CASE WHEN NOT {own_reward} AND coalesce(stop_reason, '') NOT IN ({unusable}) THEN reward > 0 END AS correct"
         )
 
     def _runs_with_own_reward(self) -> list[str]:

@@ -20,6 +20,7 @@ _SORT = {
 _DTYPES = {pa.int32(): np.int32, pa.float16(): np.float16, pa.bool_(): np.bool_}
 _OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
 _JUDGED = frozenset(Outcome) - INFRASTRUCTURE_FAILURES
+UNUSABLE = ("engine_error", "environment_error", "undecided")  # stop reasons of rollouts without a verdict
 _NUMBERS = [
     field.name
     for field in TRAJECTORIES
@@ -28,7 +29,7 @@ _NUMBERS = [
 ]
 # Derived numbers from which metrics that are ratios can be computed (a sum is n * mean).
 _DERIVED = (
-    "correct",  # reward > 0
+    "correct",  # reward > 0; null if the rollout failed through no fault of the model
     "our_failures",  # calls that ended with an infrastructure failure
     "tool_tokens",  # response tokens that the model did not generate
     "duplicate_answer",  # more than one answer tag
@@ -133,7 +134,9 @@ def rollup_row(trajectories: pa.Table, counts: dict[str, int], where: dict[str, 
     data["our_failures"] = counted(INFRASTRUCTURE_FAILURES, unknown)
     tokens, entropy = data["model_tokens"], data["entropy"]
     gap = data["engine_log_prob"] - data["trainer_log_prob"]
-    data["correct"] = np.where(np.isnan(data["reward"]), np.nan, data["reward"] > 0)
+    # A rollout that a failure of the infrastructure ended is neither correct nor wrong.
+    failed = pc.is_in(trajectories["stop_reason"], pa.array(UNUSABLE)).to_numpy(zero_copy_only=False)
+    data["correct"] = np.where(np.isnan(data["reward"]) | failed, np.nan, data["reward"] > 0)
     data["tool_tokens"] = data["response_tokens"] - tokens
     answered = trajectories["answer"].is_valid().to_numpy(zero_copy_only=False)
     p_format = data["p_format"]

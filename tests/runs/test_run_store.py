@@ -49,6 +49,25 @@ def test_token_arrays_keep_values_and_nulls(run):
     assert dropped["engine_log_probs"] is not None
 
 
+def test_pass1_leaves_out_rollouts_that_the_infrastructure_failed(tmp_path):
+    from rstar_lab.analysis import open_runs
+
+    data = rows(1)
+    reasons = ["engine_error", "environment_error", "undecided"]
+    for row, reason in zip(data["trajectories"], reasons, strict=False):
+        row |= {"stop_reason": reason, "reward": 0.0}
+    left = [row["reward"] > 0 for row in data["trajectories"][len(reasons) :]]
+    recipe = {"name": "r", "model": "tiny"}
+    with RunWriter.open(tmp_path, "r-rl", kind="train", recipe=recipe, seed=0) as writer:
+        writer.write_step("rl", 1, **data, metrics={})
+    rollup = RunReader(tmp_path / "r-rl").rollup().to_pandas().iloc[0]
+    assert (rollup.correct_n, rollup.correct_mean) == (len(left), np.mean(left))
+    runs = open_runs(tmp_path)
+    assert runs.sql("SELECT avg(correct::INT) AS rate, count(correct) AS n FROM trajectories").iloc[0].tolist() == [
+        np.mean(left), len(left)
+    ]  # fmt: skip
+
+
 def test_rollup_has_n_mean_and_sd_without_infrastructure_failures(run):
     rollup = RunReader(run).rollup().to_pandas().set_index("step")
     trajectories = RunReader(run).read("trajectories").to_pandas()
