@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,11 @@ def write_run(
     kind: str,
     *,
     vocabulary: Sequence[str] | None = None,
+    metrics: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Path:
     """Write the rollouts as a run, grouped by step, and return the run's folder.
 
-    vocabulary: text of each token id.
+    vocabulary: text of each token id. metrics: metrics by step; default: those that follow from the rollouts.
 
     Raises RunStoreError if the run exists, UserError if there are no rollouts.
     """
@@ -112,7 +113,9 @@ def write_run(
             for row, rollout in zip(rows["trajectories"], rollouts_of_step, strict=True):
                 if rollout.get("rewards"):
                     rewards.append({"traj_id": row["traj_id"], **rollout["rewards"]})
-            writer.write_step(rollouts_of_step[0].get("stage") or _STAGE, step, **rows, metrics={})
+            line = (metrics or {}).get(step) or _step_metrics(rows["trajectories"])
+            given = {name: value for name, value in line.items() if name not in ("stage", "step")}
+            writer.write_step(rollouts_of_step[0].get("stage") or _STAGE, step, **rows, metrics=given)
         if vocabulary is not None:
             writer.write_vocabulary(vocabulary)
         if rewards:
@@ -122,6 +125,16 @@ def write_run(
                 pq.write_table(pa.Table.from_pylist(rewards, schema), file)
         writer.finish("finished")
     return run_dir
+
+
+def _step_metrics(trajectories: Sequence[Row]) -> Row:
+    """Return the metrics of a step that follow from its rollouts, under the names that a training run uses."""
+    metrics: Row = {"rollouts": len(trajectories), "groups": len({row["group_id"] for row in trajectories})}
+    for name in ("reward", "turns", "calls", "response_tokens", "truncated"):
+        values = [float(row[name]) for row in trajectories if row.get(name) is not None]
+        if values:
+            metrics[name] = sum(values) / len(values)
+    return metrics
 
 
 def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[Row]]:

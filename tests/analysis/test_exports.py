@@ -10,6 +10,7 @@ from rstar_lab.analysis import export_atif, export_preferences, export_sft, impo
 from rstar_lab.errors import UserError
 from rstar_lab.rl.renderers.conversations import read_conversations
 from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS
+from rstar_lab.runs.reader import RunReader
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"
 PLACE = {"run_id", "attempt"}
@@ -41,6 +42,7 @@ def test_a_round_trip_through_atif_keeps_everything(run_dir, tmp_path):
         assert rows(back, level, schema) == rows(run_dir, level, schema), level
     traj_id = runs.trajectories().traj_id[0]
     assert list(open_runs(back).tokens(traj_id).text) == list(runs.tokens(traj_id).text)
+    assert RunReader(back).metrics() == RunReader(run_dir).metrics()
     again = import_atif(tmp_path / "atif", tmp_path / "runs", run_id="copy")
     assert set(open_runs(again).trajectories().traj_id) != set(runs.trajectories().traj_id), (
         "ids stay unique in a folder"
@@ -94,6 +96,7 @@ def test_documents_of_other_agents_are_read(tmp_path):
     runs = open_runs(import_atif(tmp_path / "a.json", tmp_path / "runs"))
     row = runs.trajectories().iloc[0]
     assert (row.turns, row.calls, row.reward) == (2, 1, 1.0)
+    assert RunReader(tmp_path / "runs" / "a").metrics()[0]["reward"] == 1.0
     record = runs.record(row.traj_id)
     assert list(record["response_ids"]) == [3, 4, 5, 6] and list(record["loss_mask"]) == [True, True, False, True]
     messages = json.loads(record["messages"])

@@ -26,7 +26,7 @@ from rstar_lab.tool_calls import parse_stored_turn
 
 VERSION = "ATIF-v1.8"
 OWN = "rstar_lab"  # key of our data in `extra`
-VOCABULARY = "tokens.json"
+VOCABULARY, METRICS = "tokens.json", "metrics.json"  # of the exported run
 _NOTES = [
     "only in extra.rstar_lab: rewards, advantages, groups, penalties, outcomes and times of calls, policy versions, stop reasons",
     "only in metrics.extra: trainer log-probs, entropies and the tokens between turns",
@@ -38,7 +38,7 @@ def export_atif(runs: Runs, folder: str | Path, where: Where = None) -> Exported
 
     Args:
         runs: The runs.
-        folder: New or empty folder. The vocabulary of the run goes there, too, as `tokens.json`.
+        folder: New or empty folder. The vocabulary and the step metrics of the run go there, too.
         where: Filter of rollouts, see `rstar_lab.analysis.filters.Filter`.
 
     Returns:
@@ -60,9 +60,11 @@ def export_atif(runs: Runs, folder: str | Path, where: Where = None) -> Exported
         exported.written += 1
     if not exported.written:
         raise UserError(f"export: the filter selects no rollout with a transcript: {where!r}")
-    vocabularies = {run_id: RunReader(runs.run_dir(run_id)).vocabulary() for run_id in agents}
-    if len(agents) == 1 and (vocabulary := next(iter(vocabularies.values()))) is not None:
-        write_json(folder / VOCABULARY, vocabulary)
+    if len(agents) == 1:
+        reader = RunReader(runs.run_dir(next(iter(agents))))
+        if (vocabulary := reader.vocabulary()) is not None:
+            write_json(folder / VOCABULARY, vocabulary)
+        write_json(folder / METRICS, list(reader.metrics()))
     write_json(folder / "export.json", exported.as_dict())
     return exported
 
@@ -221,18 +223,23 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
     for rollout in rollouts:
         if rollout["own"] and run_id != rollout["session"] and (Path(runs_dir) / str(rollout["session"])).exists():
             rollout["traj_id"] = f"{run_id}/{rollout['traj_id']}"  # ids are unique over the runs of a folder
-    return write_run(rollouts, source, runs_dir, run_id, "atif", vocabulary=_vocabulary(source))
+    own = all(rollout["own"] for rollout in rollouts)
+    vocabulary = _list_beside(source, VOCABULARY) if own else None
+    lines = (_list_beside(source, METRICS) or []) if own else []
+    metrics = {line["step"]: line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)}
+    return write_run(rollouts, source, runs_dir, run_id, "atif", vocabulary=vocabulary, metrics=metrics)
 
 
-def _vocabulary(source: Path) -> list[str] | None:
-    path = (source if source.is_dir() else source.parent) / VOCABULARY
+def _list_beside(source: Path, name: str) -> list[Any] | None:
+    """Return the list in a file of an export, or None if there is no such file."""
+    path = (source if source.is_dir() else source.parent) / name
     if not path.is_file():
         return None
     try:
-        tokens = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
-    return [str(token) for token in tokens] if isinstance(tokens, list) else None
+    return found if isinstance(found, list) else None
 
 
 def _documents(source: Path) -> Iterator[tuple[Path, Row]]:

@@ -91,7 +91,17 @@ def export_preferences(
     The rows have `prompt`, `chosen` and `rejected` (messages) and `tools`. Each rollout is in at most one pair: the correct
     ones in ascending order of their share of tool errors, the wrong ones in the order of their sample.
 
-    Args, returns and raises: as for `export_sft`; the default filter selects all rollouts that were not truncated.
+    Args:
+        runs: The runs.
+        path: File to write (.jsonl or .parquet); the card goes beside it.
+        where: Filter of rollouts. Default: rollouts that were not truncated.
+        against: Questions by the name of an evaluation set, as for `export_sft`.
+
+    Returns:
+        What was written and left out.
+
+    Raises:
+        UserError: The filter selects no pair, or the file name has another ending.
     """
     exported = Exported(Path(path))
     where = {"truncated": False} if where is None else where
