@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from rstar_lab.errors import UserError
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader, run_folders
 from rstar_lab.sandbox.access import check_exposure, is_loopback
@@ -117,6 +118,11 @@ def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Ex
         def log_message(self, *_: Any) -> None:
             """Log nothing."""
 
-    server = Exporter((host, port), Handler)
+    try:
+        server = Exporter((host, port), Handler)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror}; is the port in use? Try another --port"
+        ) from error
     server.token = token
     return server

@@ -293,4 +293,6 @@ def _card(header: dict[str, Any], lines: list[str]) -> bytes:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    network = isinstance(error, ConnectionError) or "connect" in type(error).__name__.lower()
+    return f"{line}; check the network, or HF_ENDPOINT if you use a mirror" if network else line

@@ -1,8 +1,10 @@
 """The command line as a user meets it: help that teaches, one line for what can be mended, exit codes."""
 
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,11 @@ import pytest
 COMMAND = [str(Path(sys.executable).parent / "rstar-lab")]
 
 
-def rstar_lab(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240)
+def rstar_lab(
+    *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    variables = os.environ | (env or {})
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, env=variables, timeout=240)
 
 
 @pytest.mark.slow
@@ -60,6 +65,55 @@ def test_what_a_user_can_mend_is_one_line(arguments, message, tmp_path):
     assert done.returncode == 1
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["dmeo"], 2, "no such command 'dmeo'. Did you mean 'demo'?"),
+        (["demo", "--quick"], 2, "no such option: --quick; `rstar-lab demo --help` lists what is possible"),
+        (["run"], 2, "missing argument 'RECIPE'; `rstar-lab run --help` lists what is possible"),
+        (["monitor", "--port", "many"], 2, "invalid value for '--port': Input should be a valid integer"),
+        (
+            ["run", "tiny_fast", "--set", "model=Qwen/Qwen3-0.6B"],
+            1,
+            "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B",
+        ),
+        (["chat", "Qwen/Qwen3-0.6B"], 1, "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B"),
+        (["pull", "me/x"], 1, "check the network, or HF_ENDPOINT"),
+        (
+            ["jobs", "submit", "tiny_fast", "--name", "a b", "--no-preflight"],
+            1,
+            "name of the run 'a b': use at most 150 letters",
+        ),
+        (["jobs", "submit", "tiny_fast", "--set", "rl.lr"], 1, "--set rl.lr: expected key=value"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_with_the_remedy(arguments, code, message, tmp_path):
+    done = rstar_lab(*arguments, cwd=tmp_path, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert done.returncode == code, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and message in line
+    assert not done.stdout and not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_one_line(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for command in (["monitor", "--port", port], ["sandbox", "serve", "--port", port]):
+            done = rstar_lab(*command, cwd=tmp_path)
+            assert done.returncode == 1 and f"cannot listen on 127.0.0.1:{port}" in done.stderr
+            assert len(done.stderr.splitlines()) == 1 and "Try another --port" in done.stderr
+
+
+def test_help_without_a_command_is_no_error_line(tmp_path):
+    done = rstar_lab("jobs", cwd=tmp_path)
+    assert "submit" in done.stdout + done.stderr and "error:" not in done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -121,13 +121,3 @@ def test_rescore_prints_answers_without_control_sequences(monkeypatch, runs):
     monkeypatch.setattr(rescore, "rescore", lambda *arguments, **options: found)
     done = CliRunner().invoke(app, ["rescore", "good", "--runs-dir", str(runs)])
     assert done.exit_code == 0 and "1 of 1 rewards change" in done.stdout and is_plain(done.stdout)
-
-
-def test_top_prints_the_text_of_a_service_without_control_sequences(monkeypatch):
-    import rstar_lab.sandbox.top as top
-
-    monkeypatch.setattr(top, "fetch", lambda *arguments: {})
-    monkeypatch.setattr(top, "rates", lambda *arguments: {})
-    monkeypatch.setattr(top, "table", lambda values: [HOSTILE])
-    done = CliRunner().invoke(app, ["sandbox", "top", "http://127.0.0.1:1", "--interval", "0.1", "--count", "1"])
-    assert "[/x] [bold]b[/]" in done.stdout and is_plain(done.stdout), done.output

@@ -1,18 +1,36 @@
 """All commands of `rstar-lab`. Heavy imports wait until a command needs them, so `--help` is fast and needs no extra."""
 
 import signal
+import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 from rstar_lab import __version__
 from rstar_lab.cli.shared import fail
 from rstar_lab.errors import UserError, os_error_message
 
+
+class Interrupted(Exception):
+    """Ctrl-C ended a command. Typer turns KeyboardInterrupt into an exit code that a command can also return itself."""
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands. Ctrl-C raises Interrupted."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+
+
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
+    cls=Commands, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
 )  # fmt: skip
 
 # The extra that installs each package, for the error of a command that requires the package.
@@ -105,21 +123,37 @@ def _raise_missing_extra(error: ModuleNotFoundError) -> None:
 _mount()
 
 
+def _fail_usage(error: Any) -> NoReturn:
+    """Print a wrong command, option or argument as one line, which names the help, and end the process."""
+    context = getattr(error, "ctx", None)
+    if context is not None and type(error).__name__ == "NoArgsIsHelpError":
+        print(context.get_help())
+        sys.exit(error.exit_code)
+    message = " ".join(error.format_message().split()).rstrip(".")
+    named = context is None or "did you mean" in message.lower()
+    hint = "" if named else f"; `{context.command_path} --help` lists what is possible"
+    fail(f"{message[:1].lower()}{message[1:]}{hint}", error.exit_code)
+
+
 def run() -> None:
     """Run the command line; print errors that a user can fix as one line instead of a traceback."""
     try:
         try:
-            app()
+            code = app(standalone_mode=False)
         except ModuleNotFoundError as error:
             _raise_missing_extra(error)
-        except SystemExit as end:
-            if end.__context__ is not None and isinstance(end.__context__.__cause__, KeyboardInterrupt):
-                raise KeyboardInterrupt from None  # Typer exits with 130 and prints nothing
-            raise
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # of Typer, whose classes differ between its versions
+                raise
+            _fail_usage(error)
+        if isinstance(code, int):
+            sys.exit(code)
     except UserError as error:
         fail(str(error), 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         fail("stopped; run the same command again to continue", 130)
+    except typer.Abort:
+        fail("aborted", 1)
     except OSError as error:
         fail(os_error_message(error), 1)
     finally:

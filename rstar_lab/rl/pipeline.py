@@ -22,7 +22,7 @@ from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_ha
 from rstar_lab.rl.methods import Opd
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.lora import attach_lora
-from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.model import build_tiny, check_exists, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
@@ -384,6 +384,8 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
 
     Returns the folder of each model under `model_<name>`, and the result of each evaluation under `<name>/<set>`.
     """
+    if recipe.model != "tiny":
+        check_exists(Path(recipe.model))  # before data for SFT is made
     async with RunSession.open(recipe, reporter) as session:
         if stages:
             check_problem_files(session)

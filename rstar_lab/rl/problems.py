@@ -158,7 +158,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ProblemError(f"{path}: no such file")
+        raise ProblemError(f"{path}: no such file; `rstar-lab data prepare` makes files of problems (docs/recipes.md)")
     match path.suffix:
         case ".jsonl":
             yield from _read_jsonl(path)

@@ -11,7 +11,7 @@ import torch
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.lora import ADAPTER, full_state, has_lora, save_adapter
-from rstar_lab.rl.models.model_folder import check_readable
+from rstar_lab.rl.models.model_folder import check_readable, download_hint
 from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import control_tokens
@@ -105,7 +105,7 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
     """Load the tokenizer of a model folder. Raises ModelError if it is missing or broken."""
     from transformers import AutoTokenizer
 
-    folder = _check_exists(Path(folder))
+    folder = check_exists(Path(folder))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json): save the tokenizer in the folder")
     try:
@@ -155,10 +155,12 @@ def export_chat_template(folder: Path, prompt_format: PromptFormat = "paper") ->
     path.write_text(text)
 
 
-def _check_exists(folder: Path) -> Path:
+def check_exists(folder: Path) -> Path:
+    """Return the folder of a model. Raises ModelError if it does not exist."""
     if not folder.is_dir():
         raise ModelError(
             f"model folder {folder} does not exist: give a folder in Hugging Face format, or `tiny` in a recipe"
+            f"{download_hint(folder)}"
         )
     return folder
 
@@ -171,7 +173,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def _check(folder: Path, trust_remote_code: bool) -> Path:
-    path = _check_exists(folder) / "config.json"
+    path = check_exists(folder) / "config.json"
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:

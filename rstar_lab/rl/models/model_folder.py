@@ -1,6 +1,7 @@
 """Model folders: find the folder of a model, and check its files."""
 
 import json
+import re
 from pathlib import Path
 
 from rstar_lab.errors import UserError
@@ -22,7 +23,15 @@ def model_folder(model: str, runs_dir: Path) -> Path:
         if (run / "sft" / "model" / "config.json").exists():
             return run / "sft" / "model"
         raise UserError(f"run {run} has no finished model yet")
-    raise UserError(f"model {model}: neither a folder with a config.json nor a run in {runs_dir}")
+    raise UserError(f"model {model}: neither a folder with a config.json nor a run in {runs_dir}{download_hint(model)}")
+
+
+def download_hint(model: str | Path) -> str:
+    """Return how to download a model, for an error, if the text looks like its name on the Hugging Face Hub."""
+    name = str(model)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        return ""
+    return f"; to download it: `hf download {name} --local-dir models/{name.partition('/')[2]}`, then give that folder"
 
 
 def check_readable(folder: Path) -> None:
