@@ -125,4 +125,4 @@ def test_the_readme_shows_learning_and_speed_of_the_same_asynchronous_runs():
     change = f"{100 * row.difference_tokens:+.1f} points [{100 * row.low_tokens:+.1f}, {100 * row.high_tokens:+.1f}]"
     assert change in readme and f"{row.speed:.2f}x as fast" in readme
     fast = learning_table(recorded_curves("async-fast")).table.set_index("arm").loc["async, staleness 2"]
-    assert f"{100 * fast.difference_tokens:+.1f} points ({fast.seeds} seeds)" in readme
+    assert f"{100 * fast.difference_tokens:+.1f} points ({fast.seeds:.0f} seeds)" in readme
