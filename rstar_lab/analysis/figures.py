@@ -12,6 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from rstar_lab.analysis import paper
 from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.filters import Where, selects_steps
@@ -36,8 +37,12 @@ def plot_curves(
     x: str = "step",
     where: Where = None,
     band: bool = True,
+    reference: bool = False,
 ) -> Figure:
     """Plot metrics over steps, one panel per metric. Vertical lines mark stage boundaries; crosses mark alerts.
+
+    metrics: names of `metrics.METRICS`, or `eval/<set>/<name>` for evaluations during training.
+    reference: draw the paper's published value of an evaluation set as a line (`paper.reference`).
 
     by: recipe key (such as `rl.method.roc.rule`) whose values are compared; runs with the same value are averaged as its seeds.
     `environment`: one curve for each environment of a run.
@@ -66,6 +71,9 @@ def plot_curves(
         for group, points in frame[frame.metric == name].groupby("group", sort=False):
             _add_curve(figure, points, str(group), look[group], place, legend=panel == 0 and len(look) > 1)
         _mark_alerts(figure, frame, alerts[alerts.metric == name], look, place)
+        if reference and (published := paper.reference(name)) is not None:
+            label = f"rStar2-Agent-14B: {published:.1%}"
+            figure.add_hline(published, line={"dash": "dot", "width": 1}, annotation_text=label, **place)
         if get_metric(name).percent:
             figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
         figure.update_xaxes(title_text=_X[x] if panel >= len(names) - 2 else None, **place)
@@ -75,9 +83,11 @@ def plot_curves(
     return Figure(figure, frame)
 
 
-def plot_ablation(runs: Runs, key: str, metrics: Sequence[str] = DEFAULT_METRICS, *, x: str = "step") -> Figure:
+def plot_ablation(
+    runs: Runs, key: str, metrics: Sequence[str] = DEFAULT_METRICS, *, x: str = "step", reference: bool = False
+) -> Figure:
     """Plot curves of the runs grouped by a recipe key, with bands over seeds."""
-    return plot_curves(runs, metrics, by=key, x=x)
+    return plot_curves(runs, metrics, by=key, x=x, reference=reference)
 
 
 def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = None) -> Figure:
@@ -199,7 +209,7 @@ def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
 def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Where, band: bool) -> pd.DataFrame:
     """Return one row per point: group, metric, step, x, value, low, high, n (trajectories), runs, where (SQL)."""
     groups = recipe_groups(runs, None if by == ENVIRONMENT else by)
-    rolled = [name for name in names if get_metric(name).rolled_up]
+    rolled = [name for name in names if get_metric(name).rolled_up or get_metric(name).logged]
     wide = curves(runs, rolled, where).merge(groups, on="run_id")
     several = wide.groupby("group").run_id.nunique().gt(1).any()
     wide["x"] = wide.step if x == "step" else _compute(runs, x).reindex(_index(wide)).to_numpy()
@@ -207,6 +217,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
     # Bands over problems read the trajectories; they are drawn for single runs only.
     read = [name for name in names if name not in rolled] if several or not band else names
     read = names if by == ENVIRONMENT else read
+    read = [name for name in read if not get_metric(name).logged]
     if read:
         keys = ["run_id", "step"] + ([ENVIRONMENT] if by == ENVIRONMENT else [])
         measured = measure(runs, read, by=keys, where=where)

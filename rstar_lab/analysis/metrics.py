@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.filters import Where, selects_steps
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import Estimate, ratio
 from rstar_lab.estimates import pass_at_k as pass_at_k_of
@@ -23,7 +23,7 @@ class Metric:
     """sum(numerator) / sum(denominator) over trajectories. Both are SQL per trajectory, NULL if unknown.
 
     rolled_up: numerator and denominator as SQL over a row of the rollup; None if the rollup does not contain them.
-    better: +1 if higher is better, -1 if lower is better, else 0.
+    better: +1 if higher is better, -1 if lower is better, else 0. logged: read from the metrics that the trainer wrote.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Metric:
     rolled_up: tuple[str, str] | None
     better: int = 0
     percent: bool = False
+    logged: bool = False
 
 
 def _count(outcomes: frozenset) -> str:
@@ -239,10 +240,16 @@ METRICS: dict[str, Metric] = {
 
 
 def get_metric(name: str) -> Metric:
-    """Return the metric of a name, or for `metrics.<name>` the mean of that entry of the column `metrics`.
+    """Return the metric of a name; for `metrics.<name>` the mean of that entry of the column `metrics`; for `eval/<set>/<name>` the
+    result of an evaluation during training, such as eval/aime24/pass1.
 
     Raises RunStoreError with the known names if there is none of this name.
     """
+    if name.startswith(EVALUATION) and name.count("/") == 2:
+        _, problems, kind = name.split("/")
+        share = kind.startswith(("pass", "maj")) or kind.endswith(("rate", "truncated"))
+        title = f"{'pass@1' if kind == 'pass1' else kind} on {problems}"
+        return Metric(name, title, f"{name} as the trainer logged it", "NULL", "NULL", None, percent=share, logged=True)
     if name.startswith(OWN):
         own = name.removeprefix(OWN)
         quoted = own.replace("'", "''")
@@ -260,41 +267,51 @@ def get_metric(name: str) -> Metric:
     return METRICS[name]
 
 
+EVALUATION = "eval/"  # prefix of the results of evaluations during training
 OWN = "metrics."  # prefix of metrics that a reward function or an environment reports
 SOLVED = 0.5  # a problem counts as solved if at least this share of its rollouts is correct
 
 
 def curves(runs: Runs, names: Sequence[str], where: Where = None) -> pd.DataFrame:
-    """Return one row per step: run_id, stage, step, n (rollouts) and one column per metric.
+    """Return one row per step: run_id, stage, step, n and one column per metric.
 
-    A filter of whole steps (by run_id, stage, step and steps) reads only the rollups; any other reads the trajectories.
+    Reads only the rollups, and for `eval/<set>/<name>` the metrics that the trainer wrote; steps without an evaluation are NaN.
+
+    Args:
+        runs: Opened runs.
+        names: Metrics.
+        where: A filter of steps: run_id, stage, step, steps, or SQL.
+
+    Raises:
+        RunStoreError: For a metric that only `measure` can compute, or an evaluation that no run has.
     """
     metrics = [get_metric(name) for name in names]
-    if missing := [metric.name for metric in metrics if metric.rolled_up is None]:
+    logged = [metric.name for metric in metrics if metric.logged]
+    rolled = {metric.name: metric.rolled_up for metric in metrics if metric.rolled_up}
+    if missing := [metric.name for metric in metrics if not metric.logged and metric.name not in rolled]:
         raise RunStoreError(f"{missing[0]} is not in the rollup; use measure(), which reads the trajectories")
-    values = ", ".join(
-        f'({m.rolled_up[0]}) / nullif({m.rolled_up[1]}, 0) AS "{m.name}"' for m in metrics if m.rolled_up
-    )
-    if not selects_steps(where):
-        return _curves_of_rollouts(runs, metrics, where)
+    values = "".join(f', ({above}) / nullif({below}, 0) AS "{name}"' for name, (above, below) in rolled.items())
     condition = runs.condition(where, "steps")
-    query = f"SELECT run_id, stage, step, rows_trajectories AS n, {values} FROM rollup WHERE {condition} ORDER BY 1, 3"
-    return runs.sql(query)
+    query = f"SELECT run_id, stage, step, rows_trajectories AS n{values} FROM rollup WHERE {condition} ORDER BY 1, 3"
+    frame = runs.sql(query)
+    if logged:
+        frame = frame.merge(_logged(runs, logged), on=["run_id", "stage", "step"], how="left")
+    return frame[["run_id", "stage", "step", "n", *names]]
 
 
-def _curves_of_rollouts(runs: Runs, metrics: Sequence[Metric], where: Where) -> pd.DataFrame:
-    """Return the rows of `curves` for the rollouts that match a filter."""
-    keys = ["run_id", "stage", "step"]
-    sums = sum_by_problem(runs, metrics, keys, where)
-    by_step = sums.groupby(keys, as_index=False).sum(numeric_only=True)
-    counts = runs.sql(
-        f"SELECT run_id, stage, step, count(*) AS n FROM trajectories WHERE {runs.condition(where)} GROUP BY ALL"
-    )
-    frame = counts.sort_values(["run_id", "step"], ignore_index=True)
-    for metric in metrics:
-        denominator = by_step[f"{metric.name}_denominator"]
-        by_step[metric.name] = by_step[f"{metric.name}_numerator"] / denominator.where(denominator > 0)
-    return frame.merge(by_step[[*keys, *(metric.name for metric in metrics)]], on=keys, how="left")
+def evaluations(runs: Runs) -> list[str]:
+    """Return the names of the results of evaluations during training, such as eval/aime24/pass1."""
+    return sorted(name for name in runs.trainer_metrics().columns if str(name).startswith(EVALUATION))
+
+
+def _logged(runs: Runs, names: Sequence[str]) -> pd.DataFrame:
+    measured = runs.trainer_metrics()
+    if missing := [name for name in names if name not in measured.columns]:
+        there = ", ".join(evaluations(runs)) or "none; set evaluate.every to evaluate during training"
+        raise RunStoreError(f"no run has {missing[0]}; evaluations: {there}")
+    frame = measured[["run_id", "stage", "step", *names]].copy()
+    frame[list(names)] = frame[list(names)].apply(pd.to_numeric, errors="coerce")
+    return frame
 
 
 def measure(
@@ -310,6 +327,8 @@ def measure(
     interval over problems (docs/metrics.md).
     """
     metrics = [get_metric(name) for name in names]
+    if logged := [metric.name for metric in metrics if metric.logged]:
+        raise RunStoreError(f"{logged[0]} is logged once per evaluation; use curves()")
     sums = sum_by_problem(runs, metrics, by, where)
     rows = []
     groups = sums.groupby(list(by), dropna=False, sort=True) if by else [((), sums)]

@@ -19,7 +19,7 @@ from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcom
 from rstar_lab.analysis.inspector.export import article_html, content_hash, verdict
 from rstar_lab.analysis.inspector.palette import page_css
 from rstar_lab.analysis.inspector.source import Source
-from rstar_lab.analysis.metrics import get_metric, measure
+from rstar_lab.analysis.metrics import evaluations, get_metric, measure
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.visible_text import escaped
@@ -155,7 +155,8 @@ def _intervals(runs: Runs) -> str:
 
 
 def _curves(runs: Runs) -> str:
-    return _figure(plot_curves(runs, DEFAULT_METRICS))
+    held_out = [name for name in evaluations(runs) if name.endswith("/pass1")]
+    return _figure(plot_curves(runs, [*DEFAULT_METRICS, *held_out], reference=True))
 
 
 def _outcomes(runs: Runs) -> str:

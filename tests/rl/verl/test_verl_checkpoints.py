@@ -36,7 +36,7 @@ def train(model, optimizer, steps, rank):
 
 
 def one_rank(rank, port, folder):
-    from verl.workers.engine.fsdp.transformer_impl import FSDPCheckpointManager
+    from verl.workers.engine.fsdp import transformer_impl
 
     from rstar_lab.rl.verl import checkpoints  # noqa: F401 (replaces verl's manager)
 
@@ -46,7 +46,7 @@ def one_rank(rank, port, folder):
     config = {"save_contents": contents, "load_contents": contents}
 
     def manager_of(model, optimizer):
-        return FSDPCheckpointManager(model=model, optimizer=optimizer, checkpoint_config=config)
+        return transformer_impl.FSDPCheckpointManager(model=model, optimizer=optimizer, checkpoint_config=config)
 
     model, optimizer = sharded_model(mesh, seed=0)
     train(model, optimizer, range(STEPS), rank)

@@ -1,0 +1,85 @@
+"""Tests of held-out curves and of the paper's numbers, figures and tables."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers.run_rows import rows
+
+from rstar_lab.analysis import open_runs
+from rstar_lab.analysis.ablation import ablation_sums
+from rstar_lab.analysis.figures import plot_curves
+from rstar_lab.analysis.metrics import curves, evaluations, measure
+from rstar_lab.analysis.paper import figures_of_the_paper, published, reference, results_table
+from rstar_lab.analysis.report import report_html
+from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.writer import RunWriter
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs of six steps, evaluated on aime24 and math500 every second step."""
+    for seed in (0, 1):
+        with RunWriter.open(tmp_path, f"run-{seed}-rl", kind="train", recipe={"label": "arm"}, seed=seed) as writer:
+            for step in range(1, 7):
+                line: dict = {"groups": 8, "equal_groups": 1, "update_tokens": 100}
+                if step % 2 == 0:
+                    line |= {"eval/aime24/pass1": 0.1 * step + 0.1 * seed, "eval/math500/pass1": 0.5}
+                writer.write_step("one" if step < 4 else "two", step, **rows(step), metrics=line)
+            writer.finish("finished")
+    return open_runs(tmp_path)
+
+
+def test_evaluations_during_training_are_metrics_of_curves(runs):
+    assert evaluations(runs) == ["eval/aime24/pass1", "eval/math500/pass1"]
+    frame = curves(runs, ["pass1", "eval/aime24/pass1"], where="step > 1").set_index(["run_id", "step"])
+    assert frame.loc[("run-1-rl", 4), "eval/aime24/pass1"] == pytest.approx(0.5)
+    assert np.isnan(frame.loc[("run-0-rl", 3), "eval/aime24/pass1"]) and len(frame) == 10
+    with pytest.raises(
+        RunStoreError, match="no run has eval/aime25/pass1; evaluations: eval/aime24/pass1, eval/math500"
+    ):
+        curves(runs, ["eval/aime25/pass1"])
+    with pytest.raises(RunStoreError, match="use curves"):
+        measure(runs, ["eval/aime24/pass1"])
+
+
+def test_curves_of_evaluations_have_the_published_value_as_a_line(runs):
+    figure = plot_curves(runs, ["eval/aime24/pass1", "pass1"], by="label", reference=True)
+    assert [text.text for text in figure.layout.annotations if "rStar2" in text.text] == ["rStar2-Agent-14B: 80.6%"]
+    assert [shape.y0 for shape in figure.layout.shapes if shape.y0 == shape.y1] == [pytest.approx(0.806)]
+    plain = plot_curves(runs, ["eval/aime24/pass1"], by="label")
+    values = plain.frame.set_index("step")["value"]
+    assert values.to_dict() == pytest.approx({2: 0.25, 4: 0.45, 6: 0.65})
+    assert not [shape for shape in plain.layout.shapes if shape.y0 == shape.y1]
+
+
+def test_the_ablation_reads_evaluation_sets_of_any_name(runs):
+    sums = ablation_sums(runs)
+    found = sums[sums.held_out_denominator > 0].set_index(["seed", "step"]).held_out_numerator
+    assert found[(1, 4)] == pytest.approx((0.5 + 0.5) / 2)
+
+
+def test_the_report_shows_evaluations_during_training(runs):
+    page = report_html(runs.run_dir("run-0-rl"))
+    assert "pass@1 on aime24" in page and "80.6%" in page
+
+
+def test_figures_of_the_paper_are_made_from_own_runs(runs):
+    made = figures_of_the_paper(runs)
+    assert {"training", "held-out accuracy", "stages", "results"} <= set(made)
+    stages = made["stages"].set_index(["run_id", "stage"])
+    assert stages.loc[("run-0-rl", "two"), "last_step"] == 6 and stages.loc[
+        ("run-0-rl", "two"), "eval/aime24/pass1"
+    ] == pytest.approx(0.6)
+
+
+def test_published_numbers_are_complete_and_have_their_source():
+    data = published()
+    assert data["source"].endswith("2508.20722") and reference("eval/aime25/pass1") == pytest.approx(0.698)
+    assert reference("eval/aime24/response_tokens") == 9339.7
+    assert reference("pass1") is None and reference("eval/mine/pass1") is None
+    table = results_table().set_index("model")
+    sets = ["math500", "aime24", "aime25", "hmmt25"]
+    assert table.loc["rStar2-Agent-14B", sets].tolist() == pytest.approx([0.978, 0.806, 0.698, 0.527])
+    assert sum(stage["steps"] for stage in data["stages"]) == 510
+    json.dumps(data)
