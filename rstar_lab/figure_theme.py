@@ -1,6 +1,8 @@
 """The theme of all figures: colours, line styles, plotly templates for light and dark pages, and the layout of headings."""
 
 import itertools
+import math
+import re
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -18,6 +20,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 _LEGEND_WIDTH = 780  # pixels available to one line of the legend; figures are at least 900 pixels wide
 _LINE = 18  # pixels of a further line of a title
+_FORMAT = re.compile(r"\.(\d)([%f])")  # a tick format of plotly with a number of digits
 _MAX_UNIT_TICKS = 12  # widest range of an x axis with a tick at every integer
 _PAGE_COLOURS = {"light": ("#1b1b1b", "#ffffff", "#e2e2e2"), "dark": ("#ececec", "#16181d", "#3a3d45")}
 
@@ -58,9 +61,10 @@ def template(mode: str = "light") -> go.layout.Template:
 
 
 def apply_theme(figure: go.Figure, mode: str = "light") -> None:
-    """Apply the theme to a figure in place: template, integer ticks and the layout of the headings."""
+    """Apply the theme to a figure in place: template, types and ticks of the axes, and the layout of the headings."""
     figure.update_layout(template=template(mode))
     _set_integer_ticks(figure)
+    _set_axes(figure)
     place_headings(figure)
 
 
@@ -75,6 +79,32 @@ def _set_integer_ticks(figure: go.Figure) -> None:
         integers = all(isinstance(x, Real) and float(x).is_integer() for x in xs)
         if integers and xs and max(xs) - min(xs) <= _MAX_UNIT_TICKS and axis.type in (None, "linear"):
             axis.dtick = axis.dtick or (1 if axis.tickvals is None else None)
+
+
+def _set_axes(figure: go.Figure) -> None:
+    """Set the type and the number format of each axis from its values.
+
+    An axis of words stays one, even if all words are numbers: plotly would draw them at their values. The number format has
+    enough digits for two ticks to differ.
+    """
+    for letter in "xy":
+        values: dict[str, list[Any]] = {}
+        for trace in figure.data:
+            found = getattr(trace, letter, None)
+            if found is not None:
+                values.setdefault(getattr(trace, f"{letter}axis", None) or letter, []).extend(found)
+        for name, each in values.items():
+            axis = figure.layout[f"{letter}axis{name[1:]}"]
+            if axis.type is None and any(isinstance(value, str) for value in each):
+                axis.type = "category"
+            numbers = [float(value) for value in each if isinstance(value, Real) and math.isfinite(value)]
+            match = _FORMAT.fullmatch(axis.tickformat or "")
+            if match and numbers and axis.type in (None, "linear"):
+                ends = axis.range or (*numbers, *([0.0] if axis.rangemode == "tozero" else []))
+                span = (float(max(ends)) - float(min(ends))) * (100 if match[2] == "%" else 1)
+                # About five ticks: neighbours differ in the digit after the last that is shown if the span is smaller.
+                digits = math.ceil(-math.log10(span / 5)) if span > 0 else int(match[1])
+                axis.tickformat = f".{max(int(match[1]), min(digits, 6))}{match[2]}"
 
 
 def place_headings(figure: go.Figure) -> None:

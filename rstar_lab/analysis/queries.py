@@ -40,7 +40,8 @@ def connect(directories: Iterable[Path] = (), **config: Any) -> duckdb.DuckDBPyC
 
 def quoted(text: str) -> str:
     """Return text as an SQL literal."""
-    return "'" + text.replace("'", "''") + "'"
+    parts = ["'" + part.replace("'", "''") + "'" for part in text.split("\0")]  # a query ends at the character NUL
+    return parts[0] if len(parts) == 1 else f"({' || chr(0) || '.join(parts)})"
 
 
 @lru_cache(maxsize=256)

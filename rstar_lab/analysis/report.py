@@ -4,6 +4,7 @@ The file needs no kernel and no network. It is computed from the run store only,
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ METRICS = (
 )  # fmt: skip
 STATIC = Path(__file__).parent / "report_static"
 SAMPLE = 60  # trajectories
+TEXT_LIMIT = 200_000  # characters of a transcript; of longer ones, the beginnings of the messages are shown
 TOKEN_LIMIT = 4000  # longer responses are shown without token values, which would make the file large
 
 
@@ -60,9 +62,15 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts, style)}">'
         f"<title>{escaped(reader.run_id)}</title><style>{style}</style>"
-        f"</head><body><main><h1>{escaped(reader.run_id)}</h1>{''.join(parts)}</main>"
+        f"</head><body>{_without_map_styles(scripts[0])}<main><h1>{escaped(reader.run_id)}</h1>{''.join(parts)}</main>"
         f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>\n"
     )
+
+
+def _without_map_styles(plotly: str) -> str:
+    """Return elements with the ids of the style sheets that plotly adds for maps, so that it does not add them."""
+    ids = dict.fromkeys(re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly))
+    return "".join(f'<i id="{name}" hidden></i>' for name in ids)
 
 
 def _policy(scripts: Sequence[str], style: str) -> str:
@@ -171,7 +179,8 @@ def _figure(figure: Figure) -> str:
     """Return the figure as data, which the page's script draws for a light or a dark page."""
     both = [json.loads(themed.to_json()) for themed in (figure, figure.dark())]
     data = json.dumps(both).replace("<", "\\u003c")  # no text of the data can end the element
-    return f'<div class="figure"><script type="application/json">{data}</script></div>'
+    boxes = "".join(f'<div class="on-{theme}"></div>' for theme in ("light", "dark"))
+    return f'<div class="figure"><script type="application/json">{data}</script>{boxes}</div>'
 
 
 def _comparison(runs: Runs, other: Runs) -> str:
@@ -198,7 +207,7 @@ def _trajectories(runs: Runs, sample: int) -> str:
     items, templates = [], []
     for number, row in enumerate(chosen.to_dict("records")):
         record = runs.record(row["traj_id"])
-        plain = (row.get("response_tokens") or 0) > TOKEN_LIMIT
+        plain = (row.get("response_tokens") or 0) > TOKEN_LIMIT or len(str(record.get("messages"))) > TEXT_LIMIT
         full = source.row(row["traj_id"])
         article = article_html(full, record, source.siblings(full), plain=plain)
         state, mark, text = verdict(full)

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ LABELS: dict[str, str] = json.loads((STATIC / "labels.json").read_text(encoding=
 _CHANNELS = (("entropy", "Entropy"), ("log_prob", "Log-prob"), ("mismatch", "Mismatch"), ("mask", "Loss mask"),
              ("advantage", "Advantage"), ("none", "None"))  # fmt: skip
 _MISSING = "–"
+MAX_PLAIN = 20_000  # characters of a segment in a page that shows many, or in the output of a notebook
 
 
 def format_value(value: Any, digits: int = 3) -> str:
@@ -145,7 +147,7 @@ def article_html(
 ) -> str:
     """Return one trajectory as an article element for a page with the style sheet `page_css`.
 
-    plain: without token values and without the list of siblings.
+    plain: without token values and without the list of siblings, and with the beginnings of very long texts only.
     """
     body = _header(row, record, siblings, _title(row), note or {})
     values = None if plain else token_values(record)
@@ -153,7 +155,8 @@ def article_html(
     if colours:
         body += _switch()
     advantage = row.get("advantage")
-    parts = [_segment(segment, values if colours else None, advantage) for segment in segments(record)]
+    shown = [_shortened(segment) if plain else segment for segment in segments(record)]
+    parts = [_segment(segment, values if colours else None, advantage) for segment in shown]
     body += f'<div class="rl-turns">{"".join(parts)}</div>'
     if not plain and len(siblings) > 1:
         body += _siblings(siblings, row)
@@ -216,6 +219,12 @@ def _segment(segment: Segment, values: np.ndarray | None, advantage: float | Non
         f'<section class="rl-seg rl-{kind}" data-outcome="{outcome_class(segment.outcome)}">'
         f'<h3>{turn}{label}{tool} {badge}</h3><pre class="rl-text" dir="ltr">{text}</pre></section>'
     )
+
+
+def _shortened(segment: Segment) -> Segment:
+    """Return the segment with at most MAX_PLAIN characters."""
+    more = len(segment.text) - MAX_PLAIN
+    return replace(segment, text=f"{segment.text[:MAX_PLAIN]}\n… {more:,} more characters") if more > 0 else segment
 
 
 def _pieces(segment: Segment, values: np.ndarray | None, advantage: float | None) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """The trajectory inspector: a notebook widget that lists the rollouts of a run store and shows their transcripts."""
 
+import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,6 +33,15 @@ _MODULES = (
 _GROUP = ("run_id", "step", "group_id")
 
 
+_NUMBERS = itertools.count(1)
+
+
+def _place() -> str:
+    """Return the notebook of this kernel and the number of the inspector in it, or "" outside of a notebook server."""
+    notebook = os.environ.get("JPY_SESSION_NAME", "")
+    return f"{notebook}#{next(_NUMBERS)}" if notebook else ""
+
+
 class Inspector(NotebookWidget):
     """A list of trajectories beside the transcript of the selected one.
 
@@ -56,6 +67,8 @@ class Inspector(NotebookWidget):
     revision = traitlets.Int(0).tag(sync=True)
     reveal = traitlets.Int(0).tag(sync=True)
     label = traitlets.Unicode("").tag(sync=True)
+    # Notebook and number of the inspector in it: the browser restores the state of the same inspector after a restart.
+    place = traitlets.Unicode("").tag(sync=True)
 
     def __init__(self, store: Store | pd.DataFrame, **state: Any) -> None:
         self.source = Source(Frames(store) if isinstance(store, pd.DataFrame) else store)
@@ -63,7 +76,7 @@ class Inspector(NotebookWidget):
         self.forks: list[Fork] = []
         self._continuations: dict[str, Source] = {}
         path = "" if isinstance(store, pd.DataFrame) else getattr(store, "path", "")
-        super().__init__(**{"label": str(path or "trajectories"), **state})
+        super().__init__(**{"label": str(path or "trajectories"), "place": _place(), **state})
         self.on_msg(self._on_message)
 
     def show(self, label: str = "", **filters: Any) -> None:
@@ -382,6 +395,7 @@ class Inspector(NotebookWidget):
             "channel",
             "height",
             "label",
+            "place",
             "revision",
             "reveal",
         ):

@@ -26,6 +26,7 @@ LIST_COLUMNS = (
     "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "correct", "kept", "outcomes", "calls", "errors",
     "turns", "response_tokens", "answer", "truth", "p_err", "p_format", "advantage", "entropy", "reflection_tokens", "stop_reason",
 )  # fmt: skip
+_IDS = ("traj_id", "run_id", "group_id", "problem_id")
 _MAX_SORTED_ROWS = 5_000  # if more rows than this share one value, they are read by step and run instead of sorted
 _CACHED_FILTERS = 8  # number of filters whose counts are cached
 # Condition, order, offset, limit, and (run_id, step) of all rows of the condition, None if they are not known.
@@ -250,8 +251,14 @@ def query_errors() -> Iterator[None]:
 
 
 def to_json_rows(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return rows as JSON objects with these keys."""
-    return [dict(zip(names, map(to_json_value, row), strict=True)) for row in rows]
+    """Return rows as JSON objects with these keys. Ids that the browser sends back are unchanged."""
+    return [
+        {
+            name: value if name in _IDS and isinstance(value, str) else to_json_value(value)
+            for name, value in zip(names, row, strict=True)
+        }
+        for row in rows
+    ]
 
 
 def to_json_value(value: Any) -> Any:

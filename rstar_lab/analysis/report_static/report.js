@@ -4,8 +4,9 @@
   const figures = [...document.querySelectorAll(".figure")].map((box) => [box, JSON.parse(box.firstChild.textContent)]);
   const draw = () => {
     for (const [box, themes] of figures) {
+      const shown = box.children[dark.matches ? 2 : 1];
       const { data, layout } = themes[dark.matches ? 1 : 0];
-      Plotly.react(box, data, layout, { responsive: true, displaylogo: false });
+      if (!shown.hasChildNodes()) Plotly.newPlot(shown, data, layout, { responsive: true, displaylogo: false });
     }
   };
   dark.addEventListener("change", draw);

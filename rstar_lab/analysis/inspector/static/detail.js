@@ -1,4 +1,4 @@
-import { h, fill, show, verdict, verdictMark, rocStatus, committed, debounce } from "./dom.js";
+import { h, fill, show, visible, verdict, verdictMark, rocStatus, committed, debounce } from "./dom.js";
 import { channelNames } from "./tokens.js";
 import { Transcript, answerLine } from "./transcript.js";
 import { strip, table } from "./group.js";
@@ -31,14 +31,19 @@ export class Detail {
     this.compareButton = button("Side by side", () => this.toggleCompare(), { "aria-pressed": "false" });
     this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
     const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, tokenButton, forkButton, this.rawButton, this.groupButton, this.compareButton));
-    const actions = h("div", { class: "rl-actions" }, button("Copy link", () => this.copyLink()), button("HTML", () => this.export("html"), { title: "Save as a self-contained HTML page" }), button("Markdown", () => this.export("markdown")));
+    const quiet = (title, action, more = {}) => h("button", { type: "button", class: "rl-quiet", onclick: action, ...more }, title);
+    this.noteButton = quiet("Note", () => (this.noteBox.hidden ? this.openNote() : this.showNote(false)), { "aria-expanded": "false", title: "Note and tags of this rollout" });
+    const actions = h("div", { class: "rl-actions" }, this.noteButton, h("span", { class: "rl-push" }), quiet("Copy link", () => this.copyLink()),
+      quiet("HTML", () => this.export("html"), { title: "Save as a self-contained HTML page" }), quiet("Markdown", () => this.export("markdown"), { title: "Save as Markdown" }));
     this.note = h("input", { type: "text", class: "rl-note-text", placeholder: "Note", "aria-label": "Note", ...committed(() => this.saveNote()) });
     this.tags = h("input", { type: "text", class: "rl-note-tags", placeholder: "tags, with, commas", "aria-label": "Tags", ...committed(() => this.saveNote()) });
+    this.noteBox = h("div", { class: "rl-notes", hidden: true }, this.note, this.tags);
     this.panes = h("div", { class: "rl-panes" }, this.transcript.element);
     this.groupBox = h("div", { class: "rl-groupbox", hidden: true });
-    const row = h("div", { class: "rl-siblings" }, this.group, h("span", { class: "rl-push" }), this.findBox, this.matchLine);
+    const row = h("div", { class: "rl-siblings" }, this.group, this.findBox, this.matchLine);
     this.element = h("section", { class: "rl-detail", "aria-label": "Selected trajectory" },
-      this.head, row, tools, this.groupBox, this.alternatives.element, this.fork.element, this.panes, h("div", { class: "rl-foot" }, this.note, this.tags, actions));
+      this.head, row, tools, this.groupBox, this.alternatives.element, this.fork.element, this.panes, this.noteBox, h("div", { class: "rl-foot" }, actions));
+    this.element.inert = true; // until a rollout is open
   }
 
   /** Whether the unchanged token stream is shown instead of segments. */
@@ -51,6 +56,7 @@ export class Detail {
     if (this.row?.traj_id !== opened.row.traj_id) [this.alternatives, this.fork].forEach((panel) => panel.close());
     this.opened = opened;
     this.row = opened.row;
+    this.element.inert = false;
     this.element.dataset.traj = this.row.traj_id;
     this.drawHead();
     this.transcript.show(opened, floats(buffers), this.channel());
@@ -61,18 +67,35 @@ export class Detail {
 
   drawHead() {
     const { row } = this;
-    fill(this.head,
+    const selection = [rocStatus(row, this.opened.siblings), typeof row.advantage === "number" ? `advantage ${show(row.advantage)}` : ""].filter(Boolean).join("; ");
+    const measured = row.metrics ? Object.entries(row.metrics).map(([name, value]) => `${name} ${show(value)}`).join(" · ") : "";
+    fill(this.head, h("div", { class: "rl-line" },
       h("span", { class: `rl-chip rl-${verdict(row).state}` }, `${verdict(row).mark} ${capital(verdict(row).text)}`),
-      h("h2", { title: `${row.problem_id}` }, heading(this.opened.question ?? row.problem_id)), h("span", { class: "rl-where" }, `step ${show(row.step)} · sample ${show(row.sample)}${row.stage ? ` · ${row.stage}` : ""}`),
-      h("span", { class: "rl-answer" }, answerLine(row)),
-      h("span", { class: "rl-selection" }, [rocStatus(row, this.opened.siblings), typeof row.advantage === "number" ? `advantage ${show(row.advantage)}` : ""].filter(Boolean).join("; ")),
-      row.environment ? h("span", { class: "rl-environment" }, `environment ${row.environment}`) : null,
-      row.metrics ? h("span", { class: "rl-metrics" }, Object.entries(row.metrics).map(([name, value]) => `${name} ${show(value)}`).join(" · ")) : null);
+      h("h2", { title: visible(`${row.problem_id}\n${excerpt(this.opened.question ?? "")}`) }, heading(visible(this.opened.question ?? row.problem_id))), h("span", { class: "rl-where" }, `step ${show(row.step)} · sample ${show(row.sample)}${row.stage ? ` · ${row.stage}` : ""}`)),
+    h("div", { class: "rl-line" }, h("span", { class: "rl-answer" }, answerLine(row)),
+      h("span", { class: "rl-selection", title: selection }, selection),
+      row.environment ? h("span", { class: "rl-environment", title: row.environment }, `environment ${row.environment}`) : null,
+      measured ? h("span", { class: "rl-metrics", title: measured }, measured) : null));
     fill(this.group, strip(this.opened.siblings, row.traj_id, this.select));
+    const [box, cell] = [".rl-strip", "[aria-pressed=true]"].map((name) => this.group.querySelector(name));
+    if (cell) box.scrollLeft = cell.offsetLeft - box.clientWidth / 2; // the selected rollout is in view
     this.note.value = row.note?.note ?? "";
     this.tags.value = (row.note?.tags ?? []).join(", ");
     this.saved = JSON.stringify([row.traj_id, this.note.value, row.note?.tags ?? []]);
+    this.showNote(Boolean(this.note.value || this.tags.value));
     if (!this.groupBox.hidden) this.drawGroup();
+  }
+
+  /** Show or hide the fields of the note. They are hidden until the rollout has a note or one is to be written. */
+  showNote(open) {
+    this.noteBox.hidden = !open;
+    this.noteButton.setAttribute("aria-expanded", String(open));
+  }
+
+  openNote() {
+    this.showNote(true);
+    this.note.focus();
+    this.note.select();
   }
 
   drawGroup() {
@@ -230,7 +253,8 @@ export class Detail {
 }
 
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
-const heading = (text) => (text.length > 90 ? `${text.slice(0, 90).trimEnd()}…` : text);
+const heading = (text) => (text.length > 160 ? `${text.slice(0, 160).trimEnd()}…` : text);
+const excerpt = (text) => (text.length > 600 ? `${text.slice(0, 600).trimEnd()}…` : text);
 
 function floats(buffers) {
   const view = buffers?.[0];

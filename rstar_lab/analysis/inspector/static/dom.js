@@ -34,6 +34,10 @@ export function splitter() {
   } });
 }
 
+/** Replace control characters and direction marks by visible ones. The kernel does so too, except in ids. */
+export const visible = (text) => String(text).replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
+  (char) => (char < " " ? String.fromCharCode(0x2400 + char.charCodeAt(0)) : char === "\u007f" ? "␡" : char < "\u00a0" ? "\ufffd" : "◆"));
+
 const missing = "–";
 
 /** Format a value for display. */
@@ -41,7 +45,7 @@ export function show(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return missing;
   if (value === true) return "yes";
   if (value === false) return "no";
-  if (typeof value !== "number") return String(value);
+  if (typeof value !== "number") return visible(value);
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const text = Math.abs(value) < 0.001 || Math.abs(value) >= 1e5 ? value.toExponential(1) : Number(value.toPrecision(digits)).toString();
   return text.replace("-", "−");

@@ -24,8 +24,8 @@ class View {
     this.status = h("div", { class: "rl-status", role: "status" }, "Starting …");
     this.root = h("div", { class: "rl rl-app", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true", role: "region", "aria-label": "Trajectory inspector", onkeydown: (event) => this.key(event) }, this.status);
     this.root.style.height = `${model.get("height")}px`;
-    el.append(this.root);
-    this.memory = `rstar-lab:${model.get("label")}`;
+    el.append(h("div", { class: "rl-host" }, this.root));
+    this.memory = `rstar-lab:${model.get("place")}:${model.get("label")}`;
     this.questions = new Map(); // problem id to the beginning of its question
     this.waiting = []; // actions that wait until the selected trajectory is shown
     this.cache = new TrajectoryCache((traj_id, raw) => this.load(traj_id, raw));
@@ -62,6 +62,7 @@ class View {
 
   remember() {
     const kept = Object.fromEntries(["filters", "scope", "sort", "columns", "selected", "channel"].map((name) => [name, this.model.get(name)]));
+    if (!this.model.get("place")) return;
     try {
       sessionStorage.setItem(this.memory, JSON.stringify(kept));
     } catch { /* the page has no storage */ }
@@ -81,7 +82,9 @@ class View {
     }
     try {
       const kept = JSON.parse(sessionStorage.getItem(this.memory) ?? "null");
-      if (kept) this.set(kept);
+      if (!kept) return;
+      this.set(kept);
+      if (Object.keys(kept.filters ?? {}).length || Object.keys(kept.scope ?? {}).length) this.restored = "The filters from before the restart of the kernel or the page are restored.";
     } catch { /* no state stored */ }
   }
 
@@ -114,6 +117,7 @@ class View {
     await this.reload();
     if (this.model.get("selected")) await this.open(this.model.get("selected"));
     else await this.list.select(0);
+    if (this.restored) this.say(this.restored);
   }
 
   /** Fill in the questions of rows, after they are shown. */
@@ -371,7 +375,7 @@ class View {
       e: () => this.say(detail.transcript.nextError(1)), E: () => this.say(detail.transcript.nextError(-1)),
       b: () => this.say(detail.transcript.nextFork(1)), B: () => this.say(detail.transcript.nextFork(-1)),
       a: () => detail.showAlternatives(), t: () => detail.showFork(), "[": () => this.set({ selected: detail.nextSibling(-1) }), "]": () => this.set({ selected: detail.nextSibling(1) }),
-      c: () => detail.toggleCompare(), g: () => detail.toggleGroup(), r: () => detail.toggleRaw(), n: () => focus(detail.note),
+      c: () => detail.toggleCompare(), g: () => detail.toggleGroup(), r: () => detail.toggleRaw(), n: () => detail.openNote(),
     }[event.key];
     const action = ofTrajectory ? () => this.whenShown(ofTrajectory) : {
       j: () => this.list.move(1), k: () => this.list.move(-1), "/": () => focus(detail.findBox), s: () => focus(this.across), v: () => this.views.show(), f: () => this.full(), "?": () => this.helpBox.showModal(),

@@ -1,9 +1,10 @@
-import { h, fill, show, verdictMark, outcomeClass, debounce } from "./dom.js";
+import { h, fill, show, visible, verdictMark, outcomeClass, debounce } from "./dom.js";
 
 /** The list of trajectories. Only visible rows have elements; rows are fetched in blocks. */
 
 const rowHeight = 28;
 const block = 100;
+const marginWidth = 22; // pixels of the mark of a note
 const tallest = 8_000_000; // pixels; browsers limit the height of an element, so longer lists map the scroll bar proportionally
 
 const callGlyph = { ok: "●", bad: "▲", ours: "○", unknown: "·" };
@@ -17,13 +18,13 @@ const fixed = (name, digits) => (row) => (typeof row[name] === "number" ? row[na
 
 /** [column to sort by, title, width, cell, right-aligned] */
 export const listColumns = [
-  ["step", "Step", 46, (row) => show(row.step), true],
-  ["problem_id", "Problem", 190, (row) => row.question ?? row.problem_id],
-  ["sample", "#", 30, (row) => show(row.sample), true],
-  ["reward", "Correct", 68, (row) => verdictMark(row)],
-  ["kept", "Kept", 46, (row) => (row.kept === null || row.kept === undefined ? "–" : h("span", { class: row.kept ? "" : "rl-faint" }, row.kept ? "yes" : "no"))],
-  ["outcomes", "Tool calls", 76, callCell],
-  ["response_tokens", "Tokens", 60, (row) => show(row.response_tokens), true],
+  ["step", "Step", 44, (row) => show(row.step), true],
+  ["problem_id", "Problem", 190, (row) => visible(row.question ?? row.problem_id)],
+  ["sample", "#", 28, (row) => show(row.sample), true],
+  ["reward", "Correct", 64, (row) => verdictMark(row)],
+  ["kept", "Kept", 44, (row) => (row.kept === null || row.kept === undefined ? "–" : h("span", { class: row.kept ? "" : "rl-faint" }, row.kept ? "yes" : "no"))],
+  ["outcomes", "Tool calls", 74, callCell],
+  ["response_tokens", "Tokens", 58, (row) => show(row.response_tokens), true],
   ["answer", "Answer", 84, (row) => show(row.answer), true],
   ["truth", "Truth", 84, (row) => show(row.truth), true],
   ["p_err", "p_err", 52, fixed("p_err", 2), true],
@@ -66,20 +67,32 @@ export class List {
     this.show(shown);
     this.element = this.pane;
     this.fetch = debounce(60, () => this.load());
-    this.observer = new ResizeObserver(() => this.draw());
+    this.observer = new ResizeObserver(() => { this.layout(); this.draw(); });
     this.observer.observe(this.pane);
   }
 
   /** Show these columns; an empty array shows all. */
   show(names) {
     this.columns = names.length ? this.known.filter(([name]) => names.includes(name)) : this.known;
-    this.template = `26px ${this.columns.map((column) => `${column[2]}px`).join(" ")}`;
     fill(this.head, h("span", { role: "columnheader" }, h("span", { class: "rl-hidden" }, "Note")), this.columns.map(([name, title, , , right]) =>
       h("span", { role: "columnheader", class: right ? "rl-num" : "", "data-column": name },
         h("button", { type: "button", title: `Sort by ${name}`, tabindex: "-1", onclick: () => this.sort(name) }, title))));
-    const width = this.columns.reduce((sum, column) => sum + column[2], 26);
+    this.layout();
+  }
+
+  /** Set the widths of the columns. The problem takes what the columns up to the tokens leave, so that these are in view. */
+  layout() {
+    const last = this.columns.findIndex(([name]) => name === "response_tokens");
+    const first = this.columns.slice(0, last < 0 ? undefined : last + 1);
+    const rest = first.reduce((sum, [name, , width]) => sum + (name === "problem_id" ? 0 : width), marginWidth);
+    const problem = Math.max(72, Math.min(420, (this.pane.clientWidth || 560) - rest));
+    const widths = this.columns.map(([name, , width]) => (name === "problem_id" ? problem : width));
+    const template = `${marginWidth}px ${widths.map((width) => `${width}px`).join(" ")}`;
+    if (template === this.template) return;
+    this.template = template;
+    const width = widths.reduce((sum, each) => sum + each, marginWidth);
     for (const element of [this.head, this.rows, this.space]) element.style.minWidth = `${width}px`;
-    this.head.style.gridTemplateColumns = this.template;
+    this.head.style.gridTemplateColumns = template;
   }
 
   get visible() {
@@ -184,7 +197,7 @@ export class List {
         ? [h("span", { role: "gridcell" }, note ? h("span", { class: "rl-flag", role: "img", "aria-label": "has a note", title: [...note.tags, note.note].join(" · ") }, "◆") : ""),
             this.columns.map(([name, , , cell, right]) => {
               const content = cell(row);
-              const title = name === "problem_id" && row.question ? `${row.problem_id}: ${row.question}` : content;
+              const title = name === "problem_id" && row.question ? visible(`${row.problem_id}: ${row.question}`) : content;
               return h("span", { role: "gridcell", class: right ? "rl-num" : "", title: typeof title === "string" && !this.snippets[row.traj_id] && title }, content);
             })]
         : h("span", { role: "gridcell", class: "rl-faint" }, "…"));

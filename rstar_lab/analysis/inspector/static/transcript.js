@@ -28,7 +28,7 @@ export class Transcript {
       class: "rl-turns", tabindex: "0", role: "region", "aria-label": "Transcript",
       onclick: (event) => this.clickText(event), onpointermove: (event) => this.hoverText(event), onpointerleave: () => this.hideTip(), onscroll: () => this.hideTip(),
     });
-    this.element = h("div", { class: "rl-transcript" }, this.legend, this.ribbon, this.turns, this.tip);
+    this.element = h("div", { class: "rl-transcript" }, h("div", { class: "rl-band" }, this.legend, this.ribbon), this.turns, this.tip);
     this.parts = [];
   }
 

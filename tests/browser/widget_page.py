@@ -1,0 +1,109 @@
+"""Show a widget in a plain page: its browser code runs in Chromium, its kernel side in this process.
+
+Faster than JupyterLab, and independent of the layout of a notebook's page. The transport between both is the only part that
+is not the real one.
+"""
+
+import base64
+import json
+from typing import Any
+
+_OTHERS = ("layout", "comm", "tabbable", "tooltip")  # traits of every widget
+_PAGE = """<!doctype html><html><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data: blob:; connect-src blob:;
+script-src 'unsafe-inline' 'unsafe-eval' blob:; style-src 'unsafe-inline'">
+<style>body { margin: 0; background: Canvas; color-scheme: light dark; }</style></head><body><div id="host"></div></body></html>"""
+
+# An anywidget model: traits and messages of the kernel arrive by `deliver`, changes and messages leave by `kernel_*`.
+_MODEL = """(state) => {
+  const handlers = new Map();
+  const emit = (event, ...values) => [...(handlers.get(event) ?? [])].forEach((handler) => handler(...values));
+  let changed = {};
+  const model = {
+    get: (name) => state[name],
+    set: (name, value) => {
+      if (JSON.stringify(state[name]) === JSON.stringify(value)) return;
+      state[name] = changed[name] = value;
+      emit(`change:${name}`);
+      emit("change");
+    },
+    save_changes: () => { const sent = changed; changed = {}; if (Object.keys(sent).length) window.kernel_set(JSON.stringify(sent)); },
+    on: (event, handler) => handlers.set(event, [...(handlers.get(event) ?? []), handler]),
+    off: (event, handler) => handlers.set(event, (handlers.get(event) ?? []).filter((each) => each !== handler)),
+    send: (message) => window.kernel_message(JSON.stringify(message)),
+  };
+  const bytes = (text) => { const raw = Uint8Array.from(atob(text), (char) => char.charCodeAt(0)); return new DataView(raw.buffer); };
+  window.deliver = (changes, messages) => {
+    for (const [name, value] of Object.entries(changes)) {
+      if (JSON.stringify(state[name]) === JSON.stringify(value)) continue;
+      state[name] = value;
+      emit(`change:${name}`);
+    }
+    for (const [content, buffers] of messages) emit("msg:custom", content, buffers.map(bytes));
+  };
+  return model;
+}"""
+
+
+class WidgetPage:
+    """A page with one widget. errors: page errors and console errors. requests: URLs that the page asked for."""
+
+    def __init__(self, browser: Any, widget: Any, size: tuple[int, int] = (1400, 900), scheme: str = "light") -> None:
+        self.widget = widget
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self._messages: list[list[Any]] = []
+        widget.send = self._collect  # instead of the comm of a notebook
+        self.page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+        self.page.on("pageerror", lambda error: self.errors.append(f"{error}\n{getattr(error, 'stack', '')}"))
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.expose_function("kernel_message", self._message)
+        self.page.expose_function("kernel_set", self._set)
+        self.page.set_content(_PAGE)
+        self.page.add_style_tag(content=str(widget._css))
+        own = [name for name in widget.keys if not name.startswith("_") and name not in _OTHERS]
+        state = {name: getattr(widget, name) for name in own}
+        self._known = json.loads(json.dumps(state, default=str))
+        self.page.evaluate(
+            """async ([make, state, code]) => {
+              const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+              const { default: widget } = await import(url);
+              const model = window.model = eval(make)(state);
+              await widget.initialize?.({ model });
+              window.closeWidget = await widget.render({ model, el: document.getElementById("host") });
+            }""",
+            [_MODEL, self._known, str(widget._esm)],
+        )
+
+    def _collect(self, content: Any, buffers: Any = ()) -> None:
+        self._messages.append([content, [base64.b64encode(bytes(buffer)).decode() for buffer in buffers or ()]])
+
+    def _message(self, text: str) -> None:
+        self.widget._handle_custom_msg(json.loads(text), [])
+        self._deliver()
+
+    def _set(self, text: str) -> None:
+        for name, value in json.loads(text).items():
+            self._known[name] = value
+            setattr(self.widget, name, value)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        now = {name: json.loads(json.dumps(getattr(self.widget, name), default=str)) for name in self._known}
+        changes = {name: value for name, value in now.items() if value != self._known[name]}
+        self._known |= changes
+        messages, self._messages = self._messages, []
+        # Not awaited: this runs inside a call from the page.
+        script = f"setTimeout(() => window.deliver({json.dumps(changes)}, {json.dumps(messages)}), 0)"
+        self.page.evaluate("script => { (0, eval)(script); }", script)
+
+    def sync(self) -> None:
+        """Send changes that Python made to the page."""
+        self._deliver()
+
+    def wait(self, expression: str, timeout_s: float = 60) -> None:
+        self.page.wait_for_function(expression, timeout=timeout_s * 1000)
+
+    def close(self) -> None:
+        self.page.close()
