@@ -1,5 +1,7 @@
 """Data frames, metrics, figures and the inspector for the run store. Names are imported at first use."""
 
+# ruff: noqa: F401  the imports for type checkers repeat the lazy exports
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,6 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.exports.atif import export_atif, import_atif
     from rstar_lab.analysis.exports.training import export_preferences, export_sft
     from rstar_lab.analysis.failure_context import add_first_difference, add_phrases
-    from rstar_lab.analysis.failure_labels import Agreement, hand_labels, label_agreement, label_rollouts
     from rstar_lab.analysis.failure_map import plot_failure_map
     from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failures
     from rstar_lab.analysis.figures import (
@@ -30,19 +31,19 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
     from rstar_lab.analysis.number_formats import format_numbers
     from rstar_lab.analysis.problem_heatmap import plot_heatmap
-    from rstar_lab.analysis.problem_histories import compare_transcripts, problem_history, problem_table
-    from rstar_lab.analysis.resampling_replay import group_rollouts, plot_replays, replay
+    from rstar_lab.analysis.problem_histories import problem_table
     from rstar_lab.analysis.runs import Runs, open_runs
-    from rstar_lab.analysis.step_profile import plot_time, profile_step
     from rstar_lab.analysis.timeline import plot_timeline
     from rstar_lab.analysis.tokens import (
         count_words,
+        excerpts,
         plot_entropy,
         plot_high_entropy_words,
         plot_token_kinds,
         token_kinds,
         token_table,
         word_list,
+        word_usage_change,
     )
 
 _MODULES = {
@@ -51,16 +52,13 @@ _MODULES = {
     "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
     "alerts": ("find_alerts",),
     "failure_context": ("add_first_difference", "add_phrases"),
-    "failure_labels": ("Agreement", "hand_labels", "label_agreement", "label_rollouts"),
     "failure_map": ("plot_failure_map",),
     "failures": ("failed_rollouts", "failure_groups", "plot_failures"),
     "comparison": ("compare",),
     "counterfactual_lab": ("counterfactual",),
-    "resampling_replay": ("group_rollouts", "plot_replays", "replay"),
     "number_formats": ("format_numbers",),
     "problem_heatmap": ("plot_heatmap",),
-    "problem_histories": ("problem_history", "compare_transcripts", "problem_table"),
-    "step_profile": ("plot_time", "profile_step"),
+    "problem_histories": ("problem_table",),
     "timeline": ("plot_timeline",),
     "tokens": (
         "count_words",
@@ -85,74 +83,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "METRICS",
-    "Agreement",
-    "Explorer",
-    "Inspector",
-    "LinkedFigure",
-    "Runs",
-    "add_first_difference",
-    "add_phrases",
-    "compare",
-    "compare_transcripts",
-    "count_words",
-    "counterfactual",
-    "curves",
-    "excerpts",
-    "explore",
-    "export_atif",
-    "export_preferences",
-    "export_sft",
-    "failed_rollouts",
-    "failure_groups",
-    "find_alerts",
-    "format_numbers",
-    "group_rollouts",
-    "hand_labels",
-    "import_atif",
-    "import_inspect",
-    "import_messages",
-    "import_trl",
-    "import_verl",
-    "inspect",
-    "label_agreement",
-    "label_rollouts",
-    "libraries",
-    "link",
-    "measure",
-    "open_runs",
-    "outcome_mix",
-    "overview",
-    "pass_at_k",
-    "plot_ablation",
-    "plot_curves",
-    "plot_entropy",
-    "plot_failure_map",
-    "plot_failures",
-    "plot_heatmap",
-    "plot_high_entropy_words",
-    "plot_lengths",
-    "plot_outcomes",
-    "plot_pass_at_k",
-    "plot_replays",
-    "plot_time",
-    "plot_timeline",
-    "plot_token_kinds",
-    "plot_tool_use",
-    "problem_history",
-    "problem_table",
-    "profile_step",
-    "replay",
-    "token_kinds",
-    "token_table",
-    "tool_calls",
-    "tool_use",
-    "tool_use_table",
-    "watch",
-    "word_list",
-    "word_usage_change",
-]
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.code_use import rollouts
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.filters import Where, sql_list
 from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.figure_theme import COLOURS
@@ -28,6 +28,7 @@ KINDS = {
     "truncated": "the rollout was truncated by a limit",
     "no answer": "the rollout ended without an answer",
     "wrong answer": "the answer was not rewarded",
+    "errors, not scored": "a tool call failed, and the rollout has no reward",
     "correct after errors": "the answer was rewarded, after at least one failed call",
 }
 KEYS = ["kind", "outcome", "message"]
@@ -101,14 +102,14 @@ def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
             continue
         figure.add_bar(
             y=names, x=[len(part) for part in parts], orientation="h", name=label, marker_color=colour,
-            customdata=[_condition(part) for part in parts], hovertemplate="%{y}<br>%{x} rollouts<extra></extra>",
+            customdata=[rollouts_condition(part) for part in parts], hovertemplate="%{y}<br>%{x} rollouts<extra></extra>",
             row=1, col=1,
         )  # fmt: skip
     for number, (name, group) in enumerate(of_group.items()):
         steps = group.groupby("step")
         figure.add_scatter(
             x=list(steps.groups), y=steps.size(), mode="lines+markers", name=name, showlegend=False,
-            line_color=COLOURS[number % len(COLOURS)], customdata=[_condition(part) for _, part in steps],
+            line_color=COLOURS[number % len(COLOURS)], customdata=[rollouts_condition(part) for _, part in steps],
             hovertemplate=f"{name}<br>step %{{x}}: %{{y}}<extra></extra>", row=1, col=2,
         )  # fmt: skip
     figure.update_layout(barmode="stack", height=160 + 34 * len(names))
@@ -162,6 +163,6 @@ def _label(row: dict[Any, Any]) -> str:
     return "<br>".join(escaped(line) for line in (first, message) if line)
 
 
-def _condition(part: pd.DataFrame) -> str:
-    ids = ", ".join("'" + traj_id.replace("'", "''") + "'" for traj_id in part.traj_id.head(_MOST_IDS))
-    return f"traj_id IN ({ids})" if ids else "false"
+def rollouts_condition(part: pd.DataFrame) -> str:
+    """Return an SQL condition that selects these rollouts, at most _MOST_IDS of them."""
+    return f"traj_id IN ({sql_list(part.traj_id.head(_MOST_IDS))})" if len(part) else "false"

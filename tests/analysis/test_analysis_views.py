@@ -1,15 +1,10 @@
 """Tests of the resampling replay, problem histories, step profiles and token tables on runs with known content."""
 
-import json
-
-import numpy as np
 import pytest
 from helpers.analysis_runs import make_run
 
-from rstar_lab.analysis.problem_histories import compare_transcripts, problem_history, problem_table
-from rstar_lab.analysis.resampling_replay import group_rollouts, plot_replays, replay
+from rstar_lab.analysis.problem_histories import problem_table
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.analysis.step_profile import plot_time, profile_step
 from rstar_lab.analysis.tokens import (
     KINDS,
     count_words,
@@ -36,89 +31,14 @@ def runs(folder):
     return open_runs(folder)
 
 
-# Resampling replay
+# Problems
 
 
-def test_group_rollouts_have_penalties_and_selection(runs):
-    row = runs.trajectories("kept AND run_id = 'paper'", limit=1).iloc[0]
-    frame = group_rollouts(runs, row.traj_id)
-    assert len(frame) == 8 and frame.kept.sum() == 4
-    assert frame.penalty.tolist() == (frame.p_err + frame.p_format).tolist()
-    assert set(frame.selection) == {"kept", "dropped by resampling"}
-
-
-def test_replay_of_the_released_rule_equals_the_trained_batch(runs):
-    found = replay(runs, "released", 2, rule="released")
-    assert (found.rows.kept_share == found.rows.kept).all()
-    trained, again = found.summary.iloc[0], found.summary.iloc[1]
-    for name in ("rollouts", "groups", "error_rate", "error_rate_correct", "response_tokens"):
-        assert trained[name] == again[name] or np.isnan(trained[name])
-
-
-def test_replays_of_other_rules_change_penalties_and_advantages(runs):
-    paper = replay(runs, "paper", 1, draws=60)
-    blind = replay(runs, "paper", 1, rule="random", draws=60)
-    everything = replay(runs, "paper", 1, rule="none")
-    assert paper.summary.penalty_correct[1] < blind.summary.penalty_correct[1]
-    step = runs.trajectories({"run_id": "paper", "step": 1})
-    unequal = step.groupby("group_id").reward.transform("nunique") > 1
-    assert everything.summary.rollouts[1] == unequal.sum()
-    part = step[unequal]
-    advantage = (part.reward - part.groupby("group_id").reward.transform("mean")) / (
-        part.groupby("group_id").reward.transform("std") + 1e-6
-    )
-    found = everything.rows.set_index("traj_id").loc[part.traj_id].new_advantage
-    assert np.allclose(found, advantage)
-    assert paper.rows.kept_share.between(0, 1).all()
-    shown = plot_replays([paper, blind, everything])
-    assert shown.frame.batch.tolist() == ["as trained", "paper", "random", "none"]
-
-
-def test_weights_and_the_substring_rule_change_the_penalty(runs):
-    only_format = replay(runs, "paper", 1, weights=(0.0, 2.0), draws=2)
-    rows = only_format.rows
-    assert np.allclose(rows.penalty, 2 * rows.p_format)
-    substring = replay(runs, "paper", 1, errors="substring", draws=2).rows.set_index("traj_id")
-    for traj_id, row in list(substring.iterrows())[:20]:
-        messages = runs.transcript(traj_id)
-        responses = messages[messages.role == "tool"].content
-        wanted = responses.str.contains("error").mean() if len(responses) else 0.5
-        assert row.p_err == pytest.approx(wanted)
-    with pytest.raises(RunStoreError, match="has no step 99"):
-        replay(runs, "paper", 99)
-
-
-# Problem history
-
-
-def test_problem_history_has_pass_rates_events_and_code(runs):
-    history = problem_history(runs, "p1")
-    assert history.question == "What is 1 + 1?" and history.truth == "2"
-    rows = runs.trajectories({"problem_id": "p1"})
-    rates = (rows.reward > 0).groupby([rows.run_id, rows.step]).mean()
-    assert history.strip.set_index(["run_id", "step"]).pass_rate.to_dict() == pytest.approx(rates.to_dict())
-    for run_id, of_run in rates.groupby("run_id"):
-        first = of_run[of_run > 0].index[0][1]
-        event = history.events[(history.events.run_id == run_id) & (history.events.event == "first solve")].iloc[0]
-        assert event.step == first
-        assert runs.trajectory(event.traj_id).reward > 0
-    assert history.code[history.code.step == history.code.step.min()].new.all()
-    figure = history.plot()
-    condition = figure.where(0, [(0, 1)])
-    assert set(runs.trajectories(condition).problem_id) == {"p1"}
-    with pytest.raises(RunStoreError, match="no rollout of problem 'p77'"):
-        problem_history(runs, "p77")
-
-
-def test_a_problem_that_is_no_longer_solved_is_an_event(tmp_path):
+def test_the_table_of_problems_has_first_and_last_rates(tmp_path):
     with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
         for step, passed in enumerate((0, 0, 3, 4, 1, 3)):
             rows = [{"traj_id": f"{step}-{i}", "problem_id": "p", "reward": float(i < passed)} for i in range(4)]
             writer.write_step("rl", step, trajectories=rows, calls=[], transcripts=[], metrics={})
-    events = problem_history(open_runs(tmp_path), "p").events
-    assert list(zip(events.event, events.step, strict=True)) == [
-        ("first solve", 2), ("solved", 2), ("forgotten", 4), ("solved", 5),
-    ]  # fmt: skip
     table = problem_table(open_runs(tmp_path))
     assert table.to_dict("records") == [
         {
@@ -131,51 +51,6 @@ def test_a_problem_that_is_no_longer_solved_is_an_event(tmp_path):
             "change": 0.75,
         }
     ]
-
-
-def test_compared_transcripts_mark_differences_and_escape_markup(tmp_path):
-    hostile = "<script>alert(1)</script>\n<img src=x onerror=alert(2)>"
-    with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
-        for step, text in enumerate(("same\nold line", f"same\n{hostile}")):
-            messages = json.dumps([{"role": "user", "content": "q"}, {"role": "assistant", "content": text}])
-            writer.write_step(
-                "rl", step, trajectories=[{"traj_id": f"t{step}", "reward": 1.0}], calls=[],
-                transcripts=[{"traj_id": f"t{step}", "messages": messages}], metrics={},
-            )  # fmt: skip
-    html = compare_transcripts(open_runs(tmp_path), "t0", "t1")
-    assert "<script" not in html and "<img" not in html
-    assert "- old line" in html and "+ &lt;script&gt;alert(1)&lt;/script&gt;" in html
-    assert html.count(">same<") == 2
-
-
-# Step profile
-
-
-def test_phases_add_up_and_stragglers_are_the_slowest(runs):
-    found = profile_step(runs, "paper", 2, stragglers=3)
-    assert found.step_s == pytest.approx(4.0)
-    # Tool time is part of the rollout phase. Time outside of all phases is the rest.
-    assert found.phases.set_index("phase").seconds.to_dict() == pytest.approx(
-        {"rollout": 2.0, "verify": 0.1, "log-probs": 0.3, "update": 1.0, "wait": 0.1, "rest": 0.5}
-    )
-    assert found.phases.share.sum() == pytest.approx(1)
-    rows = runs.trajectories({"run_id": "paper", "step": 2})
-    seconds = rows.generate_s + rows.tool_s
-    assert found.stragglers.seconds.tolist() == pytest.approx(sorted(seconds, reverse=True)[:3])
-    assert found.rollout.share.sum() == pytest.approx(1) and found.engines.rollouts.sum() == 48
-    assert found.tail_share == pytest.approx(1 - np.quantile(seconds, 0.9) / seconds.max(), rel=1e-5)
-    assert found.idle == {}
-    frame = plot_time(runs, "paper").frame
-    assert frame.groupby("step").seconds.sum().tolist() == pytest.approx([4.0] * 4)
-
-
-def test_profile_has_measured_idle_times_and_requires_step_times(tmp_path):
-    make_run(tmp_path, "a", steps=1, extra_metrics={"engine_idle_share": 0.25})
-    assert profile_step(open_runs(tmp_path), "a", 1).idle == {"engine_idle_share": 0.25}
-    with RunWriter.open(tmp_path, "b", kind="import", recipe={}, seed=0) as writer:
-        writer.write_step("x", 1, trajectories=[{"traj_id": "t"}], calls=[], transcripts=[], metrics={})
-    with pytest.raises(RunStoreError, match="no measured times at step 1"):
-        profile_step(open_runs(tmp_path), "b", 1)
 
 
 # Tokens

@@ -71,7 +71,7 @@ def test_phrases_are_typical_of_failures_and_not_of_code(tmp_path):
     found = add_phrases(runs, failed_rollouts(runs), words=2)
     assert (found.phrase != "").sum() == 20 and set(found.z.notna() == (found.phrase != "")) == {True}
     assert set(found.phrase) <= {"", "will just", "just guess", "guess N"} and "" in set(found.phrase)
-    assert "other" in " ".join(plot_failure_map(found, ["kind", "phrase"]).data[0].text)
+    assert "other" in " ".join(plot_failure_map(found, ["kind", "phrase"]).data[0].labels)
     with pytest.raises(RunStoreError, match="words must be at least 1"):
         add_phrases(runs, found, words=0)
     assert list(add_phrases(runs, found.iloc[:0]).phrase) == []

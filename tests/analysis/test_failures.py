@@ -107,46 +107,22 @@ def test_points_of_the_figure_open_their_rollouts(runs):
         plot_failures(failed_rollouts(runs, "step = 9"))
 
 
-def test_each_point_of_the_map_opens_its_rollout(runs):
+def test_each_group_of_the_map_lists_its_rollouts(runs):
     found = failed_rollouts(runs)
     figure = plot_failure_map(found)
-    states = {trace.name: number for number, trace in enumerate(figure.data)}
-    opened = {
-        name: set(runs.trajectories(figure.where(number, range(len(figure.data[number].x)))).traj_id)
-        for name, number in states.items()
-    }
-    assert opened["kept by RoC"] == {"a1", "a2", "c1", "c2"} and opened["not recorded"] == {"f1", "f2"}
-    assert opened["dropped"] == {"b1", "b2", "e1", "e2", "g1", "g2"}
-    headings = [note.text for note in figure.layout.annotations if note.text.startswith("<b>")]
-    assert headings[0] == "<b>wrong answer</b>: 4 rollouts (33.3%), 2 problems, RoC kept 50%"
-    assert len(headings) == 5
+    trace = figure.data[0]
+    opened = [set(runs.trajectories(figure.where(0, [point])).traj_id) for point in range(len(trace.labels))]
+    assert [len(ids) for ids in opened] == list(trace["values"])
+    blocks = [point for point, parent in enumerate(trace.parents) if not parent]
+    assert set.union(*(opened[point] for point in blocks)) == set(found.traj_id)
+    for point, parent in enumerate(trace.parents):
+        if parent:
+            assert opened[point] <= opened[list(trace.ids).index(parent)]
+    first = list(trace.labels).index("wrong answer")
+    assert trace.text[first] == "4 rollouts (33.3%), 2 problems, RoC kept 50%" and len(blocks) == 5
     assert figure.frame.equals(failure_groups(found))
     with pytest.raises(RunStoreError, match="no selected rollout failed"):
         plot_failure_map(failed_rollouts(runs, "step = 9"))
-
-
-def test_discs_and_labels_of_a_map_of_many_rollouts_do_not_overlap():
-    sizes = {f"ValueError: kind {letter * 3} of a long message about x": 4**i for i, letter in enumerate("abcdefg")}
-    rows = [
-        {"run_id": "a", "step": 1, "traj_id": f"{message}{i}", "problem_id": "p", "kept": i % 2 == 0, "kind": "no answer",
-         "outcome": "exception", "message": message}
-        for message, size in sizes.items() for i in range(size)
-    ]  # fmt: skip
-    figure = plot_failure_map(pd.DataFrame(rows), points=500)
-    drawn = pd.concat([pd.DataFrame({"x": t.x, "y": t.y, "text": t.text}) for t in figure.data])
-    assert len(drawn) < 510 and "points are drawn" in figure.layout.title.text
-    drawn["group"] = drawn.text.str.extract("kind (...)")[0]
-    assert drawn.group.nunique() == len(sizes)
-    boxes = list(drawn.groupby("group")[["x", "y"]].agg(["min", "max"]).to_numpy())
-    labels = [note for note in figure.layout.annotations if not note.text.startswith("<b>")]
-    for note in labels:  # 11 px letters are at most 6.6 px wide
-        lines = note.text.split("<br>")
-        half = max(map(len, lines)) * 6.6 / 2
-        boxes.append([note.x - half, note.x + half, note.y - 14 * len(lines), note.y])
-    assert len(labels) == 4  # groups with at least 1% of the rollouts
-    for number, a in enumerate(boxes):
-        for b in boxes[:number]:
-            assert min(a[1], b[1]) <= max(a[0], b[0]) or min(a[3], b[3]) <= max(a[2], b[2]), (a, b)
 
 
 def test_groups_with_the_same_beginning_of_the_message_are_drawn_apart():

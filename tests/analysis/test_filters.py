@@ -123,9 +123,6 @@ def test_figures_take_every_filter(runs):
             open_runs(runs.path, run_ids=["a"]), open_runs(runs.path, run_ids=["b"]), where=where
         )
         assert len(compared.table)
-        problem = runs.trajectories(where).problem_id[0]
-        history = analysis.problem_history(runs, problem, where)
-        assert history.strip.n.sum() == runs.count({"problem_id": problem, "any": [where]})
 
 
 def test_every_function_with_where_is_covered():
