@@ -115,8 +115,9 @@ def place_headings(figure: go.Figure) -> None:
     if figure.layout.title.text:
         layout["title_y"] = 1 - top / height
         top += 32
-    names = [trace.name for trace in figure.data if trace.showlegend is not False and trace.name]
-    if figure.layout.showlegend is not False and (len(names) > 1 or any(trace.showlegend for trace in figure.data)):
+    shown = [(trace.name, getattr(trace, "showlegend", False)) for trace in figure.data]  # a treemap has no legend
+    names = [name for name, legend in shown if legend is not False and name]
+    if figure.layout.showlegend is not False and (len(names) > 1 or any(legend for _, legend in shown)):
         layout["legend_y"] = 1 - top / height
         lines, used = 1, 0
         for name in names:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.calibration import recorded_measurements
 from benchmarks.figures import plot_calibration
-from rstar_lab.figure_theme import COLOURS, outcome_marker, template
+from rstar_lab.figure_theme import COLOURS, apply_theme, outcome_marker, template
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.scheduling.baselines import Static
 from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns
@@ -52,3 +52,24 @@ def test_every_outcome_has_its_own_marker():
     assert len(markers) == len(Outcome)
     assert {outcome_marker(outcome)["color"] for outcome in INFRASTRUCTURE_FAILURES} == {"#6B6B6B"}
     assert all(outcome_marker(outcome)["color"] in COLOURS for outcome in Outcome)
+
+
+def test_an_axis_of_words_stays_one_and_ticks_differ():
+    words = go.Figure(go.Bar(x=[1.0, 2.0, 3.0], y=["514", "3", "so"], orientation="h"))
+    apply_theme(words)
+    assert words.layout.yaxis.type == "category" and words.layout.xaxis.type is None
+    for values, given, wanted in (
+        ([0.9990, 0.9995], ".2f", ".4f"),
+        ([0.1, 0.9], ".2f", ".2f"),
+        ([0.011, 0.013], ".0%", ".2%"),
+        ([0.1, 0.9], ".0%", ".0%"),
+        ([1.0], ".2f", ".2f"),
+        ([1.0, 1.0], ".2f", ".2f"),
+        ([float("nan")], ".0%", ".0%"),
+        ([], ".0%", ".0%"),
+        ([i / 10_000 for i in range(10_000)], ".0%", ".0%"),
+    ):
+        figure = go.Figure(go.Scatter(x=list(range(len(values))), y=values))
+        figure.update_yaxes(tickformat=given)
+        apply_theme(figure)
+        assert figure.layout.yaxis.tickformat == wanted, values

@@ -28,7 +28,6 @@ KINDS = {
     "truncated": "the rollout was truncated by a limit",
     "no answer": "the rollout ended without an answer",
     "wrong answer": "the answer was not rewarded",
-    "errors, not scored": "a tool call failed, and the rollout has no reward",
     "correct after errors": "the answer was rewarded, after at least one failed call",
 }
 KEYS = ["kind", "outcome", "message"]
@@ -148,7 +147,7 @@ def _kind(rollout: dict[str, Any], has_errors: bool) -> str | None:
     if rollout["truncated"]:
         return "truncated"
     if rollout["reward"] is None:  # neither right nor wrong
-        return "errors, not scored" if has_errors else None
+        return None
     return "wrong answer" if rollout["answer"] is not None else "no answer"
 
 

@@ -82,9 +82,8 @@ class View {
     }
     try {
       const kept = JSON.parse(sessionStorage.getItem(this.memory) ?? "null");
-      if (!kept) return;
-      this.set(kept);
-      if (Object.keys(kept.filters ?? {}).length || Object.keys(kept.scope ?? {}).length) this.restored = "The filters from before the restart of the kernel or the page are restored.";
+      if (kept) this.set(kept);
+      if (kept && ["filters", "scope"].some((name) => Object.keys(kept[name] ?? {}).length)) this.restored = "The filters from before the restart of the kernel or the page are restored.";
     } catch { /* no state stored */ }
   }
 
