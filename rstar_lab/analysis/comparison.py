@@ -98,8 +98,19 @@ def compare(
 ) -> Comparison:
     """Compare b with a on the problems that both sampled.
 
-    where: a condition for both sides, such as "step > 40". Intervals: 95%, paired over problems, and over runs if
-    both sides have several. Raises RunStoreError if the sides have no problem in common.
+    Args:
+        runs_a: Runs of one side.
+        runs_b: Runs of the other side.
+        metrics: Metrics of the table; the sentence is about the first.
+        where: A filter for both sides, such as "step > 40".
+        name_a: Name in the card. Default: the run id.
+        name_b: Name in the card. Default: the run id.
+
+    Returns:
+        The card. Intervals: 95%, paired over problems, and over runs if both sides have several.
+
+    Raises:
+        RunStoreError: If the sides have no problem in common.
     """
     chosen = [get_metric(name) for name in metrics]
     name_a, name_b = name_a or _name(runs_a, "a"), name_b or _name(runs_b, "b")

@@ -323,8 +323,14 @@ def measure(
 ) -> pd.DataFrame:
     """Return one row per group and metric: the columns of `by`, metric, value, low, high, n, clusters.
 
-    by: columns of trajectories, such as run_id, stage, step. n: trajectories. clusters: problems. low and high: 95%
-    interval over problems (docs/metrics.md).
+    Args:
+        runs: Opened runs.
+        names: Metrics.
+        by: Columns of trajectories, such as run_id, stage, step.
+        where: Filter of the trajectories.
+
+    Returns:
+        n: trajectories. clusters: problems. low and high: 95% interval over problems (docs/metrics.md).
     """
     metrics = [get_metric(name) for name in names]
     if logged := [metric.name for metric in metrics if metric.logged]:

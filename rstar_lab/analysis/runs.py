@@ -47,7 +47,14 @@ class Runs:
         return self._views.path
 
     def run_dir(self, run_id: str) -> Path:
-        """Return the folder of a run. Raises RunStoreError if no run has this id."""
+        """Return the folder of a run.
+
+        Args:
+            run_id: Id of the run.
+
+        Raises:
+            RunStoreError: If no run has this id.
+        """
         return self._views.reader(run_id).run_dir
 
     # Levels
@@ -72,7 +79,8 @@ class Runs:
     def steps(self, where: Where = None) -> pd.DataFrame:
         """Return one row per step: run_id, stage, step, the trainer's metrics, and n, mean and sd of the rollup.
 
-        where: a filter of steps: run_id, stage, step, steps, or SQL on the columns of the rollup.
+        Args:
+            where: A filter of steps: run_id, stage, step, steps, or SQL on the columns of the rollup.
         """
         rollup = self._query("SELECT * FROM rollup", self.condition(where, "steps"), order="run_id, step")
         measured = self.trainer_metrics()
@@ -96,10 +104,19 @@ class Runs:
     ) -> pd.DataFrame:
         """Return one row per trajectory, including dropped ones.
 
-        Besides the stored columns: rewarded (reward > 0), verified (the reward is the result of answer verification) and
-        correct (the answer is correct; null if the run has a reward function of the user).
-        where: SQL text or a mapping, see `filters.Filter`.
-        order_by: SQL, such as "reward DESC, step". Raises RunStoreError for an unknown column or a damaged file.
+        Besides the stored columns: rewarded (reward > 0), verified (the reward is the result of answer verification)
+        and correct (the answer is
+        correct; null if the run has a reward function of the user).
+
+        Args:
+            where: SQL text or a mapping, see `filters.Filter`.
+            columns: Columns to read. Default: all.
+            order_by: SQL, such as "reward DESC, step".
+            limit: Maximum number of rows.
+            offset: Rows to skip.
+
+        Raises:
+            RunStoreError: For an unknown column or a damaged file.
         """
         query = f"SELECT {_names(columns)} FROM trajectories"
         return self._query(query, self.condition(where), order_by, limit, offset)
@@ -113,9 +130,17 @@ class Runs:
         limit: int | None = None,
         offset: int = 0,
     ) -> pd.DataFrame:
-        """Return one row per tool call. Warns about runs without stored calls; raises RunStoreError if no run has stored calls.
+        """Return one row per tool call. Warns about runs without stored calls.
 
-        where: as in `trajectories`. Keys of a mapping that are not columns of calls select the calls of these rollouts.
+        Args:
+            where: SQL text or a mapping, as in `trajectories`. Keys that are not columns of calls select the calls of these rollouts.
+            columns: Columns to read. Default: all.
+            order_by: SQL, such as "reward DESC, step".
+            limit: Maximum number of rows.
+            offset: Rows to skip.
+
+        Raises:
+            RunStoreError: If no run has stored calls.
         """
         query = f"SELECT {_names(columns)} FROM calls"
         return self._query(query, self.condition(where, "calls"), order_by, limit, offset)
@@ -123,7 +148,8 @@ class Runs:
     def rewards(self, where: Where = None) -> pd.DataFrame:
         """Return one row per trajectory of imported runs: traj_id, run_id and one column per reward function.
 
-        where: as in `trajectories`. Runs without reward columns have no rows.
+        Args:
+            where: As in `trajectories`. Runs without reward columns have no rows.
         """
         tables = []
         for reader in self._views.readers():
@@ -140,11 +166,20 @@ class Runs:
         return frame
 
     def count(self, where: Where = None) -> int:
-        """Return the number of trajectories."""
+        """Return the number of trajectories.
+
+        Args:
+            where: As in `trajectories`.
+        """
         return int(self._query("SELECT count(*) AS n FROM trajectories", self.condition(where))["n"][0])
 
     def condition(self, where: Where, table: str = "trajectories") -> str:
-        """Return a filter as an SQL condition on a table (trajectories, calls, transcripts, steps), see `filters.where_sql`."""
+        """Return a filter as an SQL condition, see `filters.where_sql`.
+
+        Args:
+            where: SQL text or a mapping.
+            table: trajectories, calls, transcripts or steps.
+        """
         return where_sql(where, table, noted=self._noted)
 
     def _noted(self) -> list[str]:
@@ -153,7 +188,14 @@ class Runs:
     # One trajectory
 
     def trajectory(self, traj_id: str) -> pd.Series:
-        """Return the columns of one trajectory. Raises RunStoreError if no run has it."""
+        """Return the columns of one trajectory.
+
+        Args:
+            traj_id: Its id.
+
+        Raises:
+            RunStoreError: If no run has it.
+        """
         rows = self.trajectories({"traj_id": traj_id})
         if rows.empty:
             raise RunStoreError(f"no trajectory {traj_id!r} in {self._views.path}")
@@ -162,7 +204,14 @@ class Runs:
     def transcript(self, traj_id: str) -> pd.DataFrame:
         """Return one row per message: traj_id, message, turn (model turn, from 0), role, content, tool, outcome.
 
-        `.attrs` has question, truth, run_id, stage and step. Raises RunStoreError if the transcript is missing.
+        Args:
+            traj_id: Id of the trajectory.
+
+        Returns:
+            The messages; `.attrs` has question, truth, run_id, stage and step.
+
+        Raises:
+            RunStoreError: If the transcript is missing.
         """
         row = self._transcript_row(self._place(traj_id), "question, truth, messages")
         rows, turn = [], -1
@@ -186,13 +235,19 @@ class Runs:
     def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return a transcript as stored (columns of TRANSCRIPTS), and token_texts if the run has a vocabulary.
 
-        place: the trajectory's row, if it has been read before.
+        Args:
+            traj_id: Id of the trajectory.
+            place: The trajectory's row, if it has been read before.
         """
         row = self._transcript_row(self._place(traj_id) if place is None else place, "*")
         return row | {"token_texts": self.texts(row["run_id"], row["response_ids"])}
 
     def turns(self, traj_id: str) -> pd.DataFrame:
-        """Return one row per turn of the model: text, calls, outcomes, and the seconds that its calls queued and ran."""
+        """Return one row per turn of the model: text, calls, outcomes, and the seconds that its calls queued and ran.
+
+        Args:
+            traj_id: Id of the trajectory.
+        """
         messages = self.transcript(traj_id)
         texts = messages[messages.role == "assistant"].groupby("turn").content.agg("".join)
         calls = self._calls_of(self._place(traj_id)).sort_values(["turn", "index"])
@@ -205,12 +260,21 @@ class Runs:
         return frame
 
     def tokens(self, traj_id: str) -> pd.DataFrame:
-        """Return one row per response token: position, token_id, text, model, turn, engine_log_prob, trainer_log_prob,
-        mismatch, entropy, advantage, after.
+        """Return one row per response token: position, token_id, text, model, turn, engine_log_prob,
+        trainer_log_prob, mismatch, entropy, advantage,
+        after.
 
-        model: generated by the model, so part of the loss. mismatch: engine minus trainer log-prob. entropy: nats.
-        after: the last tool response before the token, "ok" or "error"; None before the first. Values that the run did
-        not store are NaN; text is None without a vocabulary. Raises RunStoreError if the run has no token arrays.
+        Args:
+            traj_id: Id of the trajectory.
+
+        Returns:
+            model: generated by the model, so part of the loss. mismatch: engine minus trainer log-prob. entropy: nats. after: the last tool
+            response before the token, "ok" or "error"; None before the first. Values that the run did not store
+            are NaN; text is None without a
+            vocabulary.
+
+        Raises:
+            RunStoreError: If the run has no token arrays.
         """
         arrays = "response_ids, loss_mask, engine_log_probs, trainer_log_probs, entropy"
         place = self._place(traj_id)
@@ -240,7 +304,12 @@ class Runs:
         return frame
 
     def texts(self, run_id: str, ids: Sequence[int] | np.ndarray | None) -> list[str | None] | None:
-        """Return the text of token ids by the run's vocabulary, or None if it has none."""
+        """Return the text of token ids by the run's vocabulary, or None if it has none.
+
+        Args:
+            run_id: Id of the run.
+            ids: Token ids.
+        """
         vocabulary = self._vocabulary(run_id)
         if vocabulary is None or ids is None:
             return None
@@ -308,22 +377,34 @@ class Runs:
     ) -> pd.DataFrame:
         """Run a DuckDB query over the tables runs, steps, rollup, rewards, trajectories, calls and transcripts.
 
-        The query is one SELECT statement, and reads nothing but these tables and the folders of the runs. Each `?` takes the
-        next parameter. steps: pairs (run_id, step) to which `trajectories` is limited; only
-        their files are read. Raises RunStoreError with DuckDB's message if the query fails.
+        Args:
+            query: One SELECT statement. It reads nothing but these tables and the folders of the runs.
+            parameters: Each `?` takes the next one.
+            steps: Pairs (run_id, step) to which `trajectories` is limited; only their files are read.
+
+        Raises:
+            RunStoreError: With DuckDB's message, if the query fails.
         """
         check_query(query)
         return self._views.sql(query, parameters, steps)
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
-        """Like `sql`, but return an Arrow table, which is much faster for lists of numbers."""
+        """Like `sql`, but return an Arrow table, which is much faster for lists of numbers.
+
+        Args:
+            query: One SELECT statement.
+            parameters: Each `?` takes the next one.
+        """
         check_query(query)
         return self._views.arrow(query, parameters)
 
     def search(self, text: str, where: Where = None, *, limit: int = 100) -> pd.DataFrame:
-        """Return the trajectories whose messages contain `text` (ignoring case): traj_id, run_id, stage, step, excerpt.
+        """Return the trajectories whose messages contain a text (ignoring case): traj_id, run_id, stage, step, excerpt.
 
-        where: as in `trajectories`. Limit it to a run and a range of steps: transcripts are large.
+        Args:
+            text: The text.
+            where: As in `trajectories`. Limit it to a run and a range of steps: transcripts are large.
+            limit: Maximum number of rows.
         """
         condition, only = self.condition(where), ""
         if selects_steps(where):
@@ -374,8 +455,12 @@ class Runs:
 def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequence[str] | None = None) -> Runs:
     """Open a folder of runs, the folder of one run, or several of them.
 
-    run_ids: open only these runs. Without it, new runs in the folder appear in later queries.
-    Raises RunStoreError if a folder or run does not exist.
+    Args:
+        path: Folder or folders.
+        run_ids: Open only these runs. Without it, new runs in the folder appear in later queries.
+
+    Raises:
+        RunStoreError: If a folder or run does not exist.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(item) for item in path]
     folders: list[Path] = []

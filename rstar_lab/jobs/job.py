@@ -84,7 +84,11 @@ class Job:
 
     @staticmethod
     def status_of(error: UserError) -> JobStatus:
-        """Return the status of a job whose status cannot be read."""
+        """Return the status of a job whose status cannot be read.
+
+        Args:
+            error: Why.
+        """
         return JobStatus.FOREIGN if isinstance(error, ForeignJob) else JobStatus.UNKNOWN
 
     @property
@@ -97,7 +101,11 @@ class Job:
         return None if end is None else end.code
 
     def logs(self, tail: int | None = None) -> str:
-        """Return the job's output so far, or its last `tail` lines."""
+        """Return the job's output so far.
+
+        Args:
+            tail: Only the last lines. Default: all.
+        """
         if self.problem is not None:
             raise self.problem
         if self.folder.exit() is None:
@@ -112,7 +120,12 @@ class Job:
     def follow(self, *, every_s: float = 0.5, timeout_s: float | None = None) -> Iterator[str]:
         """Yield the lines of the job's log, from the first one until the job ends.
 
-        Raises TimeoutError after `timeout_s`; the job continues.
+        Args:
+            every_s: Seconds between two reads.
+            timeout_s: Give up after this time. Default: never.
+
+        Raises:
+            TimeoutError: After `timeout_s`; the job continues.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         seen: list[str] = []
@@ -142,7 +155,11 @@ class Job:
             time.sleep(every_s)
 
     def watch(self, *, timeout_s: float | None = None) -> JobStatus:
-        """Print the job's progress until it ends; return its status. Ctrl-C stops the printing, not the job. `follow` has every line."""
+        """Print the job's progress until it ends; return its status. Ctrl-C stops the printing, not the job. `follow` has every line.
+
+        Args:
+            timeout_s: Give up after this time. Default: never.
+        """
         last_tenth = None
         try:
             for line in self.follow(timeout_s=timeout_s):
@@ -162,7 +179,14 @@ class Job:
         return self.status()
 
     def wait(self, *, timeout_s: float | None = None) -> JobStatus:
-        """Wait until the job ends, without printing. Raises TimeoutError; the job continues."""
+        """Wait until the job ends, without printing.
+
+        Args:
+            timeout_s: Give up after this time. Default: never.
+
+        Raises:
+            TimeoutError: After `timeout_s`; the job continues.
+        """
         for _ in self.follow(timeout_s=timeout_s):
             pass
         return self.status()
@@ -224,22 +248,32 @@ def submit(
     grid: str | None = None,
     start: bool = True,
 ) -> Job:
-    """Run `recipe` on the hardware of `profile`, detached from this process.
+    """Run a recipe on the hardware of a profile, detached from this process.
 
-    profile: name of a hardware profile, or a file. Default: `laptop`; with `host` the host's `rstar-lab/profile.yaml`, and if the
-        host has no such file, `laptop` on Slurm or as a process of the host.
-    overrides: recipe keys such as {"rl.lr": 1e-5}, as `--set` takes them.
-    command: `run` (everything the recipe describes, the default), `train`, `sft`; with the trainer of the profile. `verl`: `run`
-        with the verl trainer, whatever the profile says.
-    runs_dir: default: `storage.runs` of the profile. Every node must see it under this path.
-    name: name of the run, whose folders are NAME-sft and NAME-rl. Default: the recipe's name.
-    backend: local, ray, slurm, ssh or kuberay; default: that of the profile. address: URL of Ray's dashboard.
-    host: run the job on this host, reached with ssh (HOST, USER@HOST or an alias of ~/.ssh/config); its runs are copied to
-        `runs_dir` while they are written. Default: `ssh.host` of a profile with `backend: ssh`.
-    job_id: id of the new job; default: the run's name and the time. grid: name of the grid to which the job belongs.
-    start: False prepares the job's folder and leaves it to the caller to start it (for a Slurm array).
-    log: called with one line for each item that is sent.
-    Raises UserError for an unknown profile, a secret among the overrides, or a failed preflight.
+    Args:
+        recipe: File, or a name that `rstar-lab recipes` lists.
+        profile: Name of a hardware profile, or a file. Default: `laptop`; with `host` the host's `rstar-lab/profile.yaml`, and if the
+            host has no such file, `laptop` on Slurm or as a process of the host.
+        overrides: Recipe keys such as {"rl.lr": 1e-5}, as `--set` takes them.
+        command: `run` (everything the recipe describes, the default), `train`, `sft`; with the trainer of the profile. `verl`: `run` with
+            the verl trainer, whatever the profile says.
+        runs_dir: Every node must see it under this path. Default: `storage.runs` of the profile.
+        name: Name of the run, whose folders are NAME-sft and NAME-rl. Default: the recipe's name.
+        backend: local, ray, slurm, ssh or kuberay. Default: that of the profile.
+        address: URL of Ray's dashboard.
+        host: Run the job on this host, reached with ssh (HOST, USER@HOST or an alias of ~/.ssh/config); its runs are copied to `runs_dir`
+            while they are written. Default: `ssh.host` of a profile with `backend: ssh`.
+        preflight: Check recipe and profile first.
+        log: Called with one line for each item that is sent.
+        job_id: Id of the new job. Default: the run's name and the time.
+        grid: Name of the grid to which the job belongs.
+        start: False prepares the job's folder and leaves it to the caller to start it (for a Slurm array).
+
+    Returns:
+        The job.
+
+    Raises:
+        UserError: For an unknown profile, a secret among the overrides, or a failed preflight.
     """
     machine, chosen = choose(profile, host=host, backend=backend)
     trainer_and_action(command, machine, overrides or {})
@@ -270,7 +304,15 @@ def find_job_runs_dir(profile: str | None, runs_dir: str | Path = "", *, host: s
 
 
 def attach(job_id: str, *, runs_dir: str | Path = "runs") -> Job:
-    """Return the job with this id. Raises UserError if there is none."""
+    """Return the job with this id.
+
+    Args:
+        job_id: Id of the job.
+        runs_dir: Folder of runs.
+
+    Raises:
+        UserError: If there is none.
+    """
     return Job(JobFolder.of(Path(runs_dir).absolute(), job_id))
 
 
@@ -290,8 +332,13 @@ def job_row(job: Job) -> dict[str, Any]:
 
 
 def list_jobs(runs_dir: str | Path = "runs") -> list[Job]:
-    """Return all jobs of a runs folder, oldest first, and before them those whose files cannot be used: jobs of other users, and
-    damaged ones. These have a `problem`."""
+    """Return all jobs of a runs folder, oldest first, and before them those whose files cannot be used: jobs of other
+    users, and damaged ones.
+    These have a `problem`.
+
+    Args:
+        runs_dir: Folder of runs.
+    """
     jobs = []
     for path in (Path(runs_dir).absolute() / ".jobs").glob("[!.]*"):
         try:

@@ -168,9 +168,19 @@ async def evaluate(
 ) -> dict[str, Any]:
     """Generate the rollouts that are missing in the run, and return the summary of all its rollouts, which is also in run.json.
 
-    samples: rollouts per problem. mode: async or lockstep. context_length: tokens of the model's context; responses are
-    limited so that the longest prompt fits. progress: called with the number of finished problems and their total.
-    Raises UserError if engines fail permanently; finished rollouts stay in the run.
+    Args:
+        problems: The problems.
+        context: What the rollouts share: codec, tools, reward, limits, sampling.
+        samples: Rollouts per problem.
+        engines: The engines, with the weights to evaluate.
+        writer: Writer of the run.
+        seed: Seed of the recipe.
+        mode: async or lockstep.
+        context_length: Tokens of the model's context; responses are limited so that the longest prompt fits.
+        progress: Called with the number of finished problems and their total.
+
+    Raises:
+        UserError: If engines fail permanently; finished rollouts stay in the run.
     """
     generate = local_rollouts(problems, context, engines=engines, mode=mode, context_length=context_length)
     return await store_evaluation(problems, generate, samples=samples, writer=writer, seed=seed, progress=progress)

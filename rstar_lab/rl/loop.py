@@ -147,7 +147,11 @@ class TrainingLoop:
         await self._engines.load(self.learner.model, 0)
 
     def sample(self, problems: Sequence[Problem], n: int) -> list[Trajectory]:
-        """Generate n rollouts of each problem with the current weights. Their rewards are those of `rl.reward`.
+        """Generate rollouts with the current weights. Their rewards are those of `rl.reward`.
+
+        Args:
+            problems: The problems.
+            n: Rollouts of each problem.
 
         Returns:
             The rollouts, group by group. `trajectory.group_id` is new for every problem and call.
@@ -172,14 +176,23 @@ class TrainingLoop:
         return rollouts
 
     def score(self, rollouts: Sequence[Trajectory], reward: Callable[[Trajectory], float]) -> list[Trajectory]:
-        """Return the rollouts with the rewards of your own function of a trajectory, also in the run store."""
+        """Return the rollouts with the rewards of your own function, also in the run store.
+
+        Args:
+            rollouts: Rollouts of `sample`.
+            reward: Function of a trajectory.
+        """
         scored = {t.traj_id: replace(t, reward=float(reward(t))) for t in rollouts}
         self._sampled = [scored.get(t.traj_id, t) for t in self._sampled]
         return [scored[t.traj_id] for t in rollouts]
 
     def resample(self, rollouts: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the rollouts that the rule of the recipe keeps of each group (RoC), without those that failed through no
-        fault of the model. Groups with equal rewards stay; their group advantages are 0."""
+        """Return the rollouts that the rule of the recipe keeps of each group (RoC), without those that failed
+        through no fault of the model.
+
+        Args:
+            rollouts: Rollouts of `sample`. Groups with equal rewards stay; their group advantages are 0.
+        """
         roc, groups = roc_hooks(self.rl), dict[str, list[Trajectory]]()
         for t in rollouts:
             if t.usable:
@@ -223,8 +236,12 @@ class TrainingLoop:
         return {"step": self.step} | metrics
 
     def evaluate(self, problems: Sequence[Problem], samples: int = 1) -> dict[str, Any]:
-        """Return pass@1 of the current weights and its 95% interval ([mean, low, high] under `pass1`), and other results. The
-        rollouts are stored as a run of their own."""
+        """Return pass@1 of the current weights and its 95% interval ([mean, low, high] under `pass1`), and other results.
+
+        Args:
+            problems: Held-out problems.
+            samples: Rollouts of each problem. They are stored as a run of their own.
+        """
         return self._call(self._evaluate(problems, samples))
 
     async def _evaluate(self, problems: Sequence[Problem], samples: int) -> dict[str, Any]:
@@ -246,7 +263,11 @@ class TrainingLoop:
         return result
 
     def save(self, folder: str | Path) -> Path:
-        """Write model and tokenizer to a folder that transformers and vLLM can load."""
+        """Write model and tokenizer to a folder that transformers and vLLM can load.
+
+        Args:
+            folder: The new folder.
+        """
         prompt_format = self.recipe.rl.prompt_style.prompt_format
         save_model(folder, self.learner.model, self.tokenizer, prompt_format=prompt_format)
         return Path(folder)

@@ -39,8 +39,13 @@ def load_recipe(
 ) -> Recipe:
     """Load a recipe from a file, or by the name of a shipped one.
 
-    overrides: values by dotted key (`rl.lr`, `stages.0.steps`, `stages.one.steps`). profile: relative paths
-    are looked up in its storage folders (`storage_paths`). Raises RecipeError.
+    Args:
+        source: File, or a name that `rstar-lab recipes` lists.
+        overrides: Values by dotted key (`rl.lr`, `stages.0.steps`, `stages.one.steps`).
+        profile: Hardware profile; relative paths are looked up in its storage folders (`storage_paths`).
+
+    Raises:
+        RecipeError: Names the key.
     """
     path = Path(source)
     if not path.suffix and not path.exists():

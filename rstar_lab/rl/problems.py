@@ -202,10 +202,18 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:
     """Return the problems of a .jsonl, .json or .parquet file.
 
-    answers: whether each problem that names no environment must have an answer. fields: our field name -> column name,
-    such as {"question": "problem"}; dots address nested objects ("reward_model.ground_truth"). Other columns are ignored.
-    Default id: file name and row. Default source: file name. A solution is reduced to its
-    `final_answer`; a list of answers is joined by commas. Raises ProblemError that names file, row and field of the first invalid row.
+    Args:
+        path: The file. Columns that are not fields of a problem are ignored.
+        fields: Our field name -> column name, such as {"question": "problem"}; dots address nested objects
+            ("reward_model.ground_truth").
+        answers: Whether each problem that names no environment must have an answer.
+
+    Returns:
+        The problems. Default id: file name and row. Default source: file name. A solution is reduced to its `final_answer`; a list of
+        answers is joined by commas.
+
+    Raises:
+        ProblemError: Names file, row and field of the first invalid row.
     """
     path = Path(path)
     mapping = dict(fields or {})
@@ -256,7 +264,13 @@ def without_copies(problems: Sequence[Problem]) -> list[Problem]:
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     """Write problems to a .jsonl or .parquet file, which is replaced atomically.
 
-    Raises ProblemError for another suffix, RunStoreError if the file cannot be written.
+    Args:
+        path: The file; its suffix chooses the format.
+        problems: The problems.
+
+    Raises:
+        ProblemError: For another suffix.
+        RunStoreError: If the file cannot be written.
     """
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):

@@ -41,9 +41,19 @@ class Sandbox(SessionFiles):
         memory_mb: int | None = None,
         session: str | None = None,
     ) -> CallResult:
-        """Run code and return its result. The arguments are those of `Call`.
+        """Run code and return its result.
 
-        Raises ValueError for a limit above its maximum, and RuntimeError if the sandbox is closed or cannot start.
+        Args:
+            code: Python program; its last expression becomes `CallResult.value`.
+            stdin: Standard input.
+            seed: Seed of random numbers. Default: different in every call.
+            timeout_s: CPU time limit in seconds. Default: that of the sandbox.
+            memory_mb: Memory limit of all its processes, in MiB. Default: that of the sandbox.
+            session: Name of a session whose variables the program sees. Default: none.
+
+        Raises:
+            ValueError: For a limit above its maximum.
+            RuntimeError: If the sandbox is closed or cannot start.
         """
         return await self.run_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
 
@@ -59,30 +69,67 @@ class Sandbox(SessionFiles):
     ) -> AsyncGenerator[Output | CallResult, None]:
         """Run code; yield its output while it runs (every 50 to 200 ms), then its result, which contains all output.
 
-        The arguments and errors are those of `run`. A streamed call is not retried. Close the generator to cancel the call.
+        A streamed call is not retried. Close the generator to cancel the call.
+
+        Args:
+            code: Python program; its last expression becomes `CallResult.value`.
+            stdin: Standard input.
+            seed: Seed of random numbers. Default: different in every call.
+            timeout_s: CPU time limit in seconds. Default: that of the sandbox.
+            memory_mb: Memory limit of all its processes, in MiB. Default: that of the sandbox.
+            session: Name of a session whose variables the program sees. Default: none.
+
+        Raises:
+            ValueError: For a limit above its maximum.
+            RuntimeError: If the sandbox is closed or cannot start.
         """
         return self.stream_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
 
     async def run_many(self, calls: Iterable[Call]) -> list[CallResult]:
-        """Run calls concurrently; results are in the order of the calls."""
+        """Run calls concurrently.
+
+        Args:
+            calls: The calls.
+
+        Returns:
+            Results in the order of the calls.
+        """
         return list(await asyncio.gather(*map(self.run_call, calls)))
 
     @abstractmethod
     def stream_call(self, call: Call) -> AsyncGenerator[Output | CallResult, None]:
-        """Run a call; see `stream`."""
+        """Run a call; see `stream`.
+
+        Args:
+            call: The call.
+        """
 
     @abstractmethod
     async def close_session(self, name: str) -> None:
-        """End a session's interpreter. An unknown name is ignored."""
+        """End a session's interpreter.
+
+        Args:
+            name: Name of the session. An unknown name is ignored.
+        """
 
     @abstractmethod
     async def fork(self, session: str, n: int) -> list[str]:
-        """Fork the live interpreter of a session `n` times; return the names of the new sessions.
+        """Fork the live interpreter of a session.
 
-        A copy has the state of the original: variables, modules, and a copy of the working folder. Memory is shared until it
-        is written. Threads and child processes of the original are not copied, and random numbers differ between copies.
-        Close each copy with `close_session`; it can outlive the original. A copy exists only in memory, like any session.
+        A copy has the state of the original: variables, modules, and a copy of the working folder. Memory is shared
+        until it is written. Threads
+        and child processes of the original are not copied, and random numbers differ between copies. A copy can
+        outlive the original, and exists
+        only in memory, like any session.
 
-        Raises ValueError if the session does not exist or `n` is not in [1, max_sessions), and ForkError if the interpreter
-        cannot be forked: it does not answer, or a limit on memory, processes or sessions is reached.
+        Args:
+            session: Name of the session.
+            n: Number of copies, in [1, max_sessions).
+
+        Returns:
+            Names of the new sessions. Close each with `close_session`.
+
+        Raises:
+            ValueError: If the session does not exist or `n` is out of range.
+            ForkError: If the interpreter cannot be forked: it does not answer, or a limit on memory, processes or sessions is reached.
         """

@@ -101,7 +101,13 @@ def readable(answer: str) -> bool:
 def verify_many(
     pairs: Iterable[tuple[str, str]], *, answer_format: AnswerFormat = "tagged", concurrency: int = IDLE_WORKERS
 ) -> list[bool]:
-    """Return `verify` for each (response_text, answer), in order. Each pair has its own limit."""
+    """Return `verify` for each pair, in order.
+
+    Args:
+        pairs: (response text, answer). Each pair has its own limit.
+        answer_format: Where the response contains its answer, as recipe key `rl.answer`.
+        concurrency: Comparisons at the same time.
+    """
     with ThreadPoolExecutor(max(1, concurrency)) as threads:
         return list(threads.map(lambda pair: verify(*pair, answer_format=answer_format), pairs))
 

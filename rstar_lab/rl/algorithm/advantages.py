@@ -15,11 +15,19 @@ def group_advantages(
     normalise_std: bool = True,
     eps: float = 1e-6,
 ) -> np.ndarray:
-    """Return (reward - group mean) / (group standard deviation + eps), (batch,) float64.
+    """Return (reward - group mean) / (group standard deviation + eps) (GRPO, arXiv 2402.03300).
 
-    rewards: (batch,). groups: group id of each reward (list, array or tensor). The standard deviation is that of the
-    sample (n - 1). A group of one has mean 0 and deviation 1, so its advantage is its reward. normalise_std: if False,
-    do not divide by the standard deviation (Dr.GRPO). Raises ValueError if the lengths differ.
+    Args:
+        rewards: Reward of each rollout, (batch,).
+        groups: Group id of each reward: list, array or tensor, (batch,).
+        normalise_std: Divide by the standard deviation of the group's sample (n - 1). False: Dr.GRPO.
+        eps: Added to the standard deviation.
+
+    Returns:
+        Advantages, (batch,) float64. A group of one has mean 0 and deviation 1, so its advantage is its reward.
+
+    Raises:
+        ValueError: If the lengths differ.
     """
     reward = np.asarray(rewards, dtype=np.float64)
     if reward.ndim != 1 or len(groups) != len(reward):

@@ -28,9 +28,11 @@ SELECTION_RULES: tuple[SelectionRule, ...] = get_args(SelectionRule)
 
 
 def tool_error_penalty(errors: int, calls: int) -> float:
-    """Return p_err, the share of tool calls that failed through the model's fault; 0.5 without a call.
+    """Return p_err, the share of tool calls that failed through the model's fault; 0.5 without a call (arXiv 2508.20722, section 3.2).
 
-    errors, calls: as counted by `outcomes.count_errors`.
+    Args:
+        errors: Failed calls, as counted by `outcomes.count_errors`.
+        calls: All calls that count, from the same function.
     """
     if not 0 <= errors <= calls:
         raise ValueError(f"errors must lie between 0 and calls, got {errors} errors in {calls} calls")
@@ -38,9 +40,11 @@ def tool_error_penalty(errors: int, calls: int) -> float:
 
 
 def format_penalty(answer_tags: int, turns: int) -> float:
-    """Return p_format: 1 without an answer, else min(1, (answers - 1) / turns).
+    """Return p_format: 1 without an answer, else min(1, (answers - 1) / turns) (arXiv 2508.20722, section 3.2).
 
-    answer_tags: number of `<answer>` tags; turns: number of assistant turns.
+    Args:
+        answer_tags: Number of `<answer>` tags.
+        turns: Number of assistant turns.
     """
     if answer_tags < 0 or turns < 0:
         raise ValueError(f"answer_tags and turns must not be negative, got {answer_tags} and {turns}")
@@ -86,22 +90,32 @@ def resample(
 ) -> list[int]:
     """Return the ascending indices of the `keep` rollouts of one group to train on; all indices if the group has no more.
 
-    rewards: a rollout is positive if its reward is > 0, else negative. penalties: p_err + p_format of each rollout, at
-    least 0. min_positive, min_negative: smallest number of positives and of negatives to keep, if the group has that
-    many.
-    rng: source of randomness; None: a new generator with a random seed.
+    The rules:
 
-    paper: positives and negatives each keep their proportional share of `keep` (halves are rounded to even), and at
-    least one rollout if there is any and `keep` is at least 2. If there are too few of one kind, more of the other are
-    kept. Negatives are sampled uniformly. Positives are sampled one after the other without replacement, each with
-    probability inversely proportional to max(penalty, PENALTY_FLOOR).
-    released: as microsoft/rStar: proportional shares without the minimum of one, the positives with the lowest
-    penalties and the first negatives; ties in index order. Deterministic.
-    random: `keep` rollouts, uniformly. A control: oversampling without a preference.
-    a function: it receives (rewards, penalties, keep, rng) and returns `keep` different indices; it ignores the minima.
+    - `paper`: positives and negatives each keep their proportional share of `keep` (halves are rounded to even), and at least one rollout
+      if there is any and `keep` is at least 2. If there are too few of one kind, more of the other are kept. Negatives are sampled
+      uniformly. Positives are sampled one after the other without replacement, each with probability inversely proportional to
+      max(penalty, PENALTY_FLOOR). Source: arXiv 2508.20722, section 3.2.
+    - `released`: as microsoft/rStar: proportional shares without the minimum of one, the positives with the lowest penalties and the
+      first negatives; ties in index order. Deterministic.
+    - `random`: `keep` rollouts, uniformly. A control: oversampling without a preference.
+    - A function: it receives (rewards, penalties, keep, rng) and returns `keep` different indices; it ignores the minima.
 
-    Raises ValueError for an unknown rule, if lengths differ, if a reward or penalty is not finite or a penalty is
-    negative, or if min_positive + min_negative exceeds `keep`.
+    Args:
+        rewards: Reward of each rollout, (rollouts,). A rollout is positive if its reward is above 0, else negative.
+        penalties: p_err + p_format of each rollout, (rollouts,), at least 0.
+        keep: Number of rollouts to keep.
+        rule: Name of a rule, or a function.
+        min_positive: Smallest number of positives to keep, if the group has that many.
+        min_negative: Smallest number of negatives to keep, if the group has that many.
+        rng: Source of randomness. Default: a new generator with a random seed.
+
+    Returns:
+        Ascending indices into the group.
+
+    Raises:
+        ValueError: For an unknown rule, if lengths differ, if a reward or penalty is not finite or a penalty is negative, or if
+            min_positive + min_negative exceeds `keep`.
     """
     reward, penalty = np.asarray(rewards, dtype=float), np.asarray(penalties, dtype=float)
     count = len(reward)

@@ -39,8 +39,14 @@ class Streams:
     reference_log_prob_T: Stream | None = None
 
     def plus(self, other: "Streams") -> "Streams":
-        """Return these streams with those of another method: advantages and weights of the cross-entropy are added,
-        weights of the policy loss multiplied. Raises ValueError if both have a reference."""
+        """Return these streams with those of another method.
+
+        Args:
+            other: Its advantages and weights of the cross-entropy are added; weights of the policy loss are multiplied.
+
+        Raises:
+            ValueError: If both have a reference.
+        """
         if self.reference_log_prob_T is not None and other.reference_log_prob_T is not None:
             raise ValueError("two methods have a reference model; remove one")
         ce = [weight for weight in (self.ce_weight_T, other.ce_weight_T) if weight is not None]

@@ -17,15 +17,23 @@ RECIPE_FILE = "recipe.yaml"
 
 
 def rewind(run: str | Path, step: int, into: str | Path, overrides: Mapping[str, Any] | None = None) -> Path:
-    """Prepare a run that continues `run` from its newest checkpoint before `step`. Return the path of its recipe.
+    """Prepare a run that continues `run` from its newest checkpoint before `step`.
 
-    `rstar-lab train RECIPE` then repeats the steps after the checkpoint. Without overrides they have the same rollouts,
-    metrics and weights as the original ones, bit for bit, if the run is reproducible (`rl.schedule.lockstep`, same machine).
+    `rstar-lab train RECIPE` then repeats the steps after the checkpoint. Without overrides they have the same rollouts, metrics and weights
+    as the original ones, bit for bit, if the run is reproducible (`rl.schedule.lockstep`, same machine).
 
-    run: folder of a training run. into: new folder of runs. The run is copied there under its own id, because random draws
-    depend on the id. Its SFT run is copied too. overrides: values by dotted key, such as
-    `{"rl.method.roc.rule": "none"}`; `name`, `runs` and `seed` cannot be changed.
-    Raises UserError if no checkpoint before `step` is stored, if the run is being written, and if `into` exists.
+    Args:
+        run: Folder of a training run.
+        step: First step to repeat, or a later one.
+        into: New folder of runs. The run is copied there under its own id, because random draws depend on the id.
+            Its SFT run is copied too.
+        overrides: Values by dotted key, such as `{"rl.method.roc.rule": "none"}`; `name`, `runs` and `seed` cannot be changed.
+
+    Returns:
+        Path of the recipe.
+
+    Raises:
+        UserError: If no checkpoint before `step` is stored, if the run is being written, and if `into` exists.
     """
     source, target = RunReader(run), Path(into).absolute()
     info = source.info
