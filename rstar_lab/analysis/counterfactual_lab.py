@@ -116,6 +116,7 @@ def counterfactual(
                 "gradient_cosine": np.nan,
                 "weights_step": None,
                 "note": "",
+                "without_effect": "",
             }
             missing = lab.missing_tokens(selections[0])
             if not gradients:
@@ -129,7 +130,8 @@ def counterfactual(
                 trained_gradient = gradient if name == TRAINED else trained_gradient
                 line |= {"loss": gradient.loss, "gradient_norm": float(gradient.vector.norm())} | gradient.stats
                 line["weights_step"] = weights[0]
-                line["note"] = "; ".join(lab.gradient_notes(rl, named.get(name, {})))
+                line["note"] = "; ".join(lab.gradient_notes(rl))
+                line["without_effect"] = ", ".join(lab.keys_without_effect(rl, named.get(name, {})))
                 if trained_gradient is not None:
                     line["gradient_cosine"] = lab.cosine(gradient.vector, trained_gradient.vector)
             else:

@@ -89,6 +89,7 @@ async def test_the_gradient_is_that_of_the_actual_update(run_with_checkpoints):
     assert summary.loss["as trained"] == pytest.approx(trained["loss"], abs=1e-4)
     assert summary.gradient_cosine["paper rule"] == pytest.approx(1, abs=1e-5)
     # With a ratio of 1, the gradients of grpo and cispo are equal.
+    assert summary.without_effect["method.loss=cispo"] == "method.loss" and summary.without_effect["random"] == ""
     assert summary.gradient_cosine["method.loss=cispo"] == pytest.approx(1, abs=1e-4)
     assert 0 < summary.gradient_cosine["method.aggregation=seq-mean-token-mean"] < 0.9999
     assert not math.isnan(summary.gradient_cosine["random"]) and summary.gradient_cosine["random"] < 0.9999
@@ -109,3 +110,15 @@ async def test_rollouts_without_token_arrays_have_no_gradient(tmp_path):
     summary = counterfactual(folder, 2, ["random"]).summary.set_index("rule")
     assert summary.note["as trained"] == "" and summary.loss.notna()["as trained"]
     assert "token arrays" in summary.note["random"] and math.isnan(summary.loss["random"])
+
+
+def test_terms_that_are_left_out_and_keys_without_effect_are_named():
+    from rstar_lab.rl.recipe import RlSection
+    from rstar_lab.rl.training.counterfactual import gradient_notes, keys_without_effect
+
+    clip = {"method.clip_high": 0.4, "method.loss": "gspo", "group_size": 4}
+    assert keys_without_effect(RlSection(), clip) == ["method.clip_high", "method.loss"]
+    assert keys_without_effect(RlSection(old_log_probs="engine"), clip) == []
+    assert gradient_notes(RlSection()) == []
+    notes = gradient_notes(RlSection(method={"add": [{"type": "opd", "weight": 1}, {"type": "echo", "weight": 1}]}))
+    assert [note.split(",")[0].split(":")[0] for note in notes] == ["without opd", "without the cross-entropy of echo"]

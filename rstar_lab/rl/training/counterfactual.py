@@ -112,8 +112,13 @@ def missing_tokens(selection: Selection) -> int:
 NO_EFFECT = ("method.clip_low", "method.clip_high", "method.loss")  # while the ratio is 1
 
 
-def gradient_notes(rl: RlSection, changes: Mapping[str, Any]) -> list[str]:
-    """Return what the gradient of `batch_gradient` leaves out, and which changed keys cannot change it."""
+def keys_without_effect(rl: RlSection, changes: Mapping[str, Any]) -> list[str]:
+    """Return the changed keys that cannot change the gradient of `batch_gradient`, because the ratio is 1 there."""
+    return [key for key in changes if key in NO_EFFECT] if rl.old_log_probs == "trainer" else []
+
+
+def gradient_notes(rl: RlSection) -> list[str]:
+    """Return what the gradient of `batch_gradient` leaves out."""
     notes = []
     if rl.method.kl_coefficient:
         notes.append("without the KL to the reference model, which is not stored")
@@ -124,9 +129,6 @@ def gradient_notes(rl: RlSection, changes: Mapping[str, Any]) -> list[str]:
     ]
     if rl.method.added(Echo):
         notes.append("without the cross-entropy of echo: which tokens are outputs is not stored")
-    unused = [key for key in changes if key in NO_EFFECT]
-    if unused and rl.old_log_probs == "trainer":
-        notes.append(f"{', '.join(unused)}: no effect on this gradient, because the ratio is 1 before the first update")
     return notes
 
 

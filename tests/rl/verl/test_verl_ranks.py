@@ -35,6 +35,18 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
             2, {"method": {"aggregation": "seq-mean-token-sum"}, "mini_batches": 2}, id="2-seq-mean-token-sum"
         ),
         pytest.param(2, {"method": {"aggregation": "seq-mean-token-sum-norm"}, "mini_batches": 2}, id="2-sum-norm"),
+        pytest.param(
+            2,
+            {
+                "method": {
+                    "aggregation": "group-token-mean",
+                    "kl_coefficient": 0.01,
+                    "add": [{"type": "echo", "weight": 0.3}],
+                },
+                "mini_batches": 2,
+            },
+            id="2-echo-kl",
+        ),
         pytest.param(4, {"method": {"aggregation": "group-token-mean"}, "mini_batches": 2}, id="4-group-token-mean"),
     ],
 )
