@@ -25,8 +25,8 @@
 # Every number below is computed in this notebook from the stored runs. If there are no runs yet, run `make demo` first.
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
-name = "tiny"  # the recipe's name: tiny, or tiny_fast
+runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
+name: str = "tiny"  # the recipe's name: tiny, or tiny_fast
 
 # %% jupyter={"source_hidden": true}
 from IPython.display import Markdown, display

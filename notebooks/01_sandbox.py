@@ -18,9 +18,9 @@
 # server or Redis.
 
 # %% tags=["parameters"]
-calls = 400  # number of calls in the load
-in_flight = 32  # concurrent calls
-time_limit_s = 2.0  # CPU seconds per call
+calls: int = 400  # number of calls in the load
+in_flight: int = 32  # concurrent calls
+time_limit_s: float = 2.0  # CPU seconds per call
 
 # %%
 import pandas as pd

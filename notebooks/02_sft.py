@@ -23,13 +23,13 @@
 # The job below runs the SFT of a recipe and evaluates the model before and after it.
 
 # %% tags=["parameters"]
-recipe = "tiny"  # name of a shipped recipe, or a file
-overrides = {}  # recipe keys: {"sft.epochs": 2, "sft.problems.synthetic.count": 4000}
-name = ""  # name of the run; empty: the name of the recipe
-profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
-runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
-job_id = ""  # attach to this job instead of submitting a new one
-wait = True  # block until the job ends (needed for papermill)
+recipe: str = "tiny"  # name of a shipped recipe, or a file
+overrides: dict = {}  # recipe keys: {"sft.epochs": 2, "sft.problems.synthetic.count": 4000}
+name: str = ""  # name of the run; empty: the name of the recipe
+profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+job_id: str = ""  # attach to this job instead of submitting a new one
+wait: bool = True  # block until the job ends (needed for papermill)
 
 # %% jupyter={"source_hidden": true}
 from html import escape
@@ -44,8 +44,10 @@ from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.jobs import attach, find_job_runs_dir, submit
+from rstar_lab.parameters import read_mapping
 from rstar_lab.rl.renderers.paper import CODE_TOOL, render_segments
 
+overrides = read_mapping(overrides, "overrides")
 runs_dir = find_job_runs_dir(profile, runs_dir)
 
 if job_id:

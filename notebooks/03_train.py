@@ -21,13 +21,13 @@
 # the job was killed, they submit it again and it continues from its last checkpoint.
 
 # %% tags=["parameters"]
-recipe = "tiny"  # name of a shipped recipe, or a file
-overrides = {}  # recipe keys: {"stages.0.steps": 20, "rl.method.roc.rule": "none"}
-name = ""  # name of the run; empty: the name of the recipe
-profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
-runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
-job_id = ""  # attach to this job; empty: to a running job of this run, else submit a new one
-wait = True  # block until the job ends (needed for papermill); False: watch live below
+recipe: str = "tiny"  # name of a shipped recipe, or a file
+overrides: dict = {}  # recipe keys: {"stages.0.steps": 20, "rl.method.roc.rule": "none"}
+name: str = ""  # name of the run; empty: the name of the recipe
+profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+job_id: str = ""  # attach to this job; empty: to a running job of this run, else submit a new one
+wait: bool = True  # block until the job ends (needed for papermill); False: watch live below
 
 # %% jupyter={"source_hidden": true}
 from pathlib import Path
@@ -35,7 +35,9 @@ from pathlib import Path
 from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import attach, find_job_runs_dir, list_jobs, submit
+from rstar_lab.parameters import read_mapping
 
+overrides = read_mapping(overrides, "overrides")
 runs_dir = find_job_runs_dir(profile, runs_dir)
 run = name or Path(recipe).stem
 running = [job for job in list_jobs(runs_dir) if job.spec.run == f"{run}-rl" and job.status() == "running"]

@@ -22,44 +22,54 @@
 # are finished are not repeated.
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
-models = ["tiny-sft", "tiny-rl"]  # model folders, runs (their last model) or server URLs; empty: only show `evaluations`
-problems = ""  # a file, aime24=FILE (schema of that set), or aime24, math500 ... from the hub; empty: 32 generated problems
-fields = ""  # names of the columns in the file, if they differ: question=problem,answer=final_answer
-samples = 4  # rollouts per problem; the paper uses 16
-overrides = {}  # recipe keys: {"evaluate.max_response_tokens": 8192, "engine.kind": "transformers"}
-evaluations = []  # run ids of earlier evaluations to show beside the new ones
+profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+models: list[str] = ["tiny-sft", "tiny-rl"]  # model folders, runs (their last model) or server URLs; empty: only show `evaluations`
+problems: str = ""  # a file, the name of a set and a file in its format joined by an equals sign, or aime24, math500 ... from the hub; empty: 32 generated problems
+fields: str = ""  # names of the columns in the file, if they differ from question and answer; see `rstar-lab evaluate --help`
+samples: int = 4  # rollouts per problem; the paper uses 16
+overrides: dict = {}  # recipe keys: {"evaluate.max_response_tokens": 8192, "engine.kind": "transformers"}
+evaluations: list[str] = []  # run ids of earlier evaluations to show beside the new ones
 
 # %%
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pandas as pd
 from IPython.display import display
 
 from rstar_lab.analysis import compare, format_numbers, inspect, link, open_runs, plot_pass_at_k, problem_table
-from rstar_lab.runs import find_runs_dir
+from rstar_lab.jobs import find_job_runs_dir, submit
+from rstar_lab.parameters import read_list, read_mapping
 
-runs_dir = find_runs_dir(runs_dir, required=True)
+models, evaluations = read_list(models, "models"), read_list(evaluations, "evaluations")
+overrides = read_mapping(overrides, "overrides")
+runs_dir = find_job_runs_dir(profile, runs_dir)
 
 # %% [markdown]
 # ## Evaluate
 #
-# The evaluation runs in a separate process. Interrupting the cell ends it; running the cell again continues it.
+# Each evaluation is a job on the hardware of `profile`. Interrupting the cell ends it; running the cell again continues it. On a
+# cluster, models and problems need paths that its nodes see.
 
 # %%
+from rstar_lab.rl.problems import write_problems
+from rstar_lab.rl.synthetic.families import synthesize
+
 if not problems:
     problems = str(runs_dir / ".cache" / "problems_04.jsonl")
-    subprocess.run([sys.executable, "-m", "rstar_lab.cli", "data", "synthesize", "--seed", "4", "--count", "32", "--out", problems], check=True)
+    write_problems(Path(problems), synthesize(4, 32))
 
 
 def evaluate(model):
-    sets = [item for key, value in overrides.items() for item in ("--set", f"{key}={json.dumps(value)}")]
-    command = [sys.executable, "-m", "rstar_lab.cli", "evaluate", model, "--problems", problems, "--samples", str(samples), "--fields", fields]
-    done = subprocess.run([*command, "--runs-dir", str(runs_dir), *sets, "--json"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    arguments = [model, "--problems", problems, "--samples", str(samples), "--fields", fields]
+    job = submit("evaluate", profile, overrides, command="evaluate", arguments=arguments, runs_dir=runs_dir)
+    try:
+        assert job.wait() == "finished", job.logs(tail=20)
+    except KeyboardInterrupt:
+        job.stop()
+        raise
+    return json.loads(job.logs(tail=1))
 
 
 results = [evaluate(model) for model in models]

@@ -22,10 +22,10 @@
 # This notebook only reads the run store. It works while a run is being written, and it needs neither a GPU nor torch.
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs, or one run; empty: the nearest runs/ folder
-where = {}  # initial filter of the list, for example {"correct": True, "errors": True}
-selected = ""  # traj_id to open first
-metrics = ["pass1", "tool_error_rate_correct"]  # curves to draw
+runs_dir: str = ""  # folder of runs, or one run; empty: the nearest runs/ folder
+where: dict = {}  # initial filter of the list, for example {"correct": True, "errors": True}
+selected: str = ""  # traj_id to open first
+metrics: list[str] = ["pass1", "tool_error_rate_correct"]  # curves to draw
 
 # %%
 from IPython.display import Markdown, display
@@ -45,8 +45,11 @@ from rstar_lab.analysis import (
     watch,
 )
 from rstar_lab.analysis.figures import plot_curves, plot_outcomes
+from rstar_lab.parameters import read_list, read_mapping
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
+where = read_mapping(where, "where") if str(where).startswith("{") else where  # or the text of a condition
+metrics = read_list(metrics, "metrics")
 runs_dir = find_runs_dir(runs_dir, required=True)
 runs = open_runs(runs_dir)
 runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]

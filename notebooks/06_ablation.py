@@ -25,14 +25,14 @@
 # the effect of the quotas from the effect of the preference. Every arm runs with several seeds.
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
-recipe = "tiny"
-profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
-concurrency = 1  # runs at a time
-name = "ablation"
-seeds = [0, 1, 2, 3, 4]
-steps = 24
-arms = {
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+recipe: str = "tiny"  # name of a shipped recipe, or a file
+profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+concurrency: int = 1  # runs at a time
+name: str = "ablation"  # prefix of the runs
+seeds: list[int] = [0, 1, 2, 3, 4]  # one run per arm and seed
+steps: int = 24  # RL steps of a run
+arms: dict = {
     "GRPO": {"rl.method.roc.rule": "none"},
     "2x at random": {"rl.method.roc.rule": "random"},
     "2x, quotas": {"rl.method.roc.rule": "paper", "rl.method.roc.penalties": []},
@@ -40,14 +40,14 @@ arms = {
     "RoC (released)": {"rl.method.roc.rule": "released", "rl.method.roc.min_positive": 2, "rl.method.roc.min_negative": 2},
     "RoC, errors only": {"rl.method.roc.rule": "paper", "rl.method.roc.penalties": ["errors"]},
     "RoC, format only": {"rl.method.roc.rule": "paper", "rl.method.roc.penalties": ["format"]},
-}
-overrides = {  # for all arms, SFT included
-    "rl.problems_per_step": 8,  # the recipe has 16
+}  # arms: name, and the recipe keys that it changes
+overrides: dict = {
+    "rl.problems_per_step": 8,
     "evaluate.every": 8,
     "evaluate.sets.held_out.synthetic.count": 96,
     "evaluate.samples": 2,
-}
-train = True  # False: only show runs that exist
+}  # recipe keys of all arms, SFT included
+train: bool = True  # False: only show runs that exist
 
 # %% jupyter={"source_hidden": true}
 import pandas as pd
@@ -58,8 +58,11 @@ from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_fau
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs import find_job_runs_dir, run_grid
+from rstar_lab.parameters import read_list, read_mapping
 from rstar_lab.runs import RunStoreError
 
+seeds = read_list(seeds, "seeds", int)
+arms, overrides = read_mapping(arms, "arms"), read_mapping(overrides, "overrides")
 runs_dir = find_job_runs_dir(profile, runs_dir)
 
 if train:

@@ -25,11 +25,11 @@
 # It needs runs with token arrays (recipe key `token_arrays: kept`, the default).
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs, or one run; empty: the nearest runs/ folder
-run = ""  # run id; empty: the newest training run that stores entropies
-limit = 200  # trajectories to sample from the start and from the end of the run
-top = 0.2  # share of tokens that count as high-entropy
-words = []  # words to count; empty: the lists in rstar_lab.runs.reflection_words
+runs_dir: str = ""  # folder of runs, or one run; empty: the nearest runs/ folder
+run: str = ""  # run id; empty: the newest training run that stores entropies
+limit: int = 200  # trajectories to sample from the start and from the end of the run
+top: float = 0.2  # share of tokens that count as high-entropy
+words: list[str] = []  # words to count; empty: the lists in rstar_lab.runs.reflection_words
 
 # %%
 import pandas as pd
@@ -53,9 +53,11 @@ from rstar_lab.analysis import (
     word_list,
     word_usage_change,
 )
+from rstar_lab.parameters import read_list
 from rstar_lab.runs import RunStoreError, find_runs_dir
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS
 
+words = read_list(words, "words")
 runs_dir = find_runs_dir(runs_dir, required=True)
 
 pd.set_option("display.max_colwidth", 120)

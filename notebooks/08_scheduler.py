@@ -26,18 +26,18 @@
 # | `adaptive` | an engine gets as many rollouts as its KV cache is expected to hold, longest first, with balanced work |
 
 # %% tags=["parameters"]
-run = ""  # folder of a run whose step is replayed; empty: a synthetic step
-step = 0
-engines = 8
-rollouts = 256  # per engine, in a synthetic step
-kv_tokens = 125_000  # KV cache of an engine
-mean_tokens = 3000
-tool_s = 0.3
-grid_engines = 4  # size of the grid at the end; the reference is 64
-calibration = ""  # JSON file of `python -m benchmarks.calibration`; empty: the recorded results
-plan_recipe = "qwen3_14b_mi300x"  # recipe and profile of the predicted steps at the end
-plan_profile = "mi300x_8x8"
-remeasure = False  # start two vLLM servers here and measure again (minutes)
+run: str = ""  # folder of a run whose step is replayed; empty: a synthetic step
+step: int = 0  # step of that run
+engines: int = 8  # number of engines
+rollouts: int = 256  # per engine, in a synthetic step
+kv_tokens: int = 125_000  # KV cache of an engine
+mean_tokens: int = 3000  # mean length of a rollout, in a synthetic step
+tool_s: float = 0.3  # mean seconds of a tool call, in a synthetic step
+grid_engines: int = 4  # size of the grid at the end; the reference is 64
+calibration: str = ""  # JSON file of `python -m benchmarks.calibration`; empty: the recorded results
+plan_recipe: str = "qwen3_14b_mi300x"  # recipe and profile of the predicted steps at the end
+plan_profile: str = "mi300x_8x8"  # hardware of the predicted steps
+remeasure: bool = False  # start two vLLM servers here and measure again (minutes)
 
 # %%
 from pathlib import Path

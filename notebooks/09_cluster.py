@@ -24,21 +24,23 @@
 # See `docs/cluster.md`.
 
 # %% tags=["parameters"]
-host = ""  # login host of the cluster, reached with ssh: HOST, USER@HOST or an alias of ~/.ssh/config
-recipe = "tiny_fast"  # name of a shipped recipe, or a file
-overrides = {}  # recipe keys: {"stages.0.steps": 2}; "verl.KEY" is a key of verl
-profile = ""  # laptop, one_gpu, h100x8, mi300x_8x8, or a file; empty: the host's own profile, or laptop without a host
-backend = ""  # local, ray, slurm; empty: the profile's, and Ray on a laptop
-address = ""  # address of Ray's dashboard: http://HEAD:8265
-runs_dir = ""  # folder of runs; empty: the profile's shared storage; on a laptop and with ssh the nearest runs/ folder
-job_id = ""  # attach to this job instead of submitting one
-timeout_s = 3600
+host: str = ""  # login host of the cluster, reached with ssh: HOST, USER@HOST or an alias of ~/.ssh/config
+recipe: str = "tiny_fast"  # name of a shipped recipe, or a file
+overrides: dict = {}  # recipe keys: {"stages.0.steps": 2}; "verl.KEY" is a key of verl
+profile: str = ""  # laptop, one_gpu, h100x8, mi300x_8x8, or a file; empty: the host's own profile, or laptop without a host
+backend: str = ""  # local, ray, slurm; empty: the profile's, and Ray on a laptop
+address: str = ""  # address of Ray's dashboard: http://HEAD:8265
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage; on a laptop and with ssh the nearest runs/ folder
+job_id: str = ""  # attach to this job instead of submitting one
+timeout_s: int = 3600  # longest wait for the job, in seconds
 
 # %%
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import JobBoard, attach, describe, find_job_runs_dir, submit
+from rstar_lab.parameters import read_mapping
 
+overrides = read_mapping(overrides, "overrides")
 runs_dir = find_job_runs_dir(profile, runs_dir, host=host)
 
 # %% [markdown]

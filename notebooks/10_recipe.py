@@ -22,13 +22,13 @@
 # of the paper's recipe for two CPU cores.
 
 # %% tags=["parameters"]
-recipe = "tiny_three_stage"  # name of a shipped recipe, or a file
-overrides = {}  # recipe keys: {"stages.one.steps": 10}
-name = ""  # name of the run; empty: the name of the recipe
-profile = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
-runs_dir = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
-job_id = ""  # attach to this job instead of submitting one
-wait = True  # block until the job ends (needed for papermill)
+recipe: str = "tiny_three_stage"  # name of a shipped recipe, or a file
+overrides: dict = {}  # recipe keys: {"stages.one.steps": 10}
+name: str = ""  # name of the run; empty: the name of the recipe
+profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+job_id: str = ""  # attach to this job instead of submitting one
+wait: bool = True  # block until the job ends (needed for papermill)
 
 # %% [markdown]
 # ## Change the recipe
@@ -37,8 +37,10 @@ wait = True  # block until the job ends (needed for papermill)
 # and keys that are set in `overrides` above take precedence.
 
 # %% jupyter={"source_hidden": true}
+from rstar_lab.parameters import read_mapping
 from rstar_lab.rl.forms import RecipeForm
 
+overrides = read_mapping(overrides, "overrides")
 form = RecipeForm(recipe)
 form
 

@@ -23,11 +23,12 @@
 # tools and how failures are handled.
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
-name = "own_tools"
-examples = 1000  # conversations for SFT
-steps = 6
-overrides = {}  # recipe keys, for example {"rl.group_size": 4}
+profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+name: str = "own_tools"  # name of the run
+examples: int = 1000  # conversations for SFT
+steps: int = 6  # RL steps
+overrides: dict = {}  # recipe keys, for example {"rl.group_size": 4}
 
 # %% [markdown]
 # ## The tool and the reward
@@ -84,7 +85,7 @@ from my_tools import price
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.renderers.conversations import Conversation, Message, tool_calls, write_conversations
 from rstar_lab.rl.problems import Problem, write_problems
-from rstar_lab.runs import find_runs_dir
+from rstar_lab.jobs import find_job_runs_dir
 
 rng = random.Random(0)
 fruits = ["apple", "pear", "plum", "kiwi", "fig", "lime", "melon", "grape"]
@@ -110,7 +111,7 @@ def make_conversation(number):
     return Conversation(conversation_id=str(number), source="notebook", messages=messages, tools=[tools["price"].schema])
 
 
-runs_dir = find_runs_dir(runs_dir)
+runs_dir = find_job_runs_dir(profile, runs_dir)
 folder = runs_dir / f".{name}"
 folder.mkdir(parents=True, exist_ok=True)
 write_conversations(folder / "conversations.jsonl", [make_conversation(i) for i in range(examples)])
@@ -153,8 +154,10 @@ print(yaml.safe_dump({"rl": {key: recipe["rl"][key] for key in ("tools", "reward
 
 # %%
 from rstar_lab.jobs import submit
+from rstar_lab.parameters import read_mapping
 
-job = submit(folder / f"{name}.yaml", "laptop", overrides, runs_dir=runs_dir, name=name)
+overrides = read_mapping(overrides, "overrides")
+job = submit(folder / f"{name}.yaml", profile, overrides, runs_dir=runs_dir, name=name)
 status = job.watch()
 assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
 

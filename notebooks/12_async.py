@@ -22,23 +22,25 @@
 # pass@1 at equal trained tokens and at equal time, with and without the correction, and with and without RoC.
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
-recipe = "tiny_fast"
-name = "async"
-seeds = [0, 1, 2, 3, 4]
-steps = 30
-lr = 1.5e-4
-overrides = {}  # further keys of all runs
-train = False  # True: train the runs here (about an hour); False: show the recorded curves
+profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+recipe: str = "tiny_fast"  # name of a shipped recipe, or a file
+name: str = "async"  # prefix of the runs
+seeds: list[int] = [0, 1, 2, 3, 4]  # one run per arm and seed
+steps: int = 30  # RL steps of a run
+lr: float = 1.5e-4  # learning rate of RL
+overrides: dict = {}  # further keys of all runs
+train: bool = False  # True: train the runs here (about an hour); False: show the recorded curves
 
 # %%
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.asynchrony import learning_curves, learning_table, plot_learning, plot_staleness, recorded_curves
-from rstar_lab.jobs import run_grid
-from rstar_lab.runs import find_runs_dir
+from rstar_lab.jobs import find_job_runs_dir, run_grid
+from rstar_lab.parameters import read_list, read_mapping
 
+seeds, overrides = read_list(seeds, "seeds", int), read_mapping(overrides, "overrides")
 two_processes = {"engine.count": 1, "processes": 1}
 stale_1, stale_2, stale_4 = (
     two_processes | {"rl.schedule": {"type": "async", "max_staleness": staleness}} for staleness in (1, 2, 4)
@@ -75,8 +77,8 @@ keys = {
 
 # %%
 if train:
-    runs_dir = find_runs_dir(runs_dir)
-    run_ids = run_grid(recipe, arms, seeds, runs_dir=runs_dir, name=name, overrides=keys | overrides)
+    runs_dir = find_job_runs_dir(profile, runs_dir)
+    run_ids = run_grid(recipe, arms, seeds, runs_dir=runs_dir, profile=profile, name=name, overrides=keys | overrides)
     runs = open_runs(runs_dir, run_ids=run_ids)
     curves = learning_curves(runs)
 else:

@@ -23,11 +23,12 @@
 # single turns, score whole groups, and be mixed in one run.
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
-name = "environment"
-examples = 2000  # conversations for SFT
-steps = 6
-overrides = {}  # recipe keys, for example {"rl.group_size": 4}
+profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+name: str = "environment"  # name of the run
+examples: int = 2000  # conversations for SFT
+steps: int = 6  # RL steps
+overrides: dict = {}  # recipe keys, for example {"rl.group_size": 4}
 
 # %% [markdown]
 # ## The environment
@@ -112,7 +113,7 @@ shop.close()
 from rstar_lab.rl.renderers.conversations import Conversation, Message, tool_calls, write_conversations
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.environments.loading import load_environment
-from rstar_lab.runs import find_runs_dir
+from rstar_lab.jobs import find_job_runs_dir
 
 schema = load_environment("shop", "my_shop:Shop", 30.0).tools["query"].schema
 ERROR = "OperationalError: no such column: cost"
@@ -140,7 +141,7 @@ def make_conversation(number):
     return Conversation(conversation_id=str(number), source="notebook", messages=messages, tools=[schema])
 
 
-runs_dir = find_runs_dir(runs_dir)
+runs_dir = find_job_runs_dir(profile, runs_dir)
 folder = runs_dir / f".{name}"
 folder.mkdir(parents=True, exist_ok=True)
 write_conversations(folder / "conversations.jsonl", [make_conversation(i) for i in range(examples)])
@@ -202,8 +203,10 @@ print(yaml.safe_dump({"rl": {"environments": recipe["rl"]["environments"]}}, sor
 
 # %%
 from rstar_lab.jobs import submit
+from rstar_lab.parameters import read_mapping
 
-job = submit(folder / f"{name}.yaml", "laptop", overrides, runs_dir=runs_dir, name=name)
+overrides = read_mapping(overrides, "overrides")
+job = submit(folder / f"{name}.yaml", profile, overrides, runs_dir=runs_dir, name=name)
 status = job.watch()
 assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
 

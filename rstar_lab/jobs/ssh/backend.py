@@ -86,9 +86,10 @@ class OverSsh(Backend):
             runs_dir=str(runs_dir),
             overrides=dict(job.overrides),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            run=f"{job.run_name}-rl",
+            run=None if job.command == "evaluate" else f"{job.run_name}-rl",
             handle=handle | {"own_profile": job.profile is None},
             action=job.command,
+            arguments=job.arguments,
         )
         # Saved first: if this process dies while the host submits, the job can still be found here.
         folder = JobFolder.of(runs_dir, job.job_id)
@@ -98,7 +99,7 @@ class OverSsh(Backend):
             answer = agent_of(spec).request(
                 "submit", timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job.job_id,
                 **_request(job.recipe, job.machine, settings, job.overrides),
-                command=job.command, name=job.run_name, preflight=job.preflight,
+                command=job.command, name=job.run_name, preflight=job.preflight, arguments=job.arguments,
                 secrets={name: os.environ[name] for name in job.machine.secrets if name in os.environ},
             )  # fmt: skip
         except ConnectionLost as error:

@@ -1,0 +1,86 @@
+"""Parameters of the notebooks: typed and described for `papermill --help-notebook`, and lists and mappings may be text."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import papermill
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.parameters import read_list, read_mapping
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+
+
+def parameter_cell(path):
+    (cell,) = [cell for cell in jupytext.read(path).cells if "parameters" in cell.metadata.get("tags", [])]
+    return cell.source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_parameter_has_a_type_and_a_description(path):
+    shown = papermill.inspect_notebook(str(path))
+    assigned = {node.target.id for node in ast.parse(parameter_cell(path)).body if isinstance(node, ast.AnnAssign)}
+    assert set(shown) == assigned and len(ast.parse(parameter_cell(path)).body) == len(assigned)
+    for name, parameter in shown.items():
+        assert parameter["inferred_type_name"] != "None" and len(parameter["help"]) >= 8, name
+        default = ast.literal_eval(parameter["default"])
+        assert parameter["inferred_type_name"].partition("[")[0] == type(default).__name__, name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_list_and_mapping_may_be_text(path):
+    code = "\n".join(cell.source for cell in jupytext.read(path).cells if cell.cell_type == "code")
+    for name, parameter in papermill.inspect_notebook(str(path)).items():
+        if parameter["inferred_type_name"].startswith(("list", "dict")):
+            assert f'({name}, "{name}"' in code, name
+
+
+@pytest.mark.parametrize("stem", ["02_sft", "03_train", "04_evaluate", "06_ablation", "10_recipe", "11_own_tools", "12_async", "13_environment"])
+def test_notebooks_that_train_or_evaluate_have_a_profile(stem):
+    path = NOTEBOOKS[0].parent / f"{stem}.ipynb"
+    assert papermill.inspect_notebook(str(path))["profile"]["default"] == '"laptop"'
+    code = "\n".join(cell.source for cell in jupytext.read(path).cells if cell.cell_type == "code")
+    assert '"laptop"' not in code.replace(parameter_cell(path), "")
+
+
+@pytest.mark.slow
+def test_the_help_of_papermill_shows_the_parameters():
+    command = [sys.executable, "-m", "papermill", "--help-notebook", str(NOTEBOOKS[4])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "models: list[str]" in done.stdout and "rollouts per problem" in done.stdout, done.stdout + done.stderr
+    assert "Unable to parse" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_papermill_accepts_json_text(tmp_path):
+    notebook = NOTEBOOKS[12]
+    command = [sys.executable, "-m", "papermill", str(notebook), str(tmp_path / "out.ipynb"), "--cwd", str(tmp_path)]
+    command += ["-p", "overrides", '{"rl.lr": 1e-5}', "-p", "seeds", "0,1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_text_becomes_what_the_notebook_expects():
+    assert read_mapping('{"rl.lr": 1e-5, "a": [1]}', "overrides") == {"rl.lr": 1e-5, "a": [1]}
+    assert read_mapping({"a": 1}, "overrides") == {"a": 1} and read_mapping("", "overrides") == {}
+    assert read_list("tiny-sft", "models") == ["tiny-sft"] and read_list("a, b", "models") == ["a", "b"]
+    assert read_list('["a", "b"]', "models") == ["a", "b"] == read_list(("a", "b"), "models") and read_list("", "models") == []
+    assert read_list("0,1", "seeds", int) == [0, 1] == read_list("[0, 1]", "seeds", int) == read_list([0, 1], "seeds", int)
+    assert read_list(3, "seeds", int) == [3] and read_list('[{"clip_high": 0.4}]', "rules") == [{"clip_high": 0.4}]
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", "5", "rl.lr=1", None, 3])
+def test_a_wrong_mapping_is_one_line_with_the_name_of_the_parameter(value):
+    with pytest.raises(UserError, match=r"^parameter overrides: [^\n]+$"):
+        read_mapping(value, "overrides")
+
+
+@pytest.mark.parametrize("value", ["[1", "a,b", {"a": 1}, [None], '["x"]'])
+def test_a_wrong_list_is_one_line_with_the_name_of_the_parameter(value):
+    with pytest.raises(UserError, match=r"^parameter seeds: [^\n]+$"):
+        read_list(value, "seeds", int)
