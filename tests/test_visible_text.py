@@ -73,7 +73,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("values", [*WRONG, {"kind": HOSTILE, "error": HOSTILE, "result": {HOSTILE: HOSTILE}}])
-def test_runs_with_hostile_text_or_wrong_types_are_listed_beside_the_others(runs, values):
+def test_runs_with_hostile_text_or_wrong_types_are_listed(runs, values):
     change(runs / "hostile", **values)
     for command in (["list"], ["show", "hostile"], ["show", "good"]):
         done = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["runs", *command, "--runs-dir", str(runs)])
