@@ -13,11 +13,13 @@ from typing import Any
 import sympy
 from latex2sympy2_extended import latex2sympy2
 from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
+from sympy.core.function import AppliedUndef
 
 from rstar_lab.verify.exact import Value, plain_value, rounds_to
 
 DIGITS = 50
 MAX_DIGITS, MAX_DEGREE, MAX_FACTORIAL = 100_000, 1_000, 10_000
+MAX_SOLVED = 60  # operations of an equation that is solved
 AGREEMENT = sympy.Float(10) ** -35
 # Rational points at which formulas are evaluated, of both signs and without a pattern. Small ones, because a high power of a
 # large number hides a summand; integers for formulas with steps, such as floor.
@@ -72,7 +74,10 @@ def _is_plain_derivative(node: Any) -> bool:
 def equal(first: str, second: str) -> bool:
     """Return whether two formulas in normalised LaTeX (see `normalise`) are equal."""
     letters = [set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))) for text in (first, second)]
-    clash = any(letter.isupper() and letter.lower() in found for found in letters for letter in found)
+    greek = (
+        re.search(r"\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega)(?![A-Za-z])", first + second) is not None
+    )
+    clash = greek or any(letter.isupper() and letter.lower() in found for found in letters for letter in found)
     index = bool(_INDEX.search(first) or _INDEX.search(second))
     try:
         left, right = (parse(text, not clash, index) for text in (first, second))
@@ -138,6 +143,8 @@ def _equations_equal(left: sympy.Eq, right: sympy.Eq) -> bool:
         return False
     if _constant_ratio(first, second) is not None:
         return True
+    if first.has(AppliedUndef) or second.has(AppliedUndef) or max(first.count_ops(), second.count_ops()) > MAX_SOLVED:
+        return False
     for symbol in sorted(first.free_symbols, key=str):
         try:
             solutions = [sympy.solve(value, symbol) for value in (first, second)]

@@ -88,12 +88,15 @@ _SQRT = re.compile(r"\\sqrt\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?!
 _ROOT_CALL = re.compile(r"\\sqrt\s*(?=\()")
 _POWER_CALL = re.compile(r"\^\s*(?=\()")
 _SLASH_FRACTION = re.compile(r"\^\{(\d+)\}\s*/\s*_\{(\d+)\}")
-_BARE_FUNCTION = re.compile(rf"(?<![\\A-Za-z])({'|'.join(sorted(rules.FUNCTIONS, key=len, reverse=True))})(?![A-Za-z])")
+_BARE_FUNCTION = re.compile(
+    rf"(?<![\\A-Za-z])(?:({'|'.join(sorted(rules.FUNCTIONS, key=len, reverse=True))})(?![A-Za-z])"
+    r"|(?:max|min|lim|det)(?=\s*(?:\(|\\?\{)))"
+)
 _BARE_SYMBOL = re.compile(rf"(?<![\\A-Za-z])({'|'.join(rules.SYMBOLS)})(?![A-Za-z])")
 _TEXT = re.compile(r"\\text(?=\{)")
 _PREFIX = re.compile(
     r"^\W*(?:(?:the|my|our|so|thus|hence|therefore)\s+)*(?:final\s+|correct\s+)?(?:answer|result|solution)\s*(?:is|are|=|:)\s*:?\s*"
-    r"|^\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*",
+    r"|^\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*|^\s*(?:一?共|总共|大?约|等于)\s*(?=[\d\\$-])",
     re.IGNORECASE,
 )
 _AFTER_NUMBER = re.compile(r"[\d})/](?:\s|~|\\[,;: ])*$")
@@ -174,7 +177,7 @@ def clean(text: str) -> str:
     text = text.replace("**", "^")
     text = re.sub(r"\{\s*([^{}]+?)\s*\\choose\s*([^{}]+?)\s*\}", r"\\binom{\1}{\2}", text)
     text = re.sub(r"\{\s*([^{}]+?)\s*\\over\s*([^{}]+?)\s*\}", r"\\frac{\1}{\2}", text)
-    text = _BARE_FUNCTION.sub(r"\\\1 ", text)
+    text = _BARE_FUNCTION.sub(lambda m: rf"\{m[0]} ", text)
     text = _BARE_SYMBOL.sub(lambda m: rules.SYMBOLS[m[1]], text)
     text = _replace_calls(text, _ROOT_CALL, lambda _, inner: rf"\sqrt{{{inner}}}")
     text = _replace_calls(text, _POWER_CALL, lambda _, inner: f"^{{{inner}}}")
@@ -253,6 +256,7 @@ def key(text: str) -> str:
 def words(text: str) -> str:
     r"""Return the words of an answer in lower case, without spaces, punctuation and `\text`."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
+    plain = re.sub(r"^\s*(?:an?|the)\s+(?=\w{3,})", "", plain, flags=re.IGNORECASE)
     plain = re.sub(r"[\s.,;:!'\"\\(){}$-]+", "", plain).casefold()
     return rules.ALIASES.get(plain, plain)
 
@@ -263,10 +267,10 @@ _UNIT_NAMES = "|".join(sorted((re.escape(name) for name in rules.UNITS), key=len
 _LONG_UNITS = "|".join(sorted((re.escape(name) for name in rules.UNITS if len(name) > 1), key=len, reverse=True))
 _POWERS = r"(?:\s*\^\s*\{\s*(-?\d)\s*\})?"
 _UNIT_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?(?:{_UNIT_NAMES})(?![A-Za-z]){_POWERS}".replace("(-?", "(?:-?")
-_UNIT_CHAIN = rf"{_UNIT_FACTOR}(?:\s*(?:/|per|\\cdot|\*|\s)\s*{_UNIT_FACTOR})*"
+_UNIT_CHAIN = rf"{_UNIT_FACTOR}(?:\s*(?:/|per|\\cdot|\*|\s)\s*{_UNIT_FACTOR}){{0,4}}"
 _UNIT_TEXT = re.compile(rf"\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?")
 _UNIT_IN_TEXT = re.compile(
-    rf"(?:\s*(?:/|\\cdot|\*)?\s*\\text\{{\s*\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?\s*\}}{_POWERS.replace('(-?', '(?:-?')})+$"
+    rf"(?:\s*(?:/|\\cdot|\*)?\s*\\text\{{\s*\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?\s*\}}{_POWERS.replace('(-?', '(?:-?')}){{1,4}}$"
 )
 _LONG_FACTOR = _UNIT_FACTOR.replace(_UNIT_NAMES, _LONG_UNITS)
 _PLAIN_UNIT = re.compile(

@@ -63,10 +63,8 @@ SYNONYMS = {
     "iff": "Leftrightarrow", "bigcup": "cup",
 }  # fmt: skip
 
-# Names that models write without a backslash.
-_FUNCTIONS = (
-    """arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc log ln lg exp sqrt gcd lcm max min lim det"""
-)
+# Names that models write without a backslash. `normalise` adds max, min, lim and det before a bracket: min is also a unit.
+_FUNCTIONS = """arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc log ln lg exp sqrt gcd lcm"""
 FUNCTIONS = tuple(_FUNCTIONS.split())
 SYMBOLS = {"pi": r"\pi ", "infinity": r"\infty ", "inf": r"\infty ", "oo": r"\infty ", "theta": r"\theta "}
 
@@ -84,7 +82,7 @@ _UNITS = {
     "kg": "kilogram 千克 公斤", "g": "gram 克", "lb": "lbs pound", "oz": "ounce", "t": "ton tonne", "ms": "millisecond",
     "s": "sec secs second 秒", "min": "mins minute 分钟", "h": "hr hrs hour 小时", "day": "days 天", "week": "weeks",
     "month": "months", "year": "yr yrs years 年", "deg": "degree 度", "L": "liter litre l 升", "mL": "milliliter ml",
-    "gal": "gallon", "mph": "", "km/h": "kmh kph kmph", "Hz": "hertz", "kHz": "", "MHz": "", "N": "newton", "J": "joule", "kJ": "",
+    "gal": "gallon", "mi/h": "mph", "km/h": "kmh kph kmph", "Hz": "hertz", "kHz": "", "MHz": "", "N": "newton", "J": "joule", "kJ": "",
     "W": "watt", "kW": "", "V": "volt", "A": "amp ampere", "K": "kelvin", "C": "", "F": "", "Pa": "pascal", "kPa": "",
     "mol": "mole", "rad": "radian", "eV": "", "ohm": "", "acre": "", "rpm": "", "atm": "", "cc": "", "bit": "", "byte": "",
     "unit": "", "rev": "revolution", "erg": "", "pc": "parsec", "kpc": "", "AU": "", "Gyr": "",

@@ -278,7 +278,11 @@ class _Comparison:
         if ("=" in ours) != ("=" in theirs):
             ours, theirs = _without_name(ours), _without_name(theirs)
             first, second = read(ours), read(theirs)
-        if first.prose or second.prose or _is_word(ours) or _is_word(theirs):
+        if (
+            first.prose
+            or second.prose
+            or ((_is_word(ours) or _is_word(theirs)) and not (_is_product(ours) or _is_product(theirs)))
+        ):
             return words(ours) == words(theirs) or _letters_commute(ours, theirs)
         left, right = plain_value(ours), plain_value(theirs)
         if left is not None and right is not None:
@@ -461,6 +465,10 @@ def _is_word(text: str) -> bool:
             plain,
         )
     )
+
+
+def _is_product(text: str) -> bool:
+    return bool(re.fullmatch(r"[a-z](?:\s*(?:\\cdot|\\times|\*)\s*[a-z])+", text))
 
 
 def _letters_commute(first: str, second: str) -> bool:

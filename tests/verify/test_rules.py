@@ -1,8 +1,11 @@
 """The rules of docs/evaluation.md: which answers are equal. Each row is tested with answers of several forms."""
 
+import time
+
 import pytest
 
 from rstar_lab.verify import same_answer, verify, warm_up
+from rstar_lab.verify.structure import quick
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -190,3 +193,21 @@ def test_different_answers(rule):
 )
 def test_where_the_answer_is_read(text, answer_format, answer, equal):
     assert verify(text, answer, answer_format=answer_format) is equal
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\text{ m }$" * 18,
+        "\\text{m m m }" * 15,
+        "5 " + "m " * 99,
+        "5 " + "square " * 28,
+        "½" * 200,
+        "(" * 200,
+        "5\\text{" + "m " * 90,
+    ],
+)
+def test_hostile_text_does_not_slow_the_reading_of_answers(text):
+    started = time.process_time()
+    quick(text[:200], "5")
+    assert time.process_time() - started < 0.3
