@@ -60,6 +60,8 @@ KNOWN = {
     "Qwen3-1.7B": Architecture(28, 2048, 16, 8, 128, 6144, 151_936, True, positions=32_768),
     "Qwen3-30B-A3B": Architecture(48, 2048, 32, 4, 128, 768, 151_936, False, 128, 8, 40_960),
     "Qwen2.5-7B": Architecture(28, 3584, 28, 4, 128, 18944, 152_064, False, positions=32_768),
+    "Qwen2.5-32B": Architecture(64, 5120, 40, 8, 128, 27648, 152_064, False, positions=32_768),
+    "Qwen2.5-0.5B": Architecture(24, 896, 14, 2, 64, 4864, 151_936, True, positions=32_768),
     "tiny": Architecture(4, 192, 6, 2, 32, 512, 1024, False, positions=1024),
 }
 

@@ -24,7 +24,8 @@ CALLS_PER_ROLLOUT = 2.75  # the rStar2-Agent report: 45K calls in a step of 16,3
 DISK_BYTES_PER_S = 2e9  # of a shared file system, for all ranks together
 STATE_BYTES = 16  # bytes per parameter in training: fp32 weight 4, gradient 4, the two moments of AdamW 8
 LORA_BASE_BYTES = 2  # bytes per frozen parameter: bf16
-LOCAL_LOGITS = 64 * 2**20  # numbers; the local trainer computes logits in chunks of this size (training/log_probs.py)
+LOCAL_LOGITS = 2**28  # numbers; the local trainer computes logits in chunks of this size (training/log_probs.py)
+VERL_CHUNKS = 16  # parts of the logits of which one has fp32 copies (verl/log_probs.py)
 GB = 1e9
 
 
@@ -78,16 +79,12 @@ def memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile)
     return _verl_memory(model, recipe, rl, profile)
 
 
-def _activations(model: Architecture, tokens: int) -> float:
-    """Tokens x (2 bytes x hidden x layers, checkpointed, + 34 bytes x hidden, one layer computed again)."""
-    return tokens * model.hidden * (2 * model.layers + 34)
-
-
 def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
     """One GPU holds the training state, one micro-batch and the engine at the same time. Engine = recipe's
-    engine.gpu_memory_utilization x HBM; micro-batch = rl.micro_batch_tokens, at least the longest sequence; without gradient
-    checkpointing activations are 34 bytes x hidden x layers per token. A KL reference adds its weights. With rl.lora
-    the base is held in bf16, and gradients and optimizer states exist for the adapters only.
+    engine.gpu_memory_utilization x HBM; micro-batch = rl.micro_batch_tokens, at least the longest sequence. The peak is at
+    the LM head: state, bf16 copies of all weights (autocast), checkpointed activations (2 bytes x hidden x layers per
+    token; without gradient checkpointing 34), and logits of one chunk in bf16 and fp32. A KL reference adds its weights.
+    With rl.lora the base is held in bf16, and gradients and optimizer states exist for the adapters only.
     """
     hbm = profile.hardware.hbm_gb
     longest = LONGEST_PROMPT_TOKENS + rl.limits.max_response_tokens
@@ -95,15 +92,14 @@ def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
     state = STATE_BYTES * model.parameters
     if rl.lora is not None:
         state = LORA_BASE_BYTES * model.parameters + STATE_BYTES * lora_parameters(model, rl.lora)
-    activations = (
-        _activations(model, tokens) if rl.gradient_checkpointing else tokens * model.hidden * 34 * model.layers
-    )
-    logits = min(tokens * model.vocabulary, LOCAL_LOGITS) * 12  # bf16 out, fp32 log-softmax and its gradient
+    copies = 0 if rl.lora is not None else 2 * model.parameters
+    activations = tokens * model.hidden * (2 if rl.gradient_checkpointing else 34) * model.layers
+    logits = min(tokens * model.vocabulary, LOCAL_LOGITS) * 6
     reference = 4 * model.parameters if rl.method.kl_coefficient > 0 else 0
     weights = 2 * model.parameters
     engine = recipe.engine.gpu_memory_utilization * hbm * GB
     kv = (engine - weights - 2 * GB) / model.kv_bytes(profile.engine.kv_cache_dtype_bytes)
-    training = state + activations + logits + reference
+    training = state + copies + activations + logits + reference
     served = served_tokens(model, recipe, rl, profile)
     return Memory(
         weights / GB, state / GB, training / GB, engine / GB, max(0, int(kv)), longest, served, hbm, together=True
@@ -126,27 +122,29 @@ def lora_parameters(model: Architecture, lora: Lora) -> int:
 
 
 def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
-    """Training phase: state + working set + activations + logits. Rollout phase: the engine + the training memory that
-    is not offloaded.
+    """Training phase: state + checkpointed activations + the larger of logits and head. Rollout phase: the engine + the
+    training memory that is not offloaded.
 
-    state = 16 bytes x parameters / shards; working set = two unsharded layers in bf16;
-    logits = micro-batch tokens x vocabulary x 10 bytes (bf16 out, fp32 log-softmax and its gradient).
+    state = 16 bytes x parameters / shards; activations = 2 bytes x hidden x layers per token; logits = micro-batch tokens
+    x vocabulary x 4 bytes (bf16 and their gradient) and three fp32 copies of a sixteenth; head = vocabulary x hidden x
+    10 bytes (weights and gradient in bf16, gradient in fp32 and packed for the reduction).
     KV tokens of a replica = (share x HBM x tensor parallel - weights) / KV bytes per token.
     """
     hardware, engine, parallel = profile.hardware, profile.engine, profile.parallelism
     longest = LONGEST_PROMPT_TOKENS + rl.limits.max_response_tokens
     weights = 2 * model.parameters / GB
     state = STATE_BYTES * model.parameters / shard_size(profile) / GB
-    layer = 2 * (model.parameters / model.layers) * 2 / GB
     tokens = max(parallel.tokens_per_gpu, -(-longest // parallel.sequence_parallel))
-    logits = tokens * model.vocabulary * 10 / GB
+    logits = tokens * model.vocabulary * (4 + 12 / VERL_CHUNKS)
+    head = model.vocabulary * model.hidden * 12
+    activations = tokens * model.hidden * 2 * model.layers
     engine_gb = engine.memory_utilization * hardware.hbm_gb
     kept = (0 if parallel.offload_params else state / 4) + (0 if parallel.offload_optimizer else state / 2)
     kv = (engine_gb * engine.tensor_parallel - weights - 4) * GB / model.kv_bytes(engine.kv_cache_dtype_bytes)
     return Memory(
         weights,
         state,
-        state + layer + _activations(model, tokens) / GB + logits,
+        state + (activations + max(logits, head)) / GB,
         engine_gb + kept,
         max(0, int(kv)),
         longest,
