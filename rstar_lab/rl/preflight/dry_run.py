@@ -93,14 +93,15 @@ def run_stage(recipe: Recipe, stage: Stage, profile: Profile, shape: Architectur
     """Run one update of a stage."""
     started, rl, meter = time.monotonic(), recipe.settings(stage), _meter(profile, shape)
     typical = estimate.PROMPT_TOKENS + estimate.MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
-    rows, width = dry_run_local.rows_of(_micro_batch_tokens(rl, profile), typical)
+    micro = _micro_batch_tokens(rl, profile)
+    rows, width = dry_run_local.rows_of(micro, typical)
     if profile.trainer == "local":
         dry_run_local.run_update(recipe, rl, shape, rows, width, meter)
     else:
         from rstar_lab.rl.verl import dry_run as verl_dry_run
 
         config = dry_run_local.model_config(recipe.model, shape)
-        verl_dry_run.run_stage(recipe, stage, profile, config, [width] * rows, meter)
+        verl_dry_run.run_stage(recipe, stage, profile, config, _lengths(micro, rows), meter)
     tokens = rl.problems_per_step * rl.group_size * typical
     steps = rl.mini_batches
     return _result(stage.name, recipe, profile, shape, meter, (rows, width), tokens, steps, started)
@@ -124,9 +125,14 @@ def run_sft(recipe: Recipe, profile: Profile, shape: Architecture) -> DryRun:
         from rstar_lab.rl.verl import dry_run as verl_dry_run
 
         config = dry_run_local.model_config(recipe.model, shape)
-        verl_dry_run.run_sft(recipe, profile, config, [width] * rows, meter)
+        verl_dry_run.run_sft(recipe, profile, config, _lengths(tokens, rows), meter)
     batch = sft.batch_size * MEAN_CONVERSATION
     return _result("sft", recipe, profile, shape, meter, (rows, width), batch, 1, started)
+
+
+def _lengths(tokens: int, rows: int) -> list[int]:
+    """Return the lengths of sequences that fill a micro-batch."""
+    return [tokens // rows] * (rows - 1) + [tokens - tokens // rows * (rows - 1)]
 
 
 def _shape(recipe: Recipe, profile: Profile) -> Architecture:

@@ -127,7 +127,7 @@ def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Pr
 
     state = 16 bytes x parameters / shards; activations = 2 bytes x hidden x layers per token; logits = micro-batch tokens
     x vocabulary x 4 bytes (bf16 and their gradient) and three fp32 copies of a sixteenth; head = vocabulary x hidden x
-    10 bytes (weights and gradient in bf16, gradient in fp32 and packed for the reduction).
+    12 bytes (weights and gradient in bf16, gradient in fp32 and packed for the reduction).
     KV tokens of a replica = (share x HBM x tensor parallel - weights) / KV bytes per token.
     """
     hardware, engine, parallel = profile.hardware, profile.engine, profile.parallelism

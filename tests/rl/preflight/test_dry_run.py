@@ -10,7 +10,8 @@ from rstar_lab.cli.preflight import app
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.preflight.architecture import KNOWN
+from rstar_lab.rl.preflight import estimate
+from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
 from rstar_lab.rl.preflight.dry_run import dry_run, recommended, sweep
 from rstar_lab.rl.preflight.dry_run_fake import fake_tensors
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
@@ -101,8 +102,15 @@ def test_the_command_prints_a_line_of_json_per_stage_and_refuses_a_laptop():
     ("qwen3_14b_mi300x", "mi300x_8x8", 44, 52),
     ("qwen3_14b_h100x8", "h100x8", 37, 45),
     ("qwen3_1_7b_one_gpu", "one_gpu", 28, 36.4),
+    ("qwen2_5_0_5b_gsm8k", "one_gpu", 10, 13),
+    ("qwen3_4b_lora_24gb", "one_gpu_24gb", 10, 13),
 ])  # fmt: skip
 def test_peaks_at_full_size_agree_with_an_independent_measurement(recipe, profile, low, high):
     result = next(dry_run(load_recipe(recipe), load_profile(profile)))
     assert low < result.peak_gb < high
     assert result.host_gb < 2
+    loaded = load_recipe(recipe)
+    shape, rl = architecture_of(loaded.model), loaded.settings(loaded.stages[0])
+    assert shape is not None
+    formula = estimate.memory(shape, loaded, rl, load_profile(profile)).training_peak
+    assert formula == pytest.approx(result.peak_gb, rel=0.1)
