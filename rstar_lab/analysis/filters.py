@@ -115,9 +115,10 @@ def selects_steps(where: Where) -> bool:
     """Return whether a filter selects whole steps: it names nothing but their run, stage and number."""
     if isinstance(where, str):
         return columns_of(where) <= _STEP_COLUMNS if where.strip() else True
+    keys: Mapping[str, Any] = where or {}
     return all(
         all(map(selects_steps, value)) if key == "any" else selects_steps(value) if key == "sql" else key in _OF_STEPS
-        for key, value in (where or {}).items()
+        for key, value in keys.items()
     )
 
 

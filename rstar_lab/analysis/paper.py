@@ -32,20 +32,23 @@ def reference(metric: str, model: str = MODEL) -> float | None:
 
 def results_table(runs: "Runs | None" = None) -> pd.DataFrame:
     """Return pass@1 by model and benchmark (the paper's main table), as shares; with `runs`, one row per finished evaluation too."""
-    rows = [{"model": model} | {k: v / 100 for k, v in sets.items()} for model, sets in published()["pass1"].items()]
-    frame = pd.DataFrame(rows)
+    rows: list[dict[str, Any]] = [
+        {"model": model} | {name: value / 100 for name, value in sets.items()}
+        for model, sets in published()["pass1"].items()
+    ]
     if runs is not None:
         from rstar_lab.analysis.metrics import measure
 
         table = runs.runs()
-        evaluated = table[(table.kind == "evaluate") & (table.steps > 0)]
-        values = measure(runs, ["pass1"]).set_index("run_id")["value"] if len(evaluated) else {}
-        for row in evaluated.itertuples():
-            problems = next(
-                (name for name in ("math500", "aime24", "aime25", "hmmt25") if name in row.run_id), "other set"
-            )
-            frame.loc[len(frame), ["model", problems]] = [row.run_id, float(values[row.run_id])]
-    return frame
+        kinds = dict(zip(table.run_id, table.kind, strict=True))
+        for row in measure(runs, ["pass1"]).to_dict("records"):
+            run_id = str(row["run_id"])
+            if kinds.get(run_id) == "evaluate":
+                problems = next(
+                    (name for name in ("math500", "aime24", "aime25", "hmmt25") if name in run_id), "other set"
+                )
+                rows.append({"model": run_id, problems: float(row["value"])})
+    return pd.DataFrame(rows)
 
 
 def figures_of_the_paper(runs: "Runs") -> "dict[str, Figure | pd.DataFrame]":

@@ -21,7 +21,7 @@ class Interrupted(Exception):
 class Commands(typer.core.TyperGroup):
     """The commands. Ctrl-C raises Interrupted."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         try:
             return super().invoke(ctx)
@@ -130,8 +130,11 @@ def _fail_usage(error: Any) -> NoReturn:
         print(context.get_help())
         sys.exit(error.exit_code)
     message = " ".join(error.format_message().split()).rstrip(".")
-    named = context is None or "did you mean" in message.lower()
-    hint = "" if named else f"; `{context.command_path} --help` lists what is possible"
+    hint = (
+        ""
+        if context is None or "did you mean" in message.lower()
+        else f"; `{context.command_path} --help` lists what is possible"
+    )
     fail(f"{message[:1].lower()}{message[1:]}{hint}", error.exit_code)
 
 

@@ -22,6 +22,10 @@ _EXPORT_TIMEOUT = timedelta(hours=2)
 class OneReplicaCheckpoints(FSDPCheckpointManager):
     """Writes model and optimizer on the ranks of the first replica. The others read the file of the rank with their shard."""
 
+    rank: int
+    checkpoint_save_contents: list[str]
+    checkpoint_load_contents: list[str]
+
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         with suppress(RuntimeError):  # a backend without timeouts
