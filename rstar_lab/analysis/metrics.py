@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import Estimate, ratio
 from rstar_lab.estimates import pass_at_k as pass_at_k_of
@@ -280,7 +280,7 @@ def curves(runs: Runs, names: Sequence[str], where: Where = None) -> pd.DataFram
     Args:
         runs: Opened runs.
         names: Metrics.
-        where: A filter of steps: run_id, stage, step, steps, or SQL.
+        where: A filter. One of whole steps (run_id, stage, step, steps) reads only the rollups, another the trajectories.
 
     Raises:
         RunStoreError: For a metric that only `measure` can compute, or an evaluation that no run has.
@@ -291,12 +291,33 @@ def curves(runs: Runs, names: Sequence[str], where: Where = None) -> pd.DataFram
     if missing := [metric.name for metric in metrics if not metric.logged and metric.name not in rolled]:
         raise RunStoreError(f"{missing[0]} is not in the rollup; use measure(), which reads the trajectories")
     values = "".join(f', ({above}) / nullif({below}, 0) AS "{name}"' for name, (above, below) in rolled.items())
-    condition = runs.condition(where, "steps")
-    query = f"SELECT run_id, stage, step, rows_trajectories AS n{values} FROM rollup WHERE {condition} ORDER BY 1, 3"
-    frame = runs.sql(query)
+    if selects_steps(where):
+        condition = runs.condition(where, "steps")
+        query = (
+            f"SELECT run_id, stage, step, rows_trajectories AS n{values} FROM rollup WHERE {condition} ORDER BY 1, 3"
+        )
+        frame = runs.sql(query)
+    else:
+        frame = _curves_of_rollouts(runs, [get_metric(name) for name in rolled], where)
     if logged:
         frame = frame.merge(_logged(runs, logged), on=["run_id", "stage", "step"], how="left")
     return frame[["run_id", "stage", "step", "n", *names]]
+
+
+def _curves_of_rollouts(runs: Runs, metrics: Sequence[Metric], where: Where) -> pd.DataFrame:
+    """Return the rows of `curves` for the rollouts that match a filter, from the trajectories."""
+    keys = ["run_id", "stage", "step"]
+    by_step = sum_by_problem(runs, metrics, keys, where).groupby(keys, as_index=False).sum(numeric_only=True)
+    counts = runs.sql(
+        f"SELECT run_id, stage, step, count(*) AS n FROM trajectories WHERE {runs.condition(where)} GROUP BY ALL"
+    )
+    for metric in metrics:
+        denominator = by_step[f"{metric.name}_denominator"]
+        by_step[metric.name] = by_step[f"{metric.name}_numerator"] / denominator.where(denominator > 0)
+    names = [metric.name for metric in metrics]
+    return counts.sort_values(["run_id", "step"], ignore_index=True).merge(
+        by_step[[*keys, *names]], on=keys, how="left"
+    )
 
 
 def evaluations(runs: Runs) -> list[str]:

@@ -51,7 +51,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 _STATES = ("running", "finished", "failed", "stopped")
 MIRROR_FILE = "mirror.json"  # file in a copied run: the host, the run's status there, and the time of the last pull
-_MIRROR_TYPES: dict[str, type] = {"host": str, "status": str, "transcripts": bool}
+_MIRROR_TYPES: dict[str, type] = {"status": str, "transcripts": bool}
+_MIRROR_NAMES = ("host", "job")  # of a profile or a job of the user; nothing else in the file leads to a connection
 _MAX_STEP = 2**31 - 1
 STEPS_KEY = "rstar_lab.steps"  # metadata key of merged files: the steps that they contain
 
@@ -69,6 +70,9 @@ def read_mirror(run_dir: Path) -> dict[str, Any] | None:
         for key, kind in _MIRROR_TYPES.items():
             if not isinstance(mirror[key], kind):
                 raise ValueError(f"{key} must be of type {kind.__name__}")
+        for key in _MIRROR_NAMES:
+            if not isinstance(mirror.get(key), str | None):
+                raise ValueError(f"{key} must be of type str")
         if mirror["status"] not in (*_STATES, "interrupted"):
             raise ValueError(f"status {mirror['status']!r} is unknown")
     except FileNotFoundError:
@@ -174,7 +178,8 @@ class RunReader:
             mirror = read_mirror(self.run_dir)
             if mirror and level == "transcripts" and not mirror["transcripts"]:
                 raise TranscriptsElsewhere(
-                    f"the transcripts of run {self.run_id} are still on {mirror['host']}: copy them with `rstar-lab jobs pull JOB "
+                    f"the transcripts of run {self.run_id} are still on "
+                    f"{mirror.get('host') or 'another host'}: copy them with `rstar-lab jobs pull JOB "
                     "--transcripts`"
                 )
             raise RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing")
