@@ -67,7 +67,7 @@ def rescore(
     if not trajectories:
         raise UserError(f"run {source.run_id} has no trajectories")
     _check_environments(source.run_id, trajectories.values(), reward)
-    texts = dict(_texts(source))
+    texts = dict(texts_of_model(source))
     if missing := trajectories.keys() - texts.keys():
         raise UserError(f"run {source.run_id} has no transcript of {len(missing)} trajectories, such as {min(missing)}")
     with ThreadPoolExecutor(THREADS) as threads:
@@ -102,7 +102,7 @@ def _check_environments(run_id: str, trajectories: Collection[dict[str, Any]], r
         )
 
 
-def _texts(source: RunReader) -> Iterator[tuple[str, str]]:
+def texts_of_model(source: RunReader) -> Iterator[tuple[str, str]]:
     """Yield (traj_id, text of the model), as the agent loop passes it to the reward."""
     for row in source.read("transcripts", ["traj_id", "messages"]).to_pylist():
         turns = [message["content"] for message in json.loads(row["messages"]) if message["role"] == "assistant"]

@@ -1,0 +1,84 @@
+"""`rstar-lab audit`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.cli.shared import AsJson, examples, find_run
+from rstar_lab.visible_text import printable
+
+app = typer.Typer()
+SHOWN = 10
+
+
+@app.command(
+    epilog=examples(
+        "rstar-lab audit verify --problems problems.jsonl",
+        "rstar-lab audit my_rewards:close_enough --problems problems.jsonl --runs tiny_fast-eval-rl",
+    )
+)
+def audit(
+    reward: Annotated[
+        str,
+        typer.Argument(metavar="REWARD", help="verify, released or module:function, as in the recipe key rl.reward."),
+    ],
+    problems: Annotated[Path, typer.Option(help="Problem file with true answers (.jsonl, .json or .parquet).")],
+    fields: Annotated[str, typer.Option(help="Column names of the file: question=problem,answer=final_answer.")] = "",
+    answer: Annotated[
+        str,
+        typer.Option(help="Where the reward reads the answer: tagged, boxed or last_number (recipe key rl.answer)."),
+    ] = "tagged",
+    limit: Annotated[int, typer.Option(help="Number of problems that are used, drawn at random.", min=2)] = 50,
+    runs: Annotated[
+        str | None,
+        typer.Option("--runs", metavar="RUN", help="Also list the stored rollouts that the reward judges differently."),
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Try a reward on answers whose reward is known: true, reformatted, wrong, empty, echoed, hedged, listed, injected, long.
+
+    Also reports crashes, slow calls, rewards that differ between calls, and with --runs the stored rollouts whose reward
+    changes. The exit code is 1 if a check fails. With --json, one line per check and disagreement, and at last {"reward",
+    "passed", "problems", "slowest_s", "rollouts", "disagreements"}.
+    """
+    from rstar_lab.errors import UserError
+    from rstar_lab.rl.audit import CHECKS, disagreements
+    from rstar_lab.rl.audit import audit as compute
+    from rstar_lab.rl.problems import load_problems, parse_fields
+    from rstar_lab.verify import ANSWER_FORMATS
+
+    if answer not in ANSWER_FORMATS:
+        raise UserError(f"--answer {answer}: choose from {', '.join(ANSWER_FORMATS)}")
+    found = compute(reward, load_problems(problems, fields=parse_fields(fields)), answer=answer, limit=limit)  # type: ignore[arg-type]
+    if runs is not None:
+        folder = find_run(runs, runs_dir)
+        found.rollouts, found.disagreements = disagreements(folder, reward, answer=answer)  # type: ignore[arg-type]
+    for check in found.checks:
+        if as_json:
+            print(json.dumps(asdict(check)))
+            continue
+        meaning = f" ({CHECKS[check.check][1]})" if check.check in CHECKS else ""
+        print(f"{'FAIL' if check.failed else 'pass'}  {check.check}{meaning}: {check.n - check.failed} of {check.n}")
+        if check.example:
+            print(printable(f"      {json.dumps(check.example, ensure_ascii=False)}"))
+    for number, row in enumerate(found.disagreements):
+        if as_json:
+            print(json.dumps(row))
+        elif number < SHOWN:
+            line = f"{row['traj_id']}: stored {row['stored']:g}, now {row['reward']}, answer {row['answer']!r}"
+            print(printable(f"{line}, truth {row['truth']!r}"))
+    summary = {
+        "reward": reward, "passed": found.passed, "problems": found.problems, "slowest_s": round(found.slowest_s, 3),
+        "rollouts": found.rollouts, "disagreements": len(found.disagreements),
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        if runs is not None:
+            print(f"{len(found.disagreements)} of {found.rollouts} stored rollouts are judged differently")
+        print(f"{reward}: {'passed' if found.passed else 'failed'} on {found.problems} problems")
+    raise typer.Exit(0 if found.passed else 1)

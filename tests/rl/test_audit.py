@@ -1,0 +1,105 @@
+"""The audit of a reward: it finds the mistakes of bad rewards, and `verify` passes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rstar_lab.cli import app
+from rstar_lab.errors import UserError
+from rstar_lab.rl.audit import audit, disagreements
+from rstar_lab.rl.problems import Problem
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "runs" / "tiny_fast-eval-rl"
+ANSWERS = ["1", r"\frac{1}{2}", "12", "7", "$x+1$", "0.25", r"\sqrt{2}", "no solution", "(1,2)", r"\$36", "$27+38 i$"]
+PROBLEMS = [Problem(problem_id=f"p{n}", question=f"What is {n} of them?", answer=a) for n, a in enumerate(ANSWERS)]
+
+REWARDS = r"""
+import random, re, time
+
+def contains(text, answer):
+    return float(bool(text) and answer.strip("$") in text)
+
+def exact(text, answer):
+    boxes = re.findall(r"\\boxed\{(.*)\}", text)
+    return float(bool(boxes) and boxes[-1] == answer)
+
+def generous(text, answer):
+    return 1.0
+
+def crashes(text, answer):
+    return 1.0 / len(text)
+
+def random_reward(text, answer):
+    return random.random()
+
+calls = 0
+
+def counts(text, answer):
+    global calls
+    calls += 1
+    return float(calls % 2)
+
+def trl(completions, answer, **columns):
+    return [float(row[0]["content"].count("<answer>") == 1 and truth in row[0]["content"]) for row, truth in
+            zip(completions, answer)]
+"""
+
+
+@pytest.fixture(autouse=True)
+def rewards(tmp_path, monkeypatch):
+    (tmp_path / "audited.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize("answer", ["tagged", "boxed", "last_number"])
+def test_verify_passes(answer):
+    numbers = [problem for problem in PROBLEMS if problem.answer.replace(".", "").isdigit()]
+    found = audit("verify", numbers if answer == "last_number" else PROBLEMS, answer=answer)
+    assert [check for check in found.checks if check.failed] == []
+    assert found.passed and found.problems >= 4 and found.slowest_s > 0
+
+
+@pytest.mark.parametrize(
+    ("reward", "failed"),
+    [
+        ("contains", {"hedged", "shotgun", "replaced"}),
+        ("exact", {"reformatted"}),
+        ("generous", {"empty", "null", "wrong", "echoed", "hedged", "shotgun", "replaced", "injected", "long"}),
+        ("crashes", {"crash"}),
+        ("random_reward", {"deterministic", "order", "wrong"}),
+        ("counts", {"deterministic"}),
+        ("trl", {"hedged", "shotgun"}),
+    ],
+)
+def test_mistakes_of_a_reward_are_found(reward, failed):
+    found = audit(f"audited:{reward}", PROBLEMS)
+    assert failed <= {check.check for check in found.checks if check.failed}
+    assert not found.passed
+    assert all(check.example for check in found.checks if check.failed)
+
+
+def test_stored_rollouts_that_are_judged_differently_are_listed():
+    count, none = disagreements(GOLDEN, "verify")
+    assert count > 0 and none == []
+    _, found = disagreements(GOLDEN, "audited:generous")
+    assert found and all(row["stored"] == 0.0 and row["reward"] == 1.0 for row in found)
+    assert disagreements(GOLDEN, "audited:generous")[1] == found, "the random order has a seed"
+
+
+def test_the_command(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text("\n".join(json.dumps({"q": p.question, "answer": p.answer}) for p in PROBLEMS))
+    arguments = ["--problems", str(file), "--fields", "question=q", "--json"]
+    done = CliRunner().invoke(app, ["audit", "verify", *arguments])
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 0 and lines[-1]["passed"] is True and lines[-1]["problems"] == len(PROBLEMS)
+    done = CliRunner().invoke(app, ["audit", "audited:generous", *arguments, "--runs", str(GOLDEN)])
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert done.exit_code == 1 and last["passed"] is False and last["rollouts"] > last["disagreements"] > 0
+
+
+def test_problems_with_one_answer_cannot_be_audited():
+    with pytest.raises(UserError, match="at least two different answers"):
+        audit("verify", PROBLEMS[:1] * 3)
