@@ -31,9 +31,9 @@ def test_architecture_page_lists_the_layers_of_the_import_contract():
     assert listed == [[name.strip() for name in layer.split(":")] for layer in layers]
 
 
-def test_rl_has_at_most_16_modules_beside_its_packages():
+def test_rl_has_at_most_18_modules_beside_its_packages():
     modules = [path.name for path in (ROOT / "rstar_lab" / "rl").glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) <= 16, modules
+    assert len(modules) <= 18, modules
 
 
 def test_scripts_of_the_inspector_have_less_than_400_lines():
