@@ -54,7 +54,8 @@ def test_the_loss_equals_the_local_trainers_for_any_padding_and_split(aggregatio
     if variant == "kl_cov" and len(parts) > 1:
         pytest.skip("its covariance is over the micro-batch")
     log_probs, old, _, mask, tokens, groups = batch()
-    rl = RlSection(variant=variant, aggregation=aggregation, max_response_tokens=9, kl_coefficient=0.3)
+    method = {"loss": variant, "aggregation": aggregation, "kl_coefficient": 0.3}
+    rl = RlSection(method=method, limits={"max_response_tokens": 9})
     reference = old + 0.2
     loss_of = pickle.loads(pickle.dumps(ours.StreamLoss(rl)))
     streams = streams_of(groups, 2)
@@ -86,7 +87,7 @@ def test_the_loss_equals_the_local_trainers_for_any_padding_and_split(aggregatio
 @pytest.mark.parametrize("aggregation", AGGREGATIONS[:4])
 def test_the_loss_equals_verls_for_aggregations_of_verl(aggregation):
     log_probs, old, _, mask, _, groups = batch(padding=0)
-    rl = RlSection(aggregation=aggregation, max_response_tokens=9)
+    rl = RlSection(method={"aggregation": aggregation}, limits={"max_response_tokens": 9})
     streams = [Streams(float(i) - 2.5) for i in range(6)]
     made = ours.stream_tensors(streams, [row.float() for row in mask], groups, rl)
     tensors = {name: torch.stack(rows) for name, rows in made.items()} | {"response_mask": mask, "old_log_probs": old}
@@ -116,7 +117,7 @@ def test_streams_per_token_and_the_cross_entropy_reach_the_loss():
 
 def test_a_teacher_changes_the_advantages_as_in_the_local_trainer():
     log_probs, old, _, mask, _, groups = batch()
-    rl = RlSection(teacher_weight=0.3)
+    rl = RlSection(method={"add": [{"type": "opd", "weight": 0.3}]})
     rng = np.random.default_rng(3)
     teacher = rng.normal(-1, 0.5, size=tuple(log_probs.shape))
     teacher[0, 1] = np.nan
@@ -138,7 +139,7 @@ def test_a_teacher_changes_the_advantages_as_in_the_local_trainer():
 
 
 def test_a_rollout_without_model_tokens_is_left_out():
-    rl, mask = RlSection(aggregation="seq-mean-token-mean"), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    rl, mask = RlSection(method={"aggregation": "seq-mean-token-mean"}), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
     streams = [Streams(1.0), Streams(np.zeros(0))]  # its engine failed: verl gives it one masked token
     made = ours.stream_tensors(streams, [mask[0], mask[1][:1]], ["a", "a"], rl)
     assert made[ours.POLICY_WEIGHTS][0].tolist() == [0.5, 0.5] and made[ours.POLICY_WEIGHTS][1].tolist() == [0.0]

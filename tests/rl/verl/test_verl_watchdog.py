@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("verl")
 
+from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.verl.pending import PendingOperations
 from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.writer import RunWriter
@@ -64,11 +65,15 @@ def test_only_open_operations_are_counted():
 
 @pytest.mark.slow
 def test_the_first_weight_sync_is_a_phase(tmp_path):
+    from rstar_lab.rl.verl.objective import StreamLoss
     from rstar_lab.rl.verl.trainer import RstarTrainer
 
     with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
         trainer = object.__new__(RstarTrainer)
         trainer.global_steps, trainer.watchdog, phases = 3, Watchdog(None, writer, list), []
+        trainer.settings, losses = SimpleNamespace(rl=RlSection()), []
+        trainer.actor_rollout_wg = SimpleNamespace(set_loss_fn=losses.append)
         trainer.checkpoint_manager = SimpleNamespace(update_weights=lambda step: phases.append(trainer.watchdog._now))
         trainer.on_init_end()
     assert [phase[:2] for phase in phases] == [("first weight sync", 3)] and trainer.watchdog._now is None
+    assert losses == [StreamLoss(RlSection())], "the workers compute the loss of the recipe"
