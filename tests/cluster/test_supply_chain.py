@@ -52,8 +52,8 @@ def test_actions_are_pinned_to_a_commit(file):
 def test_images_do_not_run_as_root(backend):
     lines = (CLUSTER / backend / "Dockerfile").read_text().splitlines()
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
-    assert users == ["rstar"] and any("useradd --uid 10001" in line for line in lines)
-    assert not any(line.startswith("RUN ") for line in lines[lines.index("USER rstar") :])
+    assert users == ["10001"] and any("useradd --uid 10001" in line for line in lines)
+    assert not any(line.startswith("RUN ") for line in lines[lines.index("USER 10001") :])
 
 
 def test_no_container_of_compose_is_root_of_the_host():
