@@ -14,6 +14,8 @@ from rstar_lab.hardware.profiles import Profile
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.explain import explain
+from rstar_lab.rl.recipe.rl import RlSection
+from rstar_lab.rl.section import OWN, ByType
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -134,8 +136,21 @@ def _set(data: Any, dotted: str, value: Any) -> None:
             raise RecipeError(f"--set {dotted}: {part} is a value and has no keys below it")
     if isinstance(here, list):
         here[here.index(_item(here, last, dotted))] = value
-    else:
-        here[last] = value
+        return
+    if parents:
+        _drop_keys_of_other_types(here, parents[-1], last, value)
+    here[last] = value
+
+
+def _drop_keys_of_other_types(section: dict[str, Any], name: str, key: str, value: Any) -> None:
+    """If `key` selects the type of the section `rl.NAME`, remove the keys of the section that the new type does not have."""
+    field = RlSection.model_fields.get(name)
+    for union in [entry for entry in field.metadata if isinstance(entry, ByType)] if field else []:
+        if key == union.key and section.get(key) != value:
+            members = union.members(field.annotation) if field else {}
+            chosen = members.get(str(value), members.get(OWN))
+            for other in [other for other in section if chosen and other not in chosen.model_fields]:
+                del section[other]
 
 
 def _item(items: list[Any], part: str, dotted: str) -> Any:

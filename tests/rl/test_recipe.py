@@ -112,7 +112,7 @@ def test_set_reaches_the_keys_of_sections_and_of_added_methods():
         ("rl.method.add=[{type: eco}]", r"rl.method.add.0.type: 'eco' is not one of echo, .*; did you mean echo"),
         ("rl.method.add=[{type: echo, wieght: 1}]", r"rl.method.add.0.wieght: unknown key of type: echo; did you mean weight"),
         ("rl.method.add=[{type: echo, weight: 1, tokens: 2}]", r"add.0.tokens: not a key of type: echo; it belongs to overlong_buffer"),
-        ("rl.schedule.type=async", "rl.schedule.lockstep: not a key of type: async; it belongs to sync"),
+        ("rl.schedule={type: async, lockstep: true}", "rl.schedule.lockstep: not a key of type: async; it belongs to sync"),
         ("rl.limits.max_turn=3", "rl.limits.max_turn: unknown key; did you mean max_turns"),
         ("rl.prompt={format: paper, template_options: {a: 1}}", "rl.prompt.template_options: not a key of format: paper"),
         ("stages.0.limits.max_turns=none", "stages.rl.limits.max_turns: .*integer"),
