@@ -221,6 +221,20 @@ def test_every_command_has_examples_that_parse(monkeypatch):
     assert seen > 20
 
 
+def test_no_help_text_is_cut_off_at_80_columns():
+    import typer
+    from typer.testing import CliRunner
+
+    from rstar_lab.cli.command_line import app
+
+    root = typer.main.get_command(app)
+    runner = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    for path in [(), *(path for path, _ in leaf_commands(root, typer.Context(root)))]:
+        lines = runner.invoke(app, [*path, "--help"]).output.splitlines()
+        assert len(lines) > 5 and max(map(len, lines)) <= 80, path
+        assert [line for line in lines if "…" in line] == [], path
+
+
 def test_the_entry_point_gives_the_application_to_importers():
     from rstar_lab import cli
     from rstar_lab.cli import command_line

@@ -26,7 +26,7 @@ def audit(
         typer.Argument(metavar="REWARD", help="verify, released or module:function, as in the recipe key rl.reward."),
     ],
     problems: Annotated[Path, typer.Option(help="Problem file with true answers (.jsonl, .json or .parquet).")],
-    fields: Annotated[str, typer.Option(help="Column names of the file: question=problem,answer=final_answer.")] = "",
+    fields: Annotated[str, typer.Option(help="Column names of the file: question=problem,answer=solution.")] = "",
     answer: Annotated[
         str,
         typer.Option(help="Where the reward reads the answer: tagged, boxed or last_number (recipe key rl.answer)."),

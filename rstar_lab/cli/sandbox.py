@@ -54,7 +54,8 @@ Audit = Annotated[
     typer.Option("--audit", help="Count system calls that the filter refuses, by name, in /metrics and in the log."),
 ]
 RedisTls = Annotated[bool, typer.Option("--redis-tls", help="Refuse a Redis connection without TLS (rediss://).")]
-REDIS_HELP = "redis://:PASSWORD@HOST:PORT/0. Set RSTAR_LAB_REDIS_URL instead to keep it out of the process list."
+# The text of the commands names the variables: the column of option texts is too narrow for them.
+Redis = typer.Option(envvar="RSTAR_LAB_REDIS_URL", show_envvar=False, metavar="URL", help="Redis server.")
 
 
 @app.command(epilog="Example:\n\n`rstar-lab sandbox serve --port 8088 --workers 8`")
@@ -71,9 +72,9 @@ def serve(
     max_queue: Annotated[
         int, typer.Option(min=1, help="Largest number of calls in flight; more are refused with status 429.")
     ] = 65536,
-    redis: Annotated[str | None, typer.Option(envvar="RSTAR_LAB_REDIS_URL", help=REDIS_HELP)] = None,
+    redis: Annotated[str | None, Redis] = None,
     token_file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help=f"File with the bearer token (or set {TOKEN}).")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="File with the bearer token.")
     ] = None,
     own_token: Annotated[
         bool,
@@ -99,7 +100,11 @@ def serve(
         bool, typer.Option("--json", help="Print the ready message as JSON: url, workers, token_file.")
     ] = False,
 ) -> None:
-    """Serve the sandbox and the APIs of code-judge and SandboxFusion over HTTP. Code runs here, or on workers with --redis."""
+    """Serve the sandbox and the APIs of code-judge and SandboxFusion over HTTP. Code runs here, or on workers with --redis.
+
+    Set RSTAR_LAB_REDIS_URL (redis://:PASSWORD@HOST:PORT/0) instead of --redis to keep the password out of the process list,
+    and RSTAR_LAB_SANDBOX_TOKEN instead of --token-file.
+    """
     from rstar_lab.sandbox.serve import ServeOptions, run_server
 
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None
@@ -137,7 +142,7 @@ def serve(
 
 @app.command(epilog="Example:\n\n`RSTAR_LAB_REDIS_URL=redis://:PASSWORD@HOST:6379/0 rstar-lab sandbox worker`")
 def worker(
-    redis: Annotated[str, typer.Option(envvar="RSTAR_LAB_REDIS_URL", help=REDIS_HELP)],
+    redis: Annotated[str, Redis],
     workers: Workers = None,
     time_limit: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,
@@ -153,7 +158,10 @@ def worker(
     audit: Audit = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: worker, workers.")] = False,
 ) -> None:
-    """Take calls from Redis and run them on this machine. Any number of workers can share a Redis."""
+    """Take calls from Redis and run them on this machine. Any number of workers can share a Redis.
+
+    Set RSTAR_LAB_REDIS_URL instead of --redis to keep the password out of the process list.
+    """
     from rstar_lab.sandbox.serve import WorkerOptions, run_worker
 
     run_worker(
