@@ -35,8 +35,8 @@ def runs(folder):
 @pytest.mark.slow
 def test_curves_average_seeds_and_band_them(runs):
     figure = plot_ablation(runs, "rl.method.roc.rule", ["pass1"])
-    assert set(figure.frame.group) == {"roc: paper", "roc: none"}
-    point = figure.frame[(figure.frame.group == "roc: paper") & (figure.frame.step == 2)].iloc[0]
+    assert set(figure.frame.group) == {"rule: paper", "rule: none"}
+    point = figure.frame[(figure.frame.group == "rule: paper") & (figure.frame.step == 2)].iloc[0]
     values = measure(runs, ["pass1"], where="run_id LIKE 'paper%' AND step = 2")["value"]
     assert point["value"] == pytest.approx(values.mean())
     assert (point.runs, point.n) == (3, 96)
@@ -126,7 +126,7 @@ def test_lengths_and_pass_at_k_equal_those_of_the_rows(runs):
 
 def test_an_unknown_recipe_key_is_an_error_with_the_nearest_key(runs):
     with pytest.raises(RunStoreError, match=r"did you mean rl.method.roc.rule\?"):
-        plot_ablation(runs, "rl.rok")
+        plot_ablation(runs, "rl.method.roc.rul")
 
 
 def test_figures_are_saved_as_csv_and_offline_html(runs, tmp_path):
