@@ -24,7 +24,6 @@ Penalty = Literal["errors", "format"]
 # A rule of the user: (rewards, penalties, keep, rng) -> indices of the rollouts to keep.
 OwnRule = Callable[[np.ndarray, np.ndarray, int, np.random.Generator], Sequence[int]]
 RULES: tuple[Rule, ...] = get_args(Rule)
-SELECTION_RULES: tuple[SelectionRule, ...] = get_args(SelectionRule)
 
 
 def tool_error_penalty(errors: int, calls: int) -> float:

@@ -90,15 +90,6 @@ class Environment(Protocol):
         """Free resources. Called once at the end of the rollout, including after a failure."""
 
 
-class GroupScoring(Protocol):
-    """An environment whose rewards depend on the whole group, for example on a ranking of its rollouts."""
-
-    async def score_group(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:
-        """Return further parts of the reward for each rollout of a group. Called on an instance that was not reset, when
-        all rollouts of the group have ended."""
-        ...
-
-
 class EnvironmentFailure(Exception):
     """An environment failed. The message names environment, problem, method and cause."""
 
