@@ -24,7 +24,7 @@
 runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
 run: str = ""  # id of a training run; empty: the training run that was written last
 steps: list[int] = []  # steps to compare; empty: the first, the middle and the last three
-rules: list = ["paper rule", "released rule", "random", "quotas"]  # or changed keys of rl, such as {"clip_high": 0.4}
+rules: list = ["paper rule", "released rule", "random", "quotas"]  # or changed keys of rl, such as {"method.clip_high": 0.4}
 draws: int = 20  # draws of a random rule
 
 # %%

@@ -58,7 +58,7 @@ def make_hostile_run(runs_dir: Path, long_text: bool = True) -> Path:
     info = json.loads((folder / "run.json").read_text())
     text = hostile(0) + hostile(4)
     info |= {
-        "recipe": {"model": text, text: {text: text}, "label": text, "rl": {"roc": text}},
+        "recipe": {"model": text, text: {text: text}, "label": text, "rl": {"method": {"roc": {"rule": text}}}},
         "error": text,
         "commit": text,
     }
