@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,8 +94,8 @@ class Services:
         self.port = free_port()
         self.names = [*(f"worker {number}" for number in range(workers)), "server"]
         self._running: dict[str, tuple[contextlib.ExitStack, int]] = {}
-        # Process ids of all workers and servers so far.
-        self.owners: set[int] = set()
+        # Processes of all workers and servers so far: zygotes, supervisors, programs.
+        self.seen: set[psutil.Process] = set()
 
     @property
     def url(self) -> str:
@@ -111,10 +111,15 @@ class Services:
         stack = contextlib.ExitStack()
         ready = stack.enter_context(serving(*arguments, "--time-limit", TIME_LIMIT_S, redis=self.redis.url))
         self._running[name] = stack, ready["pid"]
-        self.owners.add(ready["pid"])
+
+    def _remember(self) -> None:
+        """Add the present processes to `seen`: after the end of its owner, a process cannot be assigned to it."""
+        for _, pid in self._running.values():
+            self.seen |= descendants(pid)
 
     def kill(self, victim: str, draw: random.Random) -> bool:
         """Kill a process of this kind; start it again unless its sandbox does that. Returns False if there is no such process."""
+        self._remember()
         if victim == "redis":
             self.redis.kill()
             self.redis.start()
@@ -133,6 +138,7 @@ class Services:
         return True
 
     def stop(self) -> None:
+        self._remember()
         for name in reversed(self.names):
             if name in self._running:
                 self._running[name][0].close()
@@ -178,24 +184,26 @@ def soak(calls: int, kills: int, *, workers: int, seed: int, report: Callable[[S
         finally:
             services.stop()
     deadline = time.monotonic() + END_S
-    while (left := sandbox_processes_of(services.owners)) and time.monotonic() < deadline:
+    while (left := count_running(services.seen)) and time.monotonic() < deadline:
         time.sleep(0.1)
     result.processes_left = left
     result.seconds = time.monotonic() - began
     return result
 
 
-def sandbox_processes_of(owners: set[int]) -> int:
-    """Return the number of zygotes, supervisors and programs of these processes' sandboxes.
+def descendants(pid: int) -> set[psutil.Process]:
+    """Return the processes below a process; none if it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return set(psutil.Process(pid).children(recursive=True))
+    return set()
 
-    All of them have the command line of the launcher, whose first argument is the process id of the sandbox's owner.
-    """
+
+def count_running(processes: Iterable[psutil.Process]) -> int:
+    """Return how many of these processes have not ended. Zombies have ended."""
     count = 0
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            command = process.cmdline()
-            if len(command) > 4 and "rstar_lab.sandbox.runtime" in command[3] and command[4] in map(str, owners):
-                count += process.status() != psutil.STATUS_ZOMBIE
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            count += process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return count
 
 

@@ -4,11 +4,13 @@ import asyncio
 import os
 import random
 import shutil
+import subprocess
+import sys
 
 import psutil
 import pytest
 
-from benchmarks.soak import KINDS, sandbox_parts, sandbox_processes_of, soak
+from benchmarks.soak import KINDS, count_running, descendants, sandbox_parts, soak
 from rstar_lab.sandbox import Limits, LocalSandbox
 
 
@@ -20,6 +22,7 @@ async def test_10000_mixed_calls_have_their_outcomes(make_room: bool):
     names = draw.choices(list(KINDS), [kind.weight for kind in KINDS.values()], k=10_000)
     limits = Limits(timeout_s=1, wall_slack_s=30, memory_mb=1024, queue_timeout_s=1800, make_room=make_room)
     me = psutil.Process()
+    others = descendants(me.pid)
     async with LocalSandbox(limits) as sandbox:
         gate = asyncio.Semaphore(256)
         wrong: list[tuple[str, object]] = []
@@ -40,7 +43,10 @@ async def test_10000_mixed_calls_have_their_outcomes(make_room: bool):
         await asyncio.sleep(1)
         assert len(me.children(recursive=True)) <= processes + 16
         assert me.num_fds() <= fds + 16
-    assert not [child for child in me.children(recursive=True) if "box.zygote" in " ".join(child.cmdline())]
+        started = descendants(me.pid) - others
+        assert started
+    psutil.wait_procs(started, timeout=15)
+    assert count_running(started) == 0
 
 
 @pytest.mark.slow
@@ -56,12 +62,26 @@ async def test_sandbox_parts_returns_zygotes_and_supervisors():
 
 
 @pytest.mark.slow
-async def test_only_the_processes_of_these_sandboxes_are_counted():
-    others = sandbox_processes_of({os.getpid()})
+async def test_processes_of_a_sandbox_are_counted_until_they_end():
+    others = descendants(os.getpid())
     async with LocalSandbox(workers=1):
-        assert sandbox_processes_of({os.getpid()}) >= others + 2
-        assert sandbox_processes_of({os.getppid()}) == 0
-    assert sandbox_processes_of({os.getpid()}) == others
+        started = descendants(os.getpid()) - others
+        assert count_running(started) == len(started) >= 2
+    psutil.wait_procs(started, timeout=10)
+    assert count_running(started) == 0
+
+
+def test_a_process_that_outlives_its_owner_is_counted():
+    code = "import subprocess, time; subprocess.Popen(['sleep', '60']); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        (child,) = descendants(owner.pid)
+        owner.kill()
+    assert count_running([child]) == 1
+    child.kill()
+    psutil.wait_procs([child], timeout=10)
+    assert count_running([child]) == 0 and descendants(owner.pid) == set()
 
 
 @pytest.mark.soak
