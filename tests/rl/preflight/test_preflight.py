@@ -116,7 +116,7 @@ def test_the_disk_estimate_has_the_rollouts_of_the_filter(recipe, tmp_path):
     ):
         path = recipe(model="tiny", stages=[stage | {"problems": section}])
         stores.append(estimate.disk_bytes(KNOWN["Qwen3-14B"], load_recipe(path))[1])
-    limit = load_recipe(path).settings(load_recipe(path).stages[0]).max_response_tokens
+    limit = load_recipe(path).settings(load_recipe(path).stages[0]).limits.max_response_tokens
     # 8 rollouts of each problem, 45% of the longest response, 6.5 bytes per token.
     assert stores[0] - stores[2] == pytest.approx(8000 * 0.45 * limit * 6.5)
     assert stores[1] == stores[0]
