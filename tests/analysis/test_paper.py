@@ -10,7 +10,8 @@ from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.ablation import ablation_sums
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.metrics import curves, evaluations, measure
-from rstar_lab.analysis.paper import figures_of_the_paper, published, reference, results_table
+from rstar_lab.analysis.paper import published, reference
+from rstar_lab.analysis.paper_figures import figures_of_the_paper, results_table
 from rstar_lab.analysis.report import report_html
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.writer import RunWriter
