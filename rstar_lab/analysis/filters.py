@@ -168,7 +168,7 @@ def _condition(key: str, value: Any, table: str, own: set[str], noted: Callable[
             options = [where_sql(each, table, columns=own, noted=noted) for each in value]
             return "(" + (" OR ".join(f"({option})" for option in options) or "FALSE") + ")"
         case "sql" if isinstance(value, str):
-            return checked_expression(value)
+            return where_sql(value, table, columns=own)
         case "ranges" | "metrics" | "any" | "sql":
             forms = {
                 "ranges": "column to (low, high)",
