@@ -37,8 +37,6 @@ def figures_of_the_paper(runs: Runs) -> dict[str, Figure | pd.DataFrame]:
     trajectories, response length and reflection words. `tool calls`: calls per step and seconds per call. `stages`: accuracy and length per
     stage. `results`: pass@1 by model and benchmark.
     """
-    from rstar_lab.analysis.metrics import evaluations
-
     found: dict[str, Figure | pd.DataFrame] = {"training": plot_curves(runs)}
     held_out = [name for name in evaluations(runs) if name.endswith("/pass1")]
     if held_out:
