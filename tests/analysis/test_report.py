@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.inspector_runs import HOSTILE, write_run
 
+import rstar_lab
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.report import report_html
@@ -33,6 +34,12 @@ def test_the_page_loads_nothing_and_fits_the_limit(page):
     own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?https?:", own)
     assert "default-src 'none'" in page
+
+
+def test_no_rule_of_a_style_sheet_is_inside_a_list_of_selectors():
+    sheets = list((Path(rstar_lab.__file__).parent).rglob("*.css"))
+    assert len(sheets) > 1
+    assert [sheet.name for sheet in sheets if re.search(r",\s*@", sheet.read_text())] == []
 
 
 def test_the_same_run_gives_the_same_trajectories(page):
