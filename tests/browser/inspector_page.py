@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import nbformat
-from conftest import LabPage
+from lab_page import LabPage
 
 APP = ".rl-app"
 

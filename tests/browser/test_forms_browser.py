@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Lab
 from inspector_page import book, run_python, wait_for_python
+from lab_page import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RUN = Path(__file__).parents[1] / "golden" / "runs" / "tiny_fast-eval-rl"

@@ -59,11 +59,11 @@ def check(page: Any, errors: list[str], requests: list[str]) -> None:
 
 def test_the_inspector_shows_every_rollout(browser, run, runs):
     shown = WidgetPage(browser, inspect(runs), (1400, 900))
-    shown.wait("() => document.querySelectorAll('.rl-seg').length > 1", 240)
+    shown.wait("() => document.querySelectorAll('.rl-seg').length > 1")
     for traj_id in list(runs.trajectories("step = 3", columns=["traj_id"]).traj_id)[:3]:
         shown.widget.selected = traj_id
         shown.sync()
-        shown.wait(f"() => document.querySelector('.rl-detail').dataset.traj === {json.dumps(traj_id)}", 240)
+        shown.wait(f"() => document.querySelector('.rl-detail').dataset.traj === {json.dumps(traj_id)}")
         for key in "grcv":  # the group, raw tokens, comparison, views
             shown.page.locator(".rl-list").focus()
             shown.page.keyboard.press(key)

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import nbformat
 import pytest
-from conftest import ROOT, Lab
 from helpers.inspector_runs import HOSTILE, write_run
 from inspector_page import (
     APP,
@@ -25,6 +24,7 @@ from inspector_page import (
     wait_for_python,
     wait_for_sample,
 )
+from lab_page import ROOT, Lab
 
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect
 from rstar_lab.analysis.inspector.modules import join_modules

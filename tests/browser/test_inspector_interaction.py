@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Lab, LabPage
 from helpers.inspector_runs import write_run, write_steps
 from helpers.tiny_models import make_model
 from inspector_page import (
@@ -20,6 +19,7 @@ from inspector_page import (
     wait_for_python,
     wait_for_trajectory,
 )
+from lab_page import Lab, LabPage
 
 from rstar_lab.figure_theme import template
 

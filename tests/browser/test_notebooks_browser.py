@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Lab, LabPage
 from helpers.notebooks import NOTEBOOKS, SMALL
+from lab_page import Lab, LabPage
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 WIDTHS = (1920, 1400, 900)

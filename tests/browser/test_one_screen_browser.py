@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from conftest import Lab, LabPage
 from helpers.inspector_runs import write_run
 from inspector_page import (
     APP,
@@ -15,6 +14,7 @@ from inspector_page import (
     wait_for_head,
     wait_for_python,
 )
+from lab_page import Lab, LabPage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

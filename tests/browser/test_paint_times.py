@@ -11,9 +11,9 @@ import statistics
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Lab, LabPage
 from helpers.inspector_runs import write_run
 from inspector_page import APP, book, wait_for_count
+from lab_page import ROOT, Lab, LabPage
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import ROOT, Lab
+from lab_page import ROOT, Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 GOLDEN = ROOT / "tests" / "golden" / "runs"

@@ -8,6 +8,7 @@ import base64
 import json
 from typing import Any
 
+WAIT_S = 240.0  # upper bound for a busy machine
 _OTHERS = ("layout", "comm", "tabbable", "tooltip")  # traits of every widget
 _PAGE = """<!doctype html><html><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data: blob:; connect-src blob:;
@@ -55,6 +56,7 @@ class WidgetPage:
         self._messages: list[list[Any]] = []
         widget.send = self._collect  # instead of the comm of a notebook
         self.page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+        self.page.set_default_timeout(WAIT_S * 1000)
         self.page.on("pageerror", lambda error: self.errors.append(f"{error}\n{getattr(error, 'stack', '')}"))
         self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         self.page.on("request", lambda request: self.requests.append(request.url))
@@ -102,7 +104,7 @@ class WidgetPage:
         """Send changes that Python made to the page."""
         self._deliver()
 
-    def wait(self, expression: str, timeout_s: float = 60) -> None:
+    def wait(self, expression: str, timeout_s: float = WAIT_S) -> None:
         self.page.wait_for_function(expression, timeout=timeout_s * 1000)
 
     def close(self) -> None:
