@@ -6,12 +6,12 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
+from rstar_lab.old_recipes import EXAMPLES, RENAMED, RENAMED_ENGINE
 from rstar_lab.rl.problems import FIELDS
 from rstar_lab.rl.recipe.release_keys import RELEASE_KEYS, ROOTS, advice, leaves
 from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.recipe.services import EngineSection
 from rstar_lab.rl.section import ByType, Section
-from rstar_lab.runs.old_recipes import EXAMPLES, RENAMED, RENAMED_ENGINE
 
 
 def explain(error: ValidationError, root: type[Section], stage: type[Section] | None = None) -> str:
