@@ -121,7 +121,7 @@ async def test_an_environment_is_evaluated_and_shown_in_the_inspector(memorized_
     assert [(row["environment"], row["reward"]) for row in found] == [("Quiz", r) for r in (0.0, 1.0, 1.0, 2.0)]
     assert [dict(row["metrics"]) for row in found[2:]] == [{"bonus": 1.0, "rank": 0.0}, {"bonus": 1.0, "rank": 1.0}]
     assert result["pass1"][0] == 0.75
-    widget = Inspector(open_runs(Path(result["run"]).parent), filters={"environment": "Quiz", "correct": True})
+    widget = Inspector(open_runs(Path(result["run"]).parent), filters={"environment": "Quiz", "rewarded": True})
     assert len(widget.rows()) == 3 and "Quiz" in widget.html(found[3]["traj_id"])
     with pytest.raises(UserError, match="belongs to environment Quiz, whose state at a turn cannot be restored"):
         widget.fork(found[3]["traj_id"])
@@ -134,5 +134,5 @@ async def test_an_environment_is_evaluated_and_shown_in_the_inspector(memorized_
     result = await start("my_quiz:Quiz")  # q2 has no bonus: its environment fails
     assert (result["n"], result["problems"], result["environment_failures"]) == (4, 2, 2) and result["pass1"][0] == 0.75
     (tmp_path / "quiz.jsonl").write_text(json.dumps(rows[0] | {"info": {}}))
-    with pytest.raises(UserError, match="the environment failed in every rollout"):
+    with pytest.raises(UserError, match="every rollout failed in its environment"):
         await start("my_quiz:Quiz")
