@@ -147,7 +147,7 @@ def test_server_urls_of_a_recipe_are_checked():
     ):
         with pytest.raises(RecipeError, match=message):
             load_recipe("evaluate", wrong)
-    with pytest.raises(RecipeError, match=r"teacher_weight requires engine\.teacher_url"):
+    with pytest.raises(RecipeError, match=r"opd requires engine\.teacher_url"):
         load_recipe("tiny", {"rl.method.add": [{"type": "opd", "weight": 1.0}]})
 
 
