@@ -57,6 +57,7 @@ def check(page: Any, errors: list[str], requests: list[str]) -> None:
     assert errors == []
 
 
+@pytest.mark.soak  # takes minutes on a busy machine
 def test_the_inspector_shows_every_rollout(browser, run, runs):
     shown = WidgetPage(browser, inspect(runs), (1400, 900))
     shown.wait("() => document.querySelectorAll('.rl-seg').length > 1")
