@@ -174,7 +174,7 @@ async def test_training_on_servers_uses_both_and_has_matching_log_probs(served, 
         | {
             "model": str(folder),
             "runs": str(tmp_path),
-            "rl": RECIPE["rl"] | {"problems_per_step": 4},
+            "rl": RECIPE["rl"] | {"problems_per_step": 4, "schedule": {"lockstep": False}},
             "stages": [RECIPE["stages"][0] | {"steps": 2}],
             "engine": {"kind": "server", "urls": served.urls, "dtype": "float32"},
         }
