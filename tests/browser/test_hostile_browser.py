@@ -13,7 +13,7 @@ from rstar_lab.analysis import explore, inspect, open_runs, overview
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.report import report_html
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,6 @@ def check(page: Any, errors: list[str], requests: list[str]) -> None:
     assert errors == []
 
 
-@pytest.mark.soak  # takes minutes on a busy machine
 def test_the_inspector_shows_every_rollout(browser, run, runs):
     shown = WidgetPage(browser, inspect(runs), (1400, 900))
     shown.wait("() => document.querySelectorAll('.rl-seg').length > 1")

@@ -67,6 +67,7 @@ def test_a_loop_samples_trains_evaluates_and_stores_every_step(runs):
         TrainingLoop("tiny_fast", model, name="mine", runs_dir=runs).__enter__()
 
 
+@pytest.mark.soak  # a minute and a half of CPU time
 def test_the_minimal_example_trains_a_better_model(runs):
     assert len(EXAMPLE.read_text().splitlines()) <= 300
     command = [sys.executable, str(EXAMPLE), "--runs-dir", str(runs)]

@@ -63,7 +63,7 @@ def one_rank(rank, port, folder):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # four processes that import verl
 def test_every_shard_is_written_once_and_every_rank_resumes_from_it(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
