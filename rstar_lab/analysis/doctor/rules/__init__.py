@@ -1,83 +1,8 @@
 """The rules of the doctor, one file each."""
 
-from rstar_lab.analysis.doctor.rule import Rule
-from rstar_lab.analysis.doctor.rules import (
-    advantage_sign,
-    all_right,
-    all_wrong,
-    clip_saturation,
-    control_tokens,
-    dead_engine,
-    duplicates,
-    empty_rollouts,
-    entropy_collapse,
-    entropy_explosion,
-    evaluation_noise,
-    few_groups_train,
-    gradient_spikes,
-    leaked_answer,
-    learning_rate,
-    length_collapse,
-    length_growth,
-    mismatch,
-    mismatch_drift,
-    no_answer,
-    no_gradient,
-    no_tool_calls,
-    overfitting,
-    plateau,
-    prompt_drift,
-    ratio_collapse,
-    repeated_problems,
-    rewarded_wrong,
-    slow_engine,
-    staleness,
-    tool_errors,
-    tool_failures,
-    tool_time,
-    truncation,
-    truncation_rewarded,
-    unrewarded_right,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-RULES: tuple[Rule, ...] = tuple(
-    module.RULE
-    for module in (
-        advantage_sign,
-        all_right,
-        all_wrong,
-        clip_saturation,
-        control_tokens,
-        dead_engine,
-        duplicates,
-        empty_rollouts,
-        entropy_collapse,
-        entropy_explosion,
-        evaluation_noise,
-        few_groups_train,
-        gradient_spikes,
-        leaked_answer,
-        learning_rate,
-        length_collapse,
-        length_growth,
-        mismatch,
-        mismatch_drift,
-        no_answer,
-        no_gradient,
-        no_tool_calls,
-        overfitting,
-        plateau,
-        prompt_drift,
-        ratio_collapse,
-        repeated_problems,
-        rewarded_wrong,
-        slow_engine,
-        staleness,
-        tool_errors,
-        tool_failures,
-        tool_time,
-        truncation,
-        truncation_rewarded,
-        unrewarded_right,
-    )
-)
+from rstar_lab.analysis.doctor.rule import Rule
+
+RULES: tuple[Rule, ...] = tuple(import_module(f"{__name__}.{module.name}").RULE for module in iter_modules(__path__))
