@@ -16,6 +16,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, SandboxClient
 from rstar_lab.sandbox.client import MOST_SANDBOX_ERRORS, Waiting
 from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
+from rstar_lab.sandbox.runtime.user_limits import exceeds_user_limits
 from rstar_lab.sandbox.wire import failure
 
 pytestmark = pytest.mark.slow
@@ -231,3 +232,9 @@ async def test_a_call_that_always_fails_is_not_repeated_for_ever():
             assert not waiting.future.done()
             client.give(waiting, failure(Outcome.SANDBOX_ERROR, "starved"))
         assert waiting.future.result().outcome is Outcome.SANDBOX_ERROR
+
+
+def test_sockets_of_a_process_that_has_just_ended_are_not_hidden():
+    sockets = dict.fromkeys(range(10**9, 10**9 + 50), 1)
+    assert exceeds_user_limits(lambda: [os.getpid()], sockets, lambda: sockets)
+    assert not exceeds_user_limits(lambda: [os.getpid()], sockets, dict)

@@ -133,7 +133,7 @@ class CallMonitor:
             self._limit_crowd(self.group, len(tree))
             if self.pressure and (outcome := self.pressure.exceeded_limit(self.group, len(tree))):
                 return outcome
-        if self.sockets and exceeds_user_limits(self.running.processes(), sockets):
+        if self.sockets and exceeds_user_limits(self.running.processes, sockets, self.sockets.bytes_by_socket):
             return "killed"
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"

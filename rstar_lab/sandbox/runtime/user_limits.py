@@ -6,7 +6,7 @@ up is ended at the next check, so that others have them again.
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 # Pipes of one call: 6,144 pages of 16,384 that a user has by default (/proc/sys/fs/pipe-user-pages-soft).
 MOST_PIPES = 384
@@ -19,22 +19,36 @@ OTHER_SOCKETS, IN_HIDDEN_SOCKET = 8, 32
 FEW_DESCRIPTORS = 256
 
 
-def exceeds_user_limits(pids: Collection[int], sockets: dict[int, int]) -> bool:
+def exceeds_user_limits(
+    processes: Callable[[], Collection[int]], sockets: dict[int, int], read_sockets: Callable[[], dict[int, int]]
+) -> bool:
     """Return whether the processes of a call use too much of what all programs of a user share.
 
-    sockets: inode -> bytes in its buffers, of all sockets of the call.
+    Args:
+        processes: Returns the process ids of the call.
+        sockets: Inode -> bytes in its buffers, of all sockets of the call.
+        read_sockets: Reads `sockets` again.
     """
+    pids = processes()
     if sum(map(_descriptors, pids)) <= FEW_DESCRIPTORS and not any(sockets.values()):
         return False
-    pipes, visible, in_flight = set(), set(), 0
-    for path, target in _links(pids):
-        if target.startswith("pipe:"):
-            pipes.add(target)
-        elif target.startswith("socket:[") and (inode := int(target[8:-1])) not in visible:
-            visible.add(inode)
-            in_flight += _in_flight(path)
-    hidden = len(sockets.keys() - visible) - OTHER_SOCKETS
-    return len(pipes) > MOST_PIPES or in_flight + IN_HIDDEN_SOCKET * max(0, hidden) > MOST_IN_FLIGHT
+    hidden = set(sockets)
+    for _ in range(2):
+        pipes, visible, in_flight = set(), set(), 0
+        for path, target in _links(pids):
+            if target.startswith("pipe:"):
+                pipes.add(target)
+            elif target.startswith("socket:[") and (inode := int(target[8:-1])) not in visible:
+                visible.add(inode)
+                in_flight += _in_flight(path)
+        if len(pipes) > MOST_PIPES or in_flight > MOST_IN_FLIGHT:
+            return True
+        hidden -= visible
+        if in_flight + IN_HIDDEN_SOCKET * max(0, len(hidden) - OTHER_SOCKETS) <= MOST_IN_FLIGHT:
+            return False
+        # The sockets of a process that started or ended meanwhile are in no process that was read. Look again.
+        pids, hidden = processes(), hidden & read_sockets().keys()
+    return in_flight + IN_HIDDEN_SOCKET * max(0, len(hidden) - OTHER_SOCKETS) > MOST_IN_FLIGHT
 
 
 def _descriptors(pid: int) -> int:
