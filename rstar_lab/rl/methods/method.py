@@ -44,7 +44,7 @@ class Method(Section):
     """Methods that are added, each a mapping with a `type`, such as `[{type: echo, weight: 0.1}]`. Default: none (paper)."""
 
     def added(self, kind: type[Added]) -> Added | None:
-        """Return the entry of `add` of a class, or None."""
+        """Return the added method whose section is of class `kind`, or None."""
         return next((addition for addition in self.add if isinstance(addition, kind)), None)
 
     @field_validator("add")
