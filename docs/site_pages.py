@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
 ROOT = Path(__file__).parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.py"))
+NOTEBOOKS = sorted((ROOT / "notebooks" / "py").glob("[0-9]*.py"))
 # Links out of docs/ lead into the source tree, which is not part of the site.
 SOURCE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./(?:rstar_lab|cluster|notebooks|tests|[A-Z.])[^)]*\)")
 

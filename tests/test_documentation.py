@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("cluster/**/*.md"), *ROOT.glob("notebooks/*.py")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("cluster/**/*.md"), *ROOT.glob("notebooks/py/*.py")]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 BIN = Path(sys.executable).parent
 
@@ -25,12 +25,13 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_relative_links_lead_to_a_file_and_a_heading(page):
-    generated = {"cli.md", *(f"tutorials/{path.stem}.md" for path in ROOT.glob("notebooks/*.py"))}
+    generated = {"cli.md", *(f"tutorials/{path.stem}.md" for path in ROOT.glob("notebooks/py/*.py"))}
     for first, second in LINK.findall(page.read_text()):
         target, _, anchor = (first or second).partition("#")
         if re.match(r"[a-z]+:", target) or target in generated:
             continue
-        file = (page.parent / target) if target else page
+        folder = ROOT / "notebooks" if page.suffix == ".py" else page.parent
+        file = (folder / target) if target else page
         assert file.exists(), f"{page.name}: {target}"
         if anchor and file.suffix == ".md":
             assert anchor in anchors(file), f"{page.name}: {target}#{anchor}"

@@ -30,7 +30,7 @@ def test_notebook_11_trains_with_the_tool_and_the_reward(tmp_path):
 
 
 def test_the_last_cell_prints_a_rewarded_rollout(capsys):
-    cells = jupytext.read(NOTEBOOKS / "11_own_tools.py").cells
+    cells = jupytext.read(NOTEBOOKS / "11_own_tools.ipynb").cells
     (cell,) = [cell for cell in cells if "best = runs.trajectories" in cell.source]
     exec(cell.source, {"runs": open_runs(GOLDEN, run_ids=["tiny_fast-rl"])})
     printed = capsys.readouterr().out

@@ -5,12 +5,14 @@ from pathlib import Path
 import jupytext
 import pytest
 
-TEXTS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.py"))
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+TEXTS = sorted((NOTEBOOKS / "py").glob("*.py"))
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.stem)
 def test_notebook_equals_its_py_file_and_has_no_outputs(text):
-    cells, notebook = jupytext.read(text).cells, jupytext.read(text.with_suffix(".ipynb"))
+    cells, notebook = jupytext.read(text).cells, jupytext.read(NOTEBOOKS / f"{text.stem}.ipynb")
+    assert notebook.metadata["jupytext"]["formats"] == "ipynb,py//py:percent"
     assert [(cell.cell_type, cell.source, cell.metadata) for cell in cells] == [
         (cell.cell_type, cell.source, cell.metadata) for cell in notebook.cells
     ]
@@ -20,10 +22,11 @@ def test_notebook_equals_its_py_file_and_has_no_outputs(text):
 
 @pytest.mark.parametrize("name", ["00_quickstart", "02_sft", "03_train", "06_ablation", "10_recipe"])
 def test_code_of_notebooks_that_tell_a_story_is_folded(name):
-    cells = [cell for cell in jupytext.read(TEXTS[0].parent / f"{name}.ipynb").cells if cell.cell_type == "code"]
+    cells = [cell for cell in jupytext.read(NOTEBOOKS / f"{name}.ipynb").cells if cell.cell_type == "code"]
     for cell in cells:
         assert cell.metadata.get("jupyter", {}).get("source_hidden", False) != ("parameters" in cell.metadata.get("tags", []))
 
 
-def test_every_notebook_has_a_py_file():
-    assert {path.stem for path in TEXTS[0].parent.glob("*.ipynb")} == {path.stem for path in TEXTS}
+def test_every_notebook_has_a_py_file_in_the_folder_py():
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {path.stem for path in TEXTS}
+    assert not list(NOTEBOOKS.glob("*.py")), "the file browser would list each notebook twice"
