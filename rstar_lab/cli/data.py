@@ -92,7 +92,9 @@ def prepare(
     """Make a problem set for RL. A data card lists how many problems each filter dropped, with examples.
 
     Keeps integer answers and one label per question, removes duplicates, near-duplicates and problems of evaluation sets,
-    checks labels against answers of a strong model, and stores the difficulty.
+    checks labels against answers of a strong model, and stores the difficulty. Benchmarks (aime24, aime25, hmmt25, math500,
+    livecodebench) are kept complete, so that results stay comparable. apps, taco, code_contests and livecodebench give
+    problems with hidden test cases for the reward `tests`.
     """
     from dataclasses import asdict
 

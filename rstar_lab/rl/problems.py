@@ -117,16 +117,18 @@ def read_problem(
     """Return a row as a Problem. Raises ProblemError that names the field.
 
     where: file and row, for the error. fields: our field name -> column name. answers: whether a row that names no
-    environment must have an answer.
+    environment and has no hidden tests (`info.tests`) must have an answer.
     """
     if not isinstance(row, Mapping):
         raise ProblemError(f"{where}: expected an object with named fields, got {type(row).__name__}")
     named = _look_up(row, fields.get("environment", "environment"))
-    answers = answers and not (isinstance(named, str) and named)
+    info = _plain(_look_up(row, fields.get("info", "info")), "info")
+    has_tests = isinstance(info, Mapping) and bool(info.get("tests"))
+    answers = answers and not has_tests and not (isinstance(named, str) and named)
     values: dict[str, Any] = {}
     for ours in FIELDS:
         theirs = fields.get(ours, ours)
-        value = _plain(_look_up(row, theirs), ours)
+        value = info if ours == "info" else _plain(_look_up(row, theirs), ours)
         if ours in _OPTIONAL and ours not in fields and not isinstance(value, str if ours == "environment" else dict):
             value = None  # a column of this name in the source can have another meaning
         if ours != "difficulty" and isinstance(value, float) and math.isinf(value):

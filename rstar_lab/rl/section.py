@@ -42,12 +42,13 @@ def _check_function(name: str) -> str:
 Function = Annotated[str, AfterValidator(_check_function)]  # a user's module:function, see docs/extending.md
 
 
-REWARDS = ("verify", "released")  # rewards that are not a function of the user
+REWARDS = ("verify", "released")  # built-in rewards that compare with the answer
+TESTS = "tests"  # the reward of programs, see reward.hidden_tests
 
 
 def _check_reward(name: str) -> str:
-    if name not in REWARDS and not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not one of {', '.join(REWARDS)} or a module:function")
+    if name not in (*REWARDS, TESTS) and not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not one of {', '.join((*REWARDS, TESTS))} or a module:function")
     return name
 
 

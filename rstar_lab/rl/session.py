@@ -4,8 +4,9 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from rstar_lab.rl.problems import Problem, ProblemError, load_problems, without_
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
 from rstar_lab.rl.recipe.functions import own_chat_template, own_metric, own_trigger
 from rstar_lab.rl.reward import make_reward, warm_up
+from rstar_lab.rl.reward.hidden_tests import Runner, tests_of
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import make_policy
-from rstar_lab.rl.section import REWARDS
+from rstar_lab.rl.section import REWARDS, TESTS
 from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
@@ -34,6 +36,7 @@ from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+from rstar_lab.sandbox.call import Call, CallResult
 
 
 class RunSession:
@@ -52,7 +55,8 @@ class RunSession:
             for name, section in recipe.evaluate.sets.items()
         }
         check_answers(self.excluded, recipe.rl)
-        self.reward = make_reward(recipe.rl.reward, recipe.rl.answer, recipe.rl.reward_timeout_s)
+        self.run_programs = program_runner(recipe, self.sandbox)
+        self.reward = make_reward(recipe.rl.reward, recipe.rl.answer, recipe.rl.reward_timeout_s, self.run_programs)
         load_functions(recipe)  # reports their errors before anything is started
         self.loaded_environments = load_environments(recipe.rl)
 
@@ -95,7 +99,8 @@ class RunSession:
 
     async def environments(self) -> dict[str, RunEnvironment]:
         """Return the entries of `rl.environments`, ready to run."""
-        return make_environments(self.recipe.rl, self.loaded_environments, await self._tool_maker())
+        tools = await self._tool_maker()
+        return make_environments(self.recipe.rl, self.loaded_environments, tools, self.run_programs)
 
     async def _tool_maker(self) -> Callable[[Sequence[str]], dict[str, Tool]]:
         """Return a function that makes tools by their names in a recipe. Starts the sandbox if a tool of the run needs it."""
@@ -157,9 +162,22 @@ class RunSession:
 
 
 def needs_sandbox(recipe: Recipe) -> bool:
-    """Return whether a tool of the recipe runs code in the sandbox."""
-    named = {*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)}
-    return bool(named & set(CODE_TOOLS))
+    """Return whether a tool or the reward of the recipe runs code in the sandbox."""
+    entries = recipe.rl.environments
+    named = {*recipe.rl.tools, *(tool for entry in entries for tool in entry.tools)}
+    return bool(named & set(CODE_TOOLS)) or TESTS in (recipe.rl.reward, *(entry.reward for entry in entries))
+
+
+def program_runner(recipe: Recipe, open_sandbox: Callable[[], Awaitable[Any]]) -> Runner:
+    """Return a function that runs the programs which the reward `tests` checks, with the limits of the recipe's sandbox."""
+    section = recipe.sandbox
+    limits: dict[str, Any] = {"timeout_s": section.timeout_s, "memory_mb": section.memory_mb}
+
+    async def run(calls: Sequence[Call]) -> list[CallResult]:
+        sandbox = await open_sandbox()
+        return await sandbox.run_many([call if call.timeout_s else replace(call, **limits) for call in calls])
+
+    return run
 
 
 def tool_maker(recipe: Recipe, sandbox: Any) -> Callable[[Sequence[str]], dict[str, Tool]]:
@@ -247,15 +265,15 @@ def _content(problem: Problem) -> tuple[str, ...]:
 
 
 def check_answers(problems: Sequence[Problem], rl: RlSection) -> None:
-    """Raise UserError for a problem without an answer if its reward is a built-in one, which compares with the answer."""
-    graded = {
-        entry.name for entry in rl.environments if not entry.environment and (entry.reward or rl.reward) in REWARDS
-    }
-    if problem := next((p for p in problems if not p.answer and p.environment in graded), None):
-        raise UserError(
-            f"problem {problem.problem_id} has no answer, which the reward of rl.environments.{problem.environment} "
-            "requires"
-        )
+    """Raise UserError for a problem without the answer, or the test cases, that its built-in reward requires."""
+    rewards = {"": rl.reward} | {e.name: e.reward or rl.reward for e in rl.environments if not e.environment}
+    for problem in problems:
+        reward, name = rewards.get(problem.environment), problem.environment
+        if reward == TESTS:
+            tests_of(problem)
+        elif reward in REWARDS and not problem.answer:
+            where = f"the reward of rl.environments.{name}" if name else f"rl.reward: {reward}"
+            raise UserError(f"problem {problem.problem_id} has no answer, which {where} requires")
 
 
 def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem] = ()) -> Sequence[Problem]:

@@ -36,7 +36,9 @@ def prepare(
     """Write the problems of `sources` that pass every filter to `out`, and the card to OUT.card.json and OUT.card.md.
 
     sources, against: see `sources.parse_source`. Problems of the evaluation sets `against` are removed. fields: column names of
-    plain files. any_answer: keep answers that are not integers. similarity: threshold for near-duplicates, 0 to 1.
+    plain files. any_answer: keep answers that are not integers. Only problems with an answer are checked, and only if a source is
+    not a benchmark: if all sources are (math500, aime24, ...), every problem is kept, so that results stay comparable.
+    similarity: threshold for near-duplicates, 0 to 1.
     ngram: number of equal consecutive words that counts as contamination. answers: table of a strong model's answers
     (problem_id or question, answers).
     min_agree: how many of 16 answers must agree with a label. difficulty: run folder, or table of problem_id and reward
@@ -68,18 +70,13 @@ def prepare(
     filtering = _Filtering(card, candidates, on_filter)
     filtering.record("repeated row", "equal question and answer; their sampled answers are collected", repeated)
 
-    if not any_answer:
+    benchmarks = all(parse_source(text, fields).source.evaluation for text in sources)
+    if not any_answer and not benchmarks:
         filtering.drop("answer", "an integer", filters.not_integer(filtering.candidates))
     corpus = Corpus()
     filtering.texts = corpus.encode(candidate.problem.question for candidate in filtering.candidates)
-    drops = filters.conflicts(filtering.candidates, filtering.texts)
-    filtering.drop("conflict", "questions with different answers", drops)
-    drops = filters.duplicates(filtering.candidates, filtering.texts)
-    filtering.drop("duplicate", "the same words, numbers and signs", drops)
-    rule = f"Jaccard similarity of word pairs at least {similarity:g}, numbers, signs, variables alike"
-    filtering.drop(
-        "near-duplicate", rule, filters.similar_questions(filtering.candidates, filtering.texts, corpus, similarity)
-    )
+    if not benchmarks:
+        _drop_repeated(filtering, corpus, similarity)
     drops, overlaps = filters.contamination(filtering.texts, corpus, corpus.encode(evaluation), owners, ngram)
     filtering.drop("contamination", f"{ngram} words in a row with an evaluation set", drops)
     for entry in card.against:
@@ -93,6 +90,19 @@ def prepare(
         raise UserError(f"no problem is left of {len(candidates):,}; dropped: {_summary(card)}")
     _write(card, filtering.candidates, pass_rates, Path(out))
     return card
+
+
+def _drop_repeated(filtering: "_Filtering", corpus: Corpus, similarity: float) -> None:
+    """Apply the filters of questions that occur more than once."""
+    assert filtering.texts is not None
+    drops = filters.conflicts(filtering.candidates, filtering.texts)
+    filtering.drop("conflict", "questions with different answers", drops)
+    drops = filters.duplicates(filtering.candidates, filtering.texts)
+    filtering.drop("duplicate", "the same words, numbers and signs", drops)
+    rule = f"Jaccard similarity of word pairs at least {similarity:g}, numbers, signs, variables alike"
+    filtering.drop(
+        "near-duplicate", rule, filters.similar_questions(filtering.candidates, filtering.texts, corpus, similarity)
+    )
 
 
 class _Filtering:

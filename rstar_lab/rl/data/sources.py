@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.rl.data.code_problems import apps, code_contests, livecodebench
 from rstar_lab.rl.problems import Problem, ProblemError, parse_fields, read_problem, read_rows
 from rstar_lab.verify import last_boxed
 
@@ -23,7 +24,8 @@ class Source:
     """A data set: its name on the Hugging Face hub and its column names.
 
     solution: column with a solution sampled from a strong model, for a data set with several rows per problem. The boxed
-    answers are collected for the label check. keep: returns whether to use a row; None: use all rows.
+    answers are collected for the label check. keep: returns whether to use a row; None: use all rows. convert: returns the fields of
+    a problem, or raises ValueError. evaluation: a benchmark, whose problems `data prepare` does not filter.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Source:
     split: str = "train"
     solution: str | None = None
     keep: Callable[[Mapping[str, Any]], bool] | None = None
+    convert: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    evaluation: bool = False
 
 
 def _from_aops(row: Mapping[str, Any]) -> bool:
@@ -54,14 +58,21 @@ SOURCES = {
         ),
         Source("project_euler", _PROBLEM),  # not on the hub: needs a file
         # Evaluation.
-        Source("aime24", {**_PROBLEM, "problem_id": "id"}, hub="HuggingFaceH4/aime_2024"),
-        Source("aime25", {**_PROBLEM, "problem_id": "id"}, hub="math-ai/aime25", split="test"),
-        Source("hmmt25", {**_PROBLEM, "problem_id": "problem_idx"}, hub="MathArena/hmmt_feb_2025"),
-        Source("math500", {**_PROBLEM, "problem_id": "unique_id"}, hub="HuggingFaceH4/MATH-500", split="test"),
+        Source("aime24", {**_PROBLEM, "problem_id": "id"}, hub="HuggingFaceH4/aime_2024", evaluation=True),
+        Source("aime25", {**_PROBLEM, "problem_id": "id"}, hub="math-ai/aime25", split="test", evaluation=True),
+        Source("hmmt25", {**_PROBLEM, "problem_id": "problem_idx"}, hub="MathArena/hmmt_feb_2025", evaluation=True),
+        Source(
+            "math500", {**_PROBLEM, "problem_id": "unique_id"}, hub="HuggingFaceH4/MATH-500", split="test", evaluation=True
+        ),
         Source("gsm8k", {}, hub="openai/gsm8k", config="main", split="test"),
         Source("olympiadbench", {"answer": "final_answer", "problem_id": "id"}),
         Source("minerva_math", {"question": "problem", "answer": "solution"}),
         Source("college_math", {}),
+        # Programs with hidden test cases, see `code_problems`. APPS and TACO are not tables on the hub: they need files.
+        Source("apps", {}, convert=apps),
+        Source("taco", {}, convert=apps),
+        Source("code_contests", {}, hub="deepmind/code_contests", convert=code_contests),
+        Source("livecodebench", {}, convert=livecodebench, evaluation=True),
     )
 }  # fmt: skip
 
@@ -99,7 +110,7 @@ def parse_source(text: str, fields: Mapping[str, str] | None = None) -> ParsedSo
     for source in SOURCES.values():
         if text in (source.name, source.hub):
             if source.hub is None:
-                raise ProblemError(f"{text} is not on the hub: give a file, {text}=FILE")
+                raise ProblemError(f"{text} cannot be read from the hub: give a file, {text}=FILE")
             return ParsedSource(source, None)
     path, colon, mapping = text.rpartition(":")
     if not (colon and "=" in mapping):
@@ -124,7 +135,7 @@ def read_source(
             continue
         try:
             problem = read_problem(
-                row,
+                _converted(source, row, where),
                 where=where,
                 fields={
                     ours: theirs for ours, theirs in source.fields.items() if ours != "problem_id" or _has(row, theirs)
@@ -142,6 +153,15 @@ def read_source(
         if source.solution and (boxed := last_boxed(str(row.get(source.solution) or ""))):
             sampled = [boxed]
         yield Candidate(problem, where, source.name, [str(answer) for answer in sampled])
+
+
+def _converted(source: Source, row: Any, where: str) -> Any:
+    if source.convert is None or not isinstance(row, Mapping):
+        return row
+    try:
+        return source.convert(row)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ProblemError(f"{where}: {error}") from None
 
 
 def _has(row: Any, name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from rstar_lab.rl.environments.base import Environment, Scores
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward import RewardInputs, UserReward
+from rstar_lab.rl.reward import RolloutReward
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.rl.trajectory import Trajectory
@@ -36,13 +36,11 @@ class MathsEnvironment(Environment):
 
     async def compute_reward(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
         """Return (reward, metrics) of a rollout. An error of a user's reward function raises UserError, which stops the run."""
-        text, answer = trajectory.text, self.problem.answer
-        if not isinstance(self.reward, UserReward):
-            return float(await asyncio.to_thread(self.reward, text, answer)), {}
+        if not isinstance(self.reward, RolloutReward):
+            return float(await asyncio.to_thread(self.reward, trajectory.text, self.problem.answer)), {}
         tools = {name: getattr(tool, "tool", tool) for name, tool in self.shared_tools.items()}  # verl wraps tools
         states = {name: tool.state(self.traj_id) for name, tool in tools.items() if isinstance(tool, UserTool)}
-        inputs = RewardInputs(self.problem, trajectory.calls, states)
-        return await asyncio.to_thread(self.reward.score, text, answer, inputs)
+        return await self.reward.score_rollout(trajectory.text, self.problem, calls=trajectory.calls, tools=states)
 
     async def close(self) -> None:
         for tool in self.shared_tools.values():

@@ -14,13 +14,14 @@ class RunEnvironment:
     """An entry of `rl.environments` with its environment and tools loaded.
 
     tools: tools by the name that the model uses. reward: as in RolloutContext. environment: None if the entry has only
-    tools and a reward. limits: fields of RolloutLimits that the entry changes.
+    tools and a reward. limits: fields of RolloutLimits that the entry changes. instruction: see `RlSection.instruction`.
     """
 
     tools: Mapping[str, Tool]
     reward: Callable[[str, str], float]
     environment: EnvironmentClass | None = None
     limits: Mapping[str, Any] = field(default_factory=dict)
+    instruction: str | None = None
 
 
 class Mixture(Sequence[Problem]):

@@ -7,6 +7,7 @@ from rstar_lab.rl.environments.loading import EnvironmentClass, load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.reward import make_reward
+from rstar_lab.rl.reward.hidden_tests import Runner
 from rstar_lab.rl.tools.base import Tool
 
 
@@ -20,12 +21,15 @@ def load_environments(rl: RlSection) -> dict[str, EnvironmentClass]:
 
 
 def make_environments(
-    rl: RlSection, loaded: dict[str, EnvironmentClass], make_tools: Callable[[Sequence[str]], dict[str, Tool]]
+    rl: RlSection,
+    loaded: dict[str, EnvironmentClass],
+    make_tools: Callable[[Sequence[str]], dict[str, Tool]],
+    run: Runner | None = None,
 ) -> dict[str, RunEnvironment]:
     """Return the environments of a recipe, by name.
 
-    loaded: see `load_environments`. make_tools: returns tools by their names in a recipe. Raises UserError if a tool of an
-    entry has the name of a tool of its environment.
+    loaded: see `load_environments`. make_tools: returns tools by their names in a recipe. run: see `make_reward`. Raises
+    UserError if a tool of an entry has the name of a tool of its environment.
     """
     environments = {}
     for entry in rl.environments:
@@ -36,7 +40,7 @@ def make_environments(
                 f"rl.environments.{entry.name}.tools: the environment already has a tool {min(both)}; remove it here"
             )
         name = "verify" if environment else entry.reward or rl.reward
-        reward = make_reward(name, rl.answer, rl.reward_timeout_s)
+        reward = make_reward(name, rl.answer, rl.reward_timeout_s, run)
         limits = entry.limits.model_dump(exclude_none=True)
-        environments[entry.name] = RunEnvironment(own | tools, reward, environment, limits)
+        environments[entry.name] = RunEnvironment(own | tools, reward, environment, limits, rl.instruction(name))
     return environments

@@ -6,6 +6,11 @@ from pydantic import Field, field_validator, model_validator
 
 from rstar_lab.rl.section import ByType, Function, Section
 
+PROGRAM_INSTRUCTION = (
+    "Put the final program between <answer> and </answer>, in one block that starts with ```python (or ```cpp) and ends with "
+    "```. It is run on hidden test cases."
+)
+
 
 class OpenPrompt(Section):
     """A prompt whose texts can be replaced."""
@@ -17,7 +22,7 @@ class OpenPrompt(Section):
     question, an empty line, the instruction."""
     answer_instruction: str | None = None
     """How the model is asked to write its answer. Default: `<answer>` tags with a box; with `format: model`, what `answer`
-    reads."""
+    reads; with `reward: tests`, a program in `<answer>` tags."""
 
     @field_validator("question_wrapper")
     @classmethod

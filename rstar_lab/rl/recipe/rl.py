@@ -14,11 +14,11 @@ from rstar_lab.rl.recipe.functions import own_correction, own_loss
 from rstar_lab.rl.recipe.hooks import method_hooks
 from rstar_lab.rl.recipe.limits import LimitsSection
 from rstar_lab.rl.recipe.lora import Lora
-from rstar_lab.rl.recipe.prompt import AnyPrompt, ModelPrompt, OpenPrompt, PaperPrompt
+from rstar_lab.rl.recipe.prompt import PROGRAM_INSTRUCTION, AnyPrompt, ModelPrompt, OpenPrompt, PaperPrompt
 from rstar_lab.rl.recipe.rl_checks import check_combinations
 from rstar_lab.rl.recipe.schedule import AnySchedule, Async, Sync
 from rstar_lab.rl.renderers.base import PromptStyle
-from rstar_lab.rl.section import Function, NotNegative, Positive, Reward, Section, is_own
+from rstar_lab.rl.section import TESTS, Function, NotNegative, Positive, Reward, Section, is_own
 from rstar_lab.verify import AnswerFormat
 
 TOOL_ADDRESSES = ("http://", "https://", "mcp+stdio:", "mcp+http://", "mcp+https://")
@@ -76,7 +76,8 @@ class RlSection(Section):
     use `tools` and `reward`. Default: none. Cannot differ between stages."""
     reward: Reward = "verify"
     """`verify`: 1 for a correct final answer, else 0 (paper, section 2). `released`: graded by prime_math and math-verify, as
-    in microsoft/rStar. Or your own `module:function` of (text of the model, true answer), or one written for TRL
+    in microsoft/rStar. `tests`: 1 if the final program passes the hidden test cases of its problem, else 0 (docs/data.md).
+    Or your own `module:function` of (text of the model, true answer), or one written for TRL
     (docs/own-tools.md). Cannot differ between stages."""
     reward_timeout_s: float = Field(60.0, gt=0)
     """Time limit of one call of your own reward function in seconds. A call that takes longer stops the run with an error.
@@ -183,6 +184,12 @@ class RlSection(Section):
         check_combinations(self)
         return self
 
+    def instruction(self, reward: str) -> str | None:
+        """Return how prompts ask for an answer that `reward` can grade; None: as is the default of the format."""
+        if not isinstance(self.prompt, OpenPrompt) or self.prompt.answer_instruction is not None:
+            return self.prompt.answer_instruction if isinstance(self.prompt, OpenPrompt) else None
+        return PROGRAM_INSTRUCTION if reward == TESTS else None
+
     @property
     def prompt_style(self) -> PromptStyle:
         """How the prompts of the run are written."""
@@ -192,7 +199,7 @@ class RlSection(Section):
             self.prompt.format,
             texts.system_prompt,
             texts.question_wrapper,
-            texts.answer_instruction,
+            self.instruction(self.reward),
             self.answer,
             model.template_options,
             model.chat_template,

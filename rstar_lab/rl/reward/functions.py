@@ -3,6 +3,7 @@
 Source: rStar2-Agent, section 2: no reward for format or tool use.
 """
 
+import asyncio
 import contextvars
 import inspect
 import math
@@ -11,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward.boxed import asks_for_sandbox, boxed_function, released_grade
+from rstar_lab.rl.reward.hidden_tests import HiddenTests, Runner
 from rstar_lab.rl.reward.trl import adapt_trl_reward, is_trl_reward
+from rstar_lab.rl.section import TESTS
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.verify import AnswerFormat, verify
 
@@ -48,6 +51,16 @@ class RewardInputs:
 SUPPLIED = tuple(RewardInputs.__dataclass_fields__)
 
 
+@runtime_checkable
+class RolloutReward(Protocol):
+    """A reward that reads more of a rollout than its text."""
+
+    async def score_rollout(
+        self, text: str, problem: Problem, *, calls: Sequence[ToolCallRecord], tools: Mapping[str, Any]
+    ) -> tuple[float, dict[str, float]]:
+        """Return (reward, metrics). calls, tools: see `RewardInputs`."""
+
+
 @dataclass(frozen=True)
 class UserReward:
     """A user's reward function: `function(text, answer)`, optionally with keyword-only parameters of RewardInputs.
@@ -68,6 +81,12 @@ class UserReward:
                 f"rl.reward: {self.name} requires {', '.join(sorted(self.supplied))}, which the run store does not have"
             )
         return self.score(response_text, answer, None)[0]
+
+    async def score_rollout(
+        self, text: str, problem: Problem, *, calls: Sequence[ToolCallRecord], tools: Mapping[str, Any]
+    ) -> tuple[float, dict[str, float]]:
+        """Return `score` of a rollout, computed in a thread."""
+        return await asyncio.to_thread(self.score, text, problem.answer, RewardInputs(problem, calls, tools))
 
     def score(self, response_text: str, answer: str, inputs: RewardInputs | None) -> tuple[float, dict[str, float]]:
         """Return (reward, metrics). Raises UserError if the function fails, takes too long or returns another type."""
@@ -111,11 +130,12 @@ class FutureTimeout(Exception):
 
 
 def make_reward(
-    name: str, answer: AnswerFormat = "tagged", timeout_s: float = TIMEOUT_S
+    name: str, answer: AnswerFormat = "tagged", timeout_s: float = TIMEOUT_S, run: Runner | None = None
 ) -> Callable[[str, str], float]:
     """Return the reward function that a recipe names: a function of (the model's own text, the true answer).
 
-    name: recipe key `rl.reward`: `verify`, `released` (the graders of microsoft/rStar), or `module:function` (see
+    name: recipe key `rl.reward`: `verify`, `released` (the graders of microsoft/rStar), `tests` (hidden test cases, executed by
+    `run`, see `HiddenTests`), or `module:function` (see
     `UserReward`), which can also be a reward function written for TRL (see `rstar_lab.rl.reward.trl`). User functions are
     called from several threads; a function with the attribute `sandbox = True` runs as a call of a sandbox. RoC treats a
     rollout as correct if its reward is above 0. answer: recipe key `rl.answer`: where `verify` reads the answer; not used by
@@ -127,6 +147,8 @@ def make_reward(
         return reward if answer == "tagged" else partial(reward, answer_format=answer)
     if name == "released":
         return lambda text, answer: float(released_grade(text, answer))
+    if name == TESTS:
+        return HiddenTests(run)
     function = load_named(name, "rl.reward")
     if not callable(function):
         raise UserError(f"rl.reward: {name} is a {type(function).__name__}; expected a function")

@@ -98,7 +98,7 @@ class RolloutContext:
         others = {
             name: replace(
                 self,
-                codec=Codec(self.codec.tokenizer, own.tools, self.codec.style),
+                codec=Codec(self.codec.tokenizer, own.tools, replace(self.codec.style, instruction=own.instruction)),
                 tools=own.tools,
                 reward=own.reward,
                 limits=replace(self.limits, **own.limits),

@@ -12,14 +12,14 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward import UserReward, make_reward, warm_up
+from rstar_lab.rl.reward import HiddenTests, UserReward, make_reward, warm_up
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.retry import failure, retry_task
 from rstar_lab.rl.section import REWARDS
-from rstar_lab.rl.session import needs_sandbox, tool_maker
+from rstar_lab.rl.session import needs_sandbox, program_runner, tool_maker
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ScheduledEngine
@@ -44,17 +44,20 @@ class WorkerState:
     async def open(cls, config: Any, tokenizer: Any) -> "WorkerState":
         settings = Settings.of(config)
         keys = settings.rl
-        make_tools = tool_maker(
-            settings.recipe, await settings.open_sandbox() if needs_sandbox(settings.recipe) else None
-        )
+        sandbox = await settings.open_sandbox() if needs_sandbox(settings.recipe) else None
+
+        async def opened() -> Any:
+            return sandbox
+
+        make_tools, run = tool_maker(settings.recipe, sandbox), program_runner(settings.recipe, opened)
         tools = watch(make_tools(keys.tools))
-        made = make_environments(keys, load_environments(keys), make_tools)
+        made = make_environments(keys, load_environments(keys), make_tools, run)
         environments = {name: replace(one, tools=watch(one.tools)) for name, one in made.items()}
         if keys.reward in REWARDS:
             await asyncio.to_thread(warm_up)  # otherwise the first answers could time out while the verifier starts
         codec, reward = (
             Codec(tokenizer, tools, keys.prompt_style),
-            make_reward(keys.reward, keys.answer, keys.reward_timeout_s),
+            make_reward(keys.reward, keys.answer, keys.reward_timeout_s, run),
         )
         return cls(
             settings,
@@ -115,7 +118,8 @@ class RstarAgentLoop(AgentLoopBase):
             with PENDING.of(task.traj_id, "reward"):
                 return function(*values, **named)
 
-        own = replace(own, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched)
+        if not isinstance(reward, HiddenTests):  # its calls have the time limits of the sandbox
+            own = replace(own, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched)
         siblings = worker.group_scores.join(task, context, group_size)
 
         async def attempt(task: RolloutTask) -> tuple[Trajectory, list[int]]:

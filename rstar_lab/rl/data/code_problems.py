@@ -1,0 +1,145 @@
+"""Read problems with hidden test cases in the public formats of APPS, TACO, CodeContests and LiveCodeBench.
+
+Each function takes a row and returns the fields of a problem, with `info` as the reward `tests` reads it
+(`rstar_lab.rl.reward.hidden_tests`). A row that cannot be graded raises ValueError with the reason: no tests, files instead of
+stdin, or outputs longer than a sandbox stores.
+"""
+
+import base64
+import binascii
+import json
+import pickletools
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rstar_lab.sandbox.limits import Limits
+
+Row = Mapping[str, Any]
+MAX_TESTS_BYTES = 256 * 1024 * 1024  # of the compressed tests of one LiveCodeBench problem, decompressed
+STDIO = "The program reads standard input and writes to standard output."
+
+
+def apps(row: Row) -> dict[str, Any]:
+    """Convert a row of APPS (arXiv 2105.09938) or TACO (arXiv 2312.14852): `question`, `starter_code`, and `input_output`, a JSON
+    text {inputs, outputs, fn_name}."""
+    pairs = _json(row.get("input_output"), "input_output")
+    if not isinstance(pairs, Mapping):
+        raise ValueError("input_output is not an object")
+    function = pairs.get("fn_name") or None
+    inputs, outputs = pairs.get("inputs"), pairs.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError("input_output has no lists of inputs and outputs of equal length")
+    if function is None:
+        tests = _tests(zip(map(_text, inputs), map(_text, outputs), strict=True))
+    else:
+        # The result of a call is wrapped in a list.
+        wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+        results = [output[0] for output in outputs] if wrapped else outputs
+        tests = _tests(zip(map(json.dumps, inputs), map(json.dumps, results), strict=True))
+    return _problem(row, row.get("question"), tests, function, row.get("problem_id"))
+
+
+def code_contests(row: Row) -> dict[str, Any]:
+    """Convert a row of CodeContests (arXiv 2203.07814): `name`, `description`, and `public_tests`, `private_tests` and
+    `generated_tests`, each {input: [...], output: [...]}."""
+    if row.get("input_file") or row.get("output_file"):
+        raise ValueError("the program reads or writes a file")
+    pairs: list[tuple[str, str]] = []
+    for name in ("public_tests", "private_tests", "generated_tests"):
+        kind = _json(row[name], name) if row.get(name) else {}
+        if not isinstance(kind, Mapping):
+            raise ValueError(f"{name} is not an object")
+        pairs += zip(map(_text, kind.get("input") or ()), map(_text, kind.get("output") or ()), strict=True)
+    return _problem(row, row.get("description"), _tests(pairs), None, row.get("name"))
+
+
+def livecodebench(row: Row) -> dict[str, Any]:
+    """Convert a row of LiveCodeBench (arXiv 2403.07974): `question_content`, `starter_code`, and `public_test_cases` and
+    `private_test_cases`, JSON texts [{input, output, testtype}]; the private ones may be compressed. The name of the function is in
+    `metadata`."""
+    cases = [*_cases(row.get("public_test_cases")), *_cases(row.get("private_test_cases"))]
+    functional = {case.get("testtype") == "functional" for case in cases}
+    if len(functional) > 1:
+        raise ValueError("some tests call a function and others do not")
+    function, pairs = None, [(_text(case.get("input")), _text(case.get("output"))) for case in cases]
+    if True in functional:
+        metadata = _json(row.get("metadata") or "{}", "metadata")
+        function = metadata.get("func_name") if isinstance(metadata, Mapping) else None
+        if not function:
+            raise ValueError("metadata has no func_name")
+        # An input has one argument per line.
+        pairs = [
+            (json.dumps([_json(line, "input") for line in given.split("\n") if line.strip()]), output)
+            for given, output in pairs
+        ]
+    return _problem(row, row.get("question_content"), _tests(pairs), function, row.get("question_id"))
+
+
+def _problem(row: Row, question: Any, tests: list[dict[str, str]], function: str | None, name: Any) -> dict[str, Any]:
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError("no question")
+    starter = str(row.get("starter_code") or "").strip("\n")
+    parts = [question.strip()]
+    if function is None:
+        parts.append(STDIO)
+    elif not starter:
+        parts.append(f"Write the function `{function}`.")
+    if starter:
+        parts.append(f"Complete this code:\n```python\n{starter}\n```")
+    info: dict[str, Any] = {"tests": tests} | ({"function": function} if function else {})
+    fields = {"question": "\n\n".join(parts), "info": info}
+    return fields | ({"problem_id": str(name)} if name not in (None, "") else {})
+
+
+def _tests(pairs: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    """Return the different tests whose output a sandbox can store. Raises ValueError without one."""
+    limit = Limits().output_bytes // 4  # characters; one has at most four bytes
+    tests = [{"input": given, "output": output} for given, output in dict.fromkeys(pairs) if len(output) < limit]
+    if not any(test["output"].strip() for test in tests):
+        raise ValueError("no tests with an output")
+    return tests
+
+
+def _text(value: Any) -> str:
+    """Return an input or output as text. A list has one line per item."""
+    if isinstance(value, list):
+        return "\n".join(map(_text, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _json(value: Any, name: str) -> Any:
+    """Return a value that may be JSON text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError(f"{name} is not JSON") from None
+
+
+def _cases(value: Any) -> list[Mapping[str, Any]]:
+    if isinstance(value, str) and value.strip() and value.lstrip()[0] not in "[{":
+        value = _unpack(value)
+    cases = _json(value or "[]", "test cases")
+    if not isinstance(cases, list) or not all(isinstance(case, Mapping) for case in cases):
+        raise ValueError("the test cases are not a list of objects")
+    return cases
+
+
+def _unpack(text: str) -> str:
+    """Return compressed test cases: base64 of zlib of a pickled text. The pickle is parsed, never executed."""
+    try:
+        unzip = zlib.decompressobj()
+        data = unzip.decompress(base64.b64decode(text, validate=True), MAX_TESTS_BYTES)
+        if unzip.unconsumed_tail:
+            raise ValueError("the test cases are too large")
+        operations = [(code.name, value) for code, value, _ in pickletools.genops(data)]
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError("the test cases are neither JSON nor compressed") from error
+    texts = [
+        value for name, value in operations if name in ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE")
+    ]
+    harmless = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
+    others = {name for name, _ in operations} - harmless
+    if len(texts) != 1 or len(others) != 1:
+        raise ValueError("the compressed test cases are not one text")
+    return str(texts[0])

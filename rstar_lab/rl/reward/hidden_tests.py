@@ -1,0 +1,202 @@
+"""The reward of programs: 1 if the final program passes every hidden test case of its problem, else 0.
+
+A problem has its tests in `info`: `{"tests": [{"input": text, "output": text}, ...]}` for programs that read stdin and
+write stdout. With `"function": NAME`, inputs are JSON lists of arguments and outputs JSON values of that function, or of that
+method of a class `Solution`. Source: strict accuracy of APPS (arXiv 2105.09938), the reward of rStar-Coder (arXiv 2505.21297).
+Programs run in the sandbox of the run, which never contains the expected outputs.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.rl.problems import Problem
+from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.cpp import cpp_call, cpp_outcome
+from rstar_lab.verify import Undecided
+
+Runner = Callable[[Sequence[Call]], Awaitable[list[CallResult]]]
+
+AT_ONCE = 8  # tests that run at the same time; after a failure, no further ones start
+CPP_TIMEOUT_S = 10.0
+_FENCE = re.compile(
+    r"(?:^|(?<=>))[ \t]*```[ \t]*([\w+]*)[^\n`]*\n(.*?)^[ \t]*```[ \t]*(?=$|<)", re.DOTALL | re.MULTILINE
+)
+_NUMBER = re.compile(r"[+-]?\d{1,300}(\.\d{0,300})?([eE][+-]?\d{1,3})?")
+_CALL = """
+import json, sys
+arguments = json.loads(sys.stdin.read())
+names = {"__name__": "program"}
+exec("from typing import *; from collections import *; from functools import *; from itertools import *; from heapq import *; "
+     "from bisect import *; from math import *; import collections, functools, itertools, heapq, bisect, math, re, random, sys", names)
+exec(compile(PROGRAM, "program.py", "exec"), names)
+owner = names.get("Solution")
+function = getattr(owner(), NAME) if hasattr(owner, NAME) else names[NAME]
+result = json.dumps(function(*arguments))
+print()
+print(result)
+"""
+
+
+def final_program(text: str) -> tuple[str, str] | None:
+    """Return (language, source) of the final program of a response; None without one.
+
+    It is the last fenced block after the last `<answer>`, or of the whole text if there is none after it. The language is `cpp` or
+    `python`.
+
+    Args:
+        text: Text that the model generated, without tool output.
+    """
+    blocks = _FENCE.findall(text[text.rfind("<answer>") + 1 :]) or _FENCE.findall(text)
+    if not blocks:
+        return None
+    tag, source = blocks[-1]
+    return ("cpp" if tag.lower() in ("cpp", "c++", "cc") else "python"), source
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Return whether a program printed the expected text.
+
+    Lines are compared without space at their ends, and without empty lines at the end. Words of a line must be equal, or equal
+    numbers; if the expected number has a fraction, its error may be 1e-6, absolute or relative.
+
+    Args:
+        printed: Standard output of the program.
+        expected: Expected output.
+    """
+    lines, truths = ([line.strip() for line in text.strip().splitlines()] for text in (printed, expected))
+    return len(lines) == len(truths) and all(map(_same_line, lines, truths))
+
+
+def _same_line(line: str, truth: str) -> bool:
+    if line == truth:
+        return True
+    words, truths = line.split(), truth.split()
+    return len(words) == len(truths) and all(map(_same_word, words, truths))
+
+
+def _same_word(word: str, truth: str) -> bool:
+    if word == truth:
+        return True
+    if not (_NUMBER.fullmatch(word) and (number := _NUMBER.fullmatch(truth))):
+        return False
+    if number[1] is None and number[2] is None:
+        return Decimal(word) == Decimal(truth)
+    return _close(float(word), float(truth))
+
+
+def _close(value: float, truth: float) -> bool:
+    return abs(value - truth) <= 1e-6 * max(1.0, abs(truth))
+
+
+def same_value(value: Any, expected: Any) -> bool:
+    """Return whether two JSON values are equal; numbers with a fraction may have an error of 1e-6.
+
+    Args:
+        value: Value that a function returned.
+        expected: Expected value.
+    """
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(same_value, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(same_value(value[key], expected[key]) for key in expected)
+    if isinstance(expected, float) and isinstance(value, int | float):
+        return _close(value, expected)
+    return value == expected
+
+
+def tests_of(problem: Problem) -> tuple[list[Mapping[str, str]], str | None]:
+    """Return the test cases of a problem and the name of its function, or None.
+
+    Args:
+        problem: The problem.
+
+    Raises:
+        UserError: If `info` has no valid tests.
+    """
+    tests, function = problem.info.get("tests"), problem.info.get("function")
+    valid = isinstance(tests, list) and tests and (function is None or (isinstance(function, str) and function))
+    if not valid or not all(
+        isinstance(test, Mapping) and isinstance(test.get("input"), str) and isinstance(test.get("output"), str)
+        for test in tests  # type: ignore[union-attr]
+    ):
+        raise UserError(
+            f"problem {problem.problem_id}: rl.reward: tests requires info.tests, a list of {{input, output}} with texts, and "
+            "optionally info.function; `rstar-lab data prepare apps=FILE` (or taco, code_contests, livecodebench) writes them"
+        )
+    return tests, function  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class HiddenTests:
+    """The reward `tests`. run: executes calls in the sandbox of the run; None: there is none, and scoring raises UserError."""
+
+    run: Runner | None = None
+
+    def __call__(self, response_text: str, answer: str) -> float:
+        """Raise UserError: the text and the answer alone do not contain the tests."""
+        raise UserError("rl.reward: tests requires the test cases of the problem, which are not stored with rollouts")
+
+    async def score_rollout(self, text: str, problem: Problem, **_: object) -> tuple[float, dict[str, float]]:
+        """Return the reward, and as metrics the share of tests that passed before the first failure ended the run of tests.
+
+        Args:
+            text: Text that the model generated.
+            problem: The problem with its tests.
+
+        Raises:
+            UserError: If the problem has no valid tests, or without a sandbox.
+            Undecided: If the sandbox failed twice on one test.
+        """
+        tests, function = tests_of(problem)
+        if self.run is None:
+            raise UserError("rl.reward: tests requires the sandbox of a run")
+        program, passed = final_program(text), 0
+        for start in range(0, len(tests) if program else 0, AT_ONCE):
+            chunk = tests[start : start + AT_ONCE]
+            assert program is not None
+            results = await self._results([_call(*program, test["input"], function) for test in chunk])
+            if program[0] == "cpp":
+                results = list(map(cpp_outcome, results))
+            # In a thread: outputs can have megabytes.
+            outcomes = await asyncio.to_thread(lambda: [_passes(*pair, function) for pair in zip(results, chunk)])  # noqa: B023, B905
+            passed += sum(outcomes)
+            if not all(outcomes):
+                break
+        return float(passed == len(tests)), {"tests_passed": passed / len(tests)}
+
+    async def _results(self, calls: Sequence[Call]) -> list[CallResult]:
+        assert self.run is not None
+        results = await self.run(calls)
+        if failed := [i for i, result in enumerate(results) if result.outcome in INFRASTRUCTURE_FAILURES]:
+            for i, result in zip(failed, await self.run([calls[i] for i in failed]), strict=True):
+                results[i] = result
+        if any(result.outcome in INFRASTRUCTURE_FAILURES for result in results):
+            raise Undecided("the sandbox failed while it ran hidden tests")
+        return results
+
+
+def _call(language: str, source: str, stdin: str, function: str | None) -> Call:
+    if language == "cpp":
+        return cpp_call(source, stdin, run_timeout_s=CPP_TIMEOUT_S)
+    if function is not None:
+        source = f"PROGRAM = {source!r}\nNAME = {function!r}\n{_CALL}"
+    return Call(source, stdin, seed=0)
+
+
+def _passes(result: CallResult, test: Mapping[str, str], function: str | None) -> bool:
+    if result.outcome is not Outcome.OK:
+        return False
+    if function is None:
+        return same_output(result.stdout, test["output"])
+    try:
+        value = json.loads(result.stdout.rstrip("\n").rpartition("\n")[2])
+        return same_value(value, json.loads(test["output"]))
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,149 @@
+"""The reward `tests`: programs on hidden test cases, in the sandbox of the run."""
+
+import json
+import shutil
+
+import pytest
+from helpers.scripted_engine import ScriptedEngine
+from helpers.scripted_training import recipe_of
+
+from rstar_lab.errors import UserError
+from rstar_lab.outcomes import Outcome
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.reward import HiddenTests
+from rstar_lab.rl.reward.hidden_tests import final_program, same_output, same_value
+from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.session import RunSession, check_answers, needs_sandbox
+from rstar_lab.rl.trajectory import StopReason
+from rstar_lab.sandbox import LocalSandbox
+from rstar_lab.sandbox.call import CallResult
+
+ADD = "a, b = map(int, input().split())\nprint(a + b)\n"
+TESTS = [{"input": f"{i} {i + 1}\n", "output": f"{2 * i + 1}\n"} for i in range(10)]
+
+
+def problem(tests=TESTS, **info):
+    return Problem(problem_id="p", question="Add two numbers.", info={"tests": tests} | info)
+
+
+def answer(source, language="python"):
+    return f"I add.</reason>\n<answer>\n```{language}\n{source}```\n</answer>"
+
+
+async def test_a_rollout_is_graded_in_the_sandbox_of_the_run():
+    """End to end through the session: prompt, rollout, sandbox, metrics, and retry of what the sandbox failed at."""
+    recipe = recipe_of([], reward="tests", tools=[])
+    assert needs_sandbox(recipe)
+    tokenizer = train_tokenizer(["text"], 300)
+    async with RunSession.open(recipe, Reporter()) as session:
+        codec = Codec(tokenizer, {}, recipe.rl.prompt_style)
+        context = RolloutContext.for_training(codec, {}, session.reward, recipe.rl)
+        assert "hidden test cases" in tokenizer.decode(codec.prompt_ids("Add two numbers."))
+        for source, reward, share in (
+            (ADD, 1.0, 1.0),
+            (ADD.replace("a + b", "a + b if a < 9 else 0"), 0.0, 0.9),
+            ("print(1)\n", 0.0, 0.1),
+        ):
+            engine = ScriptedEngine(tokenizer, lambda prompt, turn, text=answer(source): text)
+            task = RolloutTask(problem(), "t", "g", sample=0, seed=1)
+            trajectory = await run_rollout(task, engine, context)
+            assert (trajectory.reward, trajectory.metrics["tests_passed"]) == (reward, pytest.approx(share))
+
+
+FUNCTIONS = {
+    answer("def f(x, y=2):\n    return {'sum': [x + y, (1.0,)]}\n"): 1.0,
+    answer("class Solution:\n    def f(self, x: int, y: List[int] = 2):\n        print(0)\n        return {'sum': [x + y, [1]]}\n"): 1.0,
+    answer("def f(x):\n    return None\n"): 0.0,
+    answer("def g(x):\n    return x\n"): 0.0,
+    answer("print('{}')\nraise SystemExit\n"): 0.0,
+    "no program": 0.0,
+}  # fmt: skip
+PROGRAMS = {
+    "#include <iostream>\nint main() { long a, b; std::cin >> a >> b; std::cout << a + b; }\n": 1.0,
+    "int main() {\n": 0.0,
+}
+
+
+async def test_functions_and_cpp_programs_run_on_the_tests():
+    tests = [
+        {"input": "[1]", "output": json.dumps({"sum": [3, [1.0]]})},
+        {"input": "[1, 4]", "output": '{"sum": [5, [1]]}'},
+    ]
+    async with LocalSandbox(workers=2) as sandbox:
+        reward = HiddenTests(sandbox.run_many)
+        for text, expected in FUNCTIONS.items():
+            assert (await reward.score_rollout(text, problem(tests, function="f")))[0] == expected, text
+        for source, expected in PROGRAMS.items() if shutil.which("g++") else ():
+            assert (await reward.score_rollout(answer(source, "cpp"), problem(TESTS[:2])))[0] == expected, source
+
+
+async def test_a_failure_of_the_sandbox_is_retried_and_then_undecided():
+    """A failed sandbox is never a wrong answer; a second attempt counts."""
+    broken, fine = (CallResult(o, "3", "", None, 0.0) for o in (Outcome.SANDBOX_ERROR, Outcome.OK))
+    replies = [[broken], [fine]]
+
+    async def run(calls):
+        return replies.pop(0) if replies else [broken for _ in calls]
+
+    tests = [{"input": "", "output": "3"}]
+    assert (await HiddenTests(run).score_rollout(answer("print(3)\n"), problem(tests)))[0] == 1.0
+    tokenizer, recipe = train_tokenizer(["text"], 300), recipe_of([], reward="tests")
+    context = RolloutContext.for_training(Codec(tokenizer, {}), {}, HiddenTests(run), recipe.rl)
+    engine = ScriptedEngine(tokenizer, lambda prompt, turn: answer("print(3)\n"))
+    trajectory = await run_rollout(RolloutTask(problem(tests), "t", "g", sample=0, seed=1), engine, context)
+    assert trajectory.stop_reason is StopReason.UNDECIDED and not trajectory.usable
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("1 2 \n3\n\n", "1 2\n3", True),
+        ("1  2", "1 2", True),
+        ("1\n2", "1 2", False),
+        ("3.0", "3", True),
+        ("3.0000001", "3", False),
+        ("0.3333333", "0.33333333333", True),
+        ("0.334", "0.33333333333", False),
+        ("nan", "0.5", False),
+        ("1000000.5", "1000000.0", True),
+        ("YES", "Yes", False),
+        ("", "1", False),
+        ("9" * 30, "9" * 29 + "8", False),
+    ],
+)
+def test_outputs_are_compared_by_words_and_numbers(printed, expected, same):
+    assert same_output(printed, expected) is same
+
+
+def test_values_are_compared_as_json():
+    assert same_value([1, {"a": 0.1 + 0.2}], [1, {"a": 0.3}]) and not same_value([1], [1, 2])
+    assert not same_value(1.5, 1) and not same_value("1", 1) and same_value(None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\na\n```\nthen\n```python\nb\n```", ("python", "b\n")),
+        ("<answer>```python\na\n```</answer> also ```c", ("python", "a\n")),
+        ("```python\na\n```\n<answer>done</answer>", ("python", "a\n")),
+        ("<answer>\n```\na\n```\n</answer>", ("python", "a\n")),
+        ("<answer>\n```C++\na\n```</answer>", ("cpp", "a\n")),
+        ("```python\nprint('```')\n```", ("python", "print('```')\n")),
+        ("```python\ncut off", None),
+    ],
+)
+def test_the_last_block_of_the_answer_is_the_program(text, program):
+    assert final_program(text) == program
+
+
+def test_problems_without_tests_or_answers_are_refused():
+    with pytest.raises(UserError, match=r"problem p: rl.reward: tests requires info.tests"):
+        check_answers([Problem(problem_id="p", question="q", answer="1")], recipe_of([], reward="tests").rl)
+    with pytest.raises(UserError, match=r"problem p has no answer, which rl.reward: verify requires"):
+        check_answers([problem()], recipe_of([]).rl)
+    with pytest.raises(UserError, match="not stored with rollouts"):
+        HiddenTests()("text", "answer")
