@@ -373,7 +373,13 @@ class Runs:
     # Queries
 
     def sql(
-        self, query: str, parameters: Sequence[Any] | None = None, *, steps: Sequence[tuple[str, int]] | None = None
+        self,
+        query: str,
+        parameters: Sequence[Any] | None = None,
+        *,
+        steps: Sequence[tuple[str, int]] | None = None,
+        limit: int | None = None,
+        timeout_s: float | None = None,
     ) -> pd.DataFrame:
         """Run a DuckDB query over the tables runs, steps, rollup, rewards, trajectories, calls and transcripts.
 
@@ -381,12 +387,14 @@ class Runs:
             query: One SELECT statement. It reads nothing but these tables and the folders of the runs.
             parameters: Each `?` takes the next one.
             steps: Pairs (run_id, step) to which `trajectories` is limited; only their files are read.
+            limit: Maximum number of rows.
+            timeout_s: Time after which the query fails. Default: none.
 
         Raises:
             RunStoreError: With DuckDB's message, if the query fails.
         """
         check_query(query)
-        return self._views.sql(query, parameters, steps)
+        return self._views.sql(query, parameters, steps, limit=limit, timeout_s=timeout_s)
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
         """Like `sql`, but return an Arrow table, which is much faster for lists of numbers.

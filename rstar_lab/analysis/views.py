@@ -48,12 +48,27 @@ class Views:
         """The opened folders as text."""
         return str(self._root) if self._root is not None else ", ".join(map(str, self._given))
 
-    def sql(self, query: str, parameters: Sequence[Any] | None = None, steps: Steps | None = None) -> pd.DataFrame:
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[Any] | None = None,
+        steps: Steps | None = None,
+        *,
+        limit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> pd.DataFrame:
         """Run a DuckDB query over the tables. Raises RunStoreError with DuckDB's message if it fails.
 
         steps: the query's `trajectories` are only those of these steps, and only their files are read.
+        limit: maximum number of rows. timeout_s: the query fails after this time.
         """
-        return self._run(query, parameters, lambda rows: pd.DataFrame() if rows is None else rows.df(), steps)
+
+        def fetch(rows: duckdb.DuckDBPyRelation | None) -> pd.DataFrame:
+            if rows is None:
+                return pd.DataFrame()
+            return (rows if limit is None else rows.limit(limit)).df()
+
+        return self._run(query, parameters, fetch, steps, timeout_s)
 
     def state(self) -> tuple:
         """Return a value that changes when one of the runs changes."""
@@ -91,19 +106,29 @@ class Views:
         parameters: Sequence[Any] | None,
         fetch: Callable[[duckdb.DuckDBPyRelation], Any],
         steps: Steps | None = None,
+        timeout_s: float | None = None,
     ) -> Any:
         for _ in range(3):
             cursor = self._prepare(query)
             only = "" if steps is None else self._trajectories(self._files("trajectories", steps))
             limited = f"WITH trajectories AS ({only}) {query}" if only else query
+            timer = threading.Timer(timeout_s or 0, cursor.interrupt)
+            if timeout_s is not None:
+                timer.start()
             try:
                 return fetch(cursor.sql(limited, params=list(parameters or [])))
+            except duckdb.InterruptException as caught:
+                raise RunStoreError(
+                    f"the query ran longer than {timeout_s:g} s; limit it to a run and its steps"
+                ) from caught
             except duckdb.IOException as caught:  # a file was merged or cut while the query was prepared
                 self._views.clear()
                 error: duckdb.Error = caught
             except duckdb.Error as caught:
                 error = caught
                 break
+            finally:
+                timer.cancel()
         raise RunStoreError(f"the query failed: {error}") from error
 
     def _prepare(self, query: str) -> duckdb.DuckDBPyConnection:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rstar_lab.runs.errors import RunStoreError
 ROLES = ("system", "user", "assistant", "tool", "environment")
 OTHER = "other"  # role of a message whose role is none of ROLES
 _OUTCOMES = frozenset(map(str, Outcome))
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold a lone one; data frames and files cannot
 
 
 def read_messages(messages: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -20,7 +22,7 @@ def read_messages(messages: str | Sequence[Mapping[str, Any]] | None) -> list[di
         messages: the column `messages` of a transcript (JSON), or a list of messages.
 
     Returns:
-        Messages with role (one of ROLES or OTHER), content (text), tool (text or None), outcome (an outcome or None), and
+        Messages with role (one of ROLES or OTHER), content (Unicode text), tool (text or None), outcome (an outcome or None), and
         generate_s, reward and policy_versions where they are stored.
 
     Raises:
@@ -40,12 +42,8 @@ def _checked(message: Mapping[str, Any]) -> dict[str, Any]:
     tool, outcome = message.get("tool"), message.get("outcome")
     checked: dict[str, Any] = {
         "role": role if isinstance(role, str) and role in ROLES else OTHER,
-        "content": content
-        if isinstance(content, str)
-        else ""
-        if content is None
-        else json.dumps(content, ensure_ascii=False),
-        "tool": None if tool is None else str(tool),
+        "content": "" if content is None else _text(content),
+        "tool": None if tool is None else _text(tool),
         "outcome": outcome if isinstance(outcome, str) and outcome in _OUTCOMES else None,
     }
     for name in ("generate_s", "reward"):
@@ -57,3 +55,7 @@ def _checked(message: Mapping[str, Any]) -> dict[str, Any]:
     ):
         checked["policy_versions"] = versions
     return checked
+
+
+def _text(value: Any) -> str:
+    return _SURROGATE.sub("\ufffd", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -4,7 +4,6 @@ A rule is one file in `rules/`. It names the columns that it reads, so that the 
 `Evidence` or None. A user adds a rule with `--rule module:NAME`.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.estimates import critical_t, ratio
+from rstar_lab.runs.messages import read_messages
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.runs import Runs
@@ -61,12 +61,10 @@ class Log:
         for step in chosen:
             stored = self.runs.arrow("SELECT traj_id, question, messages FROM transcripts WHERE step = ?", [step])
             for row in stored.to_pylist():
-                messages = json.loads(row["messages"])
-                own = "\n".join(
-                    str(message.get("content") or "") for message in messages if message.get("role") == "assistant"
-                )
-                system = [message for message in messages[:1] if message.get("role") == "system"]
-                rows.append((row["traj_id"], row["question"], str(system[0].get("content")) if system else "", own))
+                messages = read_messages(row["messages"])
+                own = "\n".join(message["content"] for message in messages if message["role"] == "assistant")
+                system = [message["content"] for message in messages[:1] if message["role"] == "system"]
+                rows.append((row["traj_id"], row["question"], "".join(system), own))
         texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own"])
         return self.rollouts.merge(texts, on="traj_id")
 

@@ -58,6 +58,26 @@ def _row(name: str, field: FieldInfo) -> str:
     return f"| `{name}` | {kind} | {default} | {_cell(field.description or '')} |"
 
 
+def find_keys(text: str) -> list[dict[str, str]]:
+    """Return the keys whose name or description contains a text (in any case): key, of, type, default, meaning.
+
+    of: the values of the section's `type` (or `format`) for which the key exists, else empty.
+    """
+    found: dict[tuple[str, ...], list[str]] = {}
+    for path, (annotation, by_type) in _sections(Recipe).items():
+        members = {"": annotation} if by_type is None else by_type.members(annotation)
+        for of, section in members.items():
+            for name, field in section.model_fields.items():
+                kind, default = (part.replace("`", "") for part in (_type_text(field.annotation), _default_text(field)))
+                row = (f"{path}.{name}".lstrip("."), kind, default, _plain(field.description or ""))
+                if text.lower() in f"{row[0]} {of} {row[-1]}".lower():
+                    found.setdefault(row, []).append(of)
+    return [
+        {"key": key, "of": ", ".join(filter(None, of)), "type": kind, "default": default, "meaning": meaning}
+        for (key, kind, default, meaning), of in found.items()
+    ]
+
+
 def with_key_tables(page: str) -> str:
     """Return the text of a page with its generated part replaced by the current tables."""
     before, begin, rest = page.partition(_BEGIN)
@@ -137,8 +157,12 @@ def _default_text(field: FieldInfo) -> str:
     return f"`{text}`"
 
 
+def _plain(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
+
+
 def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
+    return _plain(text).replace("|", "\\|")
 
 
 def main(path: str) -> None:

@@ -1,0 +1,31 @@
+"""`rstar-lab mcp`: a read-only server over a runs folder, for assistants."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.cli.shared import examples
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("rstar-lab mcp --runs-dir runs", "rstar-lab mcp --skill > SKILL.md"))
+def mcp(
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    skill: Annotated[
+        bool, typer.Option("--skill", help="Print the guide for assistants (SKILL.md) instead, and exit.")
+    ] = False,
+) -> None:
+    """Let an assistant read runs: a server of the Model Context Protocol (MCP) on standard input and output.
+
+    Its tools list and describe runs, and return curves with intervals, SQL results, rollouts, transcripts, comparisons, the doctor's
+    verdict and recipe keys. Nothing is written. An assistant's program starts this command; docs/assistants.md has the configuration.
+    """
+    from rstar_lab.analysis.mcp_server import SKILL, make_server
+    from rstar_lab.rl.recipe.keys import find_keys
+
+    if skill:
+        print(SKILL.read_text(encoding="utf-8"), end="")
+        return
+    make_server(runs_dir, find_keys).run("stdio")
