@@ -34,7 +34,7 @@ from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
-from rstar_lab.rl.training.loggers import open_loggers
+from rstar_lab.rl.training.loggers import open_loggers, sample_rollouts
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import filter_problems, stage_model, stage_table
 from rstar_lab.rl.training.teacher import open_teacher
@@ -233,7 +233,8 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
 
             def on_step(metrics: dict[str, Any]) -> None:
                 work.update(metrics["step"], step_line(metrics), **metrics)
-                log(metrics["step"], metrics)
+                sample = sample_rollouts(writer.run_dir, metrics["step"]) if recipe.log_to else []
+                log(metrics["step"], metrics, sample)
 
             trainer = Trainer(
                 recipe,
