@@ -43,7 +43,7 @@ def test_conda_has_the_versions_of_the_cuda_set_and_the_package():
     assert {"sandbox", "notebooks", "rl", "verl"} <= extras <= set(EXTRAS)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_conda_set_resolves(tmp_path):
     # As conda does, in a file beside environment.yml, because `--editable .` is relative to it.

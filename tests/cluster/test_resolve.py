@@ -80,7 +80,7 @@ def check_backend(backend: str, python: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["cuda", "rocm"])
 def test_gpu_sets_resolve_against_the_registry(backend):
     check_backend(backend, "3.12")

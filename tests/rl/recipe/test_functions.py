@@ -293,7 +293,14 @@ def test_the_error_of_a_wrong_name_lists_built_ins_and_the_module_form():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["environment", "tool", "method", "rule", "loss", "metric"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "environment",
+        "method",
+        *(pytest.param(part, marks=pytest.mark.soak) for part in ("tool", "rule", "loss", "metric")),
+    ],
+)
 def test_new_writes_a_part_whose_test_passes(part, module):
     from typer.testing import CliRunner
 

@@ -135,7 +135,7 @@ async def test_turns_that_arrive_after_the_last_engine_failed_are_errors(tokeniz
     assert {t.stop_reason for t in done} == {StopReason.ENGINE_ERROR}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_driver_overhead_of_10000_rollouts_is_below_its_limit(tokenizer):
     texts = [tokenizer.encode(text + "<|im_end|>", add_special_tokens=False) for text in (CALL, ANSWER)]
     prompt = len(Codec(tokenizer, make_tools(["python"], Echo())).prompt_ids("Question 0000"))

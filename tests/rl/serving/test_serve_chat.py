@@ -144,8 +144,8 @@ async def test_a_chat_shows_the_selected_tools_to_the_model(memorized_model):
     ("flags", "message"),
     [
         (["--prompt-format", "released", "--plain"], "leave --plain out"),
-        (["--prompt-format", "old"], "choose from paper, released"),
-        (["--tools", "python,python"], "two tools are called execute_python_code_with_standard_io"),
+        pytest.param(["--prompt-format", "old"], "choose from paper, released", marks=pytest.mark.soak),
+        pytest.param(["--tools", "python,python"], "two tools are called execute_python_code", marks=pytest.mark.soak),
         (["--tools", "calculator"], "calculator"),
     ],
 )
