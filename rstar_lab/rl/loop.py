@@ -27,6 +27,7 @@ from rstar_lab.rl.methods.own import as_streams
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.model import load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.sources import get_model
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe
@@ -79,7 +80,7 @@ class TrainingLoop:
         changes = {"runs": Path(runs_dir)} | ({"name": name} if name else {})
         self.recipe = recipe.model_copy(update=changes)
         self.rl = self.recipe.settings(self.recipe.stages[stage]) if self.recipe.stages else self.recipe.rl
-        self.model_dir, self.step = Path(model), 0
+        self.model_dir, self.step = get_model(str(model)), 0
         self._reporter = reporter or Reporter()
         self._sampled: list[Trajectory] = []
         self._groups = 0  # groups sampled since the last update

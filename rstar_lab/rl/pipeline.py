@@ -22,7 +22,8 @@ from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_ha
 from rstar_lab.rl.methods import Opd
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.lora import attach_lora
-from rstar_lab.rl.models.model import build_tiny, check_exists, load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.sources import get_model, origin_entry
 from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
@@ -62,7 +63,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
     if recipe.sft is None:
         if recipe.model == "tiny":
             raise RecipeError("recipe: model `tiny` has random weights and requires an sft section")
-        return Path(recipe.model), Path(recipe.model)
+        return (get_model(recipe.model),) * 2
     with open_run(session, "sft", "train", SFT_KEYS) as writer:
         base, after = writer.run_dir / "base", writer.run_dir / "sft" / "model"
         if sft_finished(writer.run_dir):
@@ -172,7 +173,7 @@ def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None
     if recipe.model != "tiny":
         load_tokenizer(recipe.model)  # only to raise its errors, which name the folder
         if not folder.exists():
-            folder.symlink_to(Path(recipe.model).resolve())
+            folder.symlink_to(get_model(recipe.model).resolve())
         return
     # Segments are encoded separately, so the tokenizer must not merge across their borders.
     texts = [text for segments in dataset[:4000] for text, _ in segments]
@@ -338,7 +339,7 @@ async def evaluate_model(
             )
         if info["status"] == "finished":
             return info["result"]
-    extra = {"model": str(model_dir), "identity": identity}
+    extra = {"model": str(model_dir), "identity": identity} | origin_entry(model_dir)
     with open_run(session, suffix, "evaluate", ("evaluate",), parent=parent, extra=extra) as writer:
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
@@ -386,7 +387,7 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
     Returns the folder of each model under `model_<name>`, and the result of each evaluation under `<name>/<set>`.
     """
     if recipe.model != "tiny":
-        check_exists(Path(recipe.model))  # before data for SFT is made
+        get_model(recipe.model)  # before data for SFT is made
     async with RunSession.open(recipe, reporter) as session:
         if stages:
             check_problem_files(session)

@@ -20,6 +20,7 @@ from rstar_lab.rl.engines.devices import VARIABLES
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import load_environments, make_environments
+from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, load_problems, without_copies
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
@@ -299,12 +300,16 @@ def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[st
     """Return the writer of the run `<recipe>-<suffix>`; an existing run is continued.
 
     same_keys: recipe keys that must be the same as in the existing run. details: further arguments of `RunWriter.open`.
-    Raises RecipeError if one of these keys differs, or if the source code of a function that the recipe names has changed.
+    Raises RecipeError if one of these keys, the revision of a model by name, or the source code of a function that the
+    recipe names differs.
     """
     recipe = session.recipe.model_dump(mode="json")
     sources = {key: f"{name}@{source_hash(name, key)}" for key, name in session.recipe.functions.items()}
     if sources:
         details["extra"] = (details.get("extra") or {}) | {"functions": sources}
+    model = session.recipe.model
+    origin = origin_entry(get_model(model)) if kind == "train" and (is_named(model) or Path(model).is_dir()) else {}
+    details["extra"] = origin | (details.get("extra") or {})
     folder = session.runs_dir / session.run_id(suffix)
     if (folder / "run.json").exists():
         # Validation fills in the defaults of keys that are newer than the run.
@@ -323,6 +328,13 @@ def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[st
                 raise RecipeError(
                     f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
                 )
+        if is_named(model) and (old_origin := (info.get("extra") or {}).get("model_origin")) not in (
+            None, new := origin.get("model_origin")
+        ):  # fmt: skip
+            raise RecipeError(
+                f"run {folder} was made with another version of model {model} ({old_origin} then, {new} now): choose "
+                "--set name=..., another --runs-dir, or model=ORG/NAME@REVISION"
+            )
         old_sources = (info.get("extra") or {}).get("functions") or {}
         for key, source in sources.items():
             if old_sources.get(key, source) != source:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rstar_lab.errors import UserError
 from rstar_lab.rl.models.lora import ADAPTER, full_state, has_lora, save_adapter
-from rstar_lab.rl.models.model_folder import check_readable, download_hint
+from rstar_lab.rl.models.model_folder import check_readable
+from rstar_lab.rl.models.sources import ModelError, get_model
 from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import control_tokens
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 _INDEX = "model.safetensors.index.json"  # index of weights that are stored in several files
-
-
-class ModelError(UserError):
-    """A model folder is missing, incomplete or broken. The message names the folder and the problem."""
 
 
 def build_tiny(
@@ -68,15 +64,15 @@ def build_tiny(
 def load_model(
     folder: str | Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False, **options: Any
 ) -> "PreTrainedModel":
-    """Load a causal language model from a local folder. dtype: None keeps the dtype of the folder. options: passed to
-    from_pretrained.
+    """Load a causal language model from a folder, or by name (`sources.get_model`). dtype: None keeps the dtype of the
+    folder. options: passed to from_pretrained.
 
     Raises ModelError if the folder is missing or broken, the weights are not in safetensors format, or tensors are missing.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    folder = _check(Path(folder), trust_remote_code)
+    folder = _check(get_model(str(folder)), trust_remote_code)
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -105,7 +101,7 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
     """Load the tokenizer of a model folder. Raises ModelError if it is missing or broken."""
     from transformers import AutoTokenizer
 
-    folder = check_exists(Path(folder))
+    folder = get_model(str(folder))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json): save the tokenizer in the folder")
     try:
@@ -155,16 +151,6 @@ def export_chat_template(folder: Path, prompt_format: PromptFormat = "paper") ->
     path.write_text(text)
 
 
-def check_exists(folder: Path) -> Path:
-    """Return the folder of a model. Raises ModelError if it does not exist."""
-    if not folder.is_dir():
-        raise ModelError(
-            f"model folder {folder} does not exist: give a folder in Hugging Face format, or `tiny` in a recipe"
-            f"{download_hint(folder)}"
-        )
-    return folder
-
-
 def has_bf16(device: torch.device) -> bool:
     """Return whether matrix products in bf16 are faster than in float32."""
     if device.type == "cuda":
@@ -173,7 +159,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def _check(folder: Path, trust_remote_code: bool) -> Path:
-    path = check_exists(folder) / "config.json"
+    path = folder / "config.json"
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:

@@ -1,18 +1,19 @@
 """Model folders: find the folder of a model, and check its files."""
 
 import json
-import re
 from pathlib import Path
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.models.sources import get_model, is_named
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.runs.reader import RunReader
 
 
 def model_folder(model: str, runs_dir: Path) -> Path:
-    """Return the folder of `model`: a model folder, or a run (its folder, or its id in `runs_dir`), whose last model is used.
+    """Return the folder of `model`: a model folder, a run (its folder, or its id in `runs_dir`), whose last model is used,
+    or a model by name (`sources.get_model`).
 
-    Raises UserError if it is neither, or if the run has no finished model.
+    Raises UserError if it is none of them, or if the run has no finished model.
     """
     if (Path(model) / "config.json").exists():
         return Path(model)
@@ -23,15 +24,11 @@ def model_folder(model: str, runs_dir: Path) -> Path:
         if (run / "sft" / "model" / "config.json").exists():
             return run / "sft" / "model"
         raise UserError(f"run {run} has no finished model yet")
-    raise UserError(f"model {model}: neither a folder with a config.json nor a run in {runs_dir}{download_hint(model)}")
-
-
-def download_hint(model: str | Path) -> str:
-    """Return how to download a model, for an error, if the text looks like its name on the Hugging Face Hub."""
-    name = str(model)
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
-        return ""
-    return f"; to download it: `hf download {name} --local-dir models/{name.partition('/')[2]}`, then give that folder"
+    if is_named(model):
+        return get_model(model)
+    raise UserError(
+        f"model {model}: neither a folder with a config.json, nor a run in {runs_dir}, nor ORG/NAME on the Hugging Face Hub"
+    )
 
 
 def check_readable(folder: Path) -> None:
@@ -53,5 +50,5 @@ def starting_model(recipe: Recipe, runs_dir: Path) -> Path:
     """Return the folder of the model that the recipe's RL starts from: the model after SFT, or without SFT the recipe's
     model. It may not exist yet."""
     if recipe.sft is None:
-        return Path(recipe.model).absolute()
+        return get_model(recipe.model).absolute() if is_named(recipe.model) else Path(recipe.model).absolute()
     return (runs_dir / f"{recipe.name}-sft" / "sft" / "model").absolute()

@@ -1,10 +1,12 @@
 """The shape of a decoder model, read from its config.json or known by name."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.models.sources import ModelError, get_model, is_named
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,17 @@ KNOWN = {
 
 
 def architecture_of(model: str) -> Architecture | None:
-    """Return the shape from the folder's config.json, or by name; None if neither exists.
+    """Return the shape from the folder's config.json, or by name; None if neither exists. Of a model on the Hub,
+    config.json is downloaded.
 
     Raises UserError for a config.json without the keys of a decoder.
     """
     path = Path(model) / "config.json"
+    if is_named(model):
+        with contextlib.suppress(ModelError):
+            path = get_model(model, weights=False) / "config.json"
     if not path.is_file():
-        return KNOWN.get(Path(model).name.removesuffix("-Base").removesuffix("-Instruct"))
+        return KNOWN.get(Path(model).name.partition("@")[0].removesuffix("-Base").removesuffix("-Instruct"))
     try:
         config = json.loads(path.read_text())
         config = config.get("text_config", config)

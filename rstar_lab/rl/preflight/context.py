@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rstar_lab.hardware.profiles import Profile
+from rstar_lab.rl.models.sources import get_model, is_named
 from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
 from rstar_lab.rl.recipe import Recipe
 
@@ -23,11 +25,20 @@ class Warn(Exception):
 
 @dataclass(frozen=True)
 class CheckContext:
-    """The inputs of a check. verl_overrides: keys of verl's own configuration."""
+    """The inputs of a check. verl_overrides: keys of verl's own configuration. model_name: the recipe's model before paths are
+    resolved against the profile's storage."""
 
     recipe: Recipe
     profile: Profile
     verl_overrides: Mapping[str, Any]
+    model_name: str = ""
+
+    @property
+    def model_dir(self) -> Path:
+        """The folder of the model, which may not exist. For a model on the Hub: of its configuration and tokenizer. Raises
+        UserError if a model by name cannot be found."""
+        model = self.recipe.model
+        return get_model(model, weights=False) if is_named(model) else Path(model)
 
     @property
     def architecture(self) -> Architecture:

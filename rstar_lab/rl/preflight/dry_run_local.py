@@ -11,6 +11,7 @@ from torch import Tensor
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models import gpu
 from rstar_lab.rl.models.lora import attach_lora
+from rstar_lab.rl.models.sources import get_model
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import KNOWN, Architecture
 from rstar_lab.rl.preflight.dry_run_fake import fake_tensors, replaced
@@ -31,7 +32,7 @@ def model_config(model: str, shape: Architecture) -> Any:
     from transformers import AutoConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
     if shape not in KNOWN.values():
-        return AutoConfig.from_pretrained(model, local_files_only=True)
+        return AutoConfig.from_pretrained(get_model(model, weights=False), local_files_only=True)
     sizes = {
         "vocab_size": shape.vocabulary, "hidden_size": shape.hidden, "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,

@@ -2,10 +2,10 @@
 
 from importlib import metadata
 from operator import attrgetter
-from pathlib import Path
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.model_folder import starting_model
+from rstar_lab.rl.models.sources import ModelError, download_command, hub_name, is_named
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.recipe import Recipe, SftConfig
 from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
@@ -49,7 +49,7 @@ def unread_keys(context: CheckContext) -> str:
     from rstar_lab.rl.verl.unsupported import unsupported_options, unsupported_sft_options
 
     recipe, default = context.recipe, Recipe(model=context.recipe.model)
-    has_model = starting_model(recipe, recipe.runs).exists()  # both trainers can run this SFT
+    has_model = recipe.sft is None or starting_model(recipe, recipe.runs).exists()  # both trainers can run this SFT
     if refused := unsupported_options(recipe) + ([] if has_model else unsupported_sft_options(recipe)):
         raise UserError(f"not supported under verl: {'; '.join(refused)}")
     ignored = [
@@ -80,7 +80,7 @@ def verl_configuration(context: CheckContext) -> str:
     if not recipe.stages and recipe.sft is None:
         raise UserError("the recipe has neither an SFT nor a stage")
     for settings in stages_of(recipe, recipe.runs.absolute()):
-        overrides = config.overrides(settings, context.profile, Path(recipe.model), context.verl_overrides)
+        overrides = config.overrides(settings, context.profile, context.model_dir, context.verl_overrides)
         composed = config.compose(overrides)
     if recipe.sft is not None:
         run_dir = recipe.runs.absolute() / f"{recipe.name}-sft"
@@ -101,9 +101,12 @@ def token_contract(context: CheckContext) -> str:
     from rstar_lab.rl.renderers.model import ModelRenderer
     from rstar_lab.tool_calls import parse_tool_calls
 
-    folder = Path(context.recipe.model)
     if context.recipe.model == "tiny":
         raise NotNeeded("the run trains its own tokenizer")
+    try:
+        folder = context.model_dir
+    except ModelError:
+        raise Skip("the check `model` says why the model cannot be read") from None
     if not (folder / "tokenizer_config.json").is_file():
         raise Skip(f"the tokenizer of {context.recipe.model} is not on this machine")
     from rstar_lab.rl.models.model import load_tokenizer
@@ -152,12 +155,16 @@ def model(context: CheckContext) -> str:
     name = context.recipe.model
     if name == "tiny":
         return "tiny: built by the run"
-    folder = Path(name)
+    folder = context.model_dir
     if not (folder / "config.json").is_file():
+        how = f"; to get it: `{command}`" if (command := download_command(context.model_name, folder)) else ""
         raise UserError(
             f"model {name}: no folder with a config.json; put the model there (profile storage.models: "
-            f"{context.profile.storage.models}) or set model=FOLDER"
+            f"{context.profile.storage.models}) or set model=FOLDER{how}"
         )
+    if hub_name(name) and is_named(name):
+        size = context.architecture.parameters / 1e9
+        return f"{name}: {size:.3g}B parameters; the run downloads the weights if the cache lacks them"
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise UserError(f"model {name}: the folder has no weights (*.safetensors)")
     return f"{name}: {context.architecture.parameters / 1e9:.3g}B parameters"

@@ -77,7 +77,7 @@ def preflight(
         yield Finding("profile", Status.FAIL, str(profile_error))
         return
     yield Finding("profile", Status.PASS, f"{machine_profile.name}: {machine_profile.description}")
-    context = CheckContext(loaded, machine_profile, own)
+    context = CheckContext(loaded, machine_profile, own, load_recipe(recipe, ours).model)
     for name, check in CHECKS.items():
         try:
             result = check(context)
