@@ -33,3 +33,5 @@ def run_parts(recipe: "Recipe", as_json: bool, *, stages: bool, evaluations: boo
     for name, path in result.items():
         if name.startswith("model_"):
             print(f"{name.removeprefix('model_')} model: {path}")
+    if "nothing_learnt" in result:
+        print(result["nothing_learnt"])

@@ -19,6 +19,7 @@ from rstar_lab.rl.pipeline import evaluate_model
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.problems import Problem, parse_fields, without_copies
 from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
+from rstar_lab.rl.rollout.first_look import first_remedy, rollout_line
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 
@@ -79,10 +80,13 @@ async def evaluate_command(
         run = session.runs_dir / session.run_id(run_suffix)
     rows = RunReader(run).read("trajectories").to_pylist()
     result, table = summarise_usable(rows), per_problem(usable_rows(rows))
+    seconds = sum(line.get("generate_s") or 0.0 for line in RunReader(run).metrics())
+    if seconds:  # runs of older versions have none
+        result["generated_tokens_per_s"] = sum(row["model_tokens"] for row in rows) / seconds
     for row in table:
         reporter.emit("problem", **row)
     if not reporter.as_json:
-        print_result(result, table, run, reporter)
+        print_result(result, table, run, reporter, tools=bool(recipe.rl.tools))
     return result | {"run": str(run), "model": identity}
 
 
@@ -158,8 +162,10 @@ async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Pa
     return folder, identities[0]
 
 
-def print_result(result: dict[str, Any], table: Sequence[dict[str, Any]], run: Path, reporter: Reporter) -> None:
-    """Print the table of problems and the result with its intervals."""
+def print_result(
+    result: dict[str, Any], table: Sequence[dict[str, Any]], run: Path, reporter: Reporter, *, tools: bool
+) -> None:
+    """Print the table of problems and the result with its intervals. tools: whether the rollouts had tools."""
     k = result["samples"]
     printed = Table(
         "problem", f"correct of {k}", "majority", "truth", "tokens", "calls", "errors", title_justify="left"
@@ -187,4 +193,9 @@ def print_result(result: dict[str, Any], table: Sequence[dict[str, Any]], run: P
     reporter.print_line(f"{'truncated':18}{format_interval(intervals['truncated'])}")
     if failed := result.get("environment_failures"):
         reporter.print_line(f"{failed} rollouts are left out because their environment failed; the log names the cause")
+    shares = result | {"rollouts": result["n"], "correct": result["pass1"][0]}
+    speed = f"; {result['generated_tokens_per_s']:.0f} tokens/s" if "generated_tokens_per_s" in result else ""
+    reporter.print_line(f"{rollout_line(shares, tools=tools)}{speed}")
+    if shares["correct"] in (0.0, 1.0):
+        reporter.print_line(f"To train on such problems, first: {first_remedy(shares, tools=tools)}")
     reporter.print_line(f"{result['problems']} problems x {k} samples\nrun {run}")

@@ -4,6 +4,7 @@ Rollouts are committed to the run store in chunks of whole problems. An interrup
 generates only the missing ones.
 """
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -95,8 +96,9 @@ def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the result of an evaluation from its trajectory rows. Intervals are [value, low, high], see `estimates`.
 
-    pass1: avg@k. pass_at: pass@k for the powers of two up to the number of samples. intervals: intervals of
-    response_tokens, calls, error_rate and truncated. With one problem, low and high are None.
+    pass1: avg@k. used_tool, answered: share of rollouts with a tool call, and with an answer in the asked format. pass_at:
+    pass@k for the powers of two up to the number of samples. intervals: intervals of response_tokens, calls, error_rate
+    and truncated. With one problem, low and high are None.
     """
     table = per_problem(rows)
     samples = min(row["samples"] for row in table)
@@ -127,6 +129,8 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "error_rate": errors / calls if calls else None,
         "error_rate_correct": sum(row["errors"] for row in correct) / correct_calls if correct_calls else None,
         "truncated": float(np.mean([row["truncated"] for row in rows])),
+        "used_tool": float(np.mean([row["calls"] > 0 for row in rows])),
+        "answered": float(np.mean([row["answer"] is not None for row in rows])),
         "pass_at": {str(2**i): pass_interval(2**i) for i in range(samples.bit_length())},
         "intervals": {name: interval for name, interval in intervals.items() if interval},
     }
@@ -236,13 +240,15 @@ async def store_evaluation(
     ]
     finished = sum(len(chunk) for chunk in chunks[:first])
     progress(finished, len(problems))
-    number = first
+    number, since = first, time.monotonic()
     async for trajectories in generate(missing):
         for trajectory in trajectories:
             _check_usable(trajectory)
         number += 1
         rows = step_rows(trajectories, {}, "all")
-        writer.write_step("evaluate", number, **rows, metrics=rollout_metrics(trajectories))
+        metrics = rollout_metrics(trajectories) | {"generate_s": time.monotonic() - since}
+        writer.write_step("evaluate", number, **rows, metrics=metrics)
+        since = time.monotonic()
         finished += len(chunks[number - 1])
         progress(finished, len(problems))
     stored = RunReader(writer.run_dir).read("trajectories").to_pylist()

@@ -32,6 +32,7 @@ from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
+from rstar_lab.rl.rollout.first_look import first_step_line
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
@@ -233,6 +234,10 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                 teacher = await stack.enter_async_context(open_teacher(recipe.engine.teacher_url, tokenizer, longest))
 
             def on_step(metrics: dict[str, Any]) -> None:
+                if "generate_gb" in metrics:  # the first step of this process
+                    line = first_step_line(metrics, tools=bool(tools), steps=total - metrics["step"])
+                    reporter.print_line(line)
+                    reporter.emit("first_step", line=line)
                 work.update(metrics["step"], step_line(metrics), **metrics)
                 sample = sample_rollouts(writer.run_dir, metrics["step"]) if recipe.log_to else []
                 log(metrics["step"], metrics, sample)
@@ -384,7 +389,8 @@ def check_problem_files(session: RunSession) -> None:
 async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:
     """Run the SFT of a recipe, its RL stages if `stages`, and its evaluations if `evaluations`.
 
-    Returns the folder of each model under `model_<name>`, and the result of each evaluation under `<name>/<set>`.
+    Returns the folder of each model under `model_<name>`, the result of each evaluation under `<name>/<set>`, and if RL had
+    nothing to learn from, the reason under `nothing_learnt`.
     """
     if recipe.model != "tiny":
         get_model(recipe.model)  # before data for SFT is made
@@ -404,6 +410,9 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
                 models[name] = stage_model(run_dir, row["stage"])
                 parents[name] = {"run": run_dir.name, "step": row["last_step"]}
         results: dict[str, Any] = {f"model_{name}": str(path) for name, path in models.items()}
+        if "rl" in models:
+            outcome = RunReader(recipe.runs / session.run_id("rl")).info.get("result") or {}
+            results |= {key: outcome[key] for key in outcome.keys() & {"nothing_learnt"}}
         if evaluations:
             for name, path in models.items():
                 for held_out, problems in session.held_out.items():

@@ -81,7 +81,7 @@ def run_update(recipe: Recipe, rl: RlSection, shape: Architecture, rows: int, wi
     """Run one update of one micro-batch of `rows` rollouts of `width` tokens."""
     batch = rollouts(rows, width)
     rl = rl.model_copy(update={"mini_batches": 1})
-    (micro,) = log_probs_module.micro_batches(batch, rows * width, torch.device("meta"), share=False)
+    (micro,) = log_probs_module.micro_batches(batch, rows * width, torch.device("meta"), shared_width=0)
     counts = {tuple(micro.mask_BT.shape): sum(t.model_tokens for t in batch)}
     bf16 = update_module.uses_bf16(rl, torch.device("cuda"))
     with ExitStack() as stack:

@@ -92,8 +92,9 @@ class RlSection(Section):
     """Train adapters only. Checkpoints contain the merged model and, in `adapter/`, the adapters alone. Cannot differ between
     stages. Default: all weights are trained."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 on
-    a GPU if the engine has `dtype: bfloat16`, else fp32. Default: our choice."""
+    """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 if
+    the engine has `dtype: bfloat16` and the device is a GPU or a CPU that is faster in bf16, else fp32. Default: our
+    choice."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more computation."""
     fp32_head: bool = False

@@ -24,7 +24,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     `metrics/<name>`: mean of a user's metric over the rollouts that have it, or the value of a user's function of all
     rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of
     rollouts whose answer equals the true answer as text, but whose reward is not above 0. `control_tokens`: share of
-    rollouts in which the model wrote a misplaced control token. own: names of user functions,
+    rollouts in which the model wrote a misplaced control token. `used_tool`, `answered`: share of rollouts with a tool call, and
+    with an answer in the asked format. own: names of user functions,
     `module:name` (recipe key `rl.metrics`).
     """
     correct = [t for t in trajectories if t.reward > 0]
@@ -48,6 +49,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
         "turns": mean([len(t.turns) for t in trajectories]),
         "calls": mean([len(t.calls) for t in trajectories]),
         "truncated": mean([t.truncated for t in trajectories]),
+        "used_tool": mean([bool(t.calls) for t in trajectories]),
         "answered": mean([t.answer is not None for t in trajectories]),
         "correct_unrewarded": mean(
             [t.reward <= 0 and (t.answer or "").strip() == t.truth.strip() for t in trajectories]

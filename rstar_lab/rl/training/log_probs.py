@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**26, 2**28  # maximum number of logits in memory at once
 # Responses to one prompt share a row of at most this many tokens, which holds the prompt once. In longer rows, attention to
-# masked tokens costs more than the saved prompts.
+# masked tokens costs more than the saved prompts. On a CPU, larger models have wider rows (`worthwhile_width`).
 SHARED_WIDTH = 256
 # A micro-batch with this many tokens keeps the device busy, so it may end before a shorter row to limit its share of padding.
 ENOUGH_TOKENS, MAX_PADDING = 4096, 0.05
@@ -75,7 +75,7 @@ def micro_batches(
     max_tokens: int,
     device: torch.device,
     *,
-    share: bool = True,
+    shared_width: float = SHARED_WIDTH,
     also_scored: Sequence[np.ndarray] | None = None,
     ranks: Ranks = SINGLE_RANK,
 ) -> Iterator[MicroBatch]:
@@ -83,10 +83,13 @@ def micro_batches(
 
     max_tokens: tokens per micro-batch, including padding; a micro-batch has at least one row. With ENOUGH_TOKENS it ends
     before a row that would raise its share of padding above MAX_PADDING. ranks: only the rows of this rank are yielded.
-    share: process a prompt once for all its responses. Exact, because the states of a prompt do not depend on what
-    follows, and the gradients of all responses flow into them. also_scored: True on tokens that are scored besides those of
+    shared_width: rows of at most this many tokens process a prompt once for several responses. Exact, because the states of
+    a prompt do not depend on what follows, and the gradients of all responses flow into them. 0: each response has its own
+    row. also_scored: True on tokens that are scored besides those of
     the model, (response length,) per rollout.
     """
+    if device.type == "cpu":
+        max_tokens = min(max_tokens, CPU_TOKENS)
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for i, t in enumerate(batch):
         by_prompt.setdefault(tuple(t.prompt_ids), []).append(i)
@@ -96,16 +99,14 @@ def micro_batches(
         width = 0
         for i in sorted(members, key=lambda i: (-len(batch[i].response_ids), i)):
             wider = width + len(batch[i].response_ids)
-            if row and (not share or wider > min(SHARED_WIDTH, max_tokens)):
+            if row and wider > min(shared_width, max_tokens):
                 rows.append((width, row))
                 row, wider = [], len(prompt) + len(batch[i].response_ids)
             row.append(i)
             width = wider if len(row) > 1 else len(prompt) + len(batch[i].response_ids)
         rows.append((width, row))
     rows = sorted(rows, key=lambda one: (-one[0], one[1]))[ranks.rank :: ranks.size]
-    enough = ENOUGH_TOKENS
-    if device.type == "cpu":
-        enough, max_tokens = CPU_TOKENS // 2, min(max_tokens, CPU_TOKENS)
+    enough = CPU_TOKENS // 2 if device.type == "cpu" else ENOUGH_TOKENS
     start = 0
     while start < len(rows):
         widest = rows[start][0]
@@ -117,6 +118,22 @@ def micro_batches(
             end += 1
         yield _micro_batch(batch, [row for _, row in rows[start:end]], widest, device, also_scored)
         start = end
+
+
+def worthwhile_width(model: "PreTrainedModel") -> int:
+    """Return the widest row, in tokens, in which sharing a prompt saves time.
+
+    A token costs a product with each weight of a layer; a masked pair of tokens costs two products of the width of the
+    queries. The more weights a layer has for this width, the more masked pairs a saved prompt is worth.
+    """
+    if gpu.is_gpu(model.device):
+        return SHARED_WIDTH
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    queries = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    embeddings = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
+    weights = sum(weight.numel() for weight in model.parameters() if id(weight) not in embeddings)
+    return max(SHARED_WIDTH, weights // config.num_hidden_layers // (8 * queries))
 
 
 def _micro_batch(

@@ -41,7 +41,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _BUCKET_BATCHES = 50
-_LOGITS_AT_ONCE = 2**26
+_LOGITS_AT_ONCE, _CPU_LOGITS_AT_ONCE = 2**26, 2**25
+# On a CPU, a micro-batch has at most _CPU_TOKENS tokens, and fewer if their activations take more than _CPU_ACTIVATIONS.
+# More are not faster, and the machine's memory is also that of engines and sandbox.
+_CPU_TOKENS, _CPU_ACTIVATIONS = 2048, 2 * 2**30
+_EAGER_TOKENS = 512  # longest conversation for which a matrix of tokens x tokens per head fits into memory
 _WIDTH_MULTIPLE = 16
 _TARGETS_MULTIPLE = 64
 _IGNORED = -100
@@ -128,10 +132,11 @@ def _train(
     optimizers = _optimizers(model, config, ranks)
     history = _resume(out_dir, key, model, optimizers)
     steps = steps_of(examples, config)
-    bf16 = config.precision == "bf16" or (config.precision == "auto" and has_bf16(model.device))
+    bf16 = ranks.share(config.precision == "bf16" or (config.precision == "auto" and has_bf16(model.device)))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.train()
-    if model.device.type == "cpu" and bf16:
+    on_cpu, longest = model.device.type == "cpu", max(len(example.ids) for example in examples)
+    if on_cpu and bf16 and not config.packing and longest <= _EAGER_TOKENS:
         model.set_attn_implementation("eager")  # its matrix products run in bf16; SDPA's CPU kernel is slower in bf16
     if gpu.is_gpu(model.device) and bf16:
         gpu.use_bf16_stream(model)
@@ -141,6 +146,8 @@ def _train(
         packs = forward_path(model).packs
     if config.packing and not packs:
         config = config.model_copy(update={"packing": False})
+    if on_cpu:
+        config = config.model_copy(update={"micro_batch_tokens": min(config.micro_batch_tokens, _cpu_tokens(model))})
     for step, batch in iterate_batches(examples, config, range(len(history) + 1, steps + 1)):
         targets = sum(sum(example.mask) for example in batch)
         loss_sum = torch.zeros((), device=model.device)
@@ -160,7 +167,7 @@ def _train(
                 group["lr"] = group["initial_lr"] * scale
             optimizer.step()
         model.zero_grad(set_to_none=True)
-        if step % _RELEASE_EVERY == 0 and model.device.type == "cpu":
+        if step % _RELEASE_EVERY == 0 and on_cpu:
             release_free_heap()
         line = {
             "step": step,
@@ -241,7 +248,8 @@ def rows_loss(model: "PreTrainedModel", rows: SftRows) -> Tensor:
     def nll(states: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(path.logits(model, states), targets, ignore_index=_IGNORED, reduction="sum")
 
-    chunk = max(1, _LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
+    at_once = _CPU_LOGITS_AT_ONCE if device.type == "cpu" else _LOGITS_AT_ONCE
+    chunk = max(1, at_once // model.config.get_text_config().vocab_size)
     if len(targets_N) <= chunk:
         return nll(states_NH, targets_N)
     pieces = zip(states_NH.split(chunk), targets_N.split(chunk), strict=True)
@@ -285,6 +293,13 @@ def _micro_batches(batch: list[Example], config: SftConfig) -> Iterator[list[Exa
         rows = wider
     if rows:
         yield rows
+
+
+def _cpu_tokens(model: "PreTrainedModel") -> int:
+    """Return the largest number of tokens of a micro-batch on a CPU, from the memory of the activations of a token."""
+    config = model.config.get_text_config()
+    # A layer keeps about 20 values per hidden unit in float32 for the backward pass (measured: 19 for SmolLM2-135M).
+    return min(_CPU_TOKENS, max(1, _CPU_ACTIVATIONS // (config.num_hidden_layers * config.hidden_size * 20 * 4)))
 
 
 def lr_scale(step: int, steps: int, config: SftConfig) -> float:

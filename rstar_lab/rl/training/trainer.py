@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rstar_lab.hardware.memory import PeakMemory
 from rstar_lab.rl.algorithm.selection import Selection, problems_to_retire, solved_groups
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
@@ -24,6 +25,7 @@ from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.checks import check_rollouts, check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
+from rstar_lab.rl.rollout.first_look import nothing_learnt
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.seeds import step_seed
@@ -36,7 +38,7 @@ from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
 from rstar_lab.rl.training.staleness import stale_tokens
 from rstar_lab.rl.training.teacher import Teacher
-from rstar_lab.rl.training.update import Learner, UpdateResult
+from rstar_lab.rl.training.update import Learner, UpdateResult, with_cpu_precision
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
@@ -79,13 +81,15 @@ class Trainer:
         self.state = TrainerState()
         self.rollouts = RolloutSource(recipe, writer.run_dir.name, engines, self.context, self.load_weights)
         self.correction_limit = CorrectionLimit()
+        self.first = True  # whether the next step is the first of this process
 
     # The algorithm
 
     async def step(self, stage: str, rl: RlSection, pool: Sequence[Problem]) -> dict[str, Any]:
         """Run one step of GRPO-RoC and return its metrics."""
         step = self.state.step + 1
-        seed, timer, source = step_seed(self.recipe.seed, step), PhaseTimer(), self.rollouts
+        seed, source = step_seed(self.recipe.seed, step), self.rollouts
+        timer, self.first = PhaseTimer(memory=self.first), False
         busy_s = self.engines.clock.seconds()
         with timer("generate_s"):
             await check_tools(self.tools, seed)
@@ -130,13 +134,16 @@ class Trainer:
         with timer("store_s"):
             rows = step_rows(generated + rollouts.dropped, training_labels(selection, update), rl.token_arrays)
         metrics |= timer.seconds | {"step_s": timer.total()}
+        # Streams generate during the whole step.
+        generating_s = timer.total() if source.stream is not None else timer.seconds["generate_s"]
+        metrics["generated_tokens_per_s"] = sum(t.model_tokens for t in generated) / generating_s
         if not rl.sync.lockstep:  # per engine; the rest of step_s is the idle time of the generator
             metrics["engine_busy_s"] = (self.engines.clock.seconds() - busy_s) / len(self.engines.engines)
         self.writer.write_step(stage, step, **rows, metrics=metrics)
         self.state.step, self.state.stage_step = step, self.state.stage_step + 1
         if source.stream is not None:
             self.state.carried = [group.ledger_entry for group in source.stream.open]
-        return {"stage": stage, "step": step} | metrics
+        return {"stage": stage, "step": step} | metrics | timer.memory_gb
 
     async def update(self, selection: Selection, rl: RlSection, lr_scale: float, seed: int) -> UpdateResult:
         """Update the policy. In the modes one_step_off and async, the rollouts in flight continue meanwhile."""
@@ -182,11 +189,14 @@ class Trainer:
                 await self.rollouts.drop_carried()
             await self.run_stage(stages[number], base if number == 0 else None)
         self.learner.dismiss()
-        self.writer.finish("finished", result={"stages": stage_table(self.recipe, self.writer.run_dir)})
+        result: dict[str, Any] = {"stages": stage_table(self.recipe, self.writer.run_dir)}
+        if reason := nothing_learnt(RunReader(self.writer.run_dir).metrics(), tools=bool(self.tools)):
+            result["nothing_learnt"] = reason
+        self.writer.finish("finished", result=result)
 
     async def run_stage(self, stage: Stage, base: "PreTrainedModel | None") -> None:
         """Train the remaining steps of a stage. base: reference model of the first stage, if it has a KL term."""
-        rl, state = self.recipe.settings(stage), self.state
+        rl, state = with_cpu_precision(self.recipe.settings(stage), self.learner.device), self.state
         pool = await self.problem_pool(stage, rl)
         if state.carried and not self.rollouts.carried:
             self.rollouts.carried = self.rollouts.restart_carried(self.problems[stage.name], rl)
@@ -246,20 +256,27 @@ def frozen_copy(model: "PreTrainedModel") -> "PreTrainedModel":
 
 
 class PhaseTimer:
-    """Measures the seconds of the phases of a step: `with timer("name"): ...`."""
+    """Measures the seconds of the phases of a step, `with timer("name_s"): ...`, and with `memory` the peak memory of this
+    process and its descendants in each, as `name_gb` in 10^9 bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, memory: bool = False) -> None:
         self.seconds: dict[str, float] = {}
-        self._start = time.monotonic()
+        self.memory_gb: dict[str, float] = {}
+        self._measure_memory, self._start = memory, time.monotonic()
 
     def __call__(self, name: str) -> "PhaseTimer":
         self._name, self._since = name, time.monotonic()
         return self
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        if self._measure_memory:
+            self._memory = PeakMemory().__enter__()
 
     def __exit__(self, *error: object) -> None:
         self.seconds[self._name] = time.monotonic() - self._since
+        if self._measure_memory:
+            self._memory.__exit__(None, None, None)
+            self.memory_gb[self._name.removesuffix("_s") + "_gb"] = self._memory.gb
 
     def total(self) -> float:
         return time.monotonic() - self._start

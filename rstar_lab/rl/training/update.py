@@ -22,15 +22,16 @@ from rstar_lab.rl.algorithm.streams import Streams, trained_mask, trained_tokens
 from rstar_lab.rl.models import gpu
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora
+from rstar_lab.rl.models.model import has_bf16
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
 from rstar_lab.rl.training.log_probs import (
-    SHARED_WIDTH,
     MicroBatch,
     log_probs_and_entropy,
     micro_batches,
     token_statistics,
+    worthwhile_width,
 )
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -161,7 +162,7 @@ class Learner:
             batch,
             rl.micro_batch_tokens,
             self.device,
-            share=forward_path(self.model).shared_width >= SHARED_WIDTH,
+            shared_width=min(forward_path(self.model).shared_width, worthwhile_width(self.model)),
             also_scored=also_scored,
             ranks=self.ranks,
         )
@@ -226,6 +227,16 @@ def autocast(rl: RlSection, device: torch.device) -> AbstractContextManager[Any]
 def uses_bf16(rl: RlSection, device: torch.device) -> bool:
     """Return whether the matrix products of the update run in bf16. rl: settings of a stage (`Recipe.settings`)."""
     return rl.precision == "bf16" or (rl.precision == "auto" and device.type == "cuda")
+
+
+def with_cpu_precision(rl: RlSection, device: torch.device) -> RlSection:
+    """Return the settings of a stage with `precision: auto` resolved for a CPU: bf16 if it is measured to be faster.
+
+    rl: settings of a stage (`Recipe.settings`), in which `auto` is left for engines in bfloat16 only.
+    """
+    if rl.precision != "auto" or gpu.is_gpu(device):
+        return rl
+    return rl.model_copy(update={"precision": "bf16" if has_bf16(device) else "fp32"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.trajectories import BATCH, trajectory
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
 from rstar_lab.rl.algorithm.config import LossConfig
@@ -20,7 +21,13 @@ from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training import log_probs as policy
 from rstar_lab.rl.training.data_parallel import Ranks
-from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.training.log_probs import (
+    CPU_TOKENS,
+    SHARED_WIDTH,
+    log_probs_and_entropy,
+    micro_batches,
+    worthwhile_width,
+)
 from rstar_lab.rl.training.passes import LocalPasses
 from rstar_lab.rl.training.update import Batch, Learner, micro_batch_loss
 from rstar_lab.rl.trajectory import Trajectory, Turn
@@ -200,7 +207,7 @@ def test_a_batch_without_model_tokens_gives_zeros(model):
 @pytest.mark.slow
 def test_a_prompt_is_processed_once_for_all_its_responses(model):
     shared = [replace(t, prompt_ids=BATCH[i // 3].prompt_ids) for i, t in enumerate(BATCH)]
-    (alone,) = micro_batches(shared, 10_000, torch.device("cpu"), share=False)
+    (alone,) = micro_batches(shared, 10_000, torch.device("cpu"), shared_width=0)
     (together,) = micro_batches(shared, 10_000, torch.device("cpu"))
     assert alone.row_ids_RW.shape[0] == 6 and alone.attention_R1WW is None
     assert together.row_ids_RW.shape[0] == 2 and together.row_ids_RW.numel() < alone.row_ids_RW.numel()
@@ -225,7 +232,7 @@ def test_right_padded_rows_use_causal_attention_without_a_mask(model, monkeypatc
         return attention(*arguments, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recording)
-    (micro,) = micro_batches(BATCH, 10_000, torch.device("cpu"), share=False)
+    (micro,) = micro_batches(BATCH, 10_000, torch.device("cpu"), shared_width=0)
     assert (micro.row_ids_RW.shape[0], micro.attention_R1WW) == (len(BATCH), None)
     log_probs_and_entropy(model, micro)
     assert masks and all(mask is None for mask in masks)
@@ -243,6 +250,36 @@ def test_each_row_belongs_to_exactly_one_rank(model):
 def test_a_large_micro_batch_ends_before_its_padding_grows(monkeypatch):
     monkeypatch.setattr(policy, "CPU_TOKENS", 160)
     rows = [trajectory(i, 1, length) for i, length in enumerate((30, 29, 28, 9, 9, 8))]
-    cut = list(micro_batches(rows, 10_000, torch.device("cpu"), share=False))
+    cut = list(micro_batches(rows, 10_000, torch.device("cpu"), shared_width=0))
     assert [tuple(micro.row_ids_RW.shape) for micro in cut] == [(3, 31), (3, 10)]
     assert sorted(i for micro in cut for i in micro.index) == list(range(6))
+
+
+def test_a_larger_model_shares_a_prompt_of_several_hundred_tokens():
+    """SmolLM2-135M has nine times as many weights per layer and width of the queries as the tiny model."""
+    shapes = (
+        {
+            "hidden_size": 192,
+            "intermediate_size": 512,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+        },
+        {
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 64,
+        },
+    )
+    with torch.device("meta"):
+        tiny, smol = (LlamaForCausalLM(LlamaConfig(vocab_size=512, num_hidden_layers=2, **shape)) for shape in shapes)
+    tiny_width, smol_width = worthwhile_width(tiny), worthwhile_width(smol)
+    assert tiny_width == SHARED_WIDTH < 700 < smol_width < CPU_TOKENS
+    group = [replace(trajectory(0, 300, 100), group_id="g") for _ in range(8)]
+    tokens = {
+        width: sum(m.row_ids_RW.numel() for m in micro_batches(group, 10_000, torch.device("cpu"), shared_width=width))
+        for width in (tiny_width, smol_width)
+    }
+    assert tokens == {tiny_width: 8 * 400, smol_width: 2 * 700}

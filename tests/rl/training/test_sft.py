@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen3ForCausalLM
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.model import build_tiny, has_bf16, load_model
@@ -343,3 +345,28 @@ def test_two_processes_train_like_one(tmp_path, optimizer):
     # Muon computes in bf16 if the CPU supports it; its rounding amplifies the float32 differences of the sums of gradients.
     in_bf16 = optimizer == "muon" and has_bf16(torch.device("cpu"))
     torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-3, atol=1e-3 if in_bf16 else 1e-4)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the largest number of elements of a tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16", "fp32"])
+def test_the_defaults_fit_into_memory_with_a_large_vocabulary(tmp_path, precision):
+    """Neither logits of all tokens nor attention of tokens x tokens is computed."""
+    config = fresh().config
+    config.vocab_size = 49_152
+    pieces = [[*conversation(0), (" Well." * 500, True)] for _ in range(12)]
+    with LargestTensor() as largest:
+        settings = SftConfig(epochs=1, precision=precision)
+        sft(Qwen3ForCausalLM(config), TOKENIZER, pieces, config=settings, out_dir=tmp_path)
+    assert largest.elements <= 2**25
