@@ -7,6 +7,7 @@ import numpy as np
 
 from rstar_lab.analysis.alerts import alerts_of_steps, step_metrics, summarize_alerts
 from rstar_lab.analysis.metrics import get_metric
+from rstar_lab.analysis.rollout_classes import class_title, rollout_classes
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.runs import RunReader
 from rstar_lab.runs.errors import READ_ERRORS
@@ -22,7 +23,7 @@ SERIES = {
     "mismatch": "mismatch",
     "entropy": "entropy (nats)",
 }
-COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "parent", "alerts")
+COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "trained", "parent", "alerts")
 _POINTS, WIDTH, HEIGHT = 40, 80, 20  # size of a sparkline in pixels
 _SPEED_STEPS = 5  # the speed is the median over this number of latest steps
 _UNREADABLE = "unreadable"
@@ -30,7 +31,13 @@ _UNREADABLE = "unreadable"
 
 @dataclass(frozen=True)
 class OverviewRow:
-    """One run of the overview. step_s: median seconds per step of the last steps. series: values over steps by metric."""
+    """One run of the overview.
+
+    Attributes:
+        step_s: Median seconds per step of the last steps.
+        series: Values over steps by metric.
+        classes: What became of the rollouts: number by class, see `rollout_classes`. They add up to `trajectories`.
+    """
 
     run_id: str
     state: str
@@ -41,6 +48,7 @@ class OverviewRow:
     parent: str = ""
     alerts: tuple[str, ...] = ()
     series: dict[str, list[float]] = field(default_factory=dict)
+    classes: dict[str, int] = field(default_factory=dict)
     error: str = ""
 
     def cells(self) -> list[dict[str, str]]:
@@ -51,9 +59,18 @@ class OverviewRow:
             {"text": "" if self.step is None else str(self.step)},
             {"text": "" if self.step_s is None else f"{self.step_s:.3g}"},
             *(sparkline(name, self.series.get(name, [])) for name in SERIES),
+            self._trained(),
             {"text": visible(self.parent)},
             {"text": str(len(self.alerts) or ""), "title": visible("; ".join(self.alerts))},
         ]
+
+    def _trained(self) -> dict[str, str]:
+        """Return the share of the rollouts that were trained on; the title names the classes of the others."""
+        if not self.classes:
+            return {"text": ""}
+        listed = "; ".join(f"{count:,} {class_title(name)}" for name, count in self.classes.items())
+        share = self.classes.get("trained", 0) / max(1, sum(self.classes.values()))
+        return {"text": f"{share:.0%}", "title": visible(listed)}
 
 
 class OverviewRows:
@@ -105,10 +122,15 @@ def _read_rows(folders: list[Path]) -> dict[Path, OverviewRow]:
 
 
 def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
-    frame = step_metrics(open_runs(folders), ROLLED_UP, ["step_s"])
+    runs = open_runs(folders)
+    frame = step_metrics(runs, ROLLED_UP, ["step_s"])
     frame = frame.astype({name: float for name in (*SERIES, "step_s")})
     by_run = dict(list(frame.groupby("run_id")))
     alerts = dict(list(summarize_alerts(alerts_of_steps(frame)).groupby("run_id")))
+    classes = {
+        str(run_id): dict(zip(own.rollout_class, own.rollouts, strict=True))
+        for run_id, own in rollout_classes(runs).groupby("run_id")
+    }
     rows: dict[Path, OverviewRow] = {}
     for folder in folders:
         reader = RunReader(folder)
@@ -128,6 +150,7 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
             if run_alerts is None
             else tuple(f"{a.alert} from step {a.step}: {a.evidence}" for a in run_alerts.itertuples()),
             series={name: values[name].tolist() for name in SERIES},
+            classes=classes.get(reader.run_id, {}),
         )
     return rows
 

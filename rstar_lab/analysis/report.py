@@ -21,6 +21,7 @@ from rstar_lab.analysis.inspector.export import article_html, content_hash, verd
 from rstar_lab.analysis.inspector.palette import page_css
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.metrics import evaluations, get_metric, measure
+from rstar_lab.analysis.rollout_classes import class_title, rollout_classes
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.visible_text import escaped
@@ -51,6 +52,7 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
         _section("Curves", _curves(both)) if len(reader.steps()) > 1 else "",
         _section("Means and 95% intervals", _intervals(runs)),
         _outcomes(runs),
+        _classes(runs),
         _section("Comparison", _comparison(runs, open_runs(compare_with))) if compare_with is not None else "",
         _section("Trajectories", _trajectories(runs, sample)),
         _section("Recipe and provenance", _provenance(reader)),
@@ -173,6 +175,20 @@ def _outcomes(runs: Runs) -> str:
     except RunStoreError:  # the run kept no calls
         return ""
     return _section("Outcomes of tool calls", _figure(figure))
+
+
+def _classes(runs: Runs) -> str:
+    """Return what became of the rollouts, as a table that adds up; empty without these metrics."""
+    table = rollout_classes(runs)
+    if table.empty:
+        return ""
+    rows = [(class_title(row.rollout_class), row.rollouts, row.share) for row in table.itertuples()]
+    rows.append(("all rollouts", int(table.rollouts.sum()), 1.0))
+    body = "".join(
+        f"<tr><th>{escaped(title)}</th><td>{count:,}</td><td>{share:.1%}</td></tr>" for title, count, share in rows
+    )
+    head = "<tr><th></th><th>rollouts</th><th>share</th></tr>"
+    return _section("What became of the rollouts", f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
 
 
 def _figure(figure: Figure) -> str:

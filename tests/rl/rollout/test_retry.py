@@ -1,12 +1,15 @@
 """Second attempts at rollouts that failed through no fault of the model."""
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
 from helpers.scripted_training import problem, train
 from helpers.trajectories import trajectory
 
+from rstar_lab.analysis.overview_rows import OverviewRows
+from rstar_lab.analysis.report import report_html
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
@@ -83,3 +86,12 @@ async def test_the_classes_of_a_run_add_up_to_its_rollouts(tmp_path):
         classes = {name: value for name, value in line.items() if name.startswith("class/")}
         assert sum(classes.values()) == line["rollouts"] > 0 and line["retried"] == 0
         assert classes["class/trained"] == line["kept"]
+    (row,) = OverviewRows(run).read()
+    lines = RunReader(run).metrics()
+    assert (
+        row.classes["trained"] == sum(line["kept"] for line in lines) and {"roc", "equal_group"} <= row.classes.keys()
+    )
+    assert sum(row.classes.values()) == row.trajectories == sum(line["rollouts"] for line in lines)
+    table = report_html(run, sample=1).split("What became of the rollouts</h2>")[1].split("</table>")[0]
+    *parts, total = [int(cell.replace(",", "")) for cell in re.findall(r"<td>([\d,]+)</td>", table)]
+    assert sum(parts) == total == row.trajectories
