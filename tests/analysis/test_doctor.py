@@ -40,7 +40,8 @@ def honest(seed: int = 0) -> Log:
                         "errors": int(rng.random() < 0.1), "outcomes": ["ok"] * (1 + sample % 2), "response_tokens": 200,
                         "model_tokens": 150,
                         "truncated": not reward and bool(rng.random() < 0.05), "answer": "42" if reward else "41", "truth": "42",
-                        "generate_s": 1.0, "queue_s": 0.01, "engine": f"vllm-{sample % 2}",
+                        "stop_reason": "answered",
+                        "engine_log_prob": -0.3, "generate_s": 1.0, "queue_s": 0.01, "engine": f"vllm-{sample % 2}",
                     }
                 )  # fmt: skip
     rollouts = pd.DataFrame(rows)
@@ -53,7 +54,7 @@ def honest(seed: int = 0) -> Log:
             "step": range(1, STEPS + 1), "reward": 0.3 + 0.04 * np.arange(STEPS) + 0.01 * rng.standard_normal(STEPS),
             "held_out": 0.25 + 0.04 * np.arange(STEPS) + 0.005 * rng.standard_normal(STEPS), "entropy": 0.8 * noise(0.05),
             "grad_norm": 0.5 * noise(0.1), "lr": 1e-6, "clip_share": 0.02, "ratio_max": 5.0, "mismatch": 1e-4 * noise(0.1),
-            "response_tokens": 200 * noise(0.05), "equal_share": 0.2, "staleness": 0.5,
+            "response_tokens": 200 * noise(0.05), "equal_share": 0.2, "staleness": 0.5, "kl_k3": 0.01 * noise(0.1),
         }
     )  # fmt: skip
     return Log("honest", "test", steps, rollouts)
@@ -123,6 +124,15 @@ PLANTED = {
     "advantages have the wrong sign": set_rollouts(lambda frame: frame.__setitem__("advantage", -frame.advantage)),
     "rollouts are old": set_steps(staleness=8.0),
     "waiting for tools": column("queue_s", 5.0),
+    "requests to engines fail": column("stop_reason", "engine_error", lambda frame: frame["sample"] == 7),
+    "the engine returns no log-probs": column("engine_log_prob", 0.0),
+    "updates change nothing": set_steps(kl_k3=1e-12, ratio_max=1.0 + 1e-7),
+    "updates are too large": set_steps(kl_k3=0.8),
+    "the reward collapses": set_steps(reward=0.5 * np.linspace(1, 0, STEPS)),
+    "the held-out score never changes": set_steps(held_out=0.375),
+    "the SFT loss does not fall": lambda log: Log(
+        log.name, log.source, pd.DataFrame({"step": range(20, 140, 20), "loss": 6.9}), log.rollouts.head(0)
+    ),
 }
 
 
@@ -144,13 +154,14 @@ def test_a_planted_fault_is_named_with_evidence(fault):
     diagnosis = diagnose([log])
     (finding,) = [found for found in diagnosis.findings if found.rule.name == fault]
     assert finding.evidence.text and 0 < finding.evidence.cost <= 1
+    assert finding.confidence is None or 0 <= finding.confidence <= 1
     assert finding.evidence.numbers or finding.evidence.steps or finding.evidence.trajectories
     assert set(finding.evidence.trajectories) <= set(log.rollouts.traj_id)
     json.dumps(diagnosis.as_dict(), allow_nan=False)
 
 
 def test_every_rule_without_texts_has_a_planted_fault():
-    assert {rule.name for rule in RULES if "texts" not in rule.reads} == set(PLANTED)
+    assert {rule.name for rule in RULES if not {"texts", "tokens"} & set(rule.reads)} == set(PLANTED)
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert all(rule.cause and rule.remedy and rule.source and rule.reads for rule in RULES)
 

@@ -58,10 +58,13 @@ def _own(path: Path) -> list[Log]:
         raise UserError(f"{path}: no run has steps of training or imported rollouts")
     measured = runs.trainer_metrics()
     logs = []
-    for row in chosen.itertuples():
-        opened = open_runs(str(row.path))
-        own = measured[measured.run_id == row.run_id] if len(measured) else measured
-        logs.append(Log(str(row.run_id), "rstar_lab", _named(own), _table(opened), opened))
+    for row in chosen.to_dict("records"):
+        opened = open_runs(str(row["path"]))
+        own = measured[measured.run_id == row["run_id"]] if len(measured) else measured
+        evaluated = table[(table.kind == "evaluate") & (table.parent_run == row["run_id"])]
+        evaluations = open_runs(evaluated.path.tolist()) if len(evaluated) else None
+        fp32 = row.get("recipe.engine.dtype") == "float32" and row.get("recipe.rl.precision") != "bf16"
+        logs.append(Log(str(row["run_id"]), "rstar_lab", _named(own), _table(opened), opened, evaluations, fp32))
     return logs
 
 

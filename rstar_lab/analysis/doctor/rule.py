@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from rstar_lab.estimates import critical_t, ratio
 from rstar_lab.runs.messages import read_messages
@@ -32,6 +33,8 @@ class Log:
         rollouts: One row per rollout of training: traj_id, step, group_id, problem_id, reward, correct, answer, truth,
             response_tokens, model_tokens, truncated, calls, errors, outcomes, kept, advantage, engine, ...
         runs: The opened run, for texts; None if the log has metrics only.
+        evaluations: The evaluations during the run; None if the log has none.
+        fp32: Whether engine and trainer are known to compute in fp32.
     """
 
     name: str
@@ -39,34 +42,59 @@ class Log:
     steps: pd.DataFrame
     rollouts: pd.DataFrame
     runs: "Runs | None" = None
+    evaluations: "Runs | None" = None
+    fp32: bool = False
 
     def missing(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns that the log does not have. columns: `steps.NAME` or `rollouts.NAME`; `texts` for transcripts."""
-        return [column for column in columns if not self._has(column)]
+        """Return the columns that the log does not have. columns: `steps.NAME` or `rollouts.NAME`; `texts` for transcripts, `tokens` for
+        stored arrays of tokens, `evaluations` for evaluations during the run."""
+        return [column for column in columns if not self.has(column)]
 
-    def _has(self, column: str) -> bool:
+    def has(self, column: str) -> bool:
+        """Return whether the log has a column, see `missing`."""
         if column == "texts":
             return self.runs is not None and not self.rollouts.empty
+        if column == "tokens":
+            return self.has("texts") and not self.tokens(1).empty
+        if column == "evaluations":
+            return self.evaluations is not None
         table, _, name = column.partition(".")
         frame = self.steps if table == "steps" else self.rollouts
         return name in frame and bool(frame[name].notna().any())
 
     def texts(self, steps: int = 6) -> pd.DataFrame:
         """Return the rows of the rollouts of up to `steps` steps, spread over the run, with their question, the first message
-        (`prompt`) and the model's own text (`own`)."""
-        assert self.runs is not None
-        known = sorted(self.rollouts.step.unique())
-        chosen = sorted({int(known[i]) for i in np.linspace(0, len(known) - 1, steps).astype(int)})
+        (`prompt`), the model's own text (`own`), and the outputs of successful tool calls (`outputs`)."""
         rows = []
-        for step in chosen:
-            stored = self.runs.arrow("SELECT traj_id, question, messages FROM transcripts WHERE step = ?", [step])
+        for stored in self._transcripts("question, messages", steps):
             for row in stored.to_pylist():
                 messages = read_messages(row["messages"])
                 own = "\n".join(message["content"] for message in messages if message["role"] == "assistant")
                 system = [message["content"] for message in messages[:1] if message["role"] == "system"]
-                rows.append((row["traj_id"], row["question"], "".join(system), own))
-        texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own"])
+                outputs = [
+                    message["content"]
+                    for message in messages
+                    if message["role"] == "tool" and message.get("outcome") in (None, "ok")
+                ]
+                rows.append((row["traj_id"], row["question"], "".join(system), own, outputs))
+        texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own", "outputs"])
         return self.rollouts.merge(texts, on="traj_id")
+
+    def tokens(self, steps: int = 6) -> pd.DataFrame:
+        """Return traj_id, step, prompt_ids, loss_mask and engine_log_probs of the rollouts whose arrays are stored, of up to `steps`
+        steps, spread over the run."""
+        names = "step, prompt_ids, loss_mask, engine_log_probs"
+        tables = [table.to_pandas() for table in self._transcripts(names, steps)]
+        found = pd.concat(tables, ignore_index=True)
+        return found[found.loss_mask.notna()]
+
+    def _transcripts(self, columns: str, steps: int) -> list[pa.Table]:
+        """Return the columns of the transcripts of up to `steps` steps, spread over the run."""
+        assert self.runs is not None
+        known = sorted(self.rollouts.step.unique())
+        chosen = sorted({int(known[i]) for i in np.linspace(0, len(known) - 1, steps).astype(int)})
+        query = f"SELECT traj_id, {columns} FROM transcripts WHERE step = ?"
+        return [self.runs.arrow(query, [step]) for step in chosen]
 
     def last(self, window: int = WINDOW) -> pd.DataFrame:
         """Return the rollouts of the last steps."""

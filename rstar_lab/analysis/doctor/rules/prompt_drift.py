@@ -4,6 +4,10 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
 
 
 def check(log: Log) -> Evidence | None:
+    return _tokens(log) if log.has("tokens") else _texts(log)
+
+
+def _texts(log: Log) -> Evidence | None:
     texts = log.texts()
     by_step = texts.groupby("step").prompt.agg(lambda prompts: prompts.mode().iloc[0])
     if len(by_step) < 3 or by_step.nunique() < 2:
@@ -13,6 +17,31 @@ def check(log: Log) -> Evidence | None:
         return None
     text = f"the system prompt of step {int(changed[0])} differs from that of step {int(by_step.index[0])}"
     return Evidence(text, {}, [int(step) for step in changed], examples(texts[texts.step.isin(changed)]), 0.5)
+
+
+def _tokens(log: Log) -> Evidence | None:
+    """Compare the beginning of the prompts with what all prompts of the first step share."""
+    rows = log.tokens()
+    rows = rows[rows.prompt_ids.map(lambda ids: ids is not None and len(ids) > 0)]
+    first = rows[rows.step == rows.step.min()]
+    shared = _shared_beginning({tuple(ids) for ids in first.prompt_ids})
+    if len(shared) < 2 or rows.step.nunique() < 3:
+        return None
+    other = rows.prompt_ids.map(lambda ids: tuple(ids[: len(shared)]) != shared)
+    shares = other.groupby(rows.step).mean()
+    steps = shares.index[shares > 0.9].astype(int).tolist()
+    if not steps:
+        return None
+    text = (
+        f"the prompts of step {steps[0]} lack the first {len(shared)} tokens, which all prompts of the first step share"
+    )
+    return Evidence(text, {}, steps, rows.traj_id[other & rows.step.isin(steps)].head(20).tolist(), 0.5)
+
+
+def _shared_beginning(prompts: set[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the tokens with which all prompts begin; none if there is only one prompt."""
+    first, last = min(prompts), max(prompts)
+    return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)]
 
 
 RULE = Rule(

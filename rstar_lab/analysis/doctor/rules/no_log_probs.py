@@ -1,0 +1,25 @@
+"""The engine returns log-probs of 0."""
+
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+
+
+def check(log: Log) -> Evidence | None:
+    rows = log.rollouts[(log.rollouts.engine_log_prob.notna()) & (log.rollouts.model_tokens.fillna(0) > 0)]
+    zero = rows.engine_log_prob == 0
+    if len(rows) < 20 or zero.mean() < 0.9:
+        return None
+    text = f"the engine's log-probs are all 0 in {zero.mean():.0%} of {len(rows)} rollouts"
+    return Evidence(text, {"share": float(zero.mean())}, (), examples(rows[zero]), 1.0)
+
+
+RULE = Rule(
+    name="the engine returns no log-probs",
+    reads=("rollouts.engine_log_prob", "rollouts.model_tokens"),
+    cause="the log-probs of the sampled tokens are 0, so every importance ratio is wrong",
+    remedy=(
+        "ask the engine for the log-probs of sampled tokens, after temperature (vLLM: `logprobs=0`, "
+        "`logprobs_mode=processed_logprobs`), or use `rl.old_log_probs: trainer`"
+    ),
+    source="Yao et al. 2025, fengyao.notion.site/off-policy-rl",
+    check=check,
+)
