@@ -19,7 +19,7 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
-from rstar_lab.rl.methods import Opd
+from rstar_lab.rl.methods import CrossPolicy, Opd
 from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
@@ -39,7 +39,7 @@ from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.loggers import open_loggers, sample_rollouts
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import filter_problems, stage_model, stage_table
-from rstar_lab.rl.training.teacher import open_teacher
+from rstar_lab.rl.training.teacher import open_server, open_teacher
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
@@ -232,6 +232,15 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                 assert recipe.engine.teacher_url is not None
                 longest = engines.context or session.max_sequence_tokens(model_dir)
                 teacher = await stack.enter_async_context(open_teacher(recipe.engine.teacher_url, tokenizer, longest))
+            older = None
+            mixed = [recipe.settings(stage).method.added(CrossPolicy) for stage in recipe.stages]
+            if urls := {method.url for method in mixed if method}:
+                if len(urls) > 1:
+                    raise UserError("method.add: cross_policy: all stages must have the same url")
+                longest = engines.context or session.max_sequence_tokens(model_dir)
+                older = await stack.enter_async_context(
+                    open_server(urls.pop(), tokenizer, longest, "method.add: cross_policy: url", "older checkpoint")
+                )
 
             def on_step(metrics: dict[str, Any]) -> None:
                 if "generate_gb" in metrics:  # the first step of this process
@@ -255,6 +264,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                 evaluate=evaluate_step,
                 environments=environments,
                 teacher=teacher,
+                older=older,
                 on_step=on_step,
             )
             await trainer.run()

@@ -7,18 +7,25 @@ from pydantic import Field, field_validator
 from rstar_lab.rl.algorithm.config import Aggregation, Variant
 from rstar_lab.rl.methods.branching import Branching
 from rstar_lab.rl.methods.control_tokens import ControlTokens
+from rstar_lab.rl.methods.cross_policy import CrossPolicy
 from rstar_lab.rl.methods.echo import Echo
 from rstar_lab.rl.methods.opd import Opd
 from rstar_lab.rl.methods.overlong_buffer import OverlongBuffer
+from rstar_lab.rl.methods.overlong_filter import OverlongFilter
+from rstar_lab.rl.methods.repetition import Repetition
 from rstar_lab.rl.methods.roc import Roc
+from rstar_lab.rl.methods.samplers import EasyFirst, ImprovementPotential, Learnability, Sampler, Thompson
 from rstar_lab.rl.methods.sdpo import Sdpo
+from rstar_lab.rl.methods.task_normalisation import TaskNormalisation
 from rstar_lab.rl.methods.tool_budget import ToolBudget
 from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.section import ByType, Function, Section
 
 Added = TypeVar("Added", bound=Section)
 Addition = Annotated[
-    Echo | Opd | Sdpo | OverlongBuffer | ToolBudget | VoidTurns | ControlTokens | Branching, ByType(required=True)
+    Echo | Opd | Sdpo | OverlongBuffer | OverlongFilter | Repetition | TaskNormalisation | ToolBudget | VoidTurns | ControlTokens
+    | Branching | CrossPolicy | EasyFirst | ImprovementPotential | Learnability | Thompson,
+    ByType(required=True),
 ]  # fmt: skip
 
 
@@ -53,6 +60,8 @@ class Method(Section):
         types = [addition.type for addition in additions]
         if twice := next((name for name in types if types.count(name) > 1), None):
             raise ValueError(f"{twice} is given twice; remove one")
+        if len(samplers := [addition.type for addition in additions if isinstance(addition, Sampler)]) > 1:
+            raise ValueError(f"{samplers[0]} and {samplers[1]} both choose the problems of a step; remove one")
         if "opd" in types and "sdpo" in types:
             raise ValueError("opd and sdpo cannot be combined; remove one")
         return additions

@@ -10,9 +10,12 @@ from rstar_lab.rl.methods.maxrl import Maxrl, MaxrlHooks
 from rstar_lab.rl.methods.opd import Opd, OpdHooks
 from rstar_lab.rl.methods.otb import Otb, OtbHooks
 from rstar_lab.rl.methods.overlong_buffer import OverlongBuffer, OverlongBufferHooks
+from rstar_lab.rl.methods.overlong_filter import OverlongFilter, OverlongFilterHooks
 from rstar_lab.rl.methods.own import own_hooks
+from rstar_lab.rl.methods.repetition import Repetition, RepetitionHooks
 from rstar_lab.rl.methods.roc import RocHooks
 from rstar_lab.rl.methods.sdpo import Sdpo, SdpoHooks
+from rstar_lab.rl.methods.task_normalisation import TaskNormalisation, TaskNormalisationHooks
 from rstar_lab.rl.methods.tool_budget import ToolBudget, ToolBudgetHooks
 from rstar_lab.rl.methods.void_turns import VoidTurns, VoidTurnsHooks
 from rstar_lab.rl.recipe.functions import own_penalty, own_rule
@@ -52,9 +55,15 @@ def method_hooks(rl: "RlSection") -> tuple[MethodHooks, ...]:
         methods.append(own_hooks(method.type, "rl.method.type"))
     if overlong := method.added(OverlongBuffer):
         methods.append(OverlongBufferHooks(overlong.tokens, limits.max_response_tokens))
+    if repetition := method.added(Repetition):
+        methods.append(RepetitionHooks(repetition.weight, repetition.ngram))
     if budget := method.added(ToolBudget):
         normalise_std = isinstance(method, Grpo) and method.normalise_std
         methods.append(ToolBudgetHooks(budget.weight, budget.easy_from, limits.max_turns, normalise_std))
+    if method.added(TaskNormalisation):
+        methods.append(TaskNormalisationHooks())
+    if method.added(OverlongFilter):
+        methods.append(OverlongFilterHooks())
     if method.added(VoidTurns):
         methods.append(VoidTurnsHooks())
     if method.added(ControlTokens):

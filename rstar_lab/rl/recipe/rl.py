@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rstar_lab.rl.algorithm.config import Correction, LossConfig
 from rstar_lab.rl.algorithm.hooks import MethodHooks
-from rstar_lab.rl.methods import AnyMethod, Branching, Grpo
+from rstar_lab.rl.methods import AnyMethod, Branching, Grpo, Sampler
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.correction import AnyCorrection, NoCorrection, RatioCorrection
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
@@ -127,6 +127,11 @@ class RlSection(Section):
         """The entropy from which rollouts branch; None: they do not."""
         branching = self.method.added(Branching)
         return branching.entropy if branching else None
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """The sampler that chooses the problems of a step; None: a random order."""
+        return self.method.added(Sampler)
 
     @property
     def loss_config(self) -> LossConfig:

@@ -2,7 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from rstar_lab.rl.methods import Branching, Grpo, Opd, Otb, OverlongBuffer, Sdpo, ToolBudget
+from rstar_lab.rl.methods import (
+    Branching,
+    CrossPolicy,
+    Grpo,
+    Opd,
+    Otb,
+    OverlongBuffer,
+    Sdpo,
+    TaskNormalisation,
+    ToolBudget,
+)
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.schedule import Async, OffPolicy
 
@@ -29,6 +39,10 @@ def check_combinations(rl: "RlSection") -> None:
         )
     if method.added(ToolBudget) and not isinstance(method, Grpo):
         raise ValueError("method.add: tool_budget requires method: {type: grpo}")
+    if method.added(TaskNormalisation) and isinstance(method, Otb):
+        raise ValueError(
+            "method.add: task_normalisation cannot be combined with method otb, which has advantages of its own"
+        )
     if method.roc.min_positive + method.roc.min_negative > rl.group_size:
         raise ValueError(f"method.roc: min_positive + min_negative must be at most group_size, {rl.group_size}")
     if (overlong := method.added(OverlongBuffer)) and overlong.tokens > rl.limits.max_response_tokens:
@@ -37,6 +51,8 @@ def check_combinations(rl: "RlSection") -> None:
         )
     if method.added(Branching):
         _check_branching(rl)
+    if method.added(CrossPolicy):
+        _check_cross_policy(rl)
     if rl.sync.carry_over and rl.old_log_probs != "engine":
         raise ValueError(
             "schedule.carry_over requires old_log_probs: engine (the trainer does not keep older policy versions)"
@@ -58,6 +74,17 @@ def check_combinations(rl: "RlSection") -> None:
                 f"environments.{entry.name}.limits.max_response_tokens: at most limits.max_response_tokens, "
                 f"{rl.limits.max_response_tokens}"
             )
+
+
+def _check_cross_policy(rl: "RlSection") -> None:
+    """Raise ValueError for keys with which the turns of a rollout cannot have two policies."""
+    if rl.schedule.type != "sync" or rl.sync.lockstep or rl.sync.step_time_s is not None:
+        raise ValueError("method.add: cross_policy requires schedule: {type: sync}, without lockstep and step_time_s")
+    if rl.correction.type == "none" and rl.old_log_probs != "engine":
+        raise ValueError(
+            "method.add: cross_policy trains on tokens of an older policy: set correction (for example {type: tis}), or "
+            "old_log_probs: engine"
+        )
 
 
 def _check_branching(rl: "RlSection") -> None:

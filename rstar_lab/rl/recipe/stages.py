@@ -33,12 +33,20 @@ class HandOff(Section):
 
 class DifficultyFilter(Section):
     """Difficulty filter before a stage: sample rollouts of the stage's problems from the newest policy and drop the easy
-    problems (paper, stage 3)."""
+    problems (paper, stage 3), or those that are too hard."""
 
     samples: Positive = 8
     """Rollouts per problem. Default: paper, stage 3."""
     drop_from: float = Field(1.0, gt=0, le=1)
     """Drop problems with at least this pass rate. Default: paper, stage 3 (8 of 8)."""
+    drop_below: float = Field(0.0, ge=0, lt=1)
+    """Drop problems with a lower pass rate than this value; any small value drops those that are never solved. Default: 0, none."""
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> "DifficultyFilter":
+        if self.drop_below >= self.drop_from:
+            raise ValueError("drop_below must be less than drop_from")
+        return self
 
 
 class Stage(Section):

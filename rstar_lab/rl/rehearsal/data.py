@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import load_file
+
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem, write_problems
@@ -47,6 +50,30 @@ def _conversation(problem: Problem) -> Conversation:
     )
 
 
+def _format_overrides(recipe: Recipe) -> list[str]:
+    """Return the arguments of `sft` with which the model learns the prompt format of the recipe, so that it gets rewards."""
+    rl = recipe.rl
+    if rl.prompt.format != "released":
+        return []
+    keys = {
+        "rl.prompt.format": "released",
+        "rl.tools": json.dumps(rl.tools),
+        "rl.answer": rl.answer,
+        "sft.max_tokens": 2048,
+    }
+    return [argument for key, value in keys.items() for argument in ("--set", f"{key}={value}")]
+
+
+def weights_differ(before: Path, after: Path) -> bool:
+    """Return whether a tensor of two models in Hugging Face format differs. Only tensors that both have are compared."""
+    first, second = _tensors(before), _tensors(after)
+    return any(not np.array_equal(first[name], second[name]) for name in first.keys() & second.keys())
+
+
+def _tensors(folder: Path) -> dict[str, np.ndarray]:
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
 def make_model(recipe: Recipe, folder: Path) -> str:
     """Train a tiny model that calls the tool, and raise its position limit to the recipe's lengths. Returns a summary."""
     target = Path(recipe.model)
@@ -60,6 +87,7 @@ def make_model(recipe: Recipe, folder: Path) -> str:
             "--runs-dir",
             str(folder / "base"),
             "--json",
+            *_format_overrides(recipe),
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -17,11 +17,12 @@ import yaml
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.key_reads import VARIABLE, recorded_reads
+from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage
 from rstar_lab.rl.rehearsal.coverage import coverage
-from rstar_lab.rl.rehearsal.data import make_model, write_data
+from rstar_lab.rl.rehearsal.data import make_model, weights_differ, write_data
 from rstar_lab.rl.rehearsal.job import RehearsalJob
 from rstar_lab.rl.rehearsal.phases import Phase, RehearsalReport
 from rstar_lab.rl.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
@@ -125,6 +126,7 @@ class Rehearsal:
     def data(self) -> str:
         """Make the data and the model, and run preflight of the small job."""
         details = [write_data(self.small), make_model(self.small, self.folder)]
+        self.weights = Path(self.small.model)  # of the last part of the job that was checked
         findings = list(preflight(str(self.job.recipe), str(self.job.profile)))
         failed = [f"{f.check}: {f.message}" for f in findings if f.status is Status.FAIL]
         if failed:
@@ -147,7 +149,8 @@ class Rehearsal:
         job_id = self.job.submit()
         run = f"{self.small.name}-sft"
         self.job.wait_for(lambda: self.job.status(run) == "finished", "SFT")
-        return f"job {job_id}; {run} finished"
+        self._check_weights(model_folder(run, self.job.runs_dir), "SFT")
+        return f"job {job_id}; {run} finished; it changed the weights"
 
     def filter(self, stage: Stage) -> str:
         """Wait for the difficulty filter of a stage."""
@@ -185,7 +188,10 @@ class Rehearsal:
         return f"killed {killed} processes after step {step}; the job resumed (attempt {self.job.attempts})"
 
     def stage(self, stage: Stage) -> str:
-        """Wait for all steps of a stage and check their metrics."""
+        """Wait for all steps of a stage and check their metrics.
+
+        Raises UserError if no update had a gradient, or if the weights are those before the stage.
+        """
         self._ensure_submitted()
         self.job.wait_for(
             lambda: len(self.job.lines(stage.name)) >= stage.steps, f"{stage.steps} steps of stage {stage.name}"
@@ -199,6 +205,13 @@ class Rehearsal:
                 raise UserError(f"stage {stage.name}, step {line['step']}: loss {line['loss']}")
         rewards = ", ".join(f"{line['reward']:.2f}" for line in lines)
         updates = sum((line.get("grad_norm") or 0) > 0 for line in lines)
+        if not updates:
+            raise UserError(
+                f"stage {stage.name}: no optimizer step in {len(lines)} steps (mean reward {rewards}): the rewards of every group "
+                "are equal, so loss, update and weight sync were not executed"
+            )
+        self.job.wait_for(lambda: self.job.last_checkpoint() >= steps[-1], f"checkpoint of step {steps[-1]}")
+        self._check_weights(max(RunReader(self.job.run_dir).checkpoints().items())[1], f"stage {stage.name}")
         return f"steps {steps}; mean reward {rewards}; {updates} updates with a nonzero gradient"
 
     def hand_off(self, number: int) -> str:
@@ -236,6 +249,12 @@ class Rehearsal:
         command = ["chat", str(folder), "--prompt", "What is 1 + 1?", "--max-tokens", "16", "--max-turns", "1"]
         self._run_cli([*command, "--engine", engine, "--json"])
         return f"checkpoint of step {step} generates with {engine}"
+
+    def _check_weights(self, folder: Path, part: str) -> None:
+        """Raise UserError if a model has the weights that the part of the job before it ended with."""
+        if not weights_differ(self.weights, folder):
+            raise UserError(f"{part}: the weights in {folder} are those of {self.weights}, although the optimizer ran")
+        self.weights = folder
 
     def _ensure_submitted(self) -> None:
         """Submit the job if no earlier phase did. Without SFT, the first stage submits it."""

@@ -7,7 +7,7 @@ Shrunk:
 |---|---|
 | model | the tiny model after the SFT of `tiny_fast`, with positions for prompt and response |
 | problems, conversations | 16 synthetic problems, 8 conversations per file |
-| problems_per_step, group_size | 2 per mini-batch, 4 |
+| problems_per_step, group_size | 2 per mini-batch (4 if there is one stage), 4 |
 | limits.max_response_tokens | 96 for the shortest stage, the others in proportion |
 | steps | 2 per stage (3 if there is one stage), a checkpoint after each |
 | precision | auto, which is fp32 on a CPU |
@@ -75,7 +75,7 @@ def _shrink_rl(keys: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     tokens = [recipe.settings(stage).limits.max_response_tokens for stage in recipe.stages]
     scale = SHORTEST_RESPONSE / min(tokens or [recipe.rl.limits.max_response_tokens])
     small: dict[str, Any] = {
-        "problems_per_step": 2 * keys.get("mini_batches", recipe.rl.mini_batches),
+        "problems_per_step": (4 if len(recipe.stages) == 1 else 2) * keys.get("mini_batches", recipe.rl.mini_batches),
         "group_size": 4,
         "micro_batch_tokens": 4096,
         "checkpoint_every": 1,

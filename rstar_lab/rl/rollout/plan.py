@@ -1,14 +1,26 @@
 """Order of problems and identity of rollouts: a pure function of the recipe, used by the local trainer and by verl."""
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
+from rstar_lab.rl.algorithm.history import NOTHING, History, ProblemHistory
 from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.seeds import derive_seed, step_seed
+
+
+class Sampler(Protocol):
+    """Chooses the problems of a step; see `rl.methods.samplers`."""
+
+    def scores(
+        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
+    ) -> np.ndarray:
+        """Return the score of each problem; the highest are drawn."""
 
 
 def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: str) -> Problem:
@@ -24,12 +36,24 @@ def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: st
 
 
 def draw_problems(
-    pool: Sequence[Problem], position: int, count: int, *, seed: int, stage: str, retired: Collection[str] = ()
+    pool: Sequence[Problem],
+    position: int,
+    count: int,
+    *,
+    seed: int,
+    stage: str,
+    retired: Collection[str] = (),
+    sampler: Sampler | None = None,
+    history: History | None = None,
 ) -> tuple[list[Problem], int]:
     """Return the next `count` problems of a stage and the position after them.
 
-    retired: ids of problems to skip; at least one problem of the pool must not be retired.
+    retired: ids of problems to skip; at least one problem of the pool must not be retired. sampler: chooses the problems; None:
+    a random order. history: results of the problems, for the sampler; the draws are added.
     """
+    if sampler is not None:
+        assert history is not None
+        return _sample(pool, position, count, seed, stage, retired, sampler, history), position + count
     drawn: list[Problem] = []
     while len(drawn) < count:
         problem = draw_problem(pool, position, seed=seed, stage=stage)
@@ -37,6 +61,36 @@ def draw_problems(
         if problem.problem_id not in retired:
             drawn.append(problem)
     return drawn, position
+
+
+def _sample(
+    pool: Sequence[Problem],
+    position: int,
+    count: int,
+    seed: int,
+    stage: str,
+    retired: Collection[str],
+    sampler: Sampler,
+    history: History,
+) -> list[Problem]:
+    """Return `count` problems with the highest scores. A Mixture keeps the shares of its environments.
+
+    No problem is drawn twice unless there are fewer than `count`.
+    """
+    names = [pool.draw(position + i)[0] if isinstance(pool, Mixture) else "" for i in range(count)]
+    parts = pool.parts if isinstance(pool, Mixture) else {"": pool}
+    chosen: dict[str, list[Problem]] = {}
+    for name, wanted in Counter(names).items():
+        left = [problem for problem in parts[name] if problem.problem_id not in retired]
+        left = left or [problem for problem in pool if problem.problem_id not in retired]
+        rng = np.random.default_rng(derive_seed(seed, "sampler", stage, name, position))
+        best = np.argsort(-sampler.scores(left, history, rng), kind="stable")
+        chosen[name] = [left[best[i % len(best)]] for i in range(wanted)]
+    for problems in chosen.values():
+        for problem in problems:
+            old = history.get(problem.problem_id, NOTHING)
+            history[problem.problem_id] = old._replace(drawn=old.drawn + 1)
+    return [chosen[name].pop(0) for name in names]
 
 
 @lru_cache(maxsize=16)

@@ -4,6 +4,7 @@ No random state is stored, because every draw has a seed derived from its purpos
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -12,10 +13,15 @@ import torch
 from safetensors.torch import load_model as load_tensors
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.algorithm.history import History, ProblemHistory, add_results
+from rstar_lab.rl.algorithm.selection import problems_to_retire
 from rstar_lab.rl.models.lora import ADAPTER, has_lora, load_adapter
 from rstar_lab.rl.models.model import save_model
+from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.rollout.plan import draw_problems
 from rstar_lab.rl.training.update import Learner
+from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.writer import RunWriter
 
 
@@ -26,6 +32,7 @@ class TrainerState:
     step: last finished step of the run, from 1. stage: index of the stage, from 0. stage_step: finished steps of the stage.
     position: problems drawn in the stage, including skipped ones. retired: ids of problems that are not drawn again.
     finished: whether all stages are finished. carried: (group id, problem id) of groups cut off at the end of the step.
+    history: results of each problem, with a sampler.
     """
 
     step: int = 0
@@ -35,14 +42,18 @@ class TrainerState:
     retired: list[str] = field(default_factory=list)
     finished: bool = False
     carried: list[tuple[str, str]] = field(default_factory=list)
+    history: History = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read the state of a checkpoint. Raises UserError if it is missing or of another version."""
         try:
             saved = json.loads((folder / "trainer.json").read_text())
-            fields = {name: saved[name] for name in cls.__slots__ if name != "carried"}  # type: ignore[attr-defined]
-            return cls(**fields, carried=[(group, problem) for group, problem in saved.get("carried", [])])
+            optional = ("carried", "history")
+            fields = {name: saved[name] for name in cls.__slots__ if name not in optional}  # type: ignore[attr-defined]
+            history = {name: ProblemHistory(*values) for name, values in saved.get("history", {}).items()}
+            carried = [(group, problem) for group, problem in saved.get("carried", [])]
+            return cls(**fields, carried=carried, history=history)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise UserError(
                 f"checkpoint {folder}: trainer.json cannot be read ({error}); remove the checkpoint"
@@ -50,6 +61,22 @@ class TrainerState:
 
     def enter_stage(self, number: int) -> None:
         self.stage, self.stage_step, self.position = number, 0, 0
+        self.history = {name: results._replace(drawn=0) for name, results in self.history.items()}
+
+    def draw(self, pool: Sequence[Problem], count: int, rl: RlSection, *, seed: int, stage: str) -> list[Problem]:
+        """Return the next `count` problems of a stage and advance the position."""
+        problems, self.position = draw_problems(
+            pool, self.position, count,
+            seed=seed, stage=stage, retired=set(self.retired), sampler=rl.sampler, history=self.history,
+        )  # fmt: skip
+        return problems
+
+    def add_rollouts(self, rollouts: Sequence[Trajectory], rl: RlSection) -> None:
+        """Record the results of a step's rollouts for the draws that follow."""
+        if rl.retire_from is not None:
+            self.retired += problems_to_retire(rollouts, rl.retire_from)
+        if rl.sampler is not None:
+            add_results(self.history, rollouts, rl.sampler.kept_share)
 
 
 def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, tokenizer: Any, rl: RlSection) -> None:

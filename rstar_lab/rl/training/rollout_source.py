@@ -9,12 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.engine import Engine, EngineSlot
+from rstar_lab.rl.engines.cross_policy import cross_policy_slots
 from rstar_lab.rl.engines.group import EngineGroup
+from rstar_lab.rl.methods import CrossPolicy
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.groups import score_groups
-from rstar_lab.rl.rollout.plan import draw_problems, parse_group_name, rollout_task
+from rstar_lab.rl.rollout.plan import parse_group_name, rollout_task
 from rstar_lab.rl.rollout.retry import retry_failed
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.training.checkpoint import TrainerState
@@ -43,9 +46,11 @@ class RolloutSource:
         engines: EngineGroup,
         context: Callable[[RlSection], RolloutContext],
         load: Callable[[int], Awaitable[None]],
+        older: Engine | None = None,
     ):
         """run: id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to
-        the engines under a version number."""
+        the engines under a version number. older: engine with the older policy of the method `cross_policy`."""
+        self.older = older
         self.recipe, self.run, self.engines, self.context, self.load = recipe, run, engines, context, load
         self.state = TrainerState()
         self.step_ended = asyncio.Event()  # set when the time limit of the current step is reached
@@ -88,7 +93,7 @@ class RolloutSource:
         With dynamic_sampling, groups without signal are replaced by further problems, for that many rounds.
         """
         carried_groups = len({task.group_id for task in self.carried})
-        problems = self.draw(stage, max(rl.problems_per_step - carried_groups, 0), pool)
+        problems = self.draw(stage, max(rl.problems_per_step - carried_groups, 0), pool, rl)
         trajectories = await self.generate(problems, rl, step)
         selection = select_rollouts(trajectories, rl.hooks, seed)
         groups = rl.problems_per_step
@@ -96,7 +101,7 @@ class RolloutSource:
             missing = rl.problems_per_step - selection.groups
             if not missing or self.step_ended.is_set():
                 break
-            trajectories += await self.generate(self.draw(stage, missing, pool), rl, step, first_group=groups)
+            trajectories += await self.generate(self.draw(stage, missing, pool, rl), rl, step, first_group=groups)
             selection = select_rollouts(trajectories, rl.hooks, seed)
             groups += missing
         return trajectories, selection, groups
@@ -120,7 +125,7 @@ class RolloutSource:
             return await run_rollouts(
                 tasks,
                 context,
-                slots=self.engines.slots(tasks, rl.rollout_mode, rl.limits.max_response_tokens),
+                slots=self.slots(tasks, rl),
                 step_ended=self.step_ended if rl.sync.step_time_s is not None else None,
                 carry_over=rl.sync.carry_over,
                 branching=branching,
@@ -134,6 +139,15 @@ class RolloutSource:
         self.state.carried = list(dict.fromkeys((task.group_id, task.problem.problem_id) for task in self.carried))
         complete = [t for t in trajectories if t.group_id not in unfinished]
         return await score_groups(complete, tasks, context)
+
+    def slots(self, tasks: Sequence[RolloutTask], rl: RlSection) -> Callable[[int, RolloutTask], EngineSlot]:
+        """Return a function that gives each rollout of a step its engine slot."""
+        slots = self.engines.slots(tasks, rl.rollout_mode, rl.limits.max_response_tokens)
+        mixed = rl.method.added(CrossPolicy)
+        if mixed is None:
+            return slots
+        assert self.older is not None
+        return cross_policy_slots(slots, self.older, mixed.share)
 
     async def retry(
         self,
@@ -150,13 +164,9 @@ class RolloutSource:
         self.retried += attempts
         return rollouts
 
-    def draw(self, stage: str, count: int, pool: Sequence[Problem]) -> list[Problem]:
+    def draw(self, stage: str, count: int, pool: Sequence[Problem], rl: RlSection) -> list[Problem]:
         """Return the next problems of the stage and advance its position."""
-        state = self.state
-        problems, state.position = draw_problems(
-            pool, state.position, count, seed=self.recipe.seed, stage=stage, retired=set(state.retired)
-        )
-        return problems
+        return self.state.draw(pool, count, rl, seed=self.recipe.seed, stage=stage)
 
     def group_tasks(self, problem: Problem, rl: RlSection, step: int, number: int) -> list[RolloutTask]:
         """Return the rollouts of one group, before selection."""
@@ -193,7 +203,7 @@ class RolloutSource:
                 return None
             step = self.state.step + 1
             numbers[step] += 1
-            (problem,) = self.draw(stage.name, 1, pool)
+            (problem,) = self.draw(stage.name, 1, pool, rl)
             return self.group_tasks(problem, rl, step, numbers[step] - 1)
 
         async def run_group(tasks: list[RolloutTask]) -> list[Trajectory]:

@@ -172,18 +172,23 @@ async def filter_problems(
 
 
 def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
-    """Return the problems that a difficulty table keeps. Raises UserError if the table is missing or keeps none."""
+    """Return the problems that a difficulty table keeps, with their difficulty. Raises UserError if the table is missing or keeps none."""
     if not path.exists():
         raise UserError(
             f"{path}: the difficulty table is missing; the trainer writes it before the first step of the stage, or "
             "`rstar-lab data filter` does"
         )
-    left = set(pq.read_table(path).filter(pc.field("kept"))["problem_id"].to_pylist())
-    kept = [problem for problem in problems if problem.problem_id in left]
+    rows = pq.read_table(path).filter(pc.field("kept"))
+    rates = dict(zip(rows["problem_id"].to_pylist(), rows["pass_rate"].to_pylist(), strict=True))
+    kept = [
+        problem.model_copy(update={"difficulty": 1 - rates[problem.problem_id]})
+        for problem in problems
+        if problem.problem_id in rates
+    ]
     if not kept:
         raise UserError(
-            f"{path}: the filter keeps no problem, because the policy solves all of them: shorten the stage before, or add"
-            " harder problems"
+            f"{path}: the filter keeps no problem: the policy solves all of them (shorten the stage before, or add harder "
+            "problems), or fewer than filter.drop_below"
         )
     return kept
 
@@ -207,7 +212,7 @@ def difficulty_table(
                 "samples": samples,
                 "solved": solved,
                 "pass_rate": solved / samples,
-                "kept": solved / samples < rule.drop_from,
+                "kept": rule.drop_below <= solved / samples < rule.drop_from,
             }
             for name, (samples, solved) in counts.items()
         ],

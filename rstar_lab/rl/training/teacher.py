@@ -40,7 +40,15 @@ class Teacher:
 
 @asynccontextmanager
 async def open_teacher(url: str, tokenizer: Any, max_tokens: int) -> AsyncIterator[Teacher]:
-    """Connect to the teacher at a URL. max_tokens: maximum tokens of a prompt and its response.
+    """Connect to the teacher at a URL; see `open_server`."""
+    async with open_server(url, tokenizer, max_tokens, "engine.teacher_url", "teacher") as server:
+        yield Teacher(server)
+
+
+@asynccontextmanager
+async def open_server(url: str, tokenizer: Any, max_tokens: int, key: str, name: str) -> AsyncIterator[ServerEngine]:
+    """Connect to the server of a second model. max_tokens: maximum tokens of a prompt and its response. key, name: recipe key and
+    name of the model, for errors.
 
     Raises UserError if the server cannot be used, has a shorter context, or has a tokenizer other than that of the trained
     model.
@@ -50,10 +58,10 @@ async def open_teacher(url: str, tokenizer: Any, max_tokens: int) -> AsyncIterat
         await server.start()
         if server.context < max_tokens:
             raise UserError(
-                f"engine.teacher_url: the teacher has a context of {server.context:,} tokens, rollouts have up to {max_tokens:,}"
+                f"{key}: the {name} has a context of {server.context:,} tokens, rollouts have up to {max_tokens:,}"
             )
         if await server.tokenize(PROBE) != tokenizer.encode(PROBE, add_special_tokens=False):
-            raise UserError("engine.teacher_url: the teacher has another tokenizer than the trained model")
-        yield Teacher(server)
+            raise UserError(f"{key}: the {name} has another tokenizer than the trained model")
+        yield server
     finally:
         await server.aclose()

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rstar_lab.hardware.memory import PeakMemory
-from rstar_lab.rl.algorithm.selection import Selection, problems_to_retire, solved_groups
+from rstar_lab.rl.algorithm.selection import Selection, solved_groups
+from rstar_lab.rl.engine import Engine
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.evaluation import local_rollouts
+from rstar_lab.rl.methods import CrossPolicy
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
@@ -65,12 +67,13 @@ class Trainer:
         evaluate: Callable[[int], Awaitable[dict[str, float]]] | None = None,
         environments: Mapping[str, RunEnvironment] | None = None,
         teacher: Teacher | None = None,
+        older: Engine | None = None,
     ):
         """model: the model with which the first stage starts, on its device. problems: problems of each stage, by its
         name.
         helpers: processes that share the updates. evaluate: evaluates the weights of the engines after a step and returns
         metrics; called every `evaluate.every` steps. environments: entries of `rl.environments`, by name. teacher: scores
-        the rollouts of stages with the method `opd`."""
+        the rollouts of stages with the method `opd`. older: engine with the older policy of `cross_policy`."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
@@ -79,7 +82,7 @@ class Trainer:
         self.learner = Learner(model)
         self.helpers, self.evaluate, self.teacher = helpers, evaluate, teacher
         self.state = TrainerState()
-        self.rollouts = RolloutSource(recipe, writer.run_dir.name, engines, self.context, self.load_weights)
+        self.rollouts = RolloutSource(recipe, writer.run_dir.name, engines, self.context, self.load_weights, older)
         self.correction_limit = CorrectionLimit()
         self.first = True  # whether the next step is the first of this process
 
@@ -104,7 +107,8 @@ class Trainer:
         with timer("update_s"):
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
             update = await self.update(selection, rl, lr_scale, seed)
-            mixed = rl.sync.carry_over or source.stream is not None  # the tokens have different versions
+            # Whether the tokens have different versions.
+            mixed = rl.sync.carry_over or source.stream is not None or rl.method.added(CrossPolicy) is not None
             update.check_mismatch(selection, self.recipe.engine.resolved_mismatch_limit, version if mixed else None)
             self.correction_limit.check(update.metrics.get("corrected_share"), rl)
             if selection.trajectories:
@@ -118,8 +122,7 @@ class Trainer:
         if self.evaluate and self.recipe.evaluate.every and step % self.recipe.evaluate.every == 0:
             with timer("evaluate_s"):
                 held_out = await self.evaluate_weights(self.evaluate, step)
-        if rl.retire_from is not None:
-            self.state.retired += problems_to_retire(rollouts.trajectories, rl.retire_from)
+        self.state.add_rollouts(rollouts.trajectories, rl)
         generated = rollouts.trajectories
         metrics = (
             rollout_metrics(generated, rl.metrics) | selection.metrics | update.metrics | held_out | rollouts.metrics

@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils
 
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout.plan import draw_problems, group_name, parse_group_name
+from rstar_lab.rl.rollout.plan import group_name, parse_group_name
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.scheduler import ScheduledClient
@@ -79,10 +79,7 @@ class OversamplingManager(AgentLoopManagerTQ):
             groups = [(*parse_group_name(name), problem_of[problem]) for name, problem in self.restart[:count]]
             self.restart = self.restart[count:]
         new = count - len(groups)
-        problems, state.position = draw_problems(
-            settings.pool, state.position, new,
-            seed=settings.recipe.seed, stage=settings.stage.name, retired=set(state.retired),
-        )  # fmt: skip
+        problems = state.draw(settings.pool, new, settings.rl, seed=settings.recipe.seed, stage=settings.stage.name)
         groups += [(self.step, number, problem) for number, problem in enumerate(problems, start=self.sent)]
         self.sent += new
         self.open |= {group_name(start, number): problem.problem_id for start, number, problem in groups}

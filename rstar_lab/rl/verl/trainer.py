@@ -22,7 +22,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.algorithm.selection import Selection, problems_to_retire, solved_groups
+from rstar_lab.rl.algorithm.selection import Selection, solved_groups
 from rstar_lab.rl.models.model import export_chat_template
 from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.rollout.metrics import rollout_metrics
@@ -326,8 +326,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         step, state, rl = self.replay_buffer.last, self.state, self.settings.rl
         self.agent_loop_manager.close_groups(step.trajectories + step.dropped_trajectories)
-        if rl.retire_from is not None:
-            state.retired += problems_to_retire(step.trajectories, rl.retire_from)
+        state.add_rollouts(step.trajectories, rl)
         every = self.settings.recipe.evaluate.every
         held_out = self._evaluate(final=False) if every and self.global_steps % every == 0 else {}
         # Before verl writes the checkpoint: a run resumed from it must find the step in the store.

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.methods import Branching, Otb, Sdpo
+from rstar_lab.rl.methods import Branching, CrossPolicy, Otb, Sdpo
 from rstar_lab.rl.recipe import OneStepOff, Recipe
 
 
@@ -30,6 +30,10 @@ def unsupported_options(recipe: Recipe) -> list[str]:
         if rl.method.added(Branching):
             lines.append(
                 f"stages.{stage.name}: method.add: branching: verl's workers start all rollouts of a group at once; leave it out"
+            )
+        if rl.method.added(CrossPolicy):
+            lines.append(
+                f"stages.{stage.name}: method.add: cross_policy: all servers of a verl job have the newest weights; leave it out"
             )
         if rl.method.added(Sdpo):
             lines.append(

@@ -11,8 +11,15 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import measure_difficulty
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import HandOff, Stage
-from rstar_lab.rl.training.stages import difficulty_file, hand_off_trigger, stage_end_reason, stage_model
+from rstar_lab.rl.recipe import DifficultyFilter, HandOff, Stage
+from rstar_lab.rl.training.stages import (
+    difficulty_file,
+    difficulty_table,
+    hand_off_trigger,
+    stage_end_reason,
+    stage_model,
+    without_solved,
+)
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 
@@ -144,3 +151,12 @@ async def test_filter_command_on_a_stage_without_a_filter_is_an_error():
         UserError, match="stage two: the recipe has no stage of this name with a filter; stages with a filter: three"
     ):
         await measure_difficulty(load_recipe("tiny_three_stage"), "two", Path("model"))
+
+
+def test_the_filter_has_a_lower_and_an_upper_bound_and_sets_the_difficulty(tmp_path):
+    rows = [{"problem_id": f"p{n}", "reward": float(i < n)} for n in range(5) for i in range(4)]
+    rule = DifficultyFilter(samples=4, drop_below=0.2, drop_from=0.75)
+    table = difficulty_table(rows, rule, run_id="r", stage="s", step=1)
+    pq.write_table(table, tmp_path / "table.parquet")
+    kept = without_solved([problem(f"p{n}", 1.0) for n in range(5)], tmp_path / "table.parquet")
+    assert [(p.problem_id, p.difficulty) for p in kept] == [("p1", 0.75), ("p2", 0.5)]

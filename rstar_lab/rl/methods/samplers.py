@@ -1,0 +1,119 @@
+"""Samplers: which problems a step draws, in place of a random order.
+
+A sampler gives every problem a score; the problems with the highest scores are drawn, each at most once until all were
+drawn. It reads the difficulty that a problem has in its file or from the filter of the stage, and the results of the rollouts so
+far. Selection is a function of seed, position and results, so a resumed run draws the same problems.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.algorithm.history import NOTHING, ProblemHistory
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.section import Section
+
+
+class Sampler(Section):
+    """Base class of the samplers."""
+
+    @property
+    def kept_share(self) -> float:
+        """Factor by which earlier results of a problem count less with each new group."""
+        return 1.0
+
+    def scores(
+        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
+    ) -> np.ndarray:
+        """Return the score of each problem, (problems,). history: results by problem id."""
+        raise NotImplementedError
+
+
+class EasyFirst(Sampler):
+    """Draws problems from easy to hard, by their difficulty (curriculum learning, Bengio et al. 2009). Each problem is drawn once
+    before any is drawn again."""
+
+    type: Literal["easy_first"] = "easy_first"
+    """Name of the method."""
+
+    def scores(
+        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
+    ) -> np.ndarray:
+        return -_failed_share(problems, self.type) - _passes(problems, history)
+
+
+class ImprovementPotential(Sampler):
+    """Draws problems from high to low potential: p * (1 - p), the variance of the reward at the measured pass rate p (after
+    R1-Code-Interpreter, arXiv 2505.21668; the formula is ours). Each problem is drawn once before any is drawn again."""
+
+    type: Literal["improvement_potential"] = "improvement_potential"
+    """Name of the method."""
+
+    def scores(
+        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
+    ) -> np.ndarray:
+        failed = _failed_share(problems, self.type)
+        return failed * (1 - failed) - _passes(problems, history)
+
+
+class Learnability(Sampler):
+    """Draws problems at random with probability proportional to p * (1 - p), where p is the pass rate of the rollouts so far with
+    one success and one failure added (arXiv 2502.12272)."""
+
+    type: Literal["learnability"] = "learnability"
+    """Name of the method."""
+
+    def scores(
+        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
+    ) -> np.ndarray:
+        correct, total = _results(problems, history)
+        rate = (correct + 1) / (total + 2)
+        # The k largest of log-weight + Gumbel noise are k draws without replacement.
+        return np.log(rate * (1 - rate)) + rng.gumbel(size=len(problems))
+
+
+class Thompson(Sampler):
+    """Draws the problems whose pass rate, sampled from its posterior, is closest to `target` (Thompson sampling, MoPPS, arXiv
+    2507.04632)."""
+
+    type: Literal["thompson"] = "thompson"
+    """Name of the method."""
+    target: float = Field(0.5, gt=0, lt=1)
+    """Pass rate to draw. Default: MoPPS."""
+    memory: float = Field(0.8, gt=0, le=1)
+    """Factor by which earlier results of a problem count less with each new group, because the policy changes. Default: our
+    choice."""
+
+    @property
+    def kept_share(self) -> float:
+        return self.memory
+
+    def scores(
+        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
+    ) -> np.ndarray:
+        correct, total = _results(problems, history)
+        return -np.abs(rng.beta(1 + correct, 1 + total - correct) - self.target)
+
+
+def _failed_share(problems: Sequence[Problem], name: str) -> np.ndarray:
+    """Return the difficulty of each problem, in [0, 1]; problems without one count as hardest."""
+    measured = [problem.difficulty for problem in problems]
+    if all(value is None for value in measured):
+        raise UserError(
+            f"rl.method.add: {name} requires problems with a difficulty: give the stage a filter, or run `rstar-lab data prepare "
+            "--difficulty RUN`"
+        )
+    return np.clip([1.0 if value is None else value for value in measured], 0.0, 1.0)
+
+
+def _passes(problems: Sequence[Problem], history: Mapping[str, ProblemHistory]) -> np.ndarray:
+    """Return how often each problem was drawn, times a number above the range of scores."""
+    return 2.0 * np.array([history.get(problem.problem_id, NOTHING).drawn for problem in problems])
+
+
+def _results(problems: Sequence[Problem], history: Mapping[str, ProblemHistory]) -> tuple[np.ndarray, np.ndarray]:
+    found = [history.get(problem.problem_id, NOTHING) for problem in problems]
+    return np.array([one.correct for one in found]), np.array([one.total for one in found])

@@ -1,0 +1,51 @@
+"""Task advantage normalisation (AgentRL, arXiv 2510.04206).
+
+The advantages of all tokens of a task in a step get mean 0 and standard deviation 1, so that no task dominates the update. A
+task is an entry of `rl.environments`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
+from rstar_lab.rl.algorithm.streams import Streams, trained_mask
+from rstar_lab.rl.section import Section
+
+EPS = 1e-6
+
+
+class TaskNormalisation(Section):
+    """Normalises the advantages of the tokens of each environment in a step to mean 0 and standard deviation 1 (AgentRL, arXiv
+    2510.04206). Not with the method `otb`."""
+
+    type: Literal["task_normalisation"] = "task_normalisation"
+    """Name of the method."""
+
+
+class TaskNormalisationHooks(MethodHooks):
+    """Normalises the advantages of the methods before it."""
+
+    def score(self, groups: Sequence[Group], streams: list[list[Streams]]) -> list[list[Streams]]:
+        tokens: dict[str, list[np.ndarray]] = {}
+        for group, scores in zip(groups, streams, strict=True):
+            for rollout, own in zip(group.rollouts, scores, strict=True):
+                mask = trained_mask(rollout, own)
+                tokens.setdefault(rollout.environment, []).append(np.broadcast_to(own.advantage_T, mask.shape)[mask])
+        moments = {}
+        for task, arrays in tokens.items():
+            values = np.concatenate(arrays)
+            moments[task] = (values.mean(), values.std() + EPS) if len(values) else (0.0, 1.0)
+        return [
+            [
+                _normalised(own, *moments[rollout.environment])
+                for rollout, own in zip(group.rollouts, scores, strict=True)
+            ]
+            for group, scores in zip(groups, streams, strict=True)
+        ]
+
+
+def _normalised(streams: Streams, mean: float, std: float) -> Streams:
+    return replace(streams, advantage_T=(streams.advantage_T - mean) / std)

@@ -1,0 +1,173 @@
+"""Added methods, each against an independent formula: overlong filter, repetition, task normalisation and samplers."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.trajectories import trajectory
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.algorithm.history import ProblemHistory, add_results
+from rstar_lab.rl.algorithm.selection import select_rollouts
+from rstar_lab.rl.environments.mixture import Mixture
+from rstar_lab.rl.overrides import load_recipe, parse_overrides
+from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import RecipeError, RlSection
+from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.trajectory import StopReason, Turn
+
+POOL = [Problem(problem_id=f"p{i}", question=f"q{i}", answer="1", difficulty=i / 8) for i in range(9)]
+
+
+def section(*add, **keys):
+    return RlSection(method={"roc": {"rule": "none"}, "add": list(add)}, **keys)
+
+
+def group(rewards, name="g", **changes):
+    return [
+        replace(
+            trajectory(i, 3, 8 + i), traj_id=f"{name}{i}", group_id=name, problem_id=name, reward=float(r), **changes
+        )
+        for i, r in enumerate(rewards)
+    ]
+
+
+def test_truncated_rollouts_count_in_the_mean_but_not_in_the_loss():
+    rollouts = group([1, 0, 0, 1])
+    rollouts[1] = replace(rollouts[1], stop_reason=StopReason.LENGTH)
+    plain = select_rollouts(rollouts, section().hooks, 0)
+    filtered = select_rollouts(rollouts, section({"type": "overlong_filter"}).hooks, 0)
+    assert [t.traj_id for t in filtered.trajectories] == ["g0", "g2", "g3"]
+    assert filtered.advantages == [plain.advantages[i] for i in (0, 2, 3)]
+    assert filtered.metrics["class/masked/overlong"] == 1
+
+
+def repeated(sequences, n):
+    """The share of repeated n-grams, counted with a dictionary."""
+    counts = Counter(tuple(ids[i : i + n]) for ids in sequences for i in range(len(ids) - n + 1))
+    return sum(count - 1 for count in counts.values()) / max(1, sum(counts.values()))
+
+
+def test_repeated_ngrams_of_the_model_lower_the_reward():
+    rng = np.random.default_rng(0)
+    hooks = section({"type": "repetition", "weight": 0.5, "ngram": 3}).hooks
+    for _ in range(20):
+        ids = rng.integers(0, 4, 60).tolist()
+        turns = tuple(Turn(start, end, "", 0, 0, 0) for start, end in ((0, 25), (30, 31), (33, 60)))
+        rollout = replace(trajectory(0, 3, 60), response_ids=ids, turns=turns)
+        expected = -0.5 * repeated([ids[turn.start : turn.end] for turn in turns], 3)
+        assert sum(method.shape_reward(rollout) for method in hooks) == pytest.approx(expected)
+    assert sum(method.shape_reward(trajectory(0, 3, 5)) for method in hooks) == 0.0
+    assert any(method.reads_texts for method in hooks), "verl's trainer process needs the tokens"
+
+
+def test_advantages_of_each_task_have_mean_0_and_deviation_1_over_its_tokens():
+    rollouts = group([1, 0, 0, 0], "a") + group([1, 1, 1, 0], "b") + group([3, 0, 1, 0], "c", environment="other")
+    plain = select_rollouts(rollouts, section().hooks, 0)
+    found = select_rollouts(rollouts, section({"type": "task_normalisation"}).hooks, 0)
+    for task in ("", "other"):
+        of_task = [i for i, t in enumerate(found.trajectories) if t.environment == task]
+        tokens, before = (
+            np.concatenate([[s.advantages[i]] * rollouts[i].model_tokens for i in of_task]) for s in (found, plain)
+        )
+        assert tokens.mean() == pytest.approx(0, abs=1e-9) and tokens.std() == pytest.approx(1, abs=1e-5)
+        np.testing.assert_allclose(tokens, (before - before.mean()) / (before.std() + 1e-6))
+    with pytest.raises(ValueError, match="task_normalisation cannot be combined with method otb"):
+        RlSection(method={"type": "otb", "add": [{"type": "task_normalisation"}]})
+
+
+def draw(state, rl, count=3, pool=POOL):
+    return [problem.problem_id for problem in state.draw(pool, count, rl, seed=5, stage="s")]
+
+
+def test_easy_first_draws_by_difficulty_and_then_again():
+    state, rl = TrainerState(), section({"type": "easy_first"})
+    shuffled = [POOL[i] for i in np.random.default_rng(1).permutation(9)]
+    assert [draw(state, rl, pool=shuffled) for _ in range(4)] == [
+        ["p0", "p1", "p2"], ["p3", "p4", "p5"], ["p6", "p7", "p8"], ["p0", "p1", "p2"]
+    ]  # fmt: skip
+    state.retired = ["p3"]
+    assert draw(state, rl) == ["p4", "p5", "p6"]
+
+
+def test_improvement_potential_draws_problems_of_medium_difficulty_first():
+    state, rl = TrainerState(), section({"type": "improvement_potential"})
+    drawn = [name for _ in range(3) for name in draw(state, rl)]
+    values = [POOL[int(name[1:])].difficulty for name in drawn]
+    potential = [value * (1 - value) for value in values]
+    assert sorted(drawn) == [p.problem_id for p in POOL] and potential == sorted(potential, reverse=True)
+    with pytest.raises(UserError, match="improvement_potential requires problems with a difficulty"):
+        draw(TrainerState(), rl, pool=[POOL[0].model_copy(update={"difficulty": None})])
+
+
+def test_learnability_draws_in_proportion_to_p_times_1_minus_p():
+    rl, pool = section({"type": "learnability"}), POOL[:3]
+    history = {"p0": ProblemHistory(0, 7, 14), "p1": ProblemHistory(0, 13, 14), "p2": ProblemHistory(0, 0, 30)}
+    rates = np.array([8 / 16, 14 / 16, 1 / 32])
+    counts = Counter()
+    for seed in range(4000):
+        state = TrainerState(position=seed, history=dict(history))
+        counts.update(draw(state, rl, 1, pool))
+    weights = rates * (1 - rates)
+    shares = np.array([counts[p.problem_id] for p in pool]) / 4000
+    np.testing.assert_allclose(shares, weights / weights.sum(), atol=0.03)
+    assert len(set(draw(TrainerState(history=dict(history)), rl, 3, pool))) == 3, "without replacement"
+
+
+def test_thompson_draws_what_the_posterior_puts_next_to_the_target():
+    rl, pool = section({"type": "thompson", "target": 0.3}), POOL[:3]
+    history = {"p0": ProblemHistory(0, 50, 100), "p1": ProblemHistory(0, 30, 100), "p2": ProblemHistory(0, 2, 4)}
+    rng, wins = np.random.default_rng(0), Counter()
+    for _ in range(4000):
+        sampled = {n: rng.beta(1 + h.correct, 1 + h.total - h.correct) for n, h in history.items()}
+        wins[min(sampled, key=lambda name: abs(sampled[name] - 0.3))] += 1
+    counts = Counter()
+    for position in range(4000):
+        counts.update(draw(TrainerState(position=position, history=dict(history)), rl, 1, pool))
+    for name in history:
+        assert counts[name] / 4000 == pytest.approx(wins[name] / 4000, abs=0.03)
+
+
+def test_results_of_a_problem_fade_with_each_group():
+    state, rl = TrainerState(), section({"type": "thompson", "memory": 0.5})
+    for rewards in ([1, 1, 0, 0], [1, 0, 0, 0]):
+        state.add_rollouts(group(rewards, "p1"), rl)
+    assert state.history == {"p1": ProblemHistory(0, 0.5 * 2 + 1, 0.5 * 4 + 4)}
+    history = {}
+    failed = [replace(t, stop_reason=StopReason.ENGINE_ERROR) for t in group([0, 0], "p2")]
+    add_results(history, failed, 1.0)
+    assert history == {}, "rollouts that failed through no fault of the model are not results"
+
+
+def test_draws_depend_on_seed_position_and_results_only(tmp_path):
+    """A state that was written and read again draws the same problems."""
+    import json
+    from dataclasses import asdict
+
+    state, rl = TrainerState(), section({"type": "learnability"})
+    for step in range(3):
+        names = draw(state, rl)
+        state.add_rollouts([t for name in names for t in group([step % 2, 0], name)], rl)
+    (tmp_path / "trainer.json").write_text(json.dumps(asdict(state)))
+    resumed = TrainerState.read(tmp_path)
+    assert resumed == state and draw(resumed, rl) == draw(state, rl)
+    assert draw(resumed, section()) != [] and TrainerState.read(tmp_path).history
+    state.enter_stage(1)
+    assert {one.drawn for one in state.history.values()} == {0}
+
+
+def test_a_mixture_keeps_the_shares_of_its_environments():
+    pool = [p.model_copy(update={"environment": "a" if i < 6 else "b"}) for i, p in enumerate(POOL)]
+    state, rl = TrainerState(), section({"type": "easy_first"})
+    mixture = Mixture(pool, {"a": 2.0, "b": 1.0})
+    drawn = state.draw(mixture, 6, rl, seed=5, stage="s")
+    assert Counter(p.environment for p in drawn) == {"a": 4, "b": 2}
+    assert [p.problem_id for p in drawn if p.environment == "b"] == ["p6", "p7"]
+
+
+def test_one_sampler_and_valid_bounds():
+    with pytest.raises(RecipeError, match="learnability and thompson both choose"):
+        load_recipe("tiny", parse_overrides(["rl.method.add=[{type: learnability}, {type: thompson}]"]))
+    with pytest.raises(RecipeError, match="drop_below must be less than drop_from"):
+        load_recipe("tiny", parse_overrides(["stages.0.filter={drop_below: 0.5, drop_from: 0.5}"]))
