@@ -29,7 +29,7 @@ def evaluate(
         str,
         typer.Option(
             help="aime24, aime25, hmmt25, math500 or their Hugging Face names (downloaded), aime24=FILE (a file with that "
-            "set's columns), or a Parquet, JSON or JSONL file with the columns question and answer."
+            "set's columns), or a Parquet, JSON, JSONL or CSV file with the columns question and answer."
         ),
     ],
     samples: Annotated[

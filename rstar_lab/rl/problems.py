@@ -1,5 +1,6 @@
 """Problems for training and evaluation, and how problem files are read and written."""
 
+import csv
 import json
 import logging
 import math
@@ -154,9 +155,9 @@ def read_problem(
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """Yield (row number from 1, row) of a .jsonl, .json (a list of objects) or .parquet file.
+    """Yield (row number from 1, row) of a .jsonl, .json (a list of objects), .csv (with a header) or .parquet file.
 
-    .jsonl and .parquet files are read incrementally. Raises ProblemError that names file and row.
+    .jsonl, .csv and .parquet files are read incrementally. Raises ProblemError that names file and row.
     """
     path = Path(path)
     if not path.is_file():
@@ -172,6 +173,18 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
             if not isinstance(rows, list):
                 raise ProblemError(f"{path}: not a list of objects")
             yield from enumerate(rows, 1)
+        case ".csv":
+            try:
+                with path.open(encoding="utf-8-sig", newline="") as lines:
+                    rows = enumerate(csv.DictReader(lines), 1)
+                    if (first := next(rows, None)) is None:
+                        raise ProblemError(
+                            f"{path}: a '.csv' file starts with a header, and this one has no row below it"
+                        )
+                    yield first
+                    yield from rows
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise ProblemError(f"{path}: not CSV in UTF-8: {error}") from None
         case ".parquet":
             import pyarrow as pa
             import pyarrow.parquet as pq
@@ -185,7 +198,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
             except (pa.ArrowException, OSError) as error:
                 raise ProblemError(f"{path}: not a readable parquet file: {error}") from None
         case suffix:
-            raise ProblemError(f"{path}: problem files end in .jsonl, .json or .parquet, not {suffix!r}")
+            raise ProblemError(f"{path}: problem files end in .jsonl, .json, .csv or .parquet, not {suffix!r}")
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
@@ -202,7 +215,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:
-    """Return the problems of a .jsonl, .json or .parquet file.
+    """Return the problems of a .jsonl, .json, .csv or .parquet file.
 
     Args:
         path: The file. Columns that are not fields of a problem are ignored.

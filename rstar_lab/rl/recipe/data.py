@@ -25,7 +25,7 @@ class Problems(Section):
     """A problem set: either `file` or `synthetic`."""
 
     file: Path | None = None
-    """Parquet, JSON or JSONL file with one problem per row."""
+    """Parquet, JSON, JSONL or CSV file with one problem per row."""
     fields: dict[Literal["problem_id", "question", "answer", "source", "difficulty", "info", "environment"], str] = (
         Field({})
     )

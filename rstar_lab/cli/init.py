@@ -1,0 +1,236 @@
+"""`rstar-lab init`."""
+
+import random
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rstar_lab.cli.shared import examples
+from rstar_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar_lab.hardware.profiles import Profile
+    from rstar_lab.rl.problems import Problem
+
+app = typer.Typer()
+# Names of columns that data sets use for ours, most common first.
+COLUMNS = {
+    "question": ("question", "problem", "prompt", "query", "instruction", "input"),
+    "answer": ("answer", "final_answer", "expected_answer", "solution", "ground_truth", "target", "output", "label"),
+}
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 100
+STATE_BYTES = 18  # per parameter: weights, gradient and two moments in float32, and the engine's copy in bfloat16
+# Problems per step, rollouts that train per problem, tokens and turns of a response, learning rate, steps.
+SIZES = {
+    "cpu": (4, 8, 256, 3, "1.0e-5", 20),
+    "one_gpu": (32, 8, 2048, 8, "1.0e-6", 100),
+    "cluster": (128, 16, 8192, 10, "1.0e-6", 200),
+}
+
+
+@app.command(
+    epilog=examples(
+        "rstar-lab init --model smollm2-135m --problems gsm8k.csv",
+        "rstar-lab init --model Qwen/Qwen3-0.6B --problems problems.jsonl --profile one_gpu --out mine.yaml",
+    )
+)
+def init(
+    model: Annotated[
+        str | None, typer.Option(help="A folder, a name on the Hugging Face Hub, smollm2-135m, or a .gguf file.")
+    ] = None,
+    problems: Annotated[
+        str | None,
+        typer.Option(help="A CSV, JSONL, JSON or Parquet file with questions and answers, or the name of a data set."),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", "--machine", help="Hardware profile. Default: laptop, or one_gpu if there is a GPU."),
+    ] = None,
+    fields: Annotated[
+        str, typer.Option(help="Columns of the file: question=problem,answer=final_answer. Default: by their names.")
+    ] = "",
+    sft: Annotated[
+        bool | None,
+        typer.Option(
+            "--sft/--no-sft", help="Teach tool calls by SFT first. Default: if the chat template knows no tools."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The recipe to write. Its problems are written beside it.")] = Path(
+        "recipe.yaml"
+    ),
+) -> None:
+    """Write a recipe that trains your model on your problems. Asks for what is not given, in a terminal.
+
+    The problems are split into training and held-out ones. `rstar-lab run` starts the recipe.
+    """
+    from rstar_lab.hardware.profiles import load_profile
+    from rstar_lab.rl.overrides import load_recipe
+    from rstar_lab.rl.problems import write_problems
+
+    model = model or _ask("--model", "Model (folder, ORG/NAME on the Hub, smollm2-135m or .gguf file)")
+    problems = problems or _ask("--problems", "Problems (CSV, JSONL, JSON or Parquet file, or name of a data set)")
+    detected = "one_gpu" if Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists() else "laptop"
+    if profile is None:
+        profile = typer.prompt("Machine", default=detected) if _in_terminal() else detected
+    machine = load_profile(profile)
+    if out.suffix != ".yaml" or out.exists():
+        raise UserError(
+            f"--out {out}: {'exists already' if out.exists() else 'a recipe ends in .yaml'}; choose another name"
+        )
+    knows_tools = _knows_tools(model)
+    if sft is None:
+        sft = not knows_tools
+        if sft and _in_terminal():
+            sft = typer.confirm(
+                "The chat template of this model knows no tools. Teach tool calls by SFT first?", default=True
+            )
+    name, train, held_out = _split(problems, fields)
+    files = [out.with_name(f"{out.stem}-{part}.jsonl") for part in ("train", "held-out")]
+    for file, part in zip(files, (train, held_out), strict=True):
+        write_problems(file, part)
+        print(f"{file}: {len(part)} problems of {name}")
+    out.write_text(
+        recipe_text(model, machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools),
+        encoding="utf-8",
+    )
+    recipe = load_recipe(out)
+    print(f"{out}: {'SFT, then ' if sft else ''}{recipe.stages[0].steps} steps of GRPO-RoC on profile {machine.name}")
+    if not sft and not knows_tools:
+        print("The chat template knows no tools, so tools are described in the system prompt; --sft teaches them first")
+    print(f"next: rstar-lab preflight {out} --profile {profile}\n      rstar-lab run {out}")
+
+
+def _in_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _ask(flag: str, question: str) -> str:
+    if not _in_terminal():
+        raise UserError(f"init: give {flag}")
+    return str(typer.prompt(question))
+
+
+def _knows_tools(model: str) -> bool:
+    """Return whether the chat template of a model renders tools. Raises UserError without tokenizer, or for `tiny`."""
+    from rstar_lab.rl.models.model import load_tokenizer
+    from rstar_lab.rl.models.sources import get_model
+    from rstar_lab.rl.renderers.base import PromptStyle
+    from rstar_lab.rl.renderers.model import ModelRenderer
+
+    if model == "tiny":
+        raise UserError("--model tiny: it has random weights; run `rstar-lab demo`, or copy the recipe `tiny`")
+    tokenizer = load_tokenizer(get_model(model, weights=False))
+    try:
+        return ModelRenderer(PromptStyle("model"), tokenizer=tokenizer).uses_tools
+    except UserError:  # no chat template, or one with an unknown syntax of calls
+        return False
+
+
+def _split(source: str, fields: str) -> tuple[str, "list[Problem]", "list[Problem]"]:
+    """Return the name of a problem set, its training problems and its held-out ones, in random order."""
+    from rstar_lab.rl.data.sources import parse_source, read_source
+    from rstar_lab.rl.problems import parse_fields
+
+    parsed = parse_source(source, parse_fields(fields))
+    if parsed.path and not parsed.source.fields:
+        parsed = parse_source(source, _guess_fields(parsed.path))
+    bad: list[str] = []
+    found = {candidate.problem.question.strip(): candidate.problem for candidate in read_source(parsed, bad.append)}
+    if bad:
+        print(f"left out rows: {len(bad)}; the first: {bad[0]}")
+    if len(found) < 2:
+        raise UserError(
+            f"--problems {source}: {len(found)} different problems; at least 2 are needed, one of them held out"
+        )
+    chosen = random.Random(0).sample(list(found.values()), len(found))
+    held_out = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(chosen))))
+    return parsed.source.name, chosen[held_out:], chosen[:held_out]
+
+
+def _guess_fields(path: Path) -> dict[str, str]:
+    """Return our field name -> column of a file, by common names of columns. Raises UserError that lists the columns."""
+    from rstar_lab.rl.problems import read_rows
+
+    _, row = next(read_rows(path), (0, {}))
+    columns = {str(column).strip().lower(): str(column) for column in row} if isinstance(row, dict) else {}
+    fields = {}
+    for ours, names in COLUMNS.items():
+        theirs = next(
+            (columns[name] for name in names if name in columns and columns[name] not in fields.values()), None
+        )
+        if theirs is None:
+            raise UserError(
+                f"{path}: no column with the {ours}; name it with --fields question=COLUMN,answer=COLUMN; columns: "
+                f"{', '.join(columns.values()) or 'none'}"
+            )
+        fields[ours] = theirs
+    return fields
+
+
+def recipe_text(model: str, profile: "Profile", *, sft: bool, train: Path, held_out: Path, knows_tools: bool) -> str:
+    """Return a commented recipe of at most 25 lines. The same arguments always give the same text.
+
+    Args:
+        model: model of the recipe.
+        profile: machine that trains.
+        sft: whether SFT teaches tool calls and the answer format of the paper before RL.
+        train: file of training problems.
+        held_out: file of held-out problems.
+        knows_tools: whether the chat template renders tools.
+    """
+    import yaml
+
+    from rstar_lab.rl.preflight.architecture import architecture_of
+
+    hardware = profile.hardware
+    size = "cpu" if not hardware.gpus else "one_gpu" if profile.trainer == "local" else "cluster"
+    problems, group, tokens, turns, lr, steps = SIZES[size]
+    memory_gb = hardware.hbm_gb or hardware.memory_gb_per_node
+    shape = architecture_of(model)
+    lora = shape is not None and size != "cluster" and STATE_BYTES * shape.parameters > 0.6 * memory_gb * 1e9
+
+    def quoted(value: Any) -> str:
+        return yaml.safe_dump(str(value), default_style=None, width=2**20).removesuffix("...\n").strip()
+
+    lines = [
+        "# Written by `rstar-lab init`. `rstar-lab run FILE` starts or resumes it; docs/recipe-keys.md lists all keys.",
+        f"model: {quoted(model)}",
+    ]
+    adapters = (
+        ["  lora: {rank: 32}  # all weights and their optimizer state do not fit into the memory"] if lora else []
+    )
+    if sft:
+        reason = "the chat template knows no tools" if not knows_tools else "the format of the paper"
+        lines += [
+            f"sft:  # teaches tool calls and the answer format: {reason}",
+            "  problems: {synthetic: {count: 512, seed: 1}}  # conversations whose programs run in the sandbox",
+            "  epochs: 1", "  batch_size: 16", "  lr: 1.0e-4", "  max_tokens: 1024", *adapters,
+        ]  # fmt: skip
+    lines += [
+        "rl:",
+        f"  problems_per_step: {problems}",
+        f"  group_size: {group}  # rollouts per problem that train the model; RoC chooses them from twice as many",
+        f"  limits: {{max_response_tokens: {tokens}, max_turns: {turns}}}",
+        f"  lr: {lr if not lora else '1.0e-5'}", "  warmup_steps: 0", *adapters,
+    ]  # fmt: skip
+    if not sft:
+        lines += [
+            "  prompt: {format: model}  # the chat template of the model",
+            "  answer: boxed  # where the answer is read",
+        ]
+    lines += [
+        "stages:",
+        f"  - {{name: rl, steps: {steps}, problems: {{file: {quoted(train)}}}}}",
+    ]
+    if size == "cpu":
+        lines.append("engine: {count: 1, kv_cache_gb: 1}")
+    elif size == "one_gpu":
+        lines.append("engine: {count: 1, gpu_memory_utilization: 0.4}  # the trainer uses the same GPU")
+    lines += [
+        "evaluate:",
+        f"  sets: {{held_out: {{file: {quoted(held_out)}}}}}",
+        f"  samples: 2\n  max_response_tokens: {tokens}\n  max_turns: {turns}",
+    ]
+    return "\n".join(lines) + "\n"
