@@ -48,7 +48,7 @@ EXTRA_OF = {
 COMMANDS: dict[str, dict[str, str | None]] = {
     "Start here": {"demo": None, "init": None, "run": None, "doctor": None, "evaluate": None, "report": None},
     "Train": {"recipes": None, "preflight": None, "train": None, "rewind": None},
-    "Evaluate and serve": {"chat": None, "serve": None, "audit": None, "rescore": None},
+    "Evaluate and serve": {"chat": None, "serve": None, "audit": None, "rescore": None, "explain": None},
     "Inspect runs": {
         "runs": "List, show and compact runs.",
         "ablation": "Compare the arms of an ablation.",
