@@ -7,7 +7,8 @@ def check(log: Log) -> Evidence | None:
     texts = log.texts()
     if len(texts) < 20:
         return None
-    empty = (texts.own.str.strip() == "") & (texts.reward <= 0)
+    known_failures = texts.stop_reason.isin(["engine_error", "environment_error"])  # left out of the loss
+    empty = (texts.own.str.strip() == "") & (texts.reward <= 0) & ~known_failures
     value = share(empty, texts)
     if value[0] < 0.02 or empty.sum() < 3:
         return None

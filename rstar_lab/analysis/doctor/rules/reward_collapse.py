@@ -5,15 +5,19 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, change
 
 def check(log: Log) -> Evidence | None:
     rewards = log.steps.reward.dropna()
-    if len(rewards) < 9:
+    third = len(rewards) // 3
+    if third < 2:
         return None
     difference, low, high = change(rewards)
-    first = float(rewards.head(len(rewards) // 3).mean())
-    if not (high < 0 and first > 0.05 and difference < -0.5 * first):
+    first, last = rewards.head(2), rewards.tail(third)
+    fallen = last.max() < 0.5 * first.min()
+    if first.mean() < 0.05 or not (fallen or (high < 0 and difference < -0.5 * float(first.mean()))):
         return None
-    text = f"mean reward of the last third minus the first third: {difference:+.3f} [{low:+.3f}, {high:+.3f}], from {first:.3f}"
-    worst = log.steps.step[rewards.index].tail(len(rewards) // 3).astype(int).tolist()
-    return Evidence(text, {"difference": difference, "low": low, "high": high, "first": first}, worst, (), 0.9)
+    text = f"mean reward {first.mean():.3f} in the first two steps, {last.mean():.3f} in the last {third} ({last.max():.3f} at most)"
+    steps = log.steps.step[last.index].astype(int).tolist()
+    return Evidence(
+        text, {"first": float(first.mean()), "last": float(last.mean()), "low": low, "high": high}, steps, (), 0.9
+    )
 
 
 RULE = Rule(
