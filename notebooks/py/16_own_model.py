@@ -1,0 +1,118 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py//py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Train your own model on your own problems
+#
+# Give a chat model and a file of problems. The notebook writes a recipe with `rstar-lab init`, checks it, trains, and
+# shows what the model learnt. With the defaults it trains SmolLM2-135M-Instruct, which it downloads, on generated
+# arithmetic. docs/own-model.md explains every step in a terminal.
+
+# %% tags=["parameters"]
+model: str = "smollm2-135m"  # a folder, ORG/NAME on the Hugging Face Hub, smollm2-135m, or a .gguf file
+problems: str = ""  # a CSV, JSONL, JSON or Parquet file with questions and answers; empty: 200 generated problems
+fields: str = ""  # names of its columns, if they are not recognised; see `rstar-lab init --help`
+recipe: str = "own_model.yaml"  # recipe to write, or to use if it exists; its name is the name of the run
+overrides: dict = {}  # recipe keys: {"stages.0.steps": 5, "rl.limits.max_response_tokens": 512}
+profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
+runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+wait: bool = True  # block until the job ends (needed for papermill); False: watch live below
+
+# %%
+import subprocess
+import sys
+from pathlib import Path
+
+from rstar_lab.analysis import inspect, open_runs, watch
+from rstar_lab.analysis.figures import plot_curves
+from rstar_lab.jobs import find_job_runs_dir, submit
+from rstar_lab.parameters import read_mapping
+from rstar_lab.rl.problems import write_problems
+from rstar_lab.rl.synthetic.families import synthesize
+
+overrides = read_mapping(overrides, "overrides")
+runs_dir = find_job_runs_dir(profile, runs_dir)
+recipe = Path(recipe).absolute()
+
+
+def rstar_lab(*arguments):
+    """Run a command of rstar_lab and print what it prints."""
+    done = subprocess.run([sys.executable, "-m", "rstar_lab.cli", *map(str, arguments)], capture_output=True, text=True)
+    print(done.stdout + done.stderr)
+    assert done.returncode == 0, "the last line says what to change"
+
+
+# %% [markdown]
+# ## Write the recipe
+#
+# `rstar-lab init` splits the problems into training and held-out ones and writes a recipe of at most 25 lines. If the
+# chat template of the model knows no tools, the recipe starts with SFT, which teaches tool calls. Edit the file as you like.
+
+# %%
+if not problems:
+    problems = recipe.with_name("problems_16.jsonl")
+    write_problems(problems, synthesize(0, 200, levels=(1, 2)))
+if not recipe.exists():
+    rstar_lab("init", "--model", model, "--problems", problems, "--fields", fields, "--profile", profile, "--out", recipe)
+print(recipe.read_text())
+
+# %% [markdown]
+# ## Check it
+#
+# Preflight checks model, tokens, problems, sandbox, memory and time before anything is trained.
+
+# %%
+rstar_lab("preflight", recipe, "--profile", profile, *(word for key, value in overrides.items() for word in ("--set", f"{key}={value}")))
+
+# %% [markdown]
+# ## Train
+#
+# The job is a process of its own: run the cell again to attach to it or to resume it. After the first step the log says
+# how many rollouts are correct, used the tool and have an answer in the asked format, and when the run will end.
+
+# %%
+job = submit(str(recipe), profile, overrides, runs_dir=runs_dir)
+if wait:
+    status = job.watch()
+    assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
+
+# %%
+run = recipe.stem
+watch(Path(runs_dir) / f"{run}-rl")
+
+# %% [markdown]
+# ## Result
+
+# %%
+runs = open_runs(runs_dir, run_ids=[f"{run}-rl"])
+plot_curves(runs)
+
+# %%
+inspect(runs)
+
+# %% [markdown]
+# ## Use the model elsewhere
+#
+# The trained model is a folder in Hugging Face format with its chat template. transformers loads it, and vLLM serves it:
+# `vllm serve FOLDER --enable-auto-tool-choice --tool-call-parser hermes`.
+
+# %%
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = max((Path(runs_dir) / f"{run}-rl" / "stages").iterdir())
+tokenizer = AutoTokenizer.from_pretrained(folder)
+trained = AutoModelForCausalLM.from_pretrained(folder)
+print(folder)
+print(f"{sum(weight.numel() for weight in trained.parameters()) / 1e6:.1f}M parameters, {len(tokenizer)} tokens")
