@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from helpers.analysis_runs import make_run
 
-from rstar_lab.analysis import export_atif, export_preferences, export_sft, import_atif, open_runs
+from rstar_lab.analysis import export_atif, export_preferences, export_sft, import_atif, import_messages, open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.rl.renderers.conversations import read_conversations
 from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS
@@ -220,14 +221,18 @@ def test_parquet_files_have_the_same_rows(golden, tmp_path):
         export_sft(golden, tmp_path / "a.csv", STEP)
 
 
-@pytest.mark.slow
-def test_the_datasets_library_loads_the_files(golden, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    export_sft(golden, tmp_path / "a.jsonl", STEP)
-    export_sft(golden, tmp_path / "t.jsonl", STEP, tokens=True)
-    export_preferences(golden, tmp_path / "p.jsonl", STEP)
-    for name, column in (("a", "messages"), ("t", "input_ids"), ("p", "chosen")):
-        loaded = datasets.load_dataset(
-            "json", data_files=str(tmp_path / f"{name}.jsonl"), cache_dir=str(tmp_path / "cache")
-        )
-        assert len(loaded["train"]) == len(lines(tmp_path / f"{name}.jsonl")) and column in loaded["train"].column_names
+def test_parquet_files_hold_different_arguments_as_text(tmp_path):
+    def messages(name, arguments):
+        call = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+        return [{"role": "user", "content": name}, {"role": "assistant", "content": call}]
+
+    rows = [{"messages": messages(*call), "reward": 1} for call in (("f", {"a": 1}), ("g", {"b": "x"}), ("h", {}))]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    runs = open_runs(import_messages(tmp_path / "in.jsonl", tmp_path / "runs"))
+    exported = export_sft(runs, tmp_path / "a.parquet")
+    assert any("arguments are JSON text" in note for note in exported.notes)
+    stored = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    functions = [row["messages"][1]["tool_calls"][0]["function"] for row in stored]
+    assert {function["arguments"] for function in functions} == {'{"a": 1}', '{"b": "x"}', "{}"}
+    export_sft(runs, tmp_path / "a.jsonl")
+    assert list(read_conversations(tmp_path / "a.parquet")) == list(read_conversations(tmp_path / "a.jsonl"))

@@ -13,6 +13,9 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from rstar_lab.analysis.exports.records import Exported, Rollout, Row, read_rollouts
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
@@ -26,6 +29,10 @@ PROVENANCE = (
     "p_err", "outcomes", "stop_reason", "engine",
 )  # fmt: skip
 _NO_PROMPT = "rows of runs without prompt tokens and vocabulary have no system prompt and no tools"
+_AS_TEXT = (
+    "tools and arguments are JSON text, because they have different keys, which Parquet cannot hold; readers other than "
+    "`rstar-lab sft` need the .jsonl file"
+)
 NGRAM = 13  # shared words that make a question contaminated
 _ROLE = re.compile(r"<\|im_start\|>(system|user)\n(.*?)<\|im_end\|>", re.DOTALL)
 # What opens a turn of the model, before the text with which generation starts
@@ -64,7 +71,7 @@ def export_sft(
         UserError: The filter selects nothing that can be written, or the file name has another ending.
     """
     exported = Exported(Path(path))
-    where = {"rewarded": True, "truncated": False} if where is None else where
+    where = {"rewarded": True, "truncated": [False, None]} if where is None else where
     context = _Context(runs, exported, against or {})
 
     def rows() -> Iterator[Row]:
@@ -104,7 +111,7 @@ def export_preferences(
         UserError: The filter selects no pair, or the file name has another ending.
     """
     exported = Exported(Path(path))
-    where = {"truncated": False} if where is None else where
+    where = {"truncated": [False, None]} if where is None else where
     context = _Context(runs, exported, against or {})
 
     def rows() -> Iterator[Row]:
@@ -316,10 +323,7 @@ def _write(rows: Iterator[Row], exported: Exported, where: Where, kind: str, con
                 (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "replace") for row in collected
             )
         else:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
-            pq.write_table(pa.Table.from_pylist([_flat(row) for row in collected]), file)
+            pq.write_table(_table(collected, exported), file)
     exported.written = len(collected)
     if wrong := sum("reward" in row and not (row["reward"] or 0) > 0 for row in collected):
         exported.notes.append(f"{wrong:,} rows have no reward above zero, because the filter selects them")
@@ -328,16 +332,36 @@ def _write(rows: Iterator[Row], exported: Exported, where: Where, kind: str, con
     return exported
 
 
-def _flat(row: Row) -> Row:
-    """Return a row for Parquet: arguments and schemas, whose keys differ, as JSON."""
-    flat = dict(row)
-    for name in ("messages", "chosen", "rejected", "prompt"):
-        for message in flat.get(name) or ():
-            for call in message.get("tool_calls", ()):
-                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-    if "tools" in flat:
-        flat["tools"] = json.dumps(flat["tools"], ensure_ascii=False)
-    return flat
+def _table(rows: Sequence[Row], exported: Exported) -> pa.Table:
+    """Return the rows as a table for Parquet, whose structures have the same keys in all rows.
+
+    Arguments and schemas with other keys are JSON text, because Parquet would fill the missing keys with nulls.
+    """
+    try:
+        table = pa.Table.from_pylist(list(rows))
+        if [*map(_structures, table.to_pylist())] == [*map(_structures, rows)]:
+            return table
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):  # values of different types
+        pass
+    exported.notes.append(_AS_TEXT)
+    flat = [json.loads(json.dumps(row)) for row in rows]
+    for row in flat:
+        for function in _functions(row):
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        row["tools"] = json.dumps(row["tools"], ensure_ascii=False)
+    return pa.Table.from_pylist(flat)
+
+
+def _structures(row: Row) -> list[Any]:
+    return [row.get("tools"), *(function["arguments"] for function in _functions(row))]
+
+
+def _functions(row: Row) -> Iterator[Row]:
+    """Yield the called functions in the messages of a row."""
+    for name in ("messages", "prompt", "chosen", "rejected"):
+        for message in row.get(name) or ():
+            for call in message.get("tool_calls") or ():
+                yield call["function"]
 
 
 def _card(exported: Exported, where: Any, kind: str, context: _Context, columns: Sequence[str]) -> str:

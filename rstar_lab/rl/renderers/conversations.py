@@ -58,7 +58,7 @@ def tool_calls(calls: Sequence[tuple[str, Mapping[str, Any]]], reason: str = "")
 
 
 def write_conversations(path: str | Path, conversations: Iterable[Conversation]) -> int:
-    """Write conversations to a .jsonl file, or a .parquet file that the SFT of verl reads; return their number.
+    """Write conversations to a .jsonl or .parquet file; return their number. Tools are JSON text in Parquet.
 
     The file is replaced atomically.
     """
