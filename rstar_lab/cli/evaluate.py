@@ -14,6 +14,7 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "rstar-lab evaluate runs/tiny_fast-rl --problems held_out.jsonl --samples 4 --set engine.kind=transformers",
+        "rstar-lab evaluate runs/tiny_fast-rl --problems aime24 --problems aime25",
         "rstar-lab evaluate http://127.0.0.1:8000 http://127.0.0.1:8001 --problems aime24",
     )
 )
@@ -26,10 +27,11 @@ def evaluate(
         ),
     ],
     problems: Annotated[
-        str,
+        list[str],
         typer.Option(
             help="aime24, aime25, hmmt25, math500 or their Hugging Face names (downloaded), aime24=FILE (a file with that "
-            "set's columns), or a Parquet, JSON, JSONL or CSV file with the columns question and answer."
+            "set's columns), or a Parquet, JSON, JSONL or CSV file with the columns question and answer. Repeat it to evaluate "
+            "several sets in one run."
         ),
     ],
     samples: Annotated[

@@ -28,7 +28,7 @@ SHOWN = 40  # rows of the printed table, hardest problems first
 
 async def evaluate_command(
     models: Sequence[str],
-    source: str,
+    source: str | Sequence[str],
     recipe: Recipe,
     reporter: Reporter,
     *,
@@ -41,7 +41,8 @@ async def evaluate_command(
 ) -> dict[str, Any]:
     """Evaluate a model, print the result, and return the last line of `evaluate --json`.
 
-    models: one folder, one run, or any number of URLs of servers with the same model. source: see `data.sources`.
+    models: one folder, one run, or any number of URLs of servers with the same model. source: see `data.sources`; several
+    sets are one run, and the result has the key `sets` with the result of each by its name.
     environment: environment of all problems, see `with_environment`. force: if a finished run with the same identity exists, sample
     again in a new run.
     """
@@ -58,7 +59,8 @@ async def evaluate_command(
     else:
         folder = model_folder(models[0], recipe.runs)
         identity = str(folder.resolve())
-    title, problems = load(source, fields, limit, environment)
+    sets = load_sets([source] if isinstance(source, str) else source, fields, limit, environment)
+    title, problems = "-".join(sets), [problem for part in sets.values() for problem in part]
     # The run id contains the identity: the same command resumes its run, and any other setting gives a new run.
     weights = model_hash(folder, recipe.runs / ".cache")
     if urls:  # the folder may contain only the tokenizer; the name includes the version of pushed weights
@@ -76,10 +78,21 @@ async def evaluate_command(
     if force:
         run_suffix = _unused_suffix(recipe, run_suffix)
     async with RunSession.open(recipe, reporter) as session:
-        await evaluate_model(session, folder, problems, run_suffix, as_served=bool(urls), model_identity=weights)
+        stored = await evaluate_model(
+            session, folder, problems, run_suffix, as_served=bool(urls), model_identity=weights
+        )
         run = session.runs_dir / session.run_id(run_suffix)
     rows = RunReader(run).read("trajectories").to_pylist()
     result, table = summarise_usable(rows), per_problem(usable_rows(rows))
+    if "overlong_prompts" in stored:
+        result["overlong_prompts"] = stored["overlong_prompts"]
+    if len(sets) > 1:
+        set_of = {problem.problem_id: name for name, part in sets.items() for problem in part}
+        result["sets"] = {
+            name: summarise_usable([row for row in rows if set_of[row["problem_id"]] == name])
+            for name in sets
+            if any(set_of[row["problem_id"]] == name for row in rows)
+        }
     seconds = sum(line.get("generate_s") or 0.0 for line in RunReader(run).metrics())
     if seconds:  # runs of older versions have none
         result["generated_tokens_per_s"] = sum(row["model_tokens"] for row in rows) / seconds
@@ -118,6 +131,29 @@ def with_environment(recipe: Recipe, environment: str) -> tuple[Recipe, str]:
         raise UserError(f"--environment {environment}: rl.environments has another entry {entry.name}")
     rl = recipe.rl.model_copy(update={"environments": (*recipe.rl.environments, entry)})
     return recipe.model_copy(update={"rl": rl}), entry.name
+
+
+def load_sets(
+    sources: Sequence[str], fields: str, limit: int | None, environment: str = ""
+) -> dict[str, list[Problem]]:
+    """Return the problems of each set by its name; see `load`. An id that an earlier set has gets the name of its set in front.
+
+    Raises UserError if two sets have the same name.
+    """
+    sets: dict[str, list[Problem]] = {}
+    seen: set[str] = set()
+    for source in sources:
+        name, problems = load(source, fields, limit, environment)
+        if name in sets:
+            raise UserError(f"--problems {source}: another set is called {name} too; rename its file")
+        sets[name] = [
+            problem.model_copy(update={"problem_id": f"{name}/{problem.problem_id}"})
+            if problem.problem_id in seen
+            else problem
+            for problem in problems
+        ]
+        seen |= {problem.problem_id for problem in sets[name]}
+    return sets
 
 
 def load(source: str, fields: str, limit: int | None, environment: str = "") -> tuple[str, list[Problem]]:
@@ -191,6 +227,12 @@ def print_result(
     errors = "-" if result["error_rate"] is None else format_interval(intervals["error_rate"])
     reporter.print_line(f"{'tool errors':18}{errors} of the calls")
     reporter.print_line(f"{'truncated':18}{format_interval(intervals['truncated'])}")
+    for name, own in result.get("sets", {}).items():
+        reporter.print_line(
+            f"{name:18}{format_interval(own['pass1'])} avg@{own['samples']}, {own['problems']} problems"
+        )
+    if overlong := result.get("overlong_prompts"):
+        reporter.print_line(f"{overlong} problems are left out: their prompts do not fit into the model's context")
     if failed := result.get("environment_failures"):
         reporter.print_line(f"{failed} rollouts are left out because their environment failed; the log names the cause")
     shares = result | {"rollouts": result["n"], "correct": result["pass1"][0]}

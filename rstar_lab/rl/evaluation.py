@@ -4,6 +4,7 @@ Rollouts are committed to the run store in chunks of whole problems. An interrup
 generates only the missing ones.
 """
 
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.estimates import pass_at_k, ratio
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.rollout.checks import split_overlong
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.metrics import rollout_metrics
@@ -27,6 +29,8 @@ from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import same_answer
+
+log = logging.getLogger(__name__)
 
 CHUNK = 512  # number of rollouts per commit
 # Yields the trajectories of each list of tasks, in order.
@@ -172,6 +176,8 @@ async def evaluate(
 ) -> dict[str, Any]:
     """Generate the rollouts that are missing in the run, and return the summary of all its rollouts, which is also in run.json.
 
+    Problems whose prompt does not fit into the model's context are left out; the summary has their number, `overlong_prompts`.
+
     Args:
         problems: The problems.
         context: What the rollouts share: codec, tools, reward, limits, sampling.
@@ -186,8 +192,20 @@ async def evaluate(
     Raises:
         UserError: If engines fail permanently; finished rollouts stay in the run.
     """
+    overlong: list[Problem] = []
+    if context_length is not None:
+        fitting, overlong = split_overlong(problems, context.codec, context_length - 1)
+        if fitting and overlong:
+            problems = fitting
+            log.warning(
+                "%d problems are left out: their prompts do not fit into the context of %d tokens; the first is %s",
+                len(overlong), context_length, overlong[0].problem_id,
+            )  # fmt: skip
     generate = local_rollouts(problems, context, engines=engines, mode=mode, context_length=context_length)
-    return await store_evaluation(problems, generate, samples=samples, writer=writer, seed=seed, progress=progress)
+    extra = {"overlong_prompts": len(overlong)} if overlong else {}
+    return await store_evaluation(
+        problems, generate, samples=samples, writer=writer, seed=seed, progress=progress, extra=extra
+    )
 
 
 def local_rollouts(
@@ -224,10 +242,12 @@ async def store_evaluation(
     writer: RunWriter,
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Generate the rollouts that are missing in the run, write them to it, and return the summary of all its rollouts.
 
-    generate: yields the rollouts of each chunk of tasks, in order. Other arguments and errors: see `evaluate`.
+    generate: yields the rollouts of each chunk of tasks, in order. extra: further entries of the summary.
+    Other arguments and errors: see `evaluate`.
     """
     size = max(1, CHUNK // samples)
     chunks = [problems[start : start + size] for start in range(0, len(problems), size)]
@@ -252,7 +272,7 @@ async def store_evaluation(
         finished += len(chunks[number - 1])
         progress(finished, len(problems))
     stored = RunReader(writer.run_dir).read("trajectories").to_pylist()
-    result = summarise_usable(stored)
+    result = summarise_usable(stored) | dict(extra or {})
     writer.finish("finished", result=result)
     return result
 

@@ -17,6 +17,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.data.mix import read_mix
+from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
 from rstar_lab.rl.methods import CrossPolicy, Opd
@@ -30,6 +31,7 @@ from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
 from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import CONTROL_TOKENS, control_tokens
+from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.first_look import first_step_line
@@ -259,7 +261,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                 tools=tools,
                 reward=session.reward,
                 writer=writer,
-                problems={stage.name: read_stage_problems(recipe, stage, session.excluded) for stage in recipe.stages},
+                problems=stage_problems(session, context.codec, session.max_sequence_tokens(model_dir)),
                 helpers=helpers,
                 evaluate=evaluate_step,
                 environments=environments,
@@ -271,6 +273,25 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         checkpoint = writer.latest_checkpoint()
         assert checkpoint is not None
         return checkpoint[1]
+
+
+def stage_problems(session: RunSession, codec: Codec, max_tokens: int) -> dict[str, Sequence[Problem]]:
+    """Return the problems of each stage, without those whose prompt is too long, whose number is printed.
+
+    max_tokens: longest sequence of the engines.
+    """
+    recipe, found = session.recipe, dict[str, Sequence[Problem]]()
+    for stage in recipe.stages:
+        problems = read_stage_problems(recipe, stage, session.excluded)
+        kept, overlong = split_overlong(problems, codec, min(MAX_PROMPT_TOKENS, max_tokens - 1))
+        if overlong:
+            session.reporter.print_line(overlong_message(stage.name, overlong, len(problems)))
+            session.reporter.emit("overlong_prompts", stage=stage.name, dropped=len(overlong), problems=len(problems))
+            if not kept:
+                raise UserError(overlong_message(stage.name, overlong, len(problems)))
+            problems = problems.restricted(kept) if isinstance(problems, Mixture) else kept
+        found[stage.name] = problems
+    return found
 
 
 async def evaluate_sets(

@@ -136,3 +136,24 @@ async def test_an_environment_is_evaluated_and_shown_in_the_inspector(memorized_
     (tmp_path / "quiz.jsonl").write_text(json.dumps(rows[0] | {"info": {}}))
     with pytest.raises(UserError, match="every rollout failed in its environment"):
         await start("my_quiz:Quiz")
+
+
+@pytest.mark.slow
+async def test_several_sets_are_one_run_and_overlong_prompts_are_counted(memorized_model, tmp_path):
+    rows = [{"question": QUESTION, "answer": ANSWER, "id": 1}, {"question": "no " * 4000, "answer": "1", "id": 2}]
+    for name, part in (("aime24", rows), ("aime25", rows[:1])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    recipe = load_recipe("evaluate", SETTINGS | {"runs": str(tmp_path / "runs")})
+    sources = [f"{tmp_path / name}.jsonl" for name in ("aime24", "aime25")]
+
+    async def start(sources):
+        arguments = {"fields": "problem_id=id"}
+        return await evaluate_command([str(memorized_model[0])], sources, recipe, Reporter(as_json=True), **arguments)
+
+    result = await start(sources)
+    assert (result["problems"], result["overlong_prompts"]) == (2, 1) and Path(result["run"]).is_dir()
+    assert {name: own["problems"] for name, own in result["sets"].items()} == {"aime24": 1, "aime25": 1}
+    assert {row[0] for row in rewards(result["run"])} == {"1", "aime25/1"}
+    assert await start(sources) == result, "the finished run is read"
+    with pytest.raises(UserError, match="another set is called aime24 too"):
+        await start([sources[0], sources[0]])

@@ -74,6 +74,24 @@ class ChatServer:
             folder = root if (root / "config.json").is_file() else None
             yield cls(http, url, model, folder, card.get("max_model_len"))
 
+    async def complete(self, text: str, *, temperature: float, max_tokens: int, seed: int) -> str:
+        """Return the reply of the model to one user message, without its reasoning. Raises UserError if the server rejects it."""
+        body = {
+            "model": self.model, "messages": [{"role": "user", "content": text}], "temperature": temperature,
+            "max_tokens": max_tokens, "seed": seed,
+        }  # fmt: skip
+        try:
+            answer = await self.http.post("/v1/chat/completions", json=body)
+        except httpx.TransportError as error:
+            raise UserError(f"{self.url}: connection lost: {str(error) or type(error).__name__}") from None
+        if answer.status_code != 200:
+            raise UserError(f"{self.url}: {answer.status_code} {answer.text[:500]}")
+        try:
+            content = answer.json()["choices"][0]["message"]["content"] or ""
+        except (ValueError, LookupError, TypeError):
+            raise UserError(f"{self.url}: not an answer of a chat model: {answer.text[:200]}") from None
+        return content.rpartition("</think>")[2].strip()
+
     async def weight_version(self) -> int | None:
         """Return the version of the weights that a trainer pushed last.
 

@@ -6,6 +6,7 @@ from itertools import compress
 from typing import Any
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers.paper import CHAT_TEMPLATE, PaperRenderer, chat_template
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.trajectory import StopReason, Trajectory
@@ -40,6 +41,29 @@ def check_rollouts(trajectories: Sequence[Trajectory]) -> None:
         has_log_probs = has_log_probs or any(compress(t.log_probs, expected))
     if tokens and not has_log_probs:
         raise RolloutError(f"all {tokens} log-probs of the step are 0: the engines return no log-probs")
+
+
+MAX_PROMPT_TOKENS = 2048  # of training problems; as data.max_prompt_length in microsoft/rStar
+
+
+def split_overlong(problems: Sequence[Problem], codec: Codec, limit: int) -> tuple[list[Problem], list[Problem]]:
+    """Return the problems whose prompt has at most `limit` tokens, and the others."""
+    kept: list[Problem] = []
+    overlong: list[Problem] = []
+    frame = len(codec.prompt_ids("")) + 8  # tokens of the prompt without the question
+    for problem in problems:
+        # A token has at least one byte, so most questions need no tokenizer.
+        fits = frame + len(problem.question.encode()) <= limit or len(codec.prompt_ids(problem.question)) <= limit
+        (kept if fits else overlong).append(problem)
+    return kept, overlong
+
+
+def overlong_message(stage: str, overlong: Sequence[Problem], total: int) -> str:
+    """Return the message about the problems of a stage that are left out."""
+    return (
+        f"stages.{stage}.problems: {len(overlong):,} of {total:,} are left out: their prompts are longer than {MAX_PROMPT_TOKENS:,} "
+        f"tokens or the model's context; the first is {overlong[0].problem_id}"
+    )
 
 
 def check_template(codec: Codec) -> None:

@@ -79,7 +79,17 @@ class Settings:
         """The problems of the stage, without evaluation problems. With `rl.environments`: a mixture of the
         problems of these environments."""
         held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
-        return read_stage_problems(self.recipe, self.stage, held_out)
+        problems = read_stage_problems(self.recipe, self.stage, held_out)
+        if not self.overlong_file.exists():
+            return problems
+        overlong = set(json.loads(self.overlong_file.read_text()))
+        left = [problem for problem in problems if problem.problem_id not in overlong]
+        return problems.restricted(left) if isinstance(problems, Mixture) else left
+
+    @property
+    def overlong_file(self) -> Path:
+        """The ids of the problems of the stage whose prompts are too long; `train.drop_overlong` writes it."""
+        return self.run_dir / "overlong" / f"stage={self.stage.name}.json"
 
     @cached_property
     def pool(self) -> Sequence[Problem]:

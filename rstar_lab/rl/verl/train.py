@@ -18,14 +18,19 @@ import typer
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.open_files import raise_open_files
 from rstar_lab.hardware.profiles import Profile, load_profile
+from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.session import tool_maker
 from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, compose, overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.unsupported import check, check_architecture
 from rstar_lab.rl.verl.variables import SECRETS_FILE
+from rstar_lab.runs.files import atomic_write
 
 PLUGIN = "rstar_lab.rl.verl.plugin"
 SANDBOX_SECRETS = ("RSTAR_LAB_SANDBOX_TOKEN", "RSTAR_LAB_REDIS_URL")  # token of the job's own service
@@ -82,6 +87,25 @@ def write_placeholder_rows(path: Path, count: int) -> None:
     pq.write_table(pa.Table.from_pylist([row | {"extra_info": {"index": i}} for i in range(count)]), path)
 
 
+def drop_overlong(settings: Settings, model: Path) -> None:
+    """Write the ids of the problems of the stage whose prompts exceed MAX_PROMPT_TOKENS, and print their number. model: folder with
+    the tokenizer. Raises UserError if no problem is left."""
+    if settings.overlong_file.exists():
+        return
+    keys = settings.rl
+    unused_sandbox = object()  # only the schemas of the tools are read
+    codec = Codec(load_tokenizer(model), tool_maker(settings.recipe, unused_sandbox)(keys.tools), keys.prompt_style)
+    kept, overlong = split_overlong(settings.problems, codec, MAX_PROMPT_TOKENS)
+    if overlong:
+        message = overlong_message(settings.stage.name, overlong, len(kept) + len(overlong))
+        if not kept:
+            raise UserError(message)
+        print(message, flush=True)
+        with atomic_write(settings.overlong_file) as file:
+            file.write(json.dumps([problem.problem_id for problem in overlong]).encode())
+        del settings.__dict__["problems"]  # cached before the file was written
+
+
 def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[str, Any]) -> None:
     """Run the rest of one stage in this process, on the Ray cluster that it joins or starts. start: the model before all stages."""
     check_architecture(model_before(settings, start))
@@ -94,6 +118,7 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
+    drop_overlong(settings, model_before(settings, start))
     write_placeholder_rows(settings.run_dir / PLACEHOLDER_ROWS, settings.rl.problems_per_step)
     config = compose(overrides(settings, profile, model_before(settings, start), extra))
     auto_set_device(config)

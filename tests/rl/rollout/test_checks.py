@@ -114,3 +114,19 @@ async def test_correct_answers_without_reward_are_counted(rollout):
     assert rollout.reward == 1.0
     assert rollout_metrics([rollout, rollout])["correct_unrewarded"] == 0.0
     assert rollout_metrics([rollout, replace(rollout, reward=-1.0)])["correct_unrewarded"] == 0.5
+
+
+def test_problems_with_overlong_prompts_are_found_by_their_tokens():
+    from rstar_lab.rl.problems import Problem
+    from rstar_lab.rl.rollout.checks import overlong_message, split_overlong
+
+    codec = Codec(train_tokenizer(["text and more text"], 300), {})
+    problems = [Problem(problem_id=str(n), question="text " * n, answer="1") for n in (1, 50, 120, 200, 5000)]
+    lengths = [len(codec.prompt_ids(problem.question)) for problem in problems]
+    for limit in (lengths[1], lengths[2] - 1, lengths[3], 10**6):
+        kept, overlong = split_overlong(problems, codec, limit)
+        assert [p.problem_id for p in kept] == [
+            p.problem_id for p, n in zip(problems, lengths, strict=True) if n <= limit
+        ]
+        assert len(kept) + len(overlong) == len(problems)
+    assert "stages.a.problems: 1 of 5 are left out" in overlong_message("a", problems[4:], 5)
