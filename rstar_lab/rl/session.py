@@ -223,7 +223,7 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
             own_trigger(stage.hand_off.trigger)
         for section in recipe.stage_problems(stage):
             if spec := section.synthetic:
-                own = [name for name in spec.families or () if name not in families.FAMILIES]
+                own = [name for name in spec.families or () if name not in (*families.FAMILIES, *families.WORDS)]
                 families.synthesize(spec.seed, len(own), levels=spec.levels, families=own)
     return recipe.functions
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import NAME, load_function
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.synthetic import word_problems
 
 LEVELS = (1, 2, 3, 4)
+WORDS = (word_problems.TRAINING, word_problems.HELD_OUT)
 WRAPPED_LEVEL = 4
 _SIZE_WHEN_WRAPPED = 1
 _PLAIN = "What is {phrase}?"
@@ -280,10 +282,13 @@ class Programs:
 
 
 def programs(problem: Problem) -> Programs:
-    """Return the programs of a problem, with the numbers read from its question.
+    """Return the programs of a problem: those of its `info` (`program` and `wrong_programs`), or those of its family with the
+    numbers read from its question.
 
-    Raises UserError if the problem does not belong to a family of FAMILIES.
+    Raises UserError if the problem has neither.
     """
+    if isinstance(good := problem.info.get("program"), str):
+        return Programs(good, tuple(problem.info.get("wrong_programs") or (good,)))
     family = FAMILIES.get(problem.source)
     if family is not None:
         for wrapped in (False, True):
@@ -308,16 +313,16 @@ def synthesize(
 ) -> list[Problem]:
     """Return `count` different problems with equal shares of families and levels. The same seed gives the same list.
 
-    levels, families: from LEVELS and FAMILIES; None: all. A family can also be a user's `module:function`:
-    (random.Random, level) -> (question, answer). exclude: problems whose questions are not used, to keep held-out sets
+    levels, families: from LEVELS and FAMILIES; None: all. A family can also be `words` or `words_held_out`
+    (`word_problems`), or a user's `module:function`: (random.Random, level) -> (question, answer). exclude: problems whose questions are not used, to keep held-out sets
     disjoint. Raises UserError for unknown levels or families, and if there are not enough different questions.
     """
     levels, names = list(levels or LEVELS), list(families or FAMILIES)
     if unknown := [str(level) for level in levels if level not in LEVELS] + [
-        name for name in names if name not in FAMILIES and not NAME.fullmatch(name)
+        name for name in names if name not in (*FAMILIES, *WORDS) and not NAME.fullmatch(name)
     ]:
         raise UserError(
-            f"unknown level or family: {', '.join(unknown)} (levels: {LEVELS}; families: {', '.join(FAMILIES)})"
+            f"unknown level or family: {', '.join(unknown)} (levels: {LEVELS}; families: {', '.join((*FAMILIES, *WORDS))})"
         )
     rng = random.Random(seed)
     seen = {problem.question for problem in exclude}
@@ -329,7 +334,12 @@ def synthesize(
             kinds = [(name, level) for name in names for level in levels]
             rng.shuffle(kinds)
         name, level = kinds.pop()
-        problem = _problem(rng, FAMILIES[name], level) if name in FAMILIES else _user_problem(rng, name, level)
+        if name in FAMILIES:
+            problem = _problem(rng, FAMILIES[name], level)
+        elif name in WORDS:
+            problem = word_problems.draw(rng, name, level)
+        else:
+            problem = _user_problem(rng, name, level)
         if problem.question in seen:
             repeats += 1
             if repeats > 1000 + count:
