@@ -1,4 +1,4 @@
-"""`rstar-lab demo`: train and evaluate a tiny model on a laptop (SFT, GRPO-RoC), and write a report."""
+"""`rstar-lab demo`: train and evaluate a small model on a laptop (SFT, GRPO-RoC), and write a report."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,28 @@ from rstar_lab.estimates import format_interval
 from rstar_lab.hardware.memory import PeakMemory
 from rstar_lab.progress import Reporter
 from rstar_lab.resources import resource_folder
+from rstar_lab.rl.evaluate_command import load
 from rstar_lab.rl.pipeline import RANDOM_MODEL_SAMPLES, evaluate_model, fine_tune, train
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.files import write_json
 
+TRANSFER = "openai/gsm8k:test"
+TRANSFER_PROBLEMS = 48
 NOTEBOOK = resource_folder("notebooks") / "00_quickstart.ipynb"
 
 
-async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, Any]:
+async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str | None = None) -> dict[str, Any]:
     """Train, evaluate and write the report. Return the last line of `demo --json`.
 
     If the demo is already finished, return its stored result.
+
+    Args:
+        recipe: Recipe with an `sft` section and stages.
+        out: Folder of the report.
+        reporter: Prints progress.
+        transfer: Problems of another kind (`data.sources`), of which the first TRANSFER_PROBLEMS are also evaluated, with
+            one rollout each. If they cannot be read, this part is left out and the reason is printed.
     """
     stored = recipe.runs / ".demo" / f"{recipe.name}.json"
     settings = recipe.model_dump(mode="json", exclude={"runs"})
@@ -43,13 +54,15 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
             base, after_sft = await fine_tune(session)
             problems = [problem for group in session.held_out.values() for problem in group]
             parent = {"run": session.run_id("sft"), "step": None}
-            before = await evaluate_model(session, base, problems, "eval-base", samples=RANDOM_MODEL_SAMPLES)
+            samples = RANDOM_MODEL_SAMPLES if recipe.model == "tiny" else None
+            before = await evaluate_model(session, base, problems, "eval-base", samples=samples)
             fine_tuned = await evaluate_model(session, after_sft, problems, "eval-sft", parent=parent)
             after_rl = await train(session, after_sft, parent=parent)
             last = int(after_rl.name.removeprefix("step="))
             trained = await evaluate_model(
                 session, after_rl, problems, "eval-rl", parent={"run": session.run_id("rl"), "step": last}
             )
+            far = await _evaluate_transfer(session, transfer, {"base": base, "sft": after_sft, "rl": after_rl})
             reporter.print_line("writing the report ...")
             # The report is written while the session stops the engines.
             writing = asyncio.create_task(asyncio.to_thread(make_report, recipe, out))
@@ -66,11 +79,29 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
         "report": str(report.resolve()),
         "model_sft": str(after_sft.resolve()),
         "model_rl": str(after_rl.resolve()),
-    }
+    } | far
     stored.parent.mkdir(parents=True, exist_ok=True)
     write_json(stored, {"recipe": settings, "result": result})
     print_result(result, reporter)
     return result
+
+
+async def _evaluate_transfer(
+    session: RunSession, source: str | None, models: Mapping[str, Path]
+) -> dict[str, dict[str, list[float]]]:
+    """Return {"transfer": {model: pass@1}} of problems of another kind; empty without them."""
+    if source is None:
+        return {}
+    try:
+        title, problems = load(source, "", TRANSFER_PROBLEMS)
+    except UserError as error:
+        session.reporter.print_line(f"no evaluation on {source}: {error}")
+        return {}
+    results = {}
+    for name, folder in models.items():
+        suffix = f"eval-{name}-{title}"
+        results[name] = (await evaluate_model(session, folder, problems, suffix, samples=1))["pass1"]
+    return {"transfer": results}
 
 
 def make_report(recipe: Recipe, out: Path) -> Path:
@@ -111,12 +142,15 @@ def print_result(result: dict[str, Any], reporter: Reporter) -> None:
     def rate(value: float | None) -> str:
         return "-" if value is None else f"{value:.1%}"
 
+    far = result.get("transfer", {})
+    transfer = "   ".join(f"{name} {format_interval(pass1)}" for name, pass1 in far.items())
+    transfer = f"other problems, pass@1   {transfer}\n" if far else ""
     reporter.print_line(
-        f"\n[bold]held-out pass@1[/]   random weights {format_interval(result['pass1_base'])}"
+        f"\n[bold]held-out pass@1[/]   before {format_interval(result['pass1_base'])}"
         f"   after SFT {format_interval(result['pass1_sft'])}   after GRPO-RoC {format_interval(result['pass1_rl'])}\n"
         f"tool errors inside correct trajectories   {rate(result['error_rate_correct_sft'])} -> "
         f"{rate(result['error_rate_correct_rl'])}\n"
-        f"{result['seconds']:.0f} s, peak memory {result['peak_memory_gb']:.1f} GB\n\n"
+        f"{transfer}{result['seconds']:.0f} s, peak memory {result['peak_memory_gb']:.1f} GB\n\n"
         f"report     {result['report']}\n"
         f"notebook   {Path(result['report']).with_suffix('.ipynb')}   (make lab opens JupyterLab)\n"
         f"run        {result['run']}\n"

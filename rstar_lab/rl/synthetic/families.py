@@ -314,8 +314,9 @@ def synthesize(
     """Return `count` different problems with equal shares of families and levels. The same seed gives the same list.
 
     levels, families: from LEVELS and FAMILIES; None: all. A family can also be `words` or `words_held_out`
-    (`word_problems`), or a user's `module:function`: (random.Random, level) -> (question, answer). exclude: problems whose questions are not used, to keep held-out sets
-    disjoint. Raises UserError for unknown levels or families, and if there are not enough different questions.
+    (`word_problems`), or a user's `module:function`: (random.Random, level) -> (question, answer). exclude: problems whose
+    questions are not used, to keep held-out sets disjoint. Raises UserError for unknown levels or families, and if there are
+    not enough different questions.
     """
     levels, names = list(levels or LEVELS), list(families or FAMILIES)
     if unknown := [str(level) for level in levels if level not in LEVELS] + [

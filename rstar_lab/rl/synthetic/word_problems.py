@@ -19,8 +19,9 @@ MAX_OPERATIONS = 4
 _HELD_OUT_SHARE = 5  # one template in five
 _NAMES = (
     "Ada Amir Anna Ben Carla Chen Clara David Diego Elena Emma Farid Felix Grace Hana Hugo Ines Ivan Jack Jane Kofi Laura Leo "
-    "Lily Lucas Maria Maya Mia Nadia Noah Nora Olga Omar Oscar Paul Priya Rosa Ruth Sam Sara Sofia Tariq Tom Vera Victor Yuki Zoe"
-).split()
+    "Lily Lucas Maria Maya Mia Nadia Noah Nora Olga Omar Oscar Paul Priya Rosa Ruth Sam Sara Sofia Tariq Tom Vera Victor Yuki "
+    "Zoe"
+)
 # Replacements of an operator that give a program with a wrong result.
 _MISTAKES = {"+": "-", "-": "+", "*": "+", "//": "-"}
 
@@ -321,7 +322,7 @@ def _draw(rng: random.Random, level: int) -> Problem | None:
     b = rng.randrange(3, size)
     x = {"": a, "*": a * b, "+": a + b}[opening.operation]
     lines = [f"x = {a} {opening.operation} {b}" if opening.operation else f"x = {a}"]
-    who, friend = rng.sample(_NAMES, 2)
+    who, friend = rng.sample(_NAMES.split(), 2)
     words = {"who": who, "friend": friend, "thing": rng.choice(setting.things)}
     texts = [opening.text.format(a=a, b=b, **words)]
     for sentence in (*steps, question):
