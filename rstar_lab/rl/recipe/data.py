@@ -18,7 +18,8 @@ class Synthetic(Section):
     levels: tuple[int, ...] | None = None
     """Difficulty levels, 1 to 4. Default: all."""
     families: tuple[str, ...] | None = None
-    """Names of problem families, or your own `module:function` (docs/extending.md). Default: all built-in ones."""
+    """Names of problem families; `words` or `words_held_out`: word problems, whose templates are disjoint; or your own
+    `module:function` (docs/extending.md). Default: all built-in ones but word problems."""
 
 
 class Problems(Section):
