@@ -14,8 +14,8 @@ from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import CODE_TOOLS, EnvironmentEntry, Recipe
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results, renderer_type
-from rstar_lab.rl.reward.boxed import released_program
 from rstar_lab.runs.files import write_json
+from rstar_lab.verify.released import released_program
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.txt", "*.jinja", "*.model")
 _VERIFIER_PACKAGES = ("math-verify", "latex2sympy2-extended", "sympy")

@@ -16,6 +16,7 @@ from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.cpp import cpp_call, cpp_outcome
 from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import MAX_BATCH
+from rstar_lab.verify.released import with_grader
 
 
 class Submission(BaseModel):
@@ -126,7 +127,7 @@ def to_work(submission: Submission, time_limit_s: float) -> Call | Verification:
         return Verification.of(submission.solution, submission.expected_output, (submission.options or {}).get("as"))
     if submission.type == "cpp":
         return cpp_call(submission.solution, submission.input or "", run_timeout_s=time_limit_s)
-    return Call(with_imports_shown(submission.solution), submission.input or "")
+    return Call(with_grader(with_imports_shown(submission.solution)), submission.input or "")
 
 
 def to_result(submission: Submission, result: CallResult) -> SubmissionResult:

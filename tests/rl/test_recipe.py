@@ -13,7 +13,7 @@ from rstar_lab.rl.methods import Echo, Maxrl, VoidTurns
 from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides, parse_recipe
 from rstar_lab.rl.recipe import RecipeError, RlSection, Section, Stage
 from rstar_lab.rl.recipe.keys import with_key_tables
-from rstar_lab.rl.recipe.release_keys import RELEASE_KEYS
+from rstar_lab.rl.recipe.release_keys import RELEASE_KEYS, advice
 from rstar_lab.rl.session import read_stage_problems
 from rstar_lab.rl.training.update import uses_bf16
 
@@ -137,7 +137,8 @@ SCRIPT = {  # keys of the release's script, each with what its error must name
     "actor_rollout_ref.rollout.name": "SGLang is not supported",
     "actor_rollout_ref.rollout.val_kwargs.n": r"evaluate\.samples",
     "trainer.test_freq": r"evaluate\.every",
-    "trainer.critic_warmup": "no counterpart",
+    "trainer.critic_warmup": "no critic",
+    "trainer.balance_batch": "no counterpart",
     "rl.down_sample_to_n": r"set rl\.group_size",
 }
 
@@ -146,6 +147,30 @@ SCRIPT = {  # keys of the release's script, each with what its error must name
 def test_names_of_the_release_name_the_recipe_key(key):
     with pytest.raises(RecipeError, match=rf"{re.escape(key)}: a key of microsoft/rStar; .*{SCRIPT[key]}"):
         load_recipe("release_dapo", parse_overrides([f"{key}=5"]))
+
+
+# All keys of examples/*.sh of microsoft/rStar.
+SCRIPT_KEYS = """algorithm: adv_estimator use_kl_in_reward
+data: train_batch_size max_prompt_length max_response_length filter_overlong_prompts truncation return_raw_chat train_files val_files
+actor_rollout_ref.model: path use_remove_padding enable_gradient_checkpointing
+actor_rollout_ref.actor: optim.lr optim.lr_warmup_steps ppo_mini_batch_size use_dynamic_bsz ppo_max_token_len_per_gpu use_kl_loss
+actor_rollout_ref.actor: kl_loss_coef kl_loss_type entropy_coeff clip_ratio_low clip_ratio_high fsdp_config.param_offload
+actor_rollout_ref.actor: fsdp_config.optimizer_offload
+actor_rollout_ref.rollout: tensor_model_parallel_size name mode gpu_memory_utilization n trace.backend trace.token2text
+actor_rollout_ref.rollout: agent.num_workers val_kwargs.n multi_turn.tool_config_path
+actor_rollout_ref.ref: log_prob_use_dynamic_bsz fsdp_config.param_offload
+augmentation: do_down_sampling
+augmentation.down_sampling_config: reject_equal_reward roc_error_ratio roc_answer_format min_zero_reward_trace_num
+augmentation.down_sampling_config: min_non_zero_reward_trace_num down_sample_to_n
+reward_model: reward_manager
+trainer: critic_warmup logger project_name experiment_name n_gpus_per_node nnodes save_freq test_freq total_training_steps
+trainer: val_only total_epochs"""
+
+
+def test_every_key_of_the_scripts_of_the_release_has_an_answer():
+    lines = (line.split(": ") for line in SCRIPT_KEYS.splitlines())
+    keys = [f"{section}.{key}" for section, names in lines for key in names.split()]
+    assert len(keys) == 57 and [key for key in keys if advice(key) is None] == []
 
 
 def test_advice_on_keys_of_the_release_names_keys_that_exist():

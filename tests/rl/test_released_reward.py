@@ -10,8 +10,8 @@ import pytest
 from rstar_lab.errors import UserError
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.reward.boxed import released_grade
-from rstar_lab.rl.reward.released_program import has_code
 from rstar_lab.verify import verify_many
+from rstar_lab.verify.released_program import has_code
 
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from rstar_lab.sandbox import LocalSandbox
-from rstar_lab.sandbox.code_judge import with_imports_shown
+from rstar_lab.sandbox.code_judge import Submission, to_work, with_imports_shown
 from rstar_lab.sandbox.cpp import cpp_call, cpp_outcome
 
 FIELDS = {"sub_id", "success", "run_success", "cost", "reason", "stdout", "stderr"}
@@ -257,3 +257,26 @@ async def test_cpp_that_sends_itself_a_signal_did_not_run_out_of_time(number, ou
     async with LocalSandbox(workers=1) as sandbox:
         result = cpp_outcome(await sandbox.run_call(cpp_call(source, "", run_timeout_s=2.0)))
         assert result.outcome == outcome
+
+
+async def test_the_graders_of_the_release_are_importable_in_the_judge():
+    """The programs that the reward manager of microsoft/rStar sends, without further packages."""
+    program = """
+from fused_compute_score import compute_score
+import base64
+solution_str = base64.b64decode("{}".encode()).decode()
+ground_truth = base64.b64decode("{}".encode()).decode()
+result = compute_score(solution_str, ground_truth)
+
+print(f"<result>{{result}}</result>")
+"""
+    pairs = {
+        ("so \\boxed{\\frac{1}{2}}", "0.5"): "1.0",
+        ("so \\boxed{7}", "8"): "0.0",
+        ("<answer>\\boxed{8}", "8"): "1.0",
+    }
+    async with LocalSandbox(workers=1) as sandbox:
+        for texts, expected in pairs.items():
+            code = program.format(*(base64.b64encode(text.encode()).decode() for text in texts))
+            result = await sandbox.run_call(to_work(Submission(type="python", solution=code), 4.0))
+            assert (result.stdout, result.outcome) == (f"<result>{expected}</result>\n", "ok"), result.stderr

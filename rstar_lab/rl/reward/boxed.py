@@ -14,7 +14,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.limits import MAX_TIMEOUT_S
 from rstar_lab.verify import Undecided
 from rstar_lab.verify.extraction import MAX_SEARCHED
+from rstar_lab.verify.released import released_program
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,6 @@ PRELOAD = ("sympy", "sympy.parsing.sympy_parser", "sympy.parsing.latex", "pylate
 RELEASED = ("prime_math", "math_verify_response")
 TIMEOUT_S = 6.0  # CPU seconds of a call; each of the two graders stops after 2
 WORKERS = min(4, os.cpu_count() or 1)
-
-
-@cache
-def released_program() -> str:
-    """Return the program that grades a response inside the sandbox."""
-    return (Path(__file__).parent / "released_program.py").read_text(encoding="utf-8")
 
 
 class GraderBox:

@@ -1,13 +1,18 @@
 """The `--set` values of the commands in the documentation are accepted by the recipes that the commands name."""
 
 import itertools
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
+from rstar_lab.cli.command_line import app
 from rstar_lab.rl.overrides import load_recipe, parse_overrides, shipped_recipes
+from rstar_lab.rl.problems import load_problems
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,3 +38,39 @@ def test_a_documented_command_has_valid_keys(page, recipe, pairs):
 
 def test_commands_are_found():
     assert len({page for page, _, _ in commands()}) >= 3
+
+
+def of_the_release() -> list[str]:
+    """Return the commands on the page for users of microsoft/rStar."""
+    text = (ROOT / "docs/coming-from-rstar.md").read_text().replace("\\\n", " ")
+    return [*re.findall(r"`(rstar-lab [^`]+)`", text), *re.findall(r"^(rstar-lab .+)$", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("line", of_the_release())
+def test_a_command_for_users_of_the_release_exists_with_its_options(line):
+    command, words = get_command(app), shlex.split(line)[1:]
+    while hasattr(command, "commands"):
+        command = command.commands.get(words.pop(0))
+        assert command is not None, line
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= options, line
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "kept"),
+    [
+        ("dapo", [{"prompt": "What is 1 + 1?", "solution": "2", "extra_info": {"index": "a"}}], 1),
+        ("aime24", [{"id": 60, "problem": "What is 1 + 1?", "answer": "2"}], 1),
+        ("aime25", [{"id": "1", "problem": "What is 1 + 1?", "answer": "2"}], 1),
+        ("math500", [{"unique_id": "a", "problem": "What is half?", "answer": "\\frac{1}{2}"}], 1),
+    ],
+)
+def test_the_data_commands_of_the_page_run_on_the_columns_of_the_sets(tmp_path, name, rows, kept):
+    """The sets are on the hub; files with the same columns take their place."""
+    line = next(line for line in of_the_release() if line.startswith(f"rstar-lab data prepare {name} "))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = line.replace(f" {name} ", f" {name}={tmp_path / 'rows.jsonl'} ").replace("data/", f"{tmp_path}/data/")
+    done = CliRunner().invoke(app, [*shlex.split(words)[1:], "--json"])
+    assert done.exit_code == 0, done.output
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["kept"] == kept and len(load_problems(last["file"])) == kept

@@ -14,7 +14,8 @@ from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
-from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.overrides import load_recipe, parse_recipe
+from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.renderers.encoding import Example
 from rstar_lab.rl.training.sft import iterate_batches, lr_scale
@@ -22,7 +23,8 @@ from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overr
 from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.resume import has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.schedule import StageSchedule
-from rstar_lab.rl.verl.train import environment, secrets_file
+from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.train import drop_overlong, environment, secrets_file
 from rstar_lab.rl.verl.unsupported import check, check_architecture, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
 
@@ -393,3 +395,18 @@ def test_a_cluster_run_without_its_sandbox_service_is_an_error():
     require_sandbox_service(recipe, load_profile("laptop"))
     served = recipe.model_copy(update={"sandbox": recipe.sandbox.model_copy(update={"url": "http://box:8088"})})
     require_sandbox_service(served, profile)
+
+
+def test_problems_with_overlong_prompts_are_left_out_of_a_stage(memorized_model, tmp_path, capsys):
+    questions = {"a": "short", "b": "long " * 4000}
+    write_problems(
+        tmp_path / "p.jsonl", [Problem(problem_id=name, question=q, answer="1") for name, q in questions.items()]
+    )
+    recipe = load_recipe("release_dapo", {"stages.0.problems.file": str(tmp_path / "p.jsonl"), "evaluate.sets": {}})
+    settings = Settings(recipe, recipe.stages[0], "r", tmp_path, 1)
+    drop_overlong(settings, memorized_model[0])
+    assert [problem.problem_id for problem in settings.pool] == ["a"]
+    assert "stages.dapo.problems: 1 of 2 are left out" in capsys.readouterr().out
+    again = Settings(recipe, recipe.stages[0], "r", tmp_path, 1)
+    drop_overlong(again, memorized_model[0])
+    assert [problem.problem_id for problem in again.problems] == ["a"], "the same problems in every process"

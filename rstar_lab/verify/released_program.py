@@ -1,4 +1,4 @@
-"""Grades one response as microsoft/rStar does. Runs inside the sandbox only, as the text of a program (see `boxed`).
+"""Grades one response as microsoft/rStar does. Runs inside the sandbox only, as the text of a program (see `released`).
 
 Reads {"response", "answer", "graders"} from stdin; prints 1 if a grader accepts the response, else 0. verl's prime_math
 evaluates the answer with `eval` and sympy's `parse_expr`. So a text with code in it is not passed to prime_math: it could print
@@ -95,6 +95,25 @@ class OutOfTime(BaseException):
 
 def _out_of_time(*_: object) -> None:
     raise OutOfTime
+
+
+def compute_score(model_output: str, ground_truth: str) -> float:
+    """Return 1.0 if a grader accepts a response, else 0.0. Raises ImportError if no grader is installed."""
+    missing = 0
+    with contextlib.redirect_stdout(sys.stderr):
+        for grader in GRADERS.values():
+            try:
+                if grader(model_output, ground_truth):
+                    return 1.0
+            except (ImportError, AssertionError):
+                missing += 1
+            except Exception:  # as in the release: the next grader decides
+                pass
+    if missing == len(GRADERS):
+        raise ImportError(
+            "fused_compute_score requires verl and math-verify in the sandbox: pip install 'rstar_lab[verl]'"
+        )
+    return 0.0
 
 
 def main() -> None:
