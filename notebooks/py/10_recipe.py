@@ -27,6 +27,7 @@ overrides: dict = {}  # recipe keys: {"stages.one.steps": 10}
 name: str = ""  # name of the run; empty: the name of the recipe
 profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
+dry_run_profile: str = "one_gpu"  # hardware whose memory and time are predicted; empty: no prediction
 job_id: str = ""  # attach to this job instead of submitting one
 wait: bool = True  # block until the job ends (needed for papermill)
 
@@ -43,6 +44,28 @@ from rstar_lab.rl.forms import RecipeForm
 overrides = read_mapping(overrides, "overrides")
 form = RecipeForm(recipe)
 form
+
+# %% [markdown]
+# ## Memory and time of an update on a GPU
+#
+# A dry run executes one update of the real trainer on tensors without values, on this machine. It predicts the memory per GPU
+# by kind in each phase, and the time of each class of kernels if all run at the peak rate of the GPU. The last figure
+# compares sizes of a micro-batch. For the paper's recipe on 64 GPUs, which takes about a minute:
+# `rstar-lab preflight qwen3_14b_mi300x --profile mi300x_8x8 --dry-run`.
+
+# %% jupyter={"source_hidden": true}
+from IPython.display import display
+
+from rstar_lab.analysis import plot_memory, plot_sweep, plot_time
+from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.preflight.dry_run import dry_run_rows
+
+if dry_run_profile:
+    planned, gpu = load_recipe(recipe, form.overrides | overrides), load_profile(dry_run_profile)
+    predicted = list(dry_run_rows(planned, gpu))
+    swept = list(dry_run_rows(planned, gpu, ["micro_batch_tokens"]))
+    display(plot_memory(predicted), plot_time(predicted), plot_sweep(swept))
 
 # %% [markdown]
 # ## Submit the job

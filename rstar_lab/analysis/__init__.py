@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use, tool_use_table
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
+    from rstar_lab.analysis.dry_run_figures import plot_memory, plot_sweep, plot_time
     from rstar_lab.analysis.exports.atif import export_atif, import_atif
     from rstar_lab.analysis.exports.training import export_preferences, export_sft
     from rstar_lab.analysis.failure_context import add_first_difference, add_phrases
@@ -51,6 +52,7 @@ _MODULES = {
     "metrics": ("METRICS", "curves", "measure", "outcome_mix", "pass_at_k"),
     "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
     "alerts": ("find_alerts",),
+    "dry_run_figures": ("plot_memory", "plot_sweep", "plot_time"),
     "failure_context": ("add_first_difference", "add_phrases"),
     "failure_map": ("plot_failure_map",),
     "failures": ("failed_rollouts", "failure_groups", "plot_failures"),

@@ -15,6 +15,7 @@ import yaml
 from plotly.offline import get_plotlyjs
 
 from rstar_lab.analysis.comparison import compare
+from rstar_lab.analysis.dry_run_figures import Rows, plot_memory, plot_time
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcomes
 from rstar_lab.analysis.inspector.export import article_html, content_hash, verdict
@@ -36,10 +37,13 @@ TEXT_LIMIT = 200_000  # characters of a transcript; of longer ones, the beginnin
 TOKEN_LIMIT = 4000  # longer responses are shown without token values, which would make the file large
 
 
-def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, sample: int = SAMPLE) -> str:
+def report_html(
+    run_dir: str | Path, *, compare_with: str | Path | None = None, sample: int = SAMPLE, dry_run: Rows = ()
+) -> str:
     """Return the page of a run. compare_with: folder of another run, for curves of both and a paired comparison.
 
-    sample: number of trajectories to include. Raises RunStoreError if a folder is not a run or has no trajectories.
+    sample: number of trajectories to include. dry_run: rows of a dry run of the recipe, for figures of memory and time.
+    Raises RunStoreError if a folder is not a run or has no trajectories.
     """
     reader = RunReader(run_dir)
     runs = open_runs(reader.run_dir)
@@ -54,6 +58,9 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
         _outcomes(runs),
         _classes(runs),
         _section("Comparison", _comparison(runs, open_runs(compare_with))) if compare_with is not None else "",
+        _section("Memory and time of an update", _figure(plot_memory(dry_run)) + _figure(plot_time(dry_run)))
+        if dry_run
+        else "",
         _section("Trajectories", _trajectories(runs, sample)),
         _section("Recipe and provenance", _provenance(reader)),
     ]

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ app = typer.Typer()
         "rstar-lab report tiny_fast-rl",
         "rstar-lab report tiny-rl --compare tiny_fast-rl --out report.html",
         "rstar-lab report tiny-rl --dataset out/tiny-rl-rollouts",
+        "rstar-lab report tiny-rl --dry-run one_gpu",
         "rstar-lab report --lab executed.ipynb --json",
     )
 )
@@ -34,6 +35,13 @@ def report(
         typer.Option(
             metavar="DIR",
             help="Also write the run as a Hugging Face data set to this new folder: Parquet tables and README.md, as `push` sends.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="Also show memory and time of an update of the recipe on this hardware profile, from a dry run (no GPU needed).",
         ),
     ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of trajectories to include.")] = 60,
@@ -64,7 +72,8 @@ def report(
     folder = _folder(str(run), runs_dir)
     other = _folder(compare, runs_dir) if compare else None
     target = out or Path("out") / f"{folder.name}.html"
-    page = report_html(folder, compare_with=other, sample=sample)
+    rows = _dry_run(folder, dry_run) if dry_run else []
+    page = report_html(folder, compare_with=other, sample=sample, dry_run=rows)
     with atomic_write(target) as file:
         file.write(page.encode())
     written = {"report": str(target), "bytes": target.stat().st_size}
@@ -80,6 +89,18 @@ def report(
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
     if dataset is not None:
         print(f"{dataset} ({upload.size / 1e6:.1f} MB)")
+
+
+def _dry_run(folder: Path, profile: str) -> list[dict[str, Any]]:
+    from rstar_lab.hardware.profiles import load_profile
+    from rstar_lab.rl.overrides import parse_recipe
+    from rstar_lab.rl.preflight.dry_run import dry_run_rows
+    from rstar_lab.runs import RunReader
+
+    recipe = RunReader(folder).info.get("recipe")
+    if not recipe:
+        raise UserError(f"--dry-run: run {folder.name} has no recipe")
+    return list(dry_run_rows(parse_recipe(recipe, folder.name), load_profile(profile)))
 
 
 def _check(notebook: Path, as_json: bool) -> None:

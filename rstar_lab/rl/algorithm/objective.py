@@ -9,7 +9,7 @@ Dr.GRPO (2503.20783: `normalise_std=False` with `seq-mean-token-sum-norm`), off-
 a reference model (`kl_loss`).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -21,7 +21,8 @@ from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, OwnLoss, Vari
 from rstar_lab.rl.algorithm.correction import correction_weights
 
 __all__ = [
-    "Terms", "aggregate", "group_advantages", "group_normaliser", "kl_loss", "policy_loss", "training_loss",
+    "Terms", "aggregate", "floats", "group_advantages", "group_normaliser", "kl_loss", "policy_loss", "training_loss",
+    "training_loss_on_device",
 ]  # fmt: skip
 
 MAX_LOG_RATIO = 20.0  # limits exp() to e^20
@@ -86,6 +87,33 @@ def policy_loss(
     Raises:
         ValueError: For differing shapes or unknown names.
     """
+    loss, stats = _policy_loss(
+        log_probs, old_log_probs, advantages, mask, clip_low=clip_low, clip_high=clip_high, aggregation=aggregation,
+        variant=variant, rollout_weights=rollout_weights, normaliser=normaliser, horizon=horizon, cov_share=cov_share,
+        cov_bounds=cov_bounds, cov_kl=cov_kl, generator=generator,
+    )  # fmt: skip
+    return loss, floats(stats)
+
+
+def _policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    aggregation: Aggregation = "token-mean",
+    variant: Variant | OwnLoss = "grpo",
+    rollout_weights: Tensor | None = None,
+    normaliser: float | Tensor | None = None,
+    horizon: int | None = None,
+    cov_share: float = 2e-4,
+    cov_bounds: tuple[float, float] = (1.0, 5.0),
+    cov_kl: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the results of `policy_loss`, with statistics that stay on the device."""
     if not callable(variant) and variant not in get_args(Variant):
         raise ValueError(f"variant must be one of {', '.join(get_args(Variant))}, got {variant!r}")
     for name, tensor in [("old_log_probs", old_log_probs), ("advantages", advantages), ("mask", mask)]:
@@ -166,6 +194,14 @@ class Terms:
 
 
 def training_loss(
+    log_probs: Tensor, old_log_probs: Tensor, terms: Terms, config: LossConfig, **options: Any
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the results of `training_loss_on_device`, with statistics as numbers. Arguments: see there."""
+    loss, stats = training_loss_on_device(log_probs, old_log_probs, terms, config, **options)
+    return loss, floats(stats)
+
+
+def training_loss_on_device(
     log_probs: Tensor,
     old_log_probs: Tensor,
     terms: Terms,
@@ -174,7 +210,7 @@ def training_loss(
     engine_log_probs: Tensor | None = None,
     correction_weights_BT: Tensor | None = None,
     generator: torch.Generator | None = None,
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, dict[str, Any]]:
     """Return the loss of a micro-batch, and its statistics: policy loss, cross-entropy, and KL to another model.
 
     The policy loss is weighted by the off-policy correction, if there is one. The cross-entropy is the sum of
@@ -192,11 +228,12 @@ def training_loss(
         generator: draws the tokens of clip_cov.
 
     Returns:
-        The loss, and the statistics of `policy_loss` and `correction_weights`. `config.kl_metric` is the KL and
+        The loss, and the statistics of `policy_loss` and `correction_weights`, as numbers or as tensors that `floats` reads:
+        reading a number of a GPU waits for all work before it. `config.kl_metric` is the KL and
         `config.ce_metric` the mean cross-entropy of the tokens with a weight, each as this micro-batch's part of the sum over
         the batch.
     """
-    weights, stats_of_terms = correction_weights_BT, dict[str, float]()
+    weights, stats_of_terms = correction_weights_BT, dict[str, Any]()
     mask, advantages = terms.mask, terms.advantages
     if config.correction != "none" and weights is None:
         if engine_log_probs is None:
@@ -214,7 +251,7 @@ def training_loss(
         gap = (reference - old_log_probs).masked_fill(~mask, 0.0).nan_to_num(0.0)
         advantages = advantages + config.kl_coefficient * gap
         stats_of_terms[config.kl_metric] = -float(gap.sum()) / max(1, terms.tokens or int(mask.sum()))
-    loss, stats = policy_loss(
+    loss, stats = _policy_loss(
         log_probs,
         old_log_probs,
         advantages,
@@ -230,7 +267,7 @@ def training_loss(
     if reference is not None and config.kl_estimator == "k3":
         kl = kl_loss(log_probs, reference, mask, weights=terms.loss_weights, **how)
         loss = loss + config.kl_coefficient * kl
-        stats[config.kl_metric] = float(kl.detach())
+        stats[config.kl_metric] = kl.detach()
     if terms.ce_weights is not None:
         weighted = terms.ce_weights != 0
         tokens = max(1, int(weighted.sum()) if terms.ce_tokens is None else terms.ce_tokens)
@@ -330,15 +367,21 @@ def _covariance(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     return ((advantages - advantages.sum() / count) * centred).masked_fill(~mask, 0.0)
 
 
-def _stats(log_ratio: Tensor, ratio: Tensor, cut: Tensor, mask: Tensor) -> dict[str, float]:
+def floats(stats: Mapping[str, Any]) -> dict[str, float]:
+    """Return statistics as numbers. Those on a device are read in one transfer."""
+    tensors = {name: value.float() for name, value in stats.items() if isinstance(value, Tensor)}
+    numbers = torch.stack([*tensors.values()]).tolist() if tensors else []
+    return dict(stats) | dict(zip(tensors, numbers, strict=True))
+
+
+def _stats(log_ratio: Tensor, ratio: Tensor, cut: Tensor, mask: Tensor) -> dict[str, Tensor]:
     count = mask.sum()
     safe = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    values = {
+    return {
+        "tokens": count,
         "clip_share": (cut & mask).sum() / count.clamp(min=1),
         "ratio_mean": (ratio * mask).sum() / count.clamp(min=1),
         "ratio_max": ratio.masked_fill(~mask, 0.0).max() if ratio.numel() else ratio.sum(),
         "kl": (-safe * mask).sum() / count.clamp(min=1),
         "kl_k3": ((safe.exp() - 1 - safe) * mask).sum() / count.clamp(min=1),
     }
-    numbers = torch.stack([count.float(), *(value.float() for value in values.values())]).tolist()  # one transfer
-    return dict(zip(["tokens", *values], numbers, strict=True))

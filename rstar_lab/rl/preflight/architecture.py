@@ -39,11 +39,19 @@ class Architecture:
         """The parameters that one token uses."""
         return self._parameters(self.active_experts)
 
-    def _parameters(self, experts: int) -> int:
+    @property
+    def layer_parameters(self) -> int:
+        """The parameters of one layer."""
+        return self._layer_parameters(self.experts)
+
+    def _layer_parameters(self, experts: int) -> int:
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         feed_forward = 3 * self.hidden * self.feed_forward * max(1, experts) + self.hidden * self.experts
-        layer = attention + feed_forward + 2 * self.hidden + 2 * self.head_dim
-        return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
+        return attention + feed_forward + 2 * self.hidden + 2 * self.head_dim
+
+    def _parameters(self, experts: int) -> int:
+        layers = self.layers * self._layer_parameters(experts)
+        return layers + self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
 
     def kv_bytes(self, bytes_each: int = 2) -> int:
         """KV cache of one token: 2 (key, value) x layers x kv heads x head dimension x bytes."""

@@ -260,6 +260,22 @@ def recommended(results: list[tuple[dict[str, int], DryRun]]) -> dict[str, int] 
 # Output
 
 
+def dry_run_rows(recipe: Recipe, profile: Profile, sweep_keys: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the results as rows of JSON, also for the figures of `rstar_lab.analysis.dry_run_figures`.
+
+    Without `sweep_keys`, a row per stage and one for SFT. With it, a row per combination of values, in which `sweep` holds
+    the values, and last a row with the key `recommended`.
+    """
+    if sweep_keys is None:
+        yield from ({"dry_run": result.name} | vars(result) for result in dry_run(recipe, profile))
+        return
+    results = []
+    for values, result in sweep(recipe, profile, sweep_keys):
+        results.append((values, result))
+        yield {"dry_run": result.name} | vars(result) | values | {"sweep": values}
+    yield {"recommended": recommended(results)}
+
+
 def run_dry_run(
     recipe: str,
     profile: str,
@@ -269,33 +285,39 @@ def run_dry_run(
     sweep_keys: str | None,
     as_json: bool,
 ) -> int:
-    """Print the results as text, or as one JSON object per line. Returns 1 if a result does not fit."""
+    """Print the results as text, or as one JSON object per line. Returns 1 if a result does not fit, or no
+    result of a sweep."""
     loaded_profile = load_profile(profile)
     if trainer:
         loaded_profile = loaded_profile.model_copy(update={"trainer": trainer})
     loaded = load_recipe(recipe, overrides, loaded_profile)
-    if sweep_keys is not None:
-        rows = []
-        for values, result in sweep(loaded, loaded_profile, [key.strip() for key in sweep_keys.split(",")]):
-            rows.append((values, result))
-            _print(result, values, as_json)
-        best = recommended(rows)
-        print(json.dumps({"recommended": best}) if as_json else f"recommended: {best or 'nothing fits'}")
-        return 0 if best else 1
+    keys = None if sweep_keys is None else [key.strip() for key in sweep_keys.split(",")]
     fits = True
-    for result in dry_run(loaded, loaded_profile):
-        fits &= result.fits
-        _print(result, {}, as_json)
+    for number, row in enumerate(dry_run_rows(loaded, loaded_profile, keys)):
+        if "recommended" in row:
+            fits = row["recommended"] is not None
+        elif keys is None:
+            fits &= row["fits"]
+        print(json.dumps(row) if as_json else "\n".join(_text(row, keys, number)), flush=True)
     return 0 if fits else 1
 
 
-def _print(result: DryRun, values: dict[str, int], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"dry_run": result.name} | values | vars(result)), flush=True)
-    elif values:
-        print(", ".join(f"{key} {value}" for key, value in values.items()) + f": {_summary(result)}", flush=True)
+def _text(row: dict[str, Any], keys: list[str] | None, number: int) -> Iterator[str]:
+    if "recommended" in row:
+        best = row["recommended"]
+        chosen = ", ".join(f"{key} {value}" for key, value in best.items()) if best else "nothing fits"
+        yield f"recommended: {chosen}" + (" (the shortest update of those that fit)" if best else "")
+    elif keys is None:
+        yield from text_lines(DryRun(**{name: value for name, value in row.items() if name != "dry_run"}))
     else:
-        print("\n".join(text_lines(result)), flush=True)
+        heads = [*keys, "peak GB", "with margin GB", "fits", "update s", "MFU"]
+        if number == 0:
+            yield "  ".join(heads)
+        cells = [row[key] for key in keys] + [
+            f"{row['peak_gb']:.1f}", f"{row['with_margin_gb']:.1f}", "yes" if row["fits"] else "no",
+            f"{row['update_s']:.1f}", f"{row['mfu_bound']:.0%}",
+        ]  # fmt: skip
+        yield "  ".join(f"{cell!s:>{len(head)}}" for cell, head in zip(cells, heads, strict=True))
 
 
 def _summary(result: DryRun) -> str:

@@ -13,33 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.optim.optimizer
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from rstar_lab.rl.preflight.dry_run_meter import Meter
-
-
-class KnownCounts(TorchFunctionMode):
-    """Gives boolean indexing of fake tensors its number of elements. counts: by the shape of the mask."""
-
-    def __init__(self, counts: dict[tuple[int, ...], int]):
-        super().__init__()
-        self.counts = counts
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function is torch.Tensor.__getitem__ and _is_mask(args[1]):
-            tensor, mask = args
-            index = torch.zeros(self.counts[tuple(mask.shape)], dtype=torch.long)
-            return tensor.flatten(0, mask.dim() - 1)[index]
-        if function is torch.Tensor.index_put and len(args[1]) == 1 and _is_mask(args[1][0]):
-            tensor, (mask,), *rest = args
-            index = torch.zeros(self.counts[tuple(mask.shape)], dtype=torch.long)
-            return tensor.index_put((index,) * mask.dim(), *rest, **kwargs)
-        return function(*args, **kwargs)
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, FakeTensor) and index.dtype == torch.bool
 
 
 @contextlib.contextmanager
@@ -71,8 +46,8 @@ def fake_ranks(ranks: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fake_tensors(meter: Meter, counts: dict[tuple[int, ...], int] | None = None) -> Iterator[FakeTensorMode]:
-    """Run the block on fake tensors, followed by `meter`. counts: see `KnownCounts`."""
+def fake_tensors(meter: Meter) -> Iterator[FakeTensorMode]:
+    """Run the block on fake tensors, followed by `meter`."""
     import transformers.masking_utils as masking
 
     optimizers = sys.modules["torch.optim.optimizer"]  # `del`eted from the package
@@ -88,7 +63,7 @@ def fake_tensors(meter: Meter, counts: dict[tuple[int, ...], int] | None = None)
     def labelled(*args: Any, **kwargs: Any) -> None:
         meter.phase = "backward"
         backward(*args, **kwargs)
-        meter.phase = "forward"
+        meter.phase = "optimizer"  # only gradient clipping and the step follow
 
     def stepping(*_: Any) -> None:
         meter.phase = "optimizer"
@@ -119,7 +94,5 @@ def fake_tensors(meter: Meter, counts: dict[tuple[int, ...], int] | None = None)
         ):
             stack.enter_context(replaced(owner, name, value))
         mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        if counts is not None:
-            stack.enter_context(KnownCounts(counts))
         stack.enter_context(meter)
         yield mode

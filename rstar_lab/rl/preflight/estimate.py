@@ -24,7 +24,8 @@ CALLS_PER_ROLLOUT = 2.75  # the rStar2-Agent report: 45K calls in a step of 16,3
 DISK_BYTES_PER_S = 2e9  # of a shared file system, for all ranks together
 STATE_BYTES = 16  # bytes per parameter in training: fp32 weight 4, gradient 4, the two moments of AdamW 8
 LORA_BASE_BYTES = 2  # bytes per frozen parameter: bf16
-LOCAL_LOGITS = 2**28  # numbers; the local trainer computes logits in chunks of this size (training/log_probs.py)
+# Numbers; the local trainer computes logits in chunks of this size, and in smaller ones with a frozen head (training/log_probs.py).
+LOCAL_LOGITS, LOCAL_FROZEN_LOGITS = 2**28, 2**26
 VERL_CHUNKS = 16  # parts of the logits of which one has fp32 copies (verl/log_probs.py)
 GB = 1e9
 
@@ -82,28 +83,46 @@ def memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile)
 def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
     """One GPU holds the training state, one micro-batch and the engine at the same time. Engine = recipe's
     engine.gpu_memory_utilization x HBM; micro-batch = rl.micro_batch_tokens, at least the longest sequence. The peak is at
-    the LM head: state, bf16 copies of all weights (autocast), checkpointed activations (2 bytes x hidden x layers per
-    token; without gradient checkpointing 34), and logits of one chunk in bf16 and fp32. A KL reference adds its weights.
-    With rl.lora the base is held in bf16, and gradients and optimizer states exist for the adapters only.
+    the LM head: state, bf16 copies of all weights, activations, and logits of one chunk in bf16 and fp32. Activations are
+    hidden x layers numbers per token, without gradient checkpointing those of `layer_activations` x layers. A KL reference
+    adds its weights. With rl.lora the base is held in bf16, and gradients and optimizer states exist for the adapters only.
     """
     hbm = profile.hardware.hbm_gb
     longest = LONGEST_PROMPT_TOKENS + rl.limits.max_response_tokens
     tokens = max(rl.micro_batch_tokens, longest)
+    bf16 = rl.precision != "fp32"
     state = STATE_BYTES * model.parameters
     if rl.lora is not None:
         state = LORA_BASE_BYTES * model.parameters + STATE_BYTES * lora_parameters(model, rl.lora)
-    copies = 0 if rl.lora is not None else 2 * model.parameters
-    activations = tokens * model.hidden * (2 if rl.gradient_checkpointing else 34) * model.layers
-    logits = min(tokens * model.vocabulary, LOCAL_LOGITS) * 6
+    copies = 0 if rl.lora is not None or not bf16 else 2 * model.parameters
+    of_layer = (
+        (2 if bf16 else 4) * model.hidden if rl.gradient_checkpointing else layer_activations(model, bf16, fused=True)
+    )
+    logits = min(tokens * model.vocabulary, LOCAL_LOGITS if rl.lora is None else LOCAL_FROZEN_LOGITS) * 6
     reference = 4 * model.parameters if rl.method.kl_coefficient > 0 else 0
     weights = 2 * model.parameters
     engine = recipe.engine.gpu_memory_utilization * hbm * GB
     kv = (engine - weights - 2 * GB) / model.kv_bytes(profile.engine.kv_cache_dtype_bytes)
-    training = state + copies + activations + logits + reference
+    training = state + copies + tokens * of_layer * model.layers + logits + reference
     served = served_tokens(model, recipe, rl, profile)
     return Memory(
         weights / GB, state / GB, training / GB, engine / GB, max(0, int(kv)), longest, served, hbm, together=True
     )  # fmt: skip
+
+
+def layer_activations(model: Architecture, bf16: bool, *, fused: bool) -> int:
+    """Return the bytes per token that a layer saves for its backward pass.
+
+    These are numbers of the sizes hidden, heads x head dimension, kv heads x head dimension and feed-forward. RMSNorm saves fp32
+    copies unless it is fused; fused SwiGLU saves one number less per feed-forward unit (`rl.models.gpu`).
+    """
+    sizes = (model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim, model.feed_forward)
+    each = (16, 12, 10, 8)  # bytes, of bf16
+    if not bf16:
+        each = (24, 20, 16, 16)
+    elif fused:
+        each = (8, 8, 6, 6)
+    return sum(size * count for size, count in zip(sizes, each, strict=True))
 
 
 def lora_parameters(model: Architecture, lora: Lora) -> int:
@@ -122,12 +141,14 @@ def lora_parameters(model: Architecture, lora: Lora) -> int:
 
 
 def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Profile) -> Memory:
-    """Training phase: state + checkpointed activations + the larger of logits and head. Rollout phase: the engine + the
-    training memory that is not offloaded.
+    """Training phase: state + checkpointed activations + the largest of logits, head and layer. Rollout phase: the engine +
+    the training memory that is not offloaded.
 
     state = 16 bytes x parameters / shards; activations = 2 bytes x hidden x layers per token; logits = micro-batch tokens
     x vocabulary x 4 bytes (bf16 and their gradient) and three fp32 copies of a sixteenth; head = vocabulary x hidden x
-    12 bytes (weights and gradient in bf16, gradient in fp32 and packed for the reduction).
+    12 bytes (weights and gradient in bf16, gradient in fp32 and packed for the reduction); layer = the backward pass of one
+    layer: its activations, two gradients of the feed-forward size, and 14 bytes per parameter (weights of two layers in
+    bf16, gradient in bf16, in fp32 and packed).
     KV tokens of a replica = (share x HBM x tensor parallel - weights) / KV bytes per token.
     """
     hardware, engine, parallel = profile.hardware, profile.engine, profile.parallelism
@@ -135,16 +156,20 @@ def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Pr
     weights = 2 * model.parameters / GB
     state = STATE_BYTES * model.parameters / shard_size(profile) / GB
     tokens = max(parallel.tokens_per_gpu, -(-longest // parallel.sequence_parallel))
-    logits = tokens * model.vocabulary * (4 + 12 / VERL_CHUNKS)
+    bf16 = recipe.engine.dtype != "float32"
+    number = 2 if bf16 else 4
+    logits = tokens * model.vocabulary * (2 * number + 12 / VERL_CHUNKS)
     head = model.vocabulary * model.hidden * 12
-    activations = tokens * model.hidden * 2 * model.layers
+    layer = tokens * (layer_activations(model, bf16, fused=False) + 2 * number * model.feed_forward)
+    layer += 14 * model.layer_parameters
+    activations = tokens * model.hidden * number * model.layers
     engine_gb = engine.memory_utilization * hardware.hbm_gb
     kept = (0 if parallel.offload_params else state / 4) + (0 if parallel.offload_optimizer else state / 2)
     kv = (engine_gb * engine.tensor_parallel - weights - 4) * GB / model.kv_bytes(engine.kv_cache_dtype_bytes)
     return Memory(
         weights,
         state,
-        state + (activations + max(logits, head)) / GB,
+        state + (activations + max(logits, head, layer)) / GB,
         engine_gb + kept,
         max(0, int(kv)),
         longest,

@@ -151,11 +151,12 @@ def _train(
     for step, batch in iterate_batches(examples, config, range(len(history) + 1, steps + 1)):
         targets = sum(sum(example.mask) for example in batch)
         loss_sum = torch.zeros((), device=model.device)
-        for rows in _micro_batches(batch[ranks.rank :: ranks.size], config):
-            with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-                loss = _loss(model, rows, config.packing)
-            (loss / targets).backward()
-            loss_sum += loss.detach()
+        with gpu.bf16_weights(model):
+            for rows in _micro_batches(batch[ranks.rank :: ranks.size], config):
+                with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+                    loss = _loss(model, rows, config.packing)
+                (loss / targets).backward()
+                loss_sum += loss.detach()
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -248,7 +249,7 @@ def rows_loss(model: "PreTrainedModel", rows: SftRows) -> Tensor:
     def nll(states: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(path.logits(model, states), targets, ignore_index=_IGNORED, reduction="sum")
 
-    at_once = _CPU_LOGITS_AT_ONCE if device.type == "cpu" else _LOGITS_AT_ONCE
+    at_once = _LOGITS_AT_ONCE if gpu.is_gpu(device) else _CPU_LOGITS_AT_ONCE
     chunk = max(1, at_once // model.config.get_text_config().vocab_size)
     if len(targets_N) <= chunk:
         return nll(states_NH, targets_N)

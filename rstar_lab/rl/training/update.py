@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.memory import release_free_heap
 from rstar_lab.rl.algorithm.config import Aggregation, LossConfig
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
-from rstar_lab.rl.algorithm.objective import Terms, group_normaliser, training_loss
+from rstar_lab.rl.algorithm.objective import Terms, floats, group_normaliser, training_loss_on_device
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask, trained_tokens
 from rstar_lab.rl.models import gpu
@@ -119,22 +119,24 @@ class Learner:
         bounds = np.linspace(0, count, min(rl.mini_batches, count) + 1).astype(int)
         for number, (start, end) in enumerate(itertools.pairwise(bounds)):
             batch = Batch.of(selection, start, end, config.aggregation)
-            for micro in self.micro_batches(batch.trajectories, rl, batch.also_scored):
-                log_probs, entropy = self.forward(self.model, micro, rl)
-                if measured is None:
-                    # After the first mini-batch the weights are no longer those that generated the rollouts, so its
-                    # log-probs are not those of the policy at the start of the update.
-                    result.record(micro, batch.trajectories, log_probs if number == 0 else None, entropy, start)
-                reference = None
-                if self.reference is not None:
-                    with torch.no_grad():
-                        reference, _ = self.forward(self.reference, micro, rl)
-                old_log_probs = None if measured is None else measured[start:end]
-                loss, stats = micro_batch_loss(
-                    log_probs, micro, batch, rl.old_log_probs, config, old_log_probs, reference, generator
-                )
-                loss.backward()
-                result.add(stats, float(loss.detach()), (config.kl_metric, config.ce_metric))
+            with gpu.bf16_weights(self.model):
+                for micro in self.micro_batches(batch.trajectories, rl, batch.also_scored):
+                    log_probs, entropy = self.forward(self.model, micro, rl)
+                    if measured is None:
+                        # After the first mini-batch the weights are no longer those that generated the rollouts, so its
+                        # log-probs are not those of the policy at the start of the update.
+                        result.record(micro, batch.trajectories, log_probs if number == 0 else None, entropy, start)
+                    reference = None
+                    if self.reference is not None:
+                        with torch.no_grad():
+                            reference, _ = self.forward(self.reference, micro, rl)
+                    old_log_probs = None if measured is None else measured[start:end]
+                    loss, stats = micro_batch_loss(
+                        log_probs, micro, batch, rl.old_log_probs, config, old_log_probs, reference, generator
+                    )
+                    loss.backward()
+                    result.add(stats | {"loss": loss.detach()}, ("loss", config.kl_metric, config.ce_metric))
+            result.read()
             self._reduce_gradients()
             norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), rl.max_grad_norm))
             check_finite(norm)
@@ -190,10 +192,12 @@ class Learner:
         self, trajectories: Sequence[Trajectory], rl: RlSection, result: "UpdateResult", *, squares: bool = False
     ) -> "UpdateResult":
         """Record log-probs and entropy of rollouts in `result`; return it with the parts of all ranks."""
-        for micro in self.micro_batches(trajectories, rl):
-            with autocast(rl, self.device):
-                found = token_statistics(self.model, micro, rl.temperature, fp32_head=rl.fp32_head, squares=squares)
-            result.record(micro, trajectories, found[0], found[1], 0, *found[2:])
+        with gpu.bf16_weights(self.model):
+            for micro in self.micro_batches(trajectories, rl):
+                with autocast(rl, self.device):
+                    found = token_statistics(self.model, micro, rl.temperature, fp32_head=rl.fp32_head, squares=squares)
+                result.record(micro, trajectories, found[0], found[1], 0, *found[2:])
+        result.read()
         return result.merge(self.ranks.gather(result))
 
 
@@ -311,8 +315,8 @@ def micro_batch_loss(
     measured: Sequence[np.ndarray] | None = None,
     reference_log_probs: Tensor | None = None,
     generator: torch.Generator | None = None,
-) -> tuple[Tensor, dict[str, float]]:
-    """Return the loss of a micro-batch and its statistics, see `training_loss`.
+) -> tuple[Tensor, dict[str, Any]]:
+    """Return the loss of a micro-batch and its statistics, see `training_loss_on_device`.
 
     Args:
         log_probs: of the trained policy, with gradient, (B, T).
@@ -331,7 +335,7 @@ def micro_batch_loss(
     else:
         old = log_probs.detach() if measured is None else micro.scatter(measured, batch.trajectories)
     terms = batch.terms(micro, reference_log_probs)
-    return training_loss(log_probs, old, terms, config, engine_log_probs=engine, generator=generator)
+    return training_loss_on_device(log_probs, old, terms, config, engine_log_probs=engine, generator=generator)
 
 
 def check_finite(norm: float) -> None:
@@ -347,6 +351,7 @@ class UpdateResult:
     """Measurements of an update. log_probs, entropies, squares (sums of the squared probabilities of the vocabulary): arrays
     (response length,) per selected rollout, NaN outside of the mask; None if not computed.
 
+    Measurements stay on the device until `read`: to read one, the host waits for all work before it.
     With `old_log_probs: engine` and several mini-batches, log_probs exist for the first mini-batch only. The entropies of
     a later mini-batch are those of its own forward pass, after the optimizer steps of the mini-batches before it.
     """
@@ -363,6 +368,8 @@ class UpdateResult:
         self._means: dict[str, float] = defaultdict(float)
         self._tokens = 0
         self._ratio_max = 0.0
+        self._unread_arrays: list[tuple[list[Any], list[int], list[slice], Tensor]] = []
+        self._unread_stats: list[tuple[Mapping[str, Any], Collection[str]]] = []
 
     def record(
         self,
@@ -375,29 +382,40 @@ class UpdateResult:
     ) -> None:
         """Store log-probs, entropy and squares (unless None) of a micro-batch by rollout. offset: index in the selection of
         the first rollout of `batch`."""
-        for row, i in enumerate(micro.index):
-            prompt = len(batch[i].prompt_ids)
-            span = slice(prompt, prompt + len(batch[i].response_ids))
-            outside = ~micro.mask_BT[row, span]
-            for kind, values in ((self.log_probs, log_probs), (self.entropies, entropy), (self.squares, squares)):
-                if values is not None:
-                    kind[offset + i] = values[row, span].detach().masked_fill(outside, torch.nan).cpu().numpy()
+        own = [batch[i] for i in micro.index]
+        spans = [slice(len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids)) for t in own]
+        places = [offset + i for i in micro.index]
+        for kind, values_BT in zip(self._arrays, (log_probs, entropy, squares), strict=True):
+            if values_BT is not None:
+                self._unread_arrays.append(
+                    (kind, places, spans, values_BT.detach().masked_fill(~micro.mask_BT, torch.nan))
+                )
+
+    def add(self, stats: Mapping[str, Any], sums: Collection[str]) -> None:
+        """Add the statistics of a micro-batch. sums: names of those that are parts of a sum over the batch; the others are
+        means over tokens."""
+        self._unread_stats.append((stats, sums))
+
+    def read(self) -> None:
+        """Read everything that was recorded and added."""
+        for kind, places, spans, values_BT in self._unread_arrays:
+            for place, span, row in zip(places, spans, values_BT.cpu().numpy(), strict=True):
+                kind[place] = row[span]
+        for stats, sums in self._unread_stats:
+            numbers = floats(stats)
+            tokens = int(numbers.pop("tokens"))
+            self._ratio_max = max(self._ratio_max, numbers.pop("ratio_max"))
+            self._tokens += tokens
+            for name, value in numbers.items():
+                if name in sums:
+                    self.sums[name] += value
+                else:
+                    self._means[name] += value * tokens
+        self._unread_arrays, self._unread_stats = [], []
 
     @property
     def _arrays(self) -> tuple[list[Any], ...]:
         return self.log_probs, self.entropies, self.squares
-
-    def add(self, stats: Mapping[str, float], loss: float, sums: Sequence[str]) -> None:
-        """Add the statistics and the loss of a micro-batch. sums: statistics that are parts of a sum over the batch; the others
-        are means over tokens."""
-        tokens = int(stats["tokens"])
-        for name in stats.keys() & set(sums):
-            self.sums[name] += stats[name]
-        for name in stats.keys() - {"tokens", "ratio_max", *sums}:
-            self._means[name] += stats[name] * tokens
-        self._ratio_max = max(self._ratio_max, stats["ratio_max"])
-        self._tokens += tokens
-        self.sums["loss"] += loss
 
     def merge(self, parts: Sequence["UpdateResult"]) -> "UpdateResult":
         """Add the results of the other ranks. parts: results of all ranks, this one first; empty on other ranks."""

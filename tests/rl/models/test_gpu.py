@@ -1,17 +1,20 @@
 """The kernels of the trainer for GPUs, on a CPU: equal values and gradients, and activations in bf16."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
 from helpers.architectures import tiny_architecture
 from helpers.trajectories import BATCH
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models import gpu
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training import log_probs as log_probs_module
-from rstar_lab.rl.training.update import Learner, make_optimizer
+from rstar_lab.rl.training.update import Learner, UpdateResult, make_optimizer
 
 
 def gradient_of(model, precision="fp32", **keys):
@@ -84,3 +87,85 @@ def test_an_update_with_the_kernels_for_gpus_changes_the_weights_alike(monkeypat
         learner.update(Selection.of(BATCH, [1.0, -1.0] * 3), rl, lr_scale=1.0, seed=0)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*weights, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Llama", "Qwen2", "Granite"])
+def test_one_kernel_per_norm_mlp_and_rotation_gives_the_gradients_of_the_model(monkeypatch, name):
+    model = tiny_architecture(name)
+    rough = gradient_of(copy.deepcopy(model), precision="bf16")
+    monkeypatch.setattr(gpu, "is_gpu", lambda device: True)
+    counts = Counter()
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            counts[function.name().split("::")[1].split(".")[0]] += 1
+            return function(*args, **(kwargs or {}))
+
+    with Count():
+        found = gradient_of(model, precision="bf16")
+    layers = len(model.model.layers)
+    assert counts["swiglu"] >= counts["swiglu_gradients"] == layers
+    assert counts["rotate"] >= counts["rotate_back"] == 2 * layers
+    assert not counts["silu"]
+    torch.testing.assert_close(found[0], rough[0], atol=0.05, rtol=0.02)
+    assert torch.nn.functional.cosine_similarity(found[2], rough[2], dim=0) > 0.995
+
+
+def test_kernels_equal_the_formulas_and_their_gradients_are_exact():
+    torch.manual_seed(0)
+    gate, up = (torch.randn(3, 8, dtype=torch.float32, requires_grad=True) for _ in range(2))
+    torch.testing.assert_close(gpu.swiglu(gate, up), torch.nn.functional.silu(gate) * up)
+    x, cos, sin = torch.randn(2, 3, 4, 8, requires_grad=True), torch.randn(2, 1, 4, 8), torch.randn(2, 1, 4, 8)
+    torch.testing.assert_close(gpu.rotate(x, cos, sin), apply_rotary_pos_emb(x, x, cos[:, 0], sin[:, 0])[0])
+    for function, inputs in ((gpu.swiglu, (gate, up)), (lambda x: gpu.rotate(x, cos, sin), (x,))):
+        expected = torch.autograd.functional.jacobian(
+            (lambda gate, up: torch.nn.functional.silu(gate) * up)
+            if len(inputs) == 2
+            else (lambda x: apply_rotary_pos_emb(x, x, cos[:, 0], sin[:, 0])[0]),
+            inputs,
+        )
+        for one, other in zip(torch.autograd.functional.jacobian(function, inputs), expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_copies_of_weights_add_their_gradients_to_those_of_the_weights(monkeypatch):
+    monkeypatch.setattr(gpu, "is_gpu", lambda device: True)
+    layer = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 4))
+    other, x = copy.deepcopy(layer), torch.randn(2, 3, 6)
+    for module in layer:
+        module.__class__ = gpu._Linear
+    layer[0].weight.requires_grad_(False)
+    other[0].weight.requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16), gpu.bf16_weights(layer):
+        for scale in (1.0, 2.0):
+            (layer(x).float().square().sum() * scale).backward()
+        assert layer[1].copies[0].dtype == torch.bfloat16 and layer[1].copies[0].grad is None
+    with torch.autocast("cpu", torch.bfloat16):
+        for scale in (1.0, 2.0):
+            (other(x).float().square().sum() * scale).backward()
+    assert layer[1].copies is None and layer[0].weight.grad is None
+    for one, expected in zip(layer.parameters(), other.parameters(), strict=True):
+        if expected.requires_grad:
+            torch.testing.assert_close(one.grad, expected.grad, atol=1e-2, rtol=1e-2)
+
+
+def test_an_update_reads_nothing_from_the_device_per_micro_batch():
+    reads = Counter()
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            reads[function.name()] += 1
+            return function(*args, **(kwargs or {}))
+
+    counts = []
+    for tokens in (10_000, 1):  # one micro-batch, and one per rollout
+        model = tiny_architecture("Qwen3")
+        rl = RlSection(precision="fp32", micro_batch_tokens=tokens)
+        learner = Learner(model)
+        learner.begin_stage(rl, reset=True, reference=None)
+        reads.clear()
+        with Count(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(UpdateResult, "read", lambda self: None)  # once per mini-batch
+            learner.update(Selection.of(BATCH, [1.0, -1.0] * 3), rl, lr_scale=1.0, seed=0)
+        counts.append(reads["aten::_local_scalar_dense"])
+    assert counts[1] - counts[0] == len(BATCH) - 1, "transformers reads the positions once per forward pass"

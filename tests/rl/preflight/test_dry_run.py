@@ -12,7 +12,7 @@ from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
-from rstar_lab.rl.preflight.dry_run import dry_run, recommended, sweep
+from rstar_lab.rl.preflight.dry_run import dry_run, dry_run_rows, recommended, sweep
 from rstar_lab.rl.preflight.dry_run_fake import fake_tensors
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
 
@@ -60,6 +60,15 @@ def test_an_update_of_the_local_trainer_holds_16_bytes_per_parameter():
     for kind, bytes_each in (("parameters", 4), ("gradients", 4), ("moments", 8)):
         assert kinds[kind] * GB == pytest.approx(bytes_each * parameters, rel=0.02)
     assert 0 < first.mfu_bound < 1 and first.update_s > 0 and not first.collectives
+
+
+def test_rows_of_a_sweep_have_the_tried_values_and_end_with_the_fastest_that_fits():
+    recipe = small("qwen3_1_7b_one_gpu", **{"stages.one.limits.max_response_tokens": 256})
+    rows = list(dry_run_rows(recipe, load_profile("one_gpu"), ["micro_batch_tokens"]))
+    assert [row["micro_batch_tokens"] for row in rows[:-1]] == [8192, 16384, 32768]
+    assert all(row["sweep"] == {"micro_batch_tokens": row["micro_batch_tokens"]} for row in rows[:-1])
+    best = min((row for row in rows[:-1] if row["fits"]), key=lambda row: row["update_s"])
+    assert rows[-1] == {"recommended": best["sweep"]}
 
 
 @pytest.mark.slow
