@@ -260,7 +260,10 @@ def _graders(a: _Evaluation, b: _Evaluation) -> list[Part]:
         parser = Part("parser", False, f"both read the answer as `{first}`.")
     else:
         effect = _difference(pooled, pd.Series(by_format[0]), pooled, pd.Series(by_format[1]))
-        lost = [int(sum(extract_answer(text, form) is None for text in pooled.text)) for form in (first, second)]
+        lost = [
+            int(sum(extract_answer(text, form) is None for text in pooled.text))  # type: ignore[arg-type]
+            for form in (first, second)
+        ]
         text = (
             f"`{first}` finds no answer in {lost[0]} of {len(pooled)} rollouts, `{second}` in {lost[1]}; "
             f"{int(changed.sum())} grades change."

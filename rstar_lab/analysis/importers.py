@@ -6,7 +6,7 @@ metrics that need them are NaN.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,8 @@ def import_trl(
 ) -> Path:
     """Import TRL's completions: a folder of `completions_*.parquet` files, or one file.
 
-    reward: the column that becomes the reward. Required if the file has several reward columns, because TRL logs one
-    per reward function. All of them are kept as reward columns (`Runs.rewards`).
+    reward: the column that becomes the reward, or `sum` for the sum of all. Required if the file has several reward columns, because
+    TRL logs one per reward function. All of them are kept as reward columns (`Runs.rewards`).
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -120,7 +120,7 @@ def import_trl(
             if missing := {"step", "prompt", "completion"} - set(table.column_names):
                 raise UserError(f"{file} has no column {sorted(missing)[0]!r}; expected a TRL completions file")
             columns = _reward_columns(table)
-            column = _chosen_reward(file, table, columns, reward)
+            column = "" if reward == "sum" and "sum" not in columns else _chosen_reward(file, table, columns, reward)
             for number, row in enumerate(table.to_pylist()):
                 place = f"{file}, row {number}"
                 prompt, completion = (
@@ -132,7 +132,9 @@ def import_trl(
                     "step": step_number(row["step"], place, "step"),
                     "question": questions[-1] if questions else None,
                     "messages": prompt + completion,
-                    "reward": number_or_none(row[column], place, column),
+                    "reward": number_or_none(row[column], place, column)
+                    if column
+                    else _sum(row[name] for name in columns),
                     "rewards": {name: row[name] for name in columns},
                     "advantage": number_or_none(row.get("advantage"), place, "advantage"),
                     "truth": row.get("solution", row.get("answer")),
@@ -140,6 +142,11 @@ def import_trl(
                 }
 
     return write_run(rollouts(), path, runs_dir, run_id, "trl")
+
+
+def _sum(rewards: Iterable[float | None]) -> float | None:
+    known = [value for value in rewards if value is not None]
+    return sum(known) if known else None
 
 
 def _reward_columns(table: Any) -> list[str]:

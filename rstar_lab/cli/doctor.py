@@ -24,7 +24,8 @@ def doctor(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="A run, a folder of runs, or the log of verl, TRL, inspect_ai, verifiers, TensorBoard or OpenAI-style messages.",
+            help="A run, a folder of runs, or the log of verl, TRL, prime-rl, inspect_ai, verifiers, ATIF, TensorBoard, Weights & Biases"
+            " (offline) or OpenAI-style messages.",
         ),
     ],
     rule: Annotated[list[str] | None, typer.Option(help="A rule of your own, module:NAME. Can be repeated.")] = None,
@@ -39,6 +40,8 @@ def doctor(
     from rstar_lab.analysis.doctor import doctor as diagnose
     from rstar_lab.analysis.doctor.diagnosis import to_json
 
+    for path in paths:
+        typer.echo(f"reading {visible(str(path))}", err=True)
     try:
         diagnosis = diagnose(*paths, rules=rule or [])
     except UserError as error:

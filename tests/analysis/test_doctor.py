@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from rstar_lab.analysis import export_atif, open_runs
 from rstar_lab.analysis.doctor import Evidence, Log, Rule, doctor
 from rstar_lab.analysis.doctor.diagnosis import diagnose
 from rstar_lab.analysis.doctor.logs import COLUMNS
@@ -242,13 +243,16 @@ def test_results_of_verifiers_and_messages_are_read(tmp_path):
     assert "empty rollouts count as failures" in {finding.rule.name for finding in diagnosis.findings}
 
 
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+
+def field(number: int, kind: int, content: bytes) -> bytes:
+    return varint(number << 3 | kind) + (varint(len(content)) + content if kind == 2 else content)
+
+
 def event(step: int, **values: float) -> bytes:
     """Return one record of a TensorBoard file."""
-
-    def field(number: int, kind: int, content: bytes) -> bytes:
-        head = bytes([number << 3 | kind])
-        return head + (bytes([len(content)]) + content if kind == 2 else content)
-
     summary = b"".join(
         field(1, 2, field(1, 2, tag.replace("__", "/").encode()) + field(2, 5, struct.pack("<f", value)))
         for tag, value in values.items()
@@ -263,6 +267,67 @@ def test_tensorboard_events_are_read_up_to_a_torn_record(tmp_path):
     diagnosis = doctor(tmp_path)
     assert [finding.rule.name for finding in diagnosis.findings] == ["entropy collapse"]
     assert diagnosis.logs[0].steps.step.tolist() == list(range(1, 10))
+
+
+def wandb_file(rows: list[dict[str, float]], padding: int) -> bytes:
+    """Return an offline run of Weights & Biases: LevelDB blocks of 32 KiB. padding: bytes of another message before each step."""
+    data = b":W&B\xe1\xbe\x00"
+    for step, row in enumerate(rows, 1):
+        items = [
+            field(1, 2, field(2, 2, name.encode()) + field(16, 2, json.dumps(value).encode()))
+            for name, value in row.items()
+        ]
+        history = field(2, 2, b"".join(items) + field(2, 2, field(1, 0, varint(step))))
+        for message in (field(4, 2, b"x" * padding), history):
+            rest, first = message, True
+            while rest:
+                left = 32768 - len(data) % 32768
+                if left < 7:
+                    data += b"\0" * left
+                    continue
+                part, rest = rest[: left - 7], rest[left - 7 :]
+                kind = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}[first, not rest]
+                data += struct.pack("<IHB", 0, len(part), kind) + part
+                first = False
+    return data
+
+
+@pytest.mark.parametrize("padding", [10, 32_740, 70_000])
+def test_an_offline_run_of_wandb_is_read(padding, tmp_path):
+    rows = [{"actor/entropy": 0.9 * 0.5**step, "actor/grad_norm": 0.0, "own/x": 1.0} for step in range(1, 10)]
+    (tmp_path / "run-1.wandb").write_bytes(wandb_file(rows, padding)[:-4])
+    diagnosis = doctor(tmp_path)
+    assert {finding.rule.name for finding in diagnosis.findings} == {"entropy collapse", "no gradient"}
+    assert diagnosis.logs[0].steps.step.tolist() == list(range(1, 9))
+    assert "1 of 3 metrics are read by no rule, such as own/x" in diagnosis.to_text()
+
+
+def test_rollouts_of_prime_rl_and_atif_documents_are_read(tmp_path):
+    for step in range(1, 7):
+        folder = tmp_path / "prime" / "rollouts" / f"step_{step}"
+        folder.mkdir(parents=True)
+        rows = [
+            {"prompt": f"q{i // 4}", "completion": [{"role": "assistant", "content": f"text {step} {i}"}], "answer": "7",
+             "example_id": i // 4, "reward": 0.0} for i in range(16)
+        ]  # fmt: skip
+        (folder / "train_rollouts.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n{torn")
+    diagnosis = doctor(tmp_path / "prime")
+    assert diagnosis.findings[0].rule.name == "all rollouts wrong" and diagnosis.logs[0].source == "prime-rl"
+    assert len(diagnosis.logs[0].rollouts) == 96 and diagnosis.logs[0].rollouts.step.nunique() == 6
+    assert "1 lines are no JSON objects and were left out, first line 17" in diagnosis.to_text()
+    export_atif(open_runs(GOLDEN / "tiny_fast-rl"), tmp_path / "atif", "step <= 2")
+    (log,) = doctor(tmp_path / "atif").logs
+    assert log.source == "atif" and len(log.rollouts) == 384 and log.rollouts.reward.notna().all()
+
+
+def test_several_rewards_of_trl_are_added_up(tmp_path):
+    rows = [
+        {"step": step, "prompt": f"q{i // 8}", "completion": f"text {step} {i}", "format": 0.0, "correct": float(i % 3 == 0)}
+        for step in range(1, 7) for i in range(16)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions_00001.parquet")
+    (log,) = doctor(tmp_path).logs
+    assert log.rollouts.reward.mean() == pytest.approx(0.375)
 
 
 def test_the_golden_run_is_healthy_and_its_waste_is_counted():

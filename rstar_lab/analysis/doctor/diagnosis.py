@@ -83,7 +83,13 @@ class Diagnosis:
             "checked_and_healthy": self.healthy,
             "not_checked": self.unchecked,
             "sources": [
-                {"run": log.name, "format": log.source, "steps": len(log.steps), "rollouts": len(log.rollouts)}
+                {
+                    "run": log.name,
+                    "format": log.source,
+                    "steps": len(log.steps),
+                    "rollouts": len(log.rollouts),
+                    "not_understood": list(log.notes),
+                }
                 for log in self.logs
             ],
         }
@@ -107,6 +113,7 @@ class Diagnosis:
             lines.append(f"Tokens that trained nothing in {run}: {named or 'none'}")
         if self.healthy:
             lines.append(f"Healthy: {', '.join(self.healthy)}")
+        lines += [f"Not understood in {log.name}: {note}" for log in self.logs for note in log.notes]
         for name, columns in self.unchecked.items():
             lines.append(f"Not checked: {name} (the log has no {', '.join(columns)})")
         return "\n".join(lines).rstrip()
@@ -123,7 +130,13 @@ class Diagnosis:
                 f"<dt>Steps</dt><dd>{html.escape(_steps(item['steps']) or '–')}</dd><dt>Rollouts</dt><dd>{opened or '–'}</dd>"
                 f"<dt>Source</dt><dd>{html.escape(item['source'])}</dd></dl>"
             )
-        rest = html.escape("\n".join(self.to_text().splitlines()[-len(self.unchecked) - len(self.waste) - 1 :]))
+        rest = html.escape(
+            "\n".join(
+                self.to_text().splitlines()[
+                    -len(self.unchecked) - sum(len(log.notes) for log in self.logs) - len(self.waste) - 1 :
+                ]
+            )
+        )
         style = "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}dt{font-weight:600}pre{white-space:pre-wrap}"
         return (
             "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Diagnosis</title>"

@@ -1,4 +1,4 @@
-"""Read the log of a run: one of this project, or one of verl, TRL, inspect_ai, TensorBoard, or OpenAI-style messages.
+"""Read the log of a run: one of this project, or one of another tool, see `FORMATS`.
 
 The format is recognised by the names and fields of the files. Rollouts of other tools are imported into a temporary folder with the
 importers of `analysis.importers`, so that the doctor and the inspector read them in the same way.
@@ -6,7 +6,9 @@ importers of `analysis.importers`, so that the doctor and the inspector read the
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis import importers
-from rstar_lab.analysis.doctor import tensorboard
-from rstar_lab.analysis.doctor.metric_names import canonical
+from rstar_lab.analysis.doctor import tensorboard, wandb
+from rstar_lab.analysis.doctor.metric_names import NAMES, canonical
 from rstar_lab.analysis.doctor.rule import Log
+from rstar_lab.analysis.exports.atif import import_atif
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.errors import UserError
 
@@ -26,9 +29,8 @@ COLUMNS = (
     "engine_log_prob", "trainer_log_prob", "entropy", "generate_s", "tool_s", "queue_s", "engine",
 )  # fmt: skip
 FORMATS = "a run or a folder of runs of rstar_lab; verl's rollout_data_dir or metrics JSONL; TRL's completions or trainer_state.json; "
-FORMATS += (
-    "inspect_ai logs; TensorBoard events; JSON lines with `messages`, or with `prompt` and `completion` (verifiers)"
-)
+FORMATS += "prime-rl's rollouts; inspect_ai logs; ATIF trajectories; TensorBoard events; offline runs of Weights & Biases; JSON lines with "
+FORMATS += "`messages`, or with `prompt` and `completion` (verifiers)"
 
 
 def read_logs(path: Path, work_dir: Path) -> list[Log]:
@@ -44,9 +46,39 @@ def read_logs(path: Path, work_dir: Path) -> list[Log]:
     metrics = _metrics(path)
     if not rollouts and metrics.empty:
         raise UserError(f"{path}: no log was recognised. The doctor reads {FORMATS}")
+    notes = _notes(path, metrics)
     if not rollouts:
-        return [Log(path.name, "metrics", metrics, pd.DataFrame(columns=list(COLUMNS)))]
-    return [_with_metrics(source, runs, metrics) for source, runs in rollouts]
+        return [Log(path.name, "metrics", metrics, pd.DataFrame(columns=list(COLUMNS)), notes=notes)]
+    return [replace(_with_metrics(source, runs, metrics), notes=notes) for source, runs in rollouts]
+
+
+def _notes(path: Path, metrics: pd.DataFrame) -> tuple[str, ...]:
+    """Return what of a foreign log was not understood: broken lines, and metrics of which no rule knows a name."""
+    notes = []
+    for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            broken = (
+                [number for number, line in enumerate(lines, 1) if line.strip() and not _is_object(line)]
+                if file.suffix == ".jsonl"
+                else []
+            )
+        if broken:
+            notes.append(
+                f"{file.name}: {len(broken)} lines are no JSON objects and were left out, first line {broken[0]}"
+            )
+    unknown = [name for name in metrics.columns if name != "step" and name not in {*NAMES, "held_out"}]
+    if unknown:
+        notes.append(
+            f"{len(unknown)} of {len(metrics.columns) - 1} metrics are read by no rule, such as {', '.join(unknown[:3])}"
+        )
+    return tuple(notes)
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _own(path: Path) -> list[Log]:
@@ -92,20 +124,22 @@ def _table(runs: Runs) -> pd.DataFrame:
 
 def _rollouts(path: Path, work_dir: Path) -> Iterator[tuple[str, Runs]]:
     for found, (kind, source) in enumerate(_recognised(path)):
-        runs_dir = work_dir / f"import-{found}"
-        importer = {
-            "verl": importers.import_verl, "trl": importers.import_trl, "messages": importers.import_messages,
-            "inspect": importers.import_inspect,
-        }.get(kind)  # fmt: skip
-        if kind == "verifiers":
+        if kind in ("verifiers", "prime-rl"):
             source = _as_messages(source, work_dir / f"messages-{found}.jsonl")
-            importer = importers.import_messages
-        assert importer is not None
-        yield kind, open_runs(importer(source, runs_dir, run_id=re.sub(r"[^A-Za-z0-9._-]", "-", path.stem) or "log"))
+        known: dict[str, Callable[..., Path]] = {
+            "verl": importers.import_verl, "inspect": importers.import_inspect, "atif": import_atif,
+            "trl": partial(importers.import_trl, reward="sum"),
+        }  # fmt: skip
+        importer = known.get(kind, importers.import_messages)
+        run_id = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem) or "log"
+        yield kind, open_runs(importer(source, work_dir / f"import-{found}", run_id=run_id))
 
 
 def _recognised(path: Path) -> Iterator[tuple[str, Path]]:
     """Yield (format, file or folder) of the rollouts at `path`."""
+    if path.is_dir() and any(path.rglob("step_*/*rollouts.jsonl")):
+        yield "prime-rl", path
+        return
     folders = [path, *sorted(child for child in path.iterdir() if child.is_dir())] if path.is_dir() else [path]
     for place in folders:
         if place.is_dir():
@@ -119,12 +153,21 @@ def _recognised(path: Path) -> Iterator[tuple[str, Path]]:
                 if kind := _jsonl_format(file):
                     yield kind, file
             yield from (("inspect", file) for file in sorted(place.glob("*.eval")))
+            if any(map(_is_atif, place.glob("*.json"))):
+                yield "atif", place
         elif place.suffix == ".eval":
             yield "inspect", place
         elif place.suffix == ".parquet":
             yield "trl", place
+        elif place.suffix == ".json" and _is_atif(place):
+            yield "atif", place
         elif place.suffix == ".jsonl" and (kind := _jsonl_format(place)):
             yield kind, place
+
+
+def _is_atif(file: Path) -> bool:
+    with file.open(encoding="utf-8", errors="replace") as text:
+        return '"ATIF-v' in text.read(4096)
 
 
 def _jsonl_format(file: Path) -> str | None:
@@ -133,27 +176,39 @@ def _jsonl_format(file: Path) -> str | None:
         return "verl"
     if isinstance(row.get("messages"), list):
         return "messages"
-    return "verifiers" if isinstance(row.get("completion"), list) and "reward" in row else None
+    return "verifiers" if isinstance(row.get("completion"), list | str) and "reward" in row else None
 
 
 def _as_messages(source: Path, target: Path) -> Path:
-    """Write results of verifiers (prompt, completion, answer, reward) as lines for `import_messages`."""
+    """Write rows of verifiers or prime-rl (prompt, completion, answer, reward) as lines for `import_messages`.
+
+    source: A file of verifiers, or a folder of prime-rl with `step_N/*rollouts.jsonl`.
+    """
+    files = [source] if source.is_file() else sorted(source.rglob("step_*/*rollouts.jsonl"))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("w") as file:
-        for row in _json_rows(source):
-            prompt = row.get("prompt")
-            prompt = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
-            line = {
-                "messages": [*prompt, *row["completion"]],
-                "reward": row.get("reward"),
-                "truth": str(row.get("answer", "")),
-            }
-            line |= {
-                "problem_id": str(row.get("example_id", row.get("id", prompt[-1].get("content")))),
-                "step": row.get("step", 1),
-            }
-            file.write(json.dumps(line) + "\n")
+    with target.open("w") as written:
+        for file in (file for file in files if not file.name.startswith("eval")):
+            step = re.fullmatch(r"step_(\d+)", file.parent.name)
+            for row in _json_rows(file):
+                prompt, completion = _chat(row.get("prompt"), "user"), _chat(row.get("completion"), "assistant")
+                line = {
+                    "messages": [*prompt, *completion],
+                    "reward": row.get("reward"),
+                    "truth": str(row.get("answer", "")),
+                    "problem_id": str(
+                        row.get("example_id", row.get("id", prompt[-1].get("content") if prompt else ""))
+                    ),
+                    "step": row.get("step", int(step.group(1)) if step else 1),
+                }
+                written.write(json.dumps(line) + "\n")
     return target
+
+
+def _chat(value: object, role: str) -> list[dict[str, Any]]:
+    """Return a prompt or a completion as messages."""
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+        return value
+    return [] if value is None else [{"role": role, "content": str(value)}]
 
 
 def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -185,6 +240,8 @@ def _metric_lines(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     if file.name == "trainer_state.json":
         state = json.loads(file.read_text())
         return [(int(line["step"]), line) for line in state.get("log_history", []) if "step" in line]
+    if file.suffix == ".wandb":
+        return wandb.history(file)
     if file.name.startswith("events.out.tfevents"):
         return tensorboard.scalars(file)
     if file.suffix == ".jsonl" and _jsonl_format(file) is None:

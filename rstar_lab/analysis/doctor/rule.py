@@ -35,6 +35,7 @@ class Log:
         runs: The opened run, for texts; None if the log has metrics only.
         evaluations: The evaluations during the run; None if the log has none.
         fp32: Whether engine and trainer are known to compute in fp32.
+        notes: What of the log was not understood.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Log:
     runs: "Runs | None" = None
     evaluations: "Runs | None" = None
     fp32: bool = False
+    notes: tuple[str, ...] = ()
 
     def missing(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the log does not have. columns: `steps.NAME` or `rollouts.NAME`; `texts` for transcripts, `tokens` for

@@ -19,7 +19,7 @@ def scalars(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
         if end + 4 > len(data):
             return
         step, values = 0, dict[str, float]()
-        for number, value in _fields(data[start + 12 : end]):
+        for number, value in fields(data[start + 12 : end]):
             if number == 2 and isinstance(value, int):
                 step = value
             elif number == 5 and isinstance(value, bytes):
@@ -30,11 +30,11 @@ def scalars(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def _summary(data: bytes) -> Iterator[tuple[str, float]]:
-    for number, value in _fields(data):
+    for number, value in fields(data):
         if number != 1 or not isinstance(value, bytes):
             continue
         tag, scalar = "", None
-        for field, content in _fields(value):
+        for field, content in fields(value):
             if field == 1 and isinstance(content, bytes):
                 tag = content.decode("utf-8", "replace")
             elif field == 2 and isinstance(content, float):
@@ -43,7 +43,7 @@ def _summary(data: bytes) -> Iterator[tuple[str, float]]:
             yield tag, scalar
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
+def fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
     """Yield (field number, value) of a protobuf message. Damaged messages end early."""
     at = 0
     while at < len(data):
