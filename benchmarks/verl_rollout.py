@@ -30,8 +30,8 @@ from rstar_lab.rl.scheduling.simulator import ScriptedRollout, simulate
 from rstar_lab.rl.scheduling.workloads import make_policies, make_rollouts
 
 if TYPE_CHECKING:
+    from benchmarks.verl_fleet import Fleet
     from rstar_lab.rl.verl.engine import ScheduledEngine
-    from rstar_lab.rl.verl.fleet import Fleet
 
 SERVERS, ROUNDS, MAX_RUNNING, MAX_TOKENS = 3, 2, 64, 2048
 # KV cache of the tiny model: layers x heads x size of a head x (K and V) x bytes of a float32.
@@ -41,7 +41,7 @@ WORKLOAD = REGIME.model_copy(update={"engines": SERVERS, "rollouts": 32})
 
 def bench() -> Iterator[dict[str, Any]]:
     """Yield one line per policy (measured and predicted makespan in seconds), and `verl_ranking`: pairs that the simulator misorders."""
-    from rstar_lab.rl.verl.fleet import own_cluster, start_servers
+    from benchmarks.verl_fleet import own_cluster, start_servers
 
     rollouts, _ = make_rollouts(WORKLOAD, SEED)
     with tempfile.TemporaryDirectory(prefix="rstar-bench-") as name, own_cluster():
@@ -69,7 +69,7 @@ def bench() -> Iterator[dict[str, Any]]:
 
 async def measure(servers: dict[str, Any], rollouts: list[ScriptedRollout]) -> dict[str, Measurement]:
     """Run every policy ROUNDS times, alternating, and predict its makespan; return the measurements by policy."""
-    from rstar_lab.rl.verl.fleet import OneServer, with_scheduler
+    from benchmarks.verl_fleet import OneServer, with_scheduler
 
     rates = await fit_rates([OneServer(server) for server in servers.values()], WORKLOAD.kv_tokens)
     seconds: dict[str, list[float]] = {name: [] for name in POLICIES}

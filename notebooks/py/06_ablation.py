@@ -54,11 +54,12 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import inspect, open_runs
-from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_faults, plot_frontier, recorded_sums
+from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_frontier
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs import find_job_runs_dir, run_grid
 from rstar_lab.parameters import read_list, read_mapping
+from rstar_lab.resources import load_benchmark
 from rstar_lab.runs import RunStoreError
 
 seeds = read_list(seeds, "seeds", int)
@@ -133,7 +134,8 @@ inspect(runs)
 # sums in `benchmarks/data`.
 
 # %% jupyter={"source_hidden": true}
-recorded = recorded_sums()
+record = load_benchmark("recorded")
+recorded = record.recorded_sums()
 Markdown(ablation_report(recorded, control="2x at random", arms=list(dict.fromkeys(recorded.arm))).to_markdown())
 
 # %% jupyter={"source_hidden": true}
@@ -145,7 +147,7 @@ plot_frontier(recorded)
 # RoC alone, and with a token baseline (OTB), with a loss on tool responses (ECHO) or with branching after tool responses.
 
 # %% jupyter={"source_hidden": true}
-plot_frontier(recorded_sums("ablation-options"))
+plot_frontier(record.recorded_sums("ablation-options"))
 
 # %% [markdown]
 # ## The recorded grid of sandbox failures
@@ -154,4 +156,4 @@ plot_frontier(recorded_sums("ablation-options"))
 # model.
 
 # %% jupyter={"source_hidden": true}
-plot_faults(recorded_sums("ablation-faults"))
+record.plot_faults(record.recorded_sums("ablation-faults"))

@@ -36,10 +36,12 @@ train: bool = False  # True: train the runs here (about an hour); False: show th
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.asynchrony import learning_curves, learning_table, plot_learning, plot_staleness, recorded_curves
+from rstar_lab.analysis.asynchrony import learning_curves, learning_table, plot_learning, plot_staleness
 from rstar_lab.jobs import find_job_runs_dir, run_grid
 from rstar_lab.parameters import read_list, read_mapping
+from rstar_lab.resources import load_benchmark
 
+record = load_benchmark("recorded")
 seeds, overrides = read_list(seeds, "seeds", int), read_mapping(overrides, "overrides")
 two_processes = {"engine.count": 1, "processes": 1}
 stale_1, stale_2, stale_4 = (
@@ -82,7 +84,7 @@ if train:
     runs = open_runs(runs_dir, run_ids=run_ids)
     curves = learning_curves(runs)
 else:
-    run_ids, curves = [], recorded_curves()
+    run_ids, curves = [], record.recorded_curves()
 curves.groupby("arm", sort=False).agg(seeds=("seed", "nunique"), evaluations=("step", "size"))
 
 # %% [markdown]
@@ -104,7 +106,7 @@ Markdown(learning_table(curves).to_markdown())
 # costs more.
 
 # %%
-Markdown(learning_table(recorded_curves("async-fast")).to_markdown())
+Markdown(learning_table(record.recorded_curves("async-fast")).to_markdown())
 
 # %% [markdown]
 # ## Staleness and idle time of a run

@@ -4,7 +4,7 @@ An arm is the set of runs that share the recipe key `label`; each has its own se
 the ratio of its sums over the last steps. Differences to the control are paired by seed, with Student's 95% interval
 over the seeds and p values corrected for all comparisons of the table (Holm 1979).
 
-`recorded_sums` reads the recorded runs of docs/ablation.md from `benchmarks/data`.
+`benchmarks/recorded.py` reads the recorded runs of docs/ablation.md.
 """
 
 import re
@@ -24,13 +24,11 @@ from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import holm, mean_interval
 from rstar_lab.figure_theme import line_styles
-from rstar_lab.resources import benchmark_file
 from rstar_lab.runs import RunStoreError
 
 METRICS = ("pass1", "tool_error_rate_correct", "duplicate_answers", "response_tokens", "reflection_tokens")
 SIGNIFICANT = 0.05
 PLOTTED = ("held_out", "tool_error_rate_correct")
-FAULT_ARM = re.compile(r"(\d+)%(, counted)?")  # of `benchmarks.sandbox_faults`
 _KEYS = ["arm", "seed", "run_id", "step"]
 # Metrics in the trainer's metrics.jsonl: title, and whether the metric is a share.
 TRAINER_METRICS = {"held_out": ("held-out pass@1", True), "informative_groups": ("groups that train the policy", True)}
@@ -88,15 +86,6 @@ def _of_trainer(runs: Runs) -> pd.DataFrame:
     )
     missing = [name for name in TRAINER_METRICS if frame[f"{name}_denominator"].isna().all()]
     return frame.drop(columns=[f"{name}_{part}" for name in missing for part in ("numerator", "denominator")])
-
-
-def recorded_sums(name: str = "ablation") -> pd.DataFrame:
-    """Return the recorded result of `ablation_sums` from which a table of docs/ablation.md is computed.
-
-    name: `ablation`; `ablation-clean`, whose SFT data has no deliberate errors; `ablation-options`, RoC with newer options of
-    the recipe; `ablation-faults`, with failures of the sandbox.
-    """
-    return load_sums(benchmark_file(f"{name}.parquet"))
 
 
 def _title(metric: str) -> tuple[str, bool]:
@@ -242,7 +231,7 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
     seeds with Student's 95% interval. arms: default: all. mode: "light" or "dark" page.
     Raises RunStoreError if the runs have no held-out evaluations.
     """
-    _require_held_out(sums)
+    require_held_out(sums)
     rows = []
     for (arm, seed), run in sums.sort_values("step").groupby(["arm", "seed"], sort=False):
         tokens = run.tokens.cumsum()
@@ -254,58 +243,18 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
             rows.append({"arm": arm, "seed": seed, "step": step, "tokens": tokens[part.index[-1]]} | values)
     frame = pd.DataFrame(rows)
     order = list(arms) if arms else list(dict.fromkeys(sums.arm))
-    figure = _plot_lines(frame, "arm", order, "step", "tokens", "%{x:,.0f} tokens")
+    figure = plot_lines(frame, "arm", order, "step", "tokens", "%{x:,.0f} tokens")
     figure.update_xaxes(title_text="tokens generated and trained on", tickformat="~s")
     return Figure(figure, frame, mode)
 
 
-def plot_faults(sums: pd.DataFrame, *, mode: str = "light") -> Figure:
-    """Plot held-out pass@1 and the tool-error rate of correct trajectories over the share of calls with a sandbox failure.
-
-    sums: result of `ablation_sums` for the grid of `benchmarks.sandbox_faults`. Its arms are named "10%"
-    (sandbox failures are excluded from RoC's penalty) and "10%, counted" (they count as errors of the model). Sums over
-    the last third of the steps; mean over seeds with Student's 95% interval. mode: "light" or "dark" page. Raises
-    RunStoreError for other arms and if the runs have no held-out evaluations.
-    """
-    _require_held_out(sums)
-    series = {"": "left out of the penalty", ", counted": "counted as errors of the model"}
-    shares: dict[str, re.Match[str]] = {}
-    for arm in dict.fromkeys(sums.arm):
-        if not (share := FAULT_ARM.fullmatch(arm)):
-            raise RunStoreError(
-                f"arm {arm!r} does not belong to a grid of sandbox faults, whose arms are named like '10%, counted'"
-            )
-        shares[arm] = share
-    totals = (
-        sums[sums.step > sums.step.max() * 2 / 3]
-        .groupby(["arm", "seed"])[[f"{name}_{part}" for name in PLOTTED for part in ("numerator", "denominator")]]
-        .sum()
-    )
-    rows = []
-    for (arm, seed), row in totals.iterrows():
-        share = shares[arm]
-        values = {name: row[f"{name}_numerator"] / row[f"{name}_denominator"] for name in PLOTTED}
-        # Without faults both series are the same runs.
-        kinds = series if share[1] == "0" else [share[2] or ""]
-        rows += [{"series": series[kind], "share": int(share[1]) / 100, "seed": seed} | values for kind in kinds]
-    frame = pd.DataFrame(rows).sort_values(["series", "share", "seed"], ignore_index=True)
-    figure = _plot_lines(frame, "series", list(series.values()), "share", "share", "%{x:.0%} failures")
-    figure.update_xaxes(title_text="share of calls with a sandbox failure", tickformat=".0%")
-    figure.update_yaxes(rangemode="tozero")
-    return Figure(figure, frame, mode)
-
-
-def plot_sums(sums: pd.DataFrame, arms: Sequence[str] | None = None) -> Figure:
-    """Return `plot_faults` for a grid of sandbox faults, `plot_frontier` for any other."""
-    return plot_faults(sums) if all(map(FAULT_ARM.fullmatch, sums.arm)) else plot_frontier(sums, arms)
-
-
-def _require_held_out(sums: pd.DataFrame) -> None:
+def require_held_out(sums: pd.DataFrame) -> None:
+    """Raise RunStoreError if the runs have no held-out evaluations."""
     if "held_out_numerator" not in sums:
         raise RunStoreError("the runs were not evaluated during training: set evaluate.every and evaluate.sets")
 
 
-def _plot_lines(frame: pd.DataFrame, lines: str, order: Sequence[str], by: str, x: str, hover: str) -> go.Figure:
+def plot_lines(frame: pd.DataFrame, lines: str, order: Sequence[str], by: str, x: str, hover: str) -> go.Figure:
     """Plot each metric of PLOTTED in a panel, with one line per value of the column `lines`.
 
     A point is the mean of the rows with equal `by`, with Student's 95% interval, at the mean of `x`. hover: format of x in

@@ -17,7 +17,6 @@ from rstar_lab.analysis.runs import Runs
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import mean_interval
 from rstar_lab.figure_theme import COLOURS, line_styles, translucent
-from rstar_lab.resources import benchmark_file
 
 
 def plot_staleness(runs: Runs, run_id: str, *, mode: str = "light") -> Figure:
@@ -90,14 +89,6 @@ def learning_curves(runs: Runs, evaluation: str = "held_out") -> pd.DataFrame:
     if not frames:
         raise UserError(f"{runs.path}: no run has evaluations of {evaluation!r}; train with evaluate.every")
     return pd.concat(frames, ignore_index=True)
-
-
-def recorded_curves(name: str = "async") -> pd.DataFrame:
-    """Return a recorded result of `learning_curves`, from which a table in docs/async.md is computed.
-
-    name: `async`, or `async-fast` with twice the learning rate.
-    """
-    return pd.read_csv(benchmark_file(f"{name}.csv"))
 
 
 @dataclass(frozen=True)

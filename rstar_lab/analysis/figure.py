@@ -1,7 +1,7 @@
 """`Figure`: a plotly figure with its data, the rollouts behind each point, and export to files."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +78,6 @@ class Figure(go.Figure):
         custom = self.data[trace].customdata
         conditions = [] if custom is None else [_item(custom, point) for point in points]
         return " OR ".join(f"({condition})" for condition in dict.fromkeys(conditions)) or "false"
-
-    def on_select(self, show: Callable[[str], Any] | Any) -> go.FigureWidget:
-        """Return a live copy of the figure that reports clicks and box selections. Needs a running kernel.
-
-        show: a function that receives the SQL condition of the selected points, or an inspector.
-        """
-        call = show if callable(show) else lambda condition: show.show(label="selected points", sql=condition)
-        widget = go.FigureWidget(self)
-        widget.update_layout(clickmode="event+select")
-
-        def on_points(trace: Any, points: Any, *_: Any) -> None:
-            if points.point_inds:
-                index = points.trace_index if points.trace_index is not None else trace.trace_index
-                call(self.where(index, points.point_inds))
-
-        for trace in widget.data:
-            if trace.customdata is not None:
-                trace.on_click(on_points)
-                trace.on_selection(on_points)
-        return widget
 
 
 def _item(custom: Any, point: Any) -> str:

@@ -30,8 +30,7 @@ def report(
     figure: Annotated[
         Path | None,
         typer.Option(
-            help="Write the figure of held-out pass@1 and tool errors over tokens, or over the share of faults of a grid of "
-            "sandbox faults: .html, .png, .svg or .pdf."
+            help="Write the figure of held-out pass@1 and tool errors over tokens: .html, .png, .svg or .pdf."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per arm and metric.")] = False,
@@ -40,7 +39,7 @@ def report(
 
     The runs need the recipe key `label` (the arm), as notebook 06_ablation sets it.
     """
-    from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums, plot_sums
+    from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums, plot_frontier
     from rstar_lab.analysis.runs import open_runs
     from rstar_lab.runs.errors import RunStoreError
     from rstar_lab.runs.files import atomic_write, json_safe
@@ -61,7 +60,7 @@ def report(
         with atomic_write(save_data) as file:
             sums.to_parquet(file, index=False)
     if figure:
-        plot_sums(sums, arm).save(figure, width=1100)
+        plot_frontier(sums, arm).save(figure, width=1100)
     result = ablation_report(sums, control=control, last_share=last_share, arms=arm)
     if as_json:
         for row in result.table.to_dict("records"):

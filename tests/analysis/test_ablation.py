@@ -11,15 +11,9 @@ from helpers.run_rows import rows
 from scipy import stats
 from typer.testing import CliRunner
 
+from benchmarks.recorded import plot_faults, recorded_sums
 from benchmarks.sandbox_faults import fault_arms
-from rstar_lab.analysis.ablation import (
-    METRICS,
-    ablation_report,
-    ablation_sums,
-    plot_faults,
-    plot_frontier,
-    recorded_sums,
-)
+from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums, plot_frontier
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.cli.ablation import app
 from rstar_lab.estimates import critical_t, holm, mean_interval, two_sided_p

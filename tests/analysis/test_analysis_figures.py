@@ -82,30 +82,6 @@ def test_where_selects_the_rollouts_of_each_point(runs):
     assert all(bar.name in list(kinds) for kinds in rows.outcomes)
 
 
-def test_clicks_and_box_selections_report_the_condition(runs):
-    asked = []
-    widget = plot_curves(runs, ["pass1"], by="rl.method.roc.rule").on_select(asked.append)
-    trace = next(trace for trace in widget.data if trace.customdata is not None)
-
-    class Points:
-        point_inds, trace_index = [0, 1], trace.trace_index if hasattr(trace, "trace_index") else 1
-
-    trace._select_callbacks[0](trace, Points, None)
-    trace._click_callbacks[0](trace, Points, None)
-    assert len(asked) == 2
-    assert runs.trajectories(asked[0]).step.nunique() == 2
-
-    class Inspector:
-        def show(self, label="", **filters):
-            asked.append(filters["sql"])
-
-    other = plot_lengths(runs).on_select(Inspector())
-    line = next(trace for trace in other.data if trace.customdata is not None)
-    Points.trace_index = 2
-    line._click_callbacks[0](line, Points, None)
-    assert "step = 1" in asked[-1]
-
-
 def test_tokens_on_the_x_axis_include_dropped_rollouts(runs):
     frame = plot_curves(runs, ["pass1"], x="rollouts", band=False).frame
     assert frame[frame.group == "paper0"].x.tolist() == [32, 64, 96, 128]

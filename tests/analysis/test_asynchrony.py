@@ -9,14 +9,9 @@ import pytest
 from helpers.run_rows import rows
 
 from benchmarks import published_async
+from benchmarks.recorded import recorded_curves
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.asynchrony import (
-    learning_curves,
-    learning_table,
-    plot_learning,
-    plot_staleness,
-    recorded_curves,
-)
+from rstar_lab.analysis.asynchrony import learning_curves, learning_table, plot_learning, plot_staleness
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunWriter
 

@@ -141,7 +141,6 @@ def test_explore_lists_the_rollouts_of_a_click_in_each_of_its_figures(folder: Pa
     assert screen.scope == {}
     again = screen.replacement()
     again.selected = "roc/1/p0/1"
-    screen.update_figures([bars, curve])
     assert screen.selected == again.selected and again.figures == screen.figures
     with pytest.raises(UserError, match="1 to 3 figures, got 0"):
         explore([], folder)

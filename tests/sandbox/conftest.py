@@ -3,7 +3,8 @@ import shutil
 import httpx
 import pytest
 
-from rstar_lab.sandbox.launch import serving, temporary_redis
+from benchmarks.redis_server import temporary_redis
+from rstar_lab.sandbox.launch import serving
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,11 @@ import httpx
 import pytest
 from redis.exceptions import RedisError
 
+from benchmarks.redis_server import temporary_redis
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, transport
-from rstar_lab.sandbox.launch import serving, temporary_redis
+from rstar_lab.sandbox.launch import serving
 from rstar_lab.sandbox.redis_backend import RedisBackend
 from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, dumps, work_to_dict

@@ -32,13 +32,6 @@ class Explorer(Inspector):
         for figure in self.linked:
             check_links(self, figure)
 
-    def update_figures(self, figures: Sequence[go.Figure]) -> None:
-        """Replace the figures, after a run has grown. Their number must stay the same."""
-        if len(figures) != len(self.linked):
-            raise UserError(f"explore shows {len(self.linked)} figures, got {len(figures)}")
-        self.linked = [themed(figure) for figure in figures]
-        self.figures = _payload(self.linked)
-
     def _on_message(self, widget: Any, message: Any, buffers: Any) -> None:
         op = message.get("op") if isinstance(message, dict) else None
         if op == "plotly":

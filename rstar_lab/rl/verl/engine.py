@@ -22,7 +22,6 @@ from rstar_lab.rl.verl.adapters import AdapterSync
 from rstar_lab.rl.verl.pending import PENDING
 
 if TYPE_CHECKING:
-    from rstar_lab.rl.verl.fleet import Fleet
     from rstar_lab.rl.verl.scheduler import ScheduledClient
 
 NAME = "rstar"
@@ -36,7 +35,7 @@ class ScheduledEngine:
     The scheduler chooses the server of each turn. If a server fails, the scheduler places the turn on another one.
     """
 
-    def __init__(self, client: "ScheduledClient | Fleet", traj_id: str, problem_id: str):
+    def __init__(self, client: "ScheduledClient", traj_id: str, problem_id: str):
         self.client, self.traj_id, self.problem_id = client, traj_id, problem_id
         self.versions: list[int] = []
         self.new_tokens: int | None = None  # tokens of the last turn, until they are reported to the scheduler

@@ -16,10 +16,10 @@ if importlib.util.find_spec("verl") is None:
 
 import ray
 
+from benchmarks.verl_fleet import own_cluster, start_servers, with_scheduler
 from benchmarks.verl_parity import prepare
 from benchmarks.verl_scripted import ScriptedEngine
 from rstar_lab.rl.models.model import load_tokenizer
-from rstar_lab.rl.verl.fleet import own_cluster, start_servers, with_scheduler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TURNS, ROLLOUTS = 3, 24

@@ -26,7 +26,7 @@ class Fleet:
 
     def slot(self, rollout: str, problem: str) -> ScheduledEngine:
         """Return the engine of a rollout; the scheduler chooses the server of each turn."""
-        return ScheduledEngine(self, rollout, problem)
+        return ScheduledEngine(self, rollout, problem)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End the scheduler; the servers stay."""
