@@ -52,7 +52,7 @@ from rstar_lab.rl.scheduling.workloads import QWEN3_14B_MI300X, Regime, make_pol
 from rstar_lab.resources import load_benchmark
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.plan import make_plan, plot_plan
-from rstar_lab.rl.scheduling.recorded import recorded_rollouts
+from rstar_lab.rl.scheduling.workloads import recorded_rollouts
 from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns, table
 from rstar_lab.rl.scheduling.simulator import lower_bound, simulate
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec

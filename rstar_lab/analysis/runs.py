@@ -357,7 +357,7 @@ class Runs:
             return next((file for file in reader.files("transcripts") if step in file.steps), None)
         steps = {step: reader.steps()[step]}
         if not reader.scan("transcripts", steps):
-            from rstar_lab.jobs.ssh.fetch import fetch_transcripts
+            from rstar_lab.jobs.ssh.mirror import fetch_transcripts
 
             fetch_transcripts(reader.run_dir, step)
         return next(iter(reader.scan("transcripts", steps)), None)

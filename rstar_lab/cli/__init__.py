@@ -15,7 +15,7 @@ def main() -> None:
     if interrupt is signal.default_int_handler:  # otherwise Ctrl-C is ignored, as after nohup
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from rstar_lab.cli.command_line import run
-    from rstar_lab.hardware.open_files import raise_open_files
+    from rstar_lab.hardware.processes import raise_open_files
 
     raise_open_files()
 

@@ -197,8 +197,8 @@ def check(
     """Print which isolation layers this machine supports, and the risk of each missing one."""
     from dataclasses import asdict
 
+    from rstar_lab.sandbox.check import GUARANTEES, NOT_PROVIDED, holds
     from rstar_lab.sandbox.check import check as find_layers
-    from rstar_lab.sandbox.guarantees import GUARANTEES, NOT_PROVIDED, holds
 
     layers = find_layers(isolation)
     if guarantees:

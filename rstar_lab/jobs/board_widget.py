@@ -7,7 +7,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs.board_table import Board, BoardRow, render_table
+from rstar_lab.jobs.board import Board, BoardRow, render_table
 from rstar_lab.jobs.job import Job, attach
 from rstar_lab.visible_text import escaped
 

@@ -19,8 +19,7 @@ from typing import IO, NoReturn
 import psutil
 
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.open_files import raise_open_files
-from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_processes
+from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_processes, raise_open_files
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values

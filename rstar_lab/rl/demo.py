@@ -13,7 +13,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
-from rstar_lab.hardware.memory import PeakMemory
+from rstar_lab.hardware.processes import PeakMemory
 from rstar_lab.progress import Reporter
 from rstar_lab.resources import resource_folder
 from rstar_lab.rl.evaluate_command import load

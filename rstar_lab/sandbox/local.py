@@ -13,13 +13,11 @@ from typing import Any
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
 from rstar_lab.sandbox.call_log import log_event
-from rstar_lab.sandbox.call_request import Job, make_job, make_request, tier_of
-from rstar_lab.sandbox.check import LayersMissing, check_layers
+from rstar_lab.sandbox.call_request import Job, make_job, make_request, tier_of, to_call_result, without_output
+from rstar_lab.sandbox.check import POOLS, LayersMissing, Pool, check_isolation, check_layers
 from rstar_lab.sandbox.interface import Sandbox
-from rstar_lab.sandbox.isolations import POOLS, Pool, check_isolation
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.packages import check_readable, install_packages
-from rstar_lab.sandbox.results import to_call_result, without_output
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
 from rstar_lab.sandbox.session_fork import Forker

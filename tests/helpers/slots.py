@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rstar_lab.rl.engine import Engine
 from rstar_lab.rl.scheduling.base import DispatchPolicy
-from rstar_lab.rl.scheduling.baselines import LeastInFlight
+from rstar_lab.rl.scheduling.policies import LeastInFlight
 from rstar_lab.rl.scheduling.scheduler import Scheduler
 from rstar_lab.rl.scheduling.slots import ScheduledSlots
 

@@ -18,8 +18,8 @@ from rstar_lab.hardware.processes import processes_of
 from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, shell_command
-from rstar_lab.jobs.ssh.fetch import fetch_transcripts
 from rstar_lab.jobs.ssh.follow import follow
+from rstar_lab.jobs.ssh.mirror import fetch_transcripts
 from rstar_lab.runs import RunStoreError, RunWriter
 from rstar_lab.runs.reader import RunReader
 

@@ -14,8 +14,7 @@ import pytest
 from helpers.sandbox_processes import ROOT
 
 from rstar_lab.sandbox import LocalSandbox
-from rstar_lab.sandbox.check import LayersMissing, check
-from rstar_lab.sandbox.guarantees import GUARANTEES, MODES, holds, table
+from rstar_lab.sandbox.check import GUARANTEES, MODES, LayersMissing, check, holds, table
 from rstar_lab.sandbox.runtime import isolation, landlock
 from rstar_lab.sandbox.runtime.isolation import LAYERS
 

@@ -15,8 +15,8 @@ from helpers.sandbox_processes import ROOT
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, SandboxClient
 from rstar_lab.sandbox.client import MOST_SANDBOX_ERRORS, Waiting
+from rstar_lab.sandbox.runtime.monitor import exceeds_user_limits
 from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
-from rstar_lab.sandbox.runtime.user_limits import exceeds_user_limits
 from rstar_lab.sandbox.wire import failure
 
 pytestmark = pytest.mark.slow

@@ -9,16 +9,15 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat.completions import ChatServer, PlainChat
 from rstar_lab.rl.chat.events import Event, Kind, Sections
-from rstar_lab.rl.chat.log import ChatLog
 from rstar_lab.rl.engine import Completion, EngineError, Sampling
 from rstar_lab.rl.engines.devices import visible_gpus
 from rstar_lab.rl.engines.server import ServerEngine
@@ -31,13 +30,53 @@ from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
 from rstar_lab.rl.rollout.tool_calls import check_call
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.serving.serve import ServeOptions, serving
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+
+
+class ChatLog:
+    """Writes the questions and replies of one chat to a run."""
+
+    def __init__(self, writer: RunWriter):
+        self.writer = writer
+
+    @classmethod
+    @contextmanager
+    def open(cls, runs_dir: Path, name: str, model: str, options: Any, tokenizer: Any) -> Iterator["ChatLog"]:
+        """Open run `name`. tokenizer: None if the chat has no token ids. Raises RunStoreError."""
+        recipe = {"model": model, "chat": asdict(options)}
+        with RunWriter.open(runs_dir, name, kind="chat", recipe=recipe, seed=options.seed or 0) as writer:
+            if tokenizer is not None:
+                ids = [[i] for i in range(len(tokenizer))]
+                writer.write_vocabulary(tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False))
+            yield cls(writer)
+            writer.finish("finished")
+
+    def write(self, trajectory: Trajectory, tokens: int) -> None:
+        """Write one question and its reply. tokens: tokens of the response."""
+        labels = TrainingLabels(True)
+        row = trajectory_row(trajectory, labels) | {"reward": None, "response_tokens": tokens}
+        if not trajectory.response_ids:
+            row["model_tokens"] = tokens
+        self.writer.write_step(
+            "chat",
+            (self.writer.last_step or 0) + 1,
+            trajectories=[row],
+            calls=call_rows(trajectory),
+            transcripts=[transcript_row(trajectory, labels, arrays=bool(trajectory.response_ids))],
+            metrics={"response_tokens": tokens, "calls": len(trajectory.calls)},
+        )
+
+    @property
+    def run_dir(self) -> Path:
+        return self.writer.run_dir
 
 
 class StreamingEngine(Protocol):

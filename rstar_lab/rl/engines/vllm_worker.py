@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.hardware.memory import release_free_heap
+from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.rl.engine import Sampling
 from rstar_lab.rl.seeds import derive_seed
 

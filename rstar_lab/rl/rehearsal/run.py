@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,6 @@ from rstar_lab.rl.recipe import Recipe, Stage
 from rstar_lab.rl.rehearsal.coverage import coverage
 from rstar_lab.rl.rehearsal.data import make_model, weights_differ, write_data
 from rstar_lab.rl.rehearsal.job import RehearsalJob
-from rstar_lab.rl.rehearsal.phases import Phase, RehearsalReport
 from rstar_lab.rl.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.runs.reader import RunReader
@@ -33,6 +35,58 @@ from rstar_lab.runs.reader import RunReader
 WORKERS = {"verl": r"^ray::WorkerDict", "local": r"rstar_lab\.rl\.engines\.vllm_worker|VLLM::EngineCore"}
 # Preflight checks of things that only the cluster has. The rehearsal replaces them.
 REPLACED_CHECKS = {"model", "data", "tokens", "devices", "container"}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Result of one phase. status: passed, failed, or "not covered"; `detail` then has the reason."""
+
+    name: str
+    status: str
+    seconds: float
+    detail: str
+
+
+@dataclass
+class RehearsalReport:
+    """The result of a rehearsal, and its JSON form."""
+
+    phases: list[Phase] = field(default_factory=list)
+    covered: list[str] = field(default_factory=list)
+    not_covered: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        return any(phase.status == "failed" for phase in self.phases)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return {"phases": [...], "covered": [...], "not_covered": [...]}."""
+        return asdict(self)
+
+    def skip(self, name: str, reason: str) -> None:
+        """Add a phase that was not run."""
+        self.phases.append(Phase(name, "not covered", 0.0, reason))
+
+    def run(self, name: str, action: Callable[[], str], on_phase: Callable[[Phase], None]) -> bool:
+        """Run one phase and return whether it passed. Its detail is the text that `action` returns, or the error.
+
+        If an earlier phase failed, the phase is skipped.
+        """
+        if self.failed:
+            self.skip(name, "an earlier phase failed")
+            return False
+        started = time.monotonic()
+        try:
+            detail, status = action(), "passed"
+        except UserError as error:
+            detail, status = str(error), "failed"
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            detail, status = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})", "failed"
+        phase = Phase(name, status, round(time.monotonic() - started, 1), detail)
+        self.phases.append(phase)
+        on_phase(phase)
+        return status == "passed"
 
 
 class Rehearsal:

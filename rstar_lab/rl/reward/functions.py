@@ -19,7 +19,6 @@ from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward.boxed import asks_for_sandbox, boxed_function, released_grade
 from rstar_lab.rl.reward.hidden_tests import HiddenTests, Runner
-from rstar_lab.rl.reward.trl import adapt_trl_reward, is_trl_reward
 from rstar_lab.rl.section import TESTS
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.verify import AnswerFormat, verify
@@ -136,7 +135,7 @@ def make_reward(
 
     name: recipe key `rl.reward`: `verify`, `released` (the graders of microsoft/rStar), `tests` (hidden test cases, executed by
     `run`, see `HiddenTests`), or `module:function` (see
-    `UserReward`), which can also be a reward function written for TRL (see `rstar_lab.rl.reward.trl`). User functions are
+    `UserReward`), which can also be a reward function written for TRL (see `adapt_trl_reward`). User functions are
     called from several threads; a function with the attribute `sandbox = True` runs as a call of a sandbox. RoC treats a
     rollout as correct if its reward is above 0. answer: recipe key `rl.answer`: where `verify` reads the answer; not used by
     other rewards. timeout_s: recipe key `rl.reward_timeout_s`: limit of one call of a user's function.
@@ -165,3 +164,55 @@ def make_reward(
     if unknown := [p.name for p in keywords if p.name not in SUPPLIED and p.default is p.empty]:
         raise UserError(f"rl.reward: {name}: unknown parameter {unknown[0]}; choose from {', '.join(SUPPLIED)}")
     return UserReward(name, function, frozenset(p.name for p in keywords if p.name in SUPPLIED), timeout_s)
+
+
+# Arguments that only TRL's trainer can supply.
+TRAINER_ONLY = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
+TEXT_LISTS = ("list[str]", "typing.List[str]", "List[str]")
+
+
+def is_trl_reward(parameters: list[inspect.Parameter]) -> bool:
+    """Return whether a reward function with these parameters is written for TRL: it has a parameter `completions`."""
+    return any(p.name == "completions" for p in parameters)
+
+
+def adapt_trl_reward(
+    name: str, function: Callable[..., Any], parameters: list[inspect.Parameter]
+) -> Callable[..., Any]:
+    """Return the TRL reward function as `reward(text, answer, *, problem)`.
+
+    The function is called with lists of length 1. Its columns are `answer` and `solution` (the true answer), `question`,
+    `problem_id`, `source`, `difficulty` and the entries of the problem's `info`; if a name occurs twice, the entry of `info`
+    is used. Prompts and completions are lists of chat messages, or strings if the parameter `completions` has the annotation
+    `list[str]`. None as a reward counts as 0, as in TRL.
+    Raises UserError for an async function and for arguments that only TRL's trainer can supply.
+    """
+    required = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    if unknown := sorted(required.intersection(TRAINER_ONLY)):
+        raise UserError(f"rl.reward: {name}: parameter {unknown[0]} is supplied by TRL's trainer only")
+    if inspect.iscoroutinefunction(function):
+        raise UserError(f"rl.reward: {name}: async reward functions are not supported; write a plain function")
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    accepted = {p.name for p in parameters}
+    annotation = next(p.annotation for p in parameters if p.name == "completions")
+    as_text = str(annotation) in TEXT_LISTS
+
+    def reward(text: str, answer: str, *, problem: Problem) -> float:
+        columns: dict[str, Any] = {
+            "answer": answer,
+            "solution": answer,
+            "question": problem.question,
+            "problem_id": problem.problem_id,
+            "source": problem.source,
+            "difficulty": problem.difficulty,
+        }
+        columns |= problem.info
+        columns["prompts"] = problem.question if as_text else [{"role": "user", "content": problem.question}]
+        columns["completions"] = text if as_text else [{"role": "assistant", "content": text}]
+        values = {key: [value] for key, value in columns.items() if takes_any or key in accepted}
+        rewards = function(**values)
+        if len(rewards) != 1:
+            raise ValueError(f"it returned {len(rewards)} rewards for one completion")
+        return 0.0 if rewards[0] is None else float(rewards[0])
+
+    return reward

@@ -8,7 +8,7 @@ Source: rStar2-Agent, section 2.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, count_errors
@@ -16,10 +16,11 @@ from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.environments.base import NO_OBSERVATION, EnvironmentFailure, ModelMessage, Observation
 from rstar_lab.rl.environments.episode import Episode
+from rstar_lab.rl.renderers.paper import neutralise
 from rstar_lab.rl.renderers.turns import is_void_turn
 from rstar_lab.rl.rollout.branching import Branch
+from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.outputs import output_spans
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record, too_many_calls
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, ToolResult
@@ -387,3 +388,32 @@ class _Rollout:
             )
         )
         return [*results, *(too_many_calls(limit) for _ in calls[limit:] if renderer.rejects_extra_calls)]
+
+
+def output_spans(codec: Codec, ids: list[int], texts: Sequence[str], start: int) -> tuple[tuple[int, int], ...]:
+    """Return the parts [start, end) of a response that hold these texts, in tokens, without the template around them.
+
+    A token that also contains text of the template is left out, and so is a text that the template has changed.
+
+    Args:
+        codec: the codec that encoded the texts.
+        ids: tokens between two turns of the model.
+        texts: texts of tools and of the environment, in the order in which the template renders them.
+        start: index of the first of these tokens in the response.
+    """
+    rendered = codec.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    encoded = codec.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)
+    if list(encoded["input_ids"]) != list(ids):  # a text with lone surrogates, or a tokenizer without a unique encoding
+        return ()
+    spans: list[tuple[int, int]] = []
+    position = 0
+    for text in texts:
+        shown = neutralise(text, codec.control_tokens).strip()
+        begin = rendered.find(shown, position) if shown else -1
+        if begin < 0:
+            continue
+        position = begin + len(shown)
+        inside = [i for i, (a, b) in enumerate(encoded["offset_mapping"]) if begin <= a < b <= position]
+        if inside:
+            spans.append((start + inside[0], start + inside[-1] + 1))
+    return tuple(spans)

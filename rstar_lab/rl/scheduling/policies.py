@@ -1,11 +1,177 @@
-"""The dispatch policies by name."""
+"""The dispatch policies by name, and those that `adaptive` is compared with."""
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heapreplace
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import NAME, load_function
 from rstar_lab.rl.scheduling.adaptive import Adaptive
-from rstar_lab.rl.scheduling.base import DispatchPolicy
-from rstar_lab.rl.scheduling.baselines import KvCapacity, LeastInFlight, Static, TurnBarrier
+from rstar_lab.rl.scheduling.base import Dispatch, DispatchPolicy, EngineState, TurnRequest, alive_engines
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
+
+
+class Static:
+    """Split the rollouts over the engines in equal contiguous shares. Send every turn at once."""
+
+    def __init__(self) -> None:
+        self._engine_of: dict[int, int] = {}  # rollout -> engine
+        self._waiting: list[TurnRequest] = []
+
+    def ready(self, request: TurnRequest) -> None:
+        self._waiting.append(request)
+
+    def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
+        if done:
+            del self._engine_of[request.rollout]
+
+    def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
+        waiting, self._waiting = self._waiting, []
+        _split(waiting, self._engine_of, engines)
+        return [(request, self._engine_of[request.rollout]) for request in waiting]
+
+
+def _split(waiting: Sequence[TurnRequest], engine_of: dict[int, int], engines: Sequence[EngineState]) -> None:
+    """Assign the rollouts that have no live engine to live engines, in equal contiguous shares."""
+    unassigned = [r for r in waiting if r.rollout not in engine_of or not engines[engine_of[r.rollout]].alive]
+    if unassigned:
+        alive = alive_engines(engines)
+        for i, request in enumerate(unassigned):
+            engine_of[request.rollout] = alive[i * len(alive) // len(unassigned)]
+
+
+class TurnBarrier:
+    """Static split. The next turn of an engine's rollouts starts when all of them have finished the current turn."""
+
+    def __init__(self) -> None:
+        self._engine_of: dict[int, int] = {}  # rollout -> engine
+        self._new: list[TurnRequest] = []
+        self._held: dict[int, list[TurnRequest]] = {}  # engine -> turns that wait for the barrier
+        self._unfinished: dict[int, set[int]] = {}  # engine -> rollouts that generate, or wait for a tool
+
+    def ready(self, request: TurnRequest) -> None:
+        self._new.append(request)
+
+    def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
+        if done:
+            self._unfinished[self._engine_of.pop(request.rollout)].discard(request.rollout)
+
+    def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
+        for engine in [e for e in self._held if not engines[e].alive]:
+            self._new += self._held.pop(engine)
+        for request in self._new:  # the previous turn of the rollout has ended
+            if request.rollout in self._engine_of:
+                self._unfinished[self._engine_of[request.rollout]].discard(request.rollout)
+        _split(self._new, self._engine_of, engines)
+        for request in self._new:
+            self._held.setdefault(self._engine_of[request.rollout], []).append(request)
+        self._new = []
+        sent: Dispatch = []
+        for engine in [e for e in self._held if not self._unfinished.get(e)]:
+            requests = self._held.pop(engine)
+            self._unfinished[engine] = {request.rollout for request in requests}
+            sent += [(request, engine) for request in requests]
+        return sent
+
+
+class LeastInFlight:
+    """Send a rollout's first turn at once to the engine with the fewest requests in flight; later turns follow it (as in verl)."""
+
+    def __init__(self) -> None:
+        self._engine_of: dict[int, int] = {}  # rollout -> engine
+        self._in_flight: dict[int, int] = {}
+        self._generating: set[int] = set()  # rollouts whose turn is in flight
+        self._waiting: list[TurnRequest] = []
+
+    def ready(self, request: TurnRequest) -> None:
+        self._end_turn(request.rollout)  # if its engine failed during the turn
+        self._waiting.append(request)
+
+    def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
+        self._end_turn(request.rollout)
+        if done:
+            del self._engine_of[request.rollout]
+
+    def _end_turn(self, rollout: int) -> None:
+        if rollout in self._generating:
+            self._generating.remove(rollout)
+            self._in_flight[self._engine_of[rollout]] -= 1
+
+    def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
+        sent: Dispatch = []
+        for request in self._waiting:
+            engine = self._engine_of.get(request.rollout)
+            if engine is None or not engines[engine].alive:
+                engine = min(alive_engines(engines), key=lambda i: self._in_flight.get(i, 0))
+                self._engine_of[request.rollout] = engine
+            self._in_flight[engine] = self._in_flight.get(engine, 0) + 1
+            self._generating.add(request.rollout)
+            sent.append((request, engine))
+        self._waiting = []
+        return sent
+
+
+class KvCapacity:
+    """Admit as many rollouts to an engine as its KV cache holds at the maximum length (rStar2-Agent, section on infrastructure).
+
+    max_tokens: prompt plus response of the longest rollout, in tokens.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._engine_of: dict[int, int] = {}  # rollout -> engine
+        self._rollouts: dict[int, int] = {}  # engine -> number of admitted rollouts
+        self._queue: deque[TurnRequest] = deque()  # turns of rollouts that are not admitted
+        self._next_turns: list[TurnRequest] = []
+        self._alive: set[int] = set()  # engines at the last dispatch
+        self._changed = False  # whether a rollout arrived or ended, or an engine restarted, since the last admission
+
+    def ready(self, request: TurnRequest) -> None:
+        if request.rollout in self._engine_of:
+            self._next_turns.append(request)
+        else:
+            self._queue.append(request)
+            self._changed = True
+
+    def finished(self, request: TurnRequest, generated: int, done: bool) -> None:
+        if done:
+            self._rollouts[self._engine_of.pop(request.rollout)] -= 1
+            self._changed = True
+
+    def dispatch(self, engines: Sequence[EngineState]) -> Dispatch:
+        sent: Dispatch = []
+        for request in self._next_turns:
+            engine = self._engine_of[request.rollout]
+            if engines[engine].alive:
+                sent.append((request, engine))
+            else:
+                self._rollouts[self._engine_of.pop(request.rollout)] -= 1
+                self._queue.appendleft(request)
+                self._changed = True
+        self._next_turns = []
+        alive = set(alive_engines(engines))
+        self._changed |= not alive <= self._alive
+        self._alive = alive
+        if self._queue and self._changed:
+            self._changed = False
+            sent += self._admit(engines)
+        return sent
+
+    def _admit(self, engines: Sequence[EngineState]) -> Dispatch:
+        """Send each first turn to the engine with the most free places."""
+        sent: Dispatch = []
+        places = {i: max(engines[i].kv_tokens // self.max_tokens, 1) for i in alive_engines(engines)}
+        # A heap of (minus the number of free places, engine).
+        free = sorted((self._rollouts.get(i, 0) - count, i) for i, count in places.items())
+        while self._queue and free and free[0][0] < 0:
+            minus_free, engine = free[0]
+            request = self._queue.popleft()
+            self._engine_of[request.rollout] = engine
+            self._rollouts[engine] = self._rollouts.get(engine, 0) + 1
+            sent.append((request, engine))
+            heapreplace(free, (minus_free + 1, engine))
+        return sent
+
 
 POLICIES = ("turn-barrier", "static", "least-in-flight", "kv", "adaptive")
 

@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.memory import release_free_heap
+from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.rl.models import gpu, packed_attention
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora, has_lora

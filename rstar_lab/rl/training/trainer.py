@@ -35,7 +35,6 @@ from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
 from rstar_lab.rl.training.correction_limit import CorrectionLimit
 from rstar_lab.rl.training.data_parallel import HelperProcesses
-from rstar_lab.rl.training.passes import LocalPasses
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
 from rstar_lab.rl.training.staleness import stale_tokens
@@ -46,6 +45,34 @@ from rstar_lab.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+import numpy as np
+
+from rstar_lab.errors import UserError
+from rstar_lab.rl.algorithm.hooks import TokenStatistics
+from rstar_lab.rl.trajectory import Trajectory
+
+
+class LocalPasses:
+    """Implements `hooks.ForwardPasses` with the learner of this process."""
+
+    def __init__(self, learner: Learner, rl: RlSection, context: RolloutContext, teacher: Teacher | None):
+        self.learner, self.rl, self.context, self.teacher = learner, rl, context, teacher
+        self.max_tokens: int = learner.model.config.max_position_embeddings
+
+    async def statistics(self, rollouts: Sequence[Trajectory]) -> TokenStatistics:
+        return await asyncio.to_thread(self.learner.statistics, rollouts, self.rl, squares=True)
+
+    async def log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
+        return (await asyncio.to_thread(self.learner.statistics, rollouts, self.rl)).log_probs
+
+    async def teacher_log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
+        if self.teacher is None:
+            raise UserError("engine.teacher_url: the method requires a teacher; set its address")
+        return await self.teacher.score(rollouts)
+
+    def prompt_ids(self, rollout: Trajectory, question: str) -> list[int]:
+        context = self.context.others[rollout.environment] if rollout.environment else self.context
+        return context.codec.prompt_ids(question)
 
 
 class Trainer:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.memory import release_free_heap
+from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.rl.algorithm.config import Aggregation, LossConfig
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.algorithm.objective import Terms, floats, group_normaliser, training_loss_on_device

@@ -4,7 +4,10 @@ verl only logs a plug-in that fails to load, at DEBUG level, so `assert_register
 """
 
 import os
+from typing import Any
 
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import AttentionInterface
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.plugin.platform.platform_manager import PlatformRegistry
@@ -12,11 +15,44 @@ from verl.trainer.ppo import core_algos
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from rstar_lab.rl.verl import attention, checkpoints, cpu, log_probs, objective, schedule  # noqa: F401 (register themselves)
+from rstar_lab.rl.verl import attention, checkpoints, cpu, log_probs, objective  # noqa: F401 (register themselves)
 from rstar_lab.rl.verl.config import PACKED_ATTENTION
 
 AGENT_LOOP = "rstar"
 ENGINE = "rstar"
+
+
+class StageSchedule(LambdaLR):
+    """lr * min(1, (updates + 1) / warmup_steps). Learning rate and weight decay always come from the recipe, not from a checkpoint."""
+
+    def __init__(self, optimizer: Optimizer, num_warmup_steps: int, **_: Any):
+        super().__init__(optimizer, lambda updates: min(1.0, (updates + 1) / max(1, num_warmup_steps)))
+        decay = [group["weight_decay"] for group in optimizer.param_groups]
+
+        def keep_own(loaded: Optimizer) -> None:
+            for group, base, own in zip(loaded.param_groups, self.base_lrs, decay, strict=True):
+                group |= {"initial_lr": base, "weight_decay": own}
+            self._apply()
+
+        optimizer.register_load_state_dict_post_hook(keep_own)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        own = self.base_lrs
+        super().load_state_dict(state_dict)
+        self.base_lrs = own
+        self._apply()
+
+    def _apply(self) -> None:
+        for group, base, of_update in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True):
+            group["lr"] = base * of_update(self.last_epoch)
+
+
+def use_stage_schedule() -> None:
+    """Replace verl's constant schedule: verl has no registry for schedules, and its own one starts at 0 and continues the
+    schedule of the previous stage."""
+    from verl.utils import torch_functional
+
+    torch_functional.get_constant_schedule_with_warmup = StageSchedule  # type: ignore[assignment]
 
 
 def _replica() -> type:
@@ -28,7 +64,7 @@ def _replica() -> type:
 RolloutReplicaRegistry.register(ENGINE, _replica)
 _ROLLOUT_REGISTRY[(ENGINE, "async")] = "rstar_lab.rl.verl.engine.ServerAdapter"
 _agent_loop_registry[AGENT_LOOP] = {"_target_": "rstar_lab.rl.verl.agent_loop.RstarAgentLoop"}
-schedule.use_stage_schedule()
+use_stage_schedule()
 if os.environ.get("VERL_PLATFORM") == cpu.NAME:
     cpu.disable_cpu_offload()
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.open_files import raise_open_files
+from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import starting_model

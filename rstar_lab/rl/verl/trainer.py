@@ -38,13 +38,15 @@ from rstar_lab.rl.verl.evaluation_steps import EvaluationSteps
 from rstar_lab.rl.verl.exports import write_stored_dtype
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
-from rstar_lab.rl.verl.mini_batches import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.objective import (
     CE_WEIGHTS,
     CORRECTION,
     POLICY_WEIGHTS,
     StreamLoss,
+    assign,
     correct_rows,
+    order_rows,
+    rows_of_mini_batches,
     stream_tensors,
     teacher_advantages,
 )

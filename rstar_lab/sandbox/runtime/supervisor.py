@@ -12,10 +12,9 @@ import signal
 import socket
 import time
 
-from rstar_lab.sandbox.runtime import idle_session, kernel, program
-from rstar_lab.sandbox.runtime.cgroup import BOOSTED, Group
+from rstar_lab.sandbox.runtime import kernel, procfs, program
+from rstar_lab.sandbox.runtime.cgroup import BOOSTED, PREEMPTED, Group
 from rstar_lab.sandbox.runtime.forked_program import AdoptedProgram, Program, ProgramEnvironment, Streams
-from rstar_lab.sandbox.runtime.idle_session import IDLE_TASKS
 from rstar_lab.sandbox.runtime.isolation import Isolation
 from rstar_lab.sandbox.runtime.monitor import LONG_CPU_S, CallMonitor
 from rstar_lab.sandbox.runtime.pressure import Pressure
@@ -52,6 +51,48 @@ OWN_MEMORY_MB = 16
 GRACE_S = 0.5
 # If killed processes take longer to die, the result is sent before they are gone.
 DEATH_S = 1.0
+
+
+# Seconds between two checks of an idle session.
+IDLE_TICK_S = 10.0
+# A session that uses more than this many CPU seconds in the first second after a cell gets a low CPU weight.
+FIRST_TICK_S, FIRST_CPU_S = 1.0, 0.1
+# Between its cells a session may use this many CPU seconds per interval, and keep this many processes and threads.
+IDLE_CPU_S = 1.0
+IDLE_TASKS = 64
+
+
+def usage(running: Program, group: Group | None) -> tuple[float, int]:
+    """Return the CPU seconds so far and the number of processes and threads of a session."""
+    if group:
+        return group.cpu_s(), len(group.tasks()) - group.own_processes
+    tree = running.processes()
+    return procfs.cpu_s(tree), sum(procfs.threads(pid) for pid in tree)
+
+
+def wait_for_message(channel: Channel, running: Program, group: Group | None, pressure: Pressure | None) -> bool:
+    """Wait for the session's next message.
+
+    Returns False if the session must end: it uses CPU time, keeps many processes, or uses much memory or many processes while
+    the sandbox is short of them.
+    """
+    poller = select.poll()
+    poller.register(channel, select.POLLIN)
+    cpu_s, tasks = usage(running, group)
+    if tasks > IDLE_TASKS:
+        return False
+    tick_s = FIRST_TICK_S
+    while not poller.poll(tick_s * 1000):
+        before_s = cpu_s
+        cpu_s, tasks = usage(running, group)
+        if group and tick_s == FIRST_TICK_S and cpu_s - before_s > FIRST_CPU_S:
+            group.set_weight(PREEMPTED)
+        tick_s = IDLE_TICK_S
+        if cpu_s - before_s > IDLE_CPU_S or tasks > IDLE_TASKS:
+            return False
+        if group and pressure and pressure.exceeded_limit(group, tasks):
+            return False
+    return True
 
 
 class Supervisor:
@@ -162,7 +203,7 @@ class Supervisor:
         outcome = exceeded or ENDINGS.get(ending, "killed")
         duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
         monitor.leave_crowd()
-        alive = idle_session.usage(running, self.group)[1] <= IDLE_TASKS
+        alive = usage(running, self.group)[1] <= IDLE_TASKS
         if not alive:
             running.end()
             self._keep_namespace(running)
@@ -207,7 +248,7 @@ class Supervisor:
             self._end_session(self.running)
 
     def _wait_between_cells(self, running: Program) -> None:
-        if not idle_session.wait_for_message(self.channel, running, self.group, self.pressure):
+        if not wait_for_message(self.channel, running, self.group, self.pressure):
             self._end_session(running)
             self.session_ended = True
             self.channel.send_message(ENDED)

@@ -17,7 +17,7 @@ from rstar_lab.rl.algorithm.objective import (
     kl_loss,
     policy_loss,
 )
-from rstar_lab.rl.algorithm.shaping import overlong_penalty
+from rstar_lab.rl.methods.overlong_buffer import overlong_penalty
 
 algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="the comparison with verl needs the extra `verl`")
 

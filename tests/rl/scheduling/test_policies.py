@@ -16,8 +16,8 @@ from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.scheduling.adaptive import Adaptive
 from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
-from rstar_lab.rl.scheduling.baselines import KvCapacity, LeastInFlight, Static, TurnBarrier
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.policies import KvCapacity, LeastInFlight, Static, TurnBarrier
 from rstar_lab.rl.scheduling.slots import ScheduledSlot
 from rstar_lab.rl.scheduling.workloads import Regime, make_policies
 

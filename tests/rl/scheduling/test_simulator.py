@@ -6,7 +6,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from rstar_lab.rl.scheduling.baselines import Static
+from rstar_lab.rl.scheduling.policies import Static
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
 from rstar_lab.rl.scheduling.simulator import ScriptedRollout, ScriptedTurn, lower_bound, simulate
 from rstar_lab.rl.scheduling.workloads import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts

@@ -28,7 +28,7 @@ from rstar_lab.rl.training.log_probs import (
     micro_batches,
     worthwhile_width,
 )
-from rstar_lab.rl.training.passes import LocalPasses
+from rstar_lab.rl.training.trainer import LocalPasses
 from rstar_lab.rl.training.update import Batch, Learner, micro_batch_loss
 from rstar_lab.rl.trajectory import Trajectory, Turn
 

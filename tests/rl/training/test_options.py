@@ -25,7 +25,7 @@ from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
-from rstar_lab.rl.training.passes import LocalPasses
+from rstar_lab.rl.training.trainer import LocalPasses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Turn
 from rstar_lab.runs.reader import RunReader

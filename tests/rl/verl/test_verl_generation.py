@@ -38,12 +38,12 @@ class Job:
 
 
 async def generate(job, monkeypatch, problems=30):
-    from rstar_lab.rl.verl import generation
+    from rstar_lab.rl.verl import evaluation_steps
 
     monkeypatch.setattr(
-        generation, "fetch_rollouts", lambda keys, partition: [SimpleNamespace(traj_id=key) for key in keys]
+        evaluation_steps, "fetch_rollouts", lambda keys, partition: [SimpleNamespace(traj_id=key) for key in keys]
     )
-    monkeypatch.setattr(generation.tq, "kv_clear", lambda keys, partition_id: job.cleared.extend(keys))
+    monkeypatch.setattr(evaluation_steps.tq, "kv_clear", lambda keys, partition_id: job.cleared.extend(keys))
     tasks = [
         [
             evaluation_task(Problem(problem_id=f"p{number}", question="?", answer="1"), run="f", sample=sample, seed=0)
@@ -52,7 +52,7 @@ async def generate(job, monkeypatch, problems=30):
         for number in range(problems)
     ]
     chunks = [[task for group in tasks[start : start + 7] for task in group] for start in range(0, problems, 7)]
-    rollouts = generation.ServerRollouts(job, job, WINDOW).generator("f", step=3, training=True)
+    rollouts = evaluation_steps.ServerRollouts(job, job, WINDOW).generator("f", step=3, training=True)
     done = [trajectory.traj_id async for chunk in rollouts(chunks) for trajectory in chunk]
     return done, [task.traj_id for chunk in chunks for task in chunk]
 
