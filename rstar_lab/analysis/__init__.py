@@ -1,9 +1,10 @@
 """Data frames, metrics, figures and the inspector for the run store. Names are imported at first use."""
 
-# ruff: noqa: F401  the imports for type checkers repeat the lazy exports
+# ruff: noqa: F401  the names are the exports
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rstar_lab.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.alerts import find_alerts
@@ -47,52 +48,4 @@ if TYPE_CHECKING:
         word_usage_change,
     )
 
-_MODULES = {
-    "runs": ("Runs", "open_runs"),
-    "metrics": ("METRICS", "curves", "measure", "outcome_mix", "pass_at_k"),
-    "figures": ("plot_ablation", "plot_curves", "plot_lengths", "plot_outcomes", "plot_pass_at_k"),
-    "alerts": ("find_alerts",),
-    "dry_run_figures": ("plot_memory", "plot_sweep", "plot_time"),
-    "failure_context": ("add_first_difference", "add_phrases"),
-    "failure_map": ("plot_failure_map",),
-    "failures": ("failed_rollouts", "failure_groups", "plot_failures"),
-    "comparison": ("compare",),
-    "counterfactual_lab": ("counterfactual",),
-    "number_formats": ("format_numbers",),
-    "problem_heatmap": ("plot_heatmap",),
-    "problem_histories": ("problem_table",),
-    "timeline": ("plot_timeline",),
-    "tokens": (
-        "count_words",
-        "excerpts",
-        "token_kinds",
-        "plot_entropy",
-        "plot_token_kinds",
-        "plot_high_entropy_words",
-        "token_table",
-        "word_list",
-        "word_usage_change",
-    ),
-    "code_use": ("libraries", "plot_tool_use", "tool_calls", "tool_use", "tool_use_table"),
-    "exports.atif": ("export_atif", "import_atif"),
-    "exports.training": ("export_preferences", "export_sft"),
-    "importers": ("import_inspect", "import_messages", "import_trl", "import_verl"),
-    "inspector.explorer": ("Explorer", "explore"),
-    "inspector.inspector": ("Inspector", "inspect"),
-    "inspector.link": ("LinkedFigure", "link"),
-    "inspector.overview": ("overview",),
-    "inspector.watch": ("watch",),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = [*_MODULE_OF]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF})
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -7,17 +7,6 @@ from rstar_lab.jobs.grid import Grid, run_grid, submit_grid
 from rstar_lab.jobs.job import Job, JobStatus, attach, find_job_runs_dir, job_row, list_jobs, submit
 
 __all__ = [
-    "Grid",
-    "Job",
-    "JobBoard",
-    "JobDescription",
-    "JobStatus",
-    "attach",
-    "describe",
-    "find_job_runs_dir",
-    "job_row",
-    "list_jobs",
-    "run_grid",
-    "submit",
-    "submit_grid",
-]
+    "Grid", "Job", "JobBoard", "JobDescription", "JobStatus", "attach", "describe", "find_job_runs_dir", "job_row",
+    "list_jobs", "run_grid", "submit", "submit_grid",
+]  # fmt: skip

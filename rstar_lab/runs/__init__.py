@@ -7,14 +7,6 @@ from rstar_lab.runs.schema import CALLS, SCHEMA_VERSION, TRAJECTORIES, TRANSCRIP
 from rstar_lab.runs.writer import RunWriter
 
 __all__ = [
-    "CALLS",
-    "SCHEMA_VERSION",
-    "TRAJECTORIES",
-    "TRANSCRIPTS",
-    "RunLocked",
-    "RunReader",
-    "RunStoreError",
-    "RunWriter",
-    "find_runs_dir",
-    "list_runs",
-]
+    "CALLS", "SCHEMA_VERSION", "TRAJECTORIES", "TRANSCRIPTS", "RunLocked", "RunReader", "RunStoreError", "RunWriter",
+    "find_runs_dir", "list_runs",
+]  # fmt: skip

@@ -14,14 +14,6 @@ from rstar_lab.tool_calls.parse import (
 )
 
 __all__ = [
-    "SYNTAXES",
-    "ParsedTurn",
-    "Syntax",
-    "ToolCall",
-    "find_syntax",
-    "parse_stored_calls",
-    "parse_stored_turn",
-    "parse_tool_calls",
-    "parse_turn",
-    "text_outside_calls",
-]
+    "SYNTAXES", "ParsedTurn", "Syntax", "ToolCall", "find_syntax", "parse_stored_calls", "parse_stored_turn",
+    "parse_tool_calls", "parse_turn", "text_outside_calls",
+]  # fmt: skip

@@ -107,7 +107,7 @@ class Supervisor:
         number: int,
         sockets: SocketMemory | None = None,
     ) -> None:
-        """sockets: the sockets of its programs, if these have no user id of their own (user_limits.py)."""
+        """sockets: the sockets of its programs, if these have no user id of their own (`exceeds_user_limits`)."""
         self.channel = Channel(sock)
         self.isolation = isolation
         self.group = group
