@@ -24,7 +24,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.sandbox.client import SandboxClient
 from rstar_lab.sandbox.launch import serving
-from rstar_lab.sandbox.load_generator import BROKEN, ENDLESS, NUMPY, SHORT, SYMPY, mixed
+from rstar_lab.sandbox.load import BROKEN, ENDLESS, NUMPY, SHORT, SYMPY, mixed
 
 WORKERS = 2
 TIME_LIMIT_S = 4

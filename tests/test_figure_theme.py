@@ -14,8 +14,7 @@ from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns
 from rstar_lab.rl.scheduling.policies import Static
 from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
 from rstar_lab.rl.scheduling.simulator import ScriptedRollout, ScriptedTurn, SimulationResult, simulate
-from rstar_lab.sandbox.figures import plot_load, plot_outcomes
-from rstar_lab.sandbox.load_generator import Sample
+from rstar_lab.sandbox.load import Sample, plot_load, plot_outcomes
 
 ROOT = Path(__file__).parents[1] / "rstar_lab"
 SAMPLES = [Sample("print", Outcome.OK, 0.1 * i, 0.02, 0.0, 0.01) for i in range(20)]

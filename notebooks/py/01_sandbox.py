@@ -110,8 +110,7 @@ sandbox.missing_layers or "no layer is missing"
 
 # %%
 from rstar_lab.analysis import LinkedFigure
-from rstar_lab.sandbox.figures import plot_load, plot_outcomes
-from rstar_lab.sandbox.load_generator import MIX, mixed, run_load
+from rstar_lab.sandbox.load import MIX, mixed, plot_load, plot_outcomes, run_load
 
 kinds = dict(zip((code for code, _ in MIX), ("short", "numpy", "sympy", "fails", "never ends"), strict=True))
 load = [(kinds[code], code) for code in mixed(calls)]

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.exports.atif import export_atif, import_atif
     from rstar_lab.analysis.exports.training import export_preferences, export_sft
     from rstar_lab.analysis.failure_context import add_first_difference, add_phrases
-    from rstar_lab.analysis.failure_map import plot_failure_map
-    from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failures
+    from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failure_map, plot_failures
     from rstar_lab.analysis.figures import (
         plot_ablation,
         plot_curves,
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.watch import watch
     from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
     from rstar_lab.analysis.number_formats import format_numbers
-    from rstar_lab.analysis.problem_heatmap import plot_heatmap
-    from rstar_lab.analysis.problem_histories import problem_table
+    from rstar_lab.analysis.problem_heatmap import plot_heatmap, problem_table
     from rstar_lab.analysis.runs import Runs, open_runs
     from rstar_lab.analysis.timeline import plot_timeline
     from rstar_lab.analysis.tokens import (

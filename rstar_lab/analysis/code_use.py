@@ -4,6 +4,7 @@ the transcripts. Code is parsed with `ast`, never executed.
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ import pandas as pd
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import band
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.model_code import parse_code
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
 from rstar_lab.figure_theme import line_styles
@@ -35,6 +35,21 @@ METRICS: dict[str, tuple[str, str, bool, str]] = {
 ROLLOUT_COLUMNS = ("traj_id", "run_id", "step", "problem_id", "reward", "answer", "kept", "truncated", "stop_reason")
 CALL_COLUMNS = ["run_id", "step", "problem_id", "traj_id", "reward", "turn", "call", "outcome", "code", "lines",
                 "libraries", "asserts", "repeated", "answer_known"]  # fmt: skip
+
+
+MAX_CHARACTERS = 20_000  # longer code is not parsed
+
+
+def parse_code(code: str) -> ast.Module | None:
+    """Return the syntax tree, or None if the code does not parse or is too long. Python's warnings about it are not shown."""
+    if len(code) > MAX_CHARACTERS:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def tool_calls(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:

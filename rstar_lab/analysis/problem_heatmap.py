@@ -5,6 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
 from rstar_lab.visible_text import escaped
@@ -95,3 +96,17 @@ def _rows_by_rank(cells: pd.DataFrame, limit: int) -> tuple[pd.DataFrame, list[s
     row = rank * limit // np.maximum(size, limit) if size.max() > limit else rank
     ranked = cells.assign(row=row).sort_values("problem_id").drop_duplicates(["step", "row"])
     return ranked, [str(name + 1) for name in range(ranked.row.max() + 1)]
+
+
+def problem_table(runs: Runs, where: Where = None) -> pd.DataFrame:
+    """Return one row per problem: runs, rollouts, pass_rate, first_rate and last_rate (of its first and last step), change."""
+    condition = runs.condition(where)
+    frame = runs.sql(
+        f"""SELECT problem_id, count(DISTINCT run_id) AS runs, count(*) AS rollouts, avg((reward > 0)::INT) AS pass_rate,
+                   arg_min(rate, step) AS first_rate, arg_max(rate, step) AS last_rate
+            FROM (SELECT *, avg((reward > 0)::INT) OVER (PARTITION BY problem_id, step) AS rate
+                  FROM trajectories WHERE {condition})
+            GROUP BY problem_id ORDER BY problem_id""",
+    )
+    frame["change"] = frame.last_rate - frame.first_rate
+    return frame

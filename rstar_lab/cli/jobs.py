@@ -193,7 +193,7 @@ def describe(
 
     The cost needs `hardware.price_per_gpu_hour` in the profile. Exits with 1 if a check fails.
     """
-    from rstar_lab.jobs.describe import describe as describe_job
+    from rstar_lab.jobs.job import describe as describe_job
 
     description = describe_job(recipe, profile, _pairs(overrides), host=host)
     typer.echo(json.dumps(description.to_json()) if as_json else printable(description))

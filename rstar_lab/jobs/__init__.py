@@ -2,9 +2,18 @@
 reattached by its id."""
 
 from rstar_lab.jobs.board import JobBoard
-from rstar_lab.jobs.describe import JobDescription, describe
 from rstar_lab.jobs.grid import Grid, run_grid, submit_grid
-from rstar_lab.jobs.job import Job, JobStatus, attach, find_job_runs_dir, job_row, list_jobs, submit
+from rstar_lab.jobs.job import (
+    Job,
+    JobDescription,
+    JobStatus,
+    attach,
+    describe,
+    find_job_runs_dir,
+    job_row,
+    list_jobs,
+    submit,
+)
 
 __all__ = [
     "Grid", "Job", "JobBoard", "JobDescription", "JobStatus", "attach", "describe", "find_job_runs_dir", "job_row",

@@ -7,8 +7,7 @@ import ipywidgets as widgets
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import profile_names
-from rstar_lab.jobs.describe import JobDescription, describe
-from rstar_lab.jobs.job import Job, submit
+from rstar_lab.jobs.job import Job, JobDescription, describe, submit
 from rstar_lab.jobs.prepare import RECIPES
 from rstar_lab.runs.locate import find_runs_dir
 from rstar_lab.visible_text import escaped

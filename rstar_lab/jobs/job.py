@@ -14,6 +14,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.backends import backend_named, choose
+from rstar_lab.jobs.preflight import JobDescription
 from rstar_lab.jobs.prepare import Submission, recipe_name, trainer_and_action
 from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.secrets import refuse_secrets
@@ -359,3 +360,23 @@ def _progress_line(event: Mapping[str, Any]) -> str:
     if event.get("loss") is not None and not parts:
         parts = [f"loss {event['loss']:.3f}"]
     return f"{event['event']} {event['done']}/{event['total']}  {' · '.join(parts)}".rstrip()
+
+
+__all__ = ["JobDescription", "describe"]
+
+
+def describe(
+    recipe: str | Path,
+    profile: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    host: str | None = None,
+    command: str | None = None,
+) -> JobDescription:
+    """Run preflight and return the requirements of the job, without submitting it. The arguments are those of `submit`.
+
+    With a host, or a profile with `backend: ssh`, preflight runs there. Raises UserError for an unknown profile or an
+    unreachable host.
+    """
+    machine, backend = choose(profile, host=host)
+    return backend.describe(recipe, profile, machine, dict(overrides or {}), host=host, command=command)

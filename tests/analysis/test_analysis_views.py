@@ -3,7 +3,7 @@
 import pytest
 from helpers.analysis_runs import make_run
 
-from rstar_lab.analysis.problem_histories import problem_table
+from rstar_lab.analysis.problem_heatmap import problem_table
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.tokens import (
     KINDS,

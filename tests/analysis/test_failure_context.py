@@ -7,7 +7,7 @@ import pytest
 
 from rstar_lab.analysis import add_first_difference, add_phrases, failed_rollouts, failure_groups, open_runs
 from rstar_lab.analysis.failure_context import END, TOOL
-from rstar_lab.analysis.failure_map import plot_failure_map
+from rstar_lab.analysis.failures import plot_failure_map
 from rstar_lab.runs import RunStoreError, RunWriter
 
 WORDS = ["", "We", " add", "\n", " one", " two", "Answer"]

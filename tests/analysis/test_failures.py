@@ -7,9 +7,16 @@ import pandas as pd
 import pytest
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.failure_map import plot_failure_map
-from rstar_lab.analysis.failures import KINDS, code_shape, failed_rollouts, failure_groups, normalised, plot_failures
-from rstar_lab.analysis.model_code import parse_code
+from rstar_lab.analysis.code_use import parse_code
+from rstar_lab.analysis.failures import (
+    KINDS,
+    code_shape,
+    failed_rollouts,
+    failure_groups,
+    normalised,
+    plot_failure_map,
+    plot_failures,
+)
 from rstar_lab.runs import RunStoreError, RunWriter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs" / "tiny_fast-rl"

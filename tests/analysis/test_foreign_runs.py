@@ -12,8 +12,7 @@ from helpers.analysis_runs import make_run
 from typer.testing import CliRunner
 
 from rstar_lab.analysis import inspect, measure, open_runs, overview
-from rstar_lab.analysis.inspector.notes import NOTES, read_notes, write_note
-from rstar_lab.analysis.inspector.saved_views import VIEWS
+from rstar_lab.analysis.inspector.notes import NOTES, VIEWS, read_notes, write_note
 from rstar_lab.analysis.report import report_html
 from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError

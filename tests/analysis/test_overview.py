@@ -9,8 +9,8 @@ from helpers.inspector_runs import write_run, write_steps
 from benchmarks.synthetic_store import Size, make_store
 from rstar_lab.analysis import open_runs, overview
 from rstar_lab.analysis.inspector.link import show_points
+from rstar_lab.analysis.inspector.overview import COLUMNS, OverviewRow, OverviewRows, render_overview, sparkline
 from rstar_lab.analysis.metrics import curves
-from rstar_lab.analysis.overview_rows import COLUMNS, OverviewRow, OverviewRows, render_overview, sparkline
 from rstar_lab.errors import UserError
 
 
@@ -45,11 +45,11 @@ def test_refresh_shows_new_steps_and_new_runs_and_reads_only_changed_runs(
     writing = write_steps(tmp_path, "live", steps=3)
     next(writing)
     read: list[list[str]] = []
-    from rstar_lab.analysis import overview_rows
+    from rstar_lab.analysis.inspector import overview as module
 
-    original = overview_rows._read_readable
+    original = module._read_readable
     monkeypatch.setattr(
-        overview_rows, "_read_readable", lambda folders: read.append([f.name for f in folders]) or original(folders)
+        module, "_read_readable", lambda folders: read.append([f.name for f in folders]) or original(folders)
     )
     shown.refresh()
     live = next(row for row in shown.rows if row.run_id == "live")

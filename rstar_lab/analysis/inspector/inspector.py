@@ -14,9 +14,8 @@ from rstar_lab.analysis.filters import Where, json_filter, where_sql
 from rstar_lab.analysis.inspector import panels
 from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html
 from rstar_lab.analysis.inspector.modules import STATIC, join_modules
-from rstar_lab.analysis.inspector.notes import read_notes, write_note
+from rstar_lab.analysis.inspector.notes import PARTS, read_notes, read_views, write_note, write_view
 from rstar_lab.analysis.inspector.palette import SCALES, page_css
-from rstar_lab.analysis.inspector.saved_views import PARTS, read_views, write_view
 from rstar_lab.analysis.inspector.source import Frames, Source, Store
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
 from rstar_lab.analysis.inspector.widget import NotebookWidget

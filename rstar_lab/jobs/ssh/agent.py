@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError, os_error_message
-from rstar_lab.jobs.describe import describe
-from rstar_lab.jobs.job import Job, attach, job_row, list_jobs, submit
+from rstar_lab.jobs.job import Job, attach, describe, job_row, list_jobs, submit
 from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
 from rstar_lab.jobs.store import check_name, check_private, jobs_folder

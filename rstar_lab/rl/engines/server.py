@@ -19,8 +19,13 @@ import httpx
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
-from rstar_lab.rl.engines.server_control import ServerControl, ServerUnreachable, error_message, error_text
-from rstar_lab.rl.engines.server_metrics import parse_metrics
+from rstar_lab.rl.engines.server_control import (
+    ServerControl,
+    ServerUnreachable,
+    error_message,
+    error_text,
+    parse_metrics,
+)
 from rstar_lab.rl.scheduling.scheduler import ServerReport
 from rstar_lab.service_tokens import find_token
 

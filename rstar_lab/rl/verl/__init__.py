@@ -2,3 +2,6 @@
 
 This file imports nothing: verl loads the plug-in of this package while verl itself is being imported.
 """
+
+# Environment variable with the path of a file that holds the secrets of the run: Ray shows environment variables to other users.
+SECRETS_FILE = "RSTAR_LAB_SECRETS_FILE"

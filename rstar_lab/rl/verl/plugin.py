@@ -8,8 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from rstar_lab.rl.verl import cpu
-from rstar_lab.rl.verl.variables import SECRETS_FILE
+from rstar_lab.rl.verl import SECRETS_FILE, cpu
 
 if (path := Path(os.environ.get(SECRETS_FILE, ""))).is_file():
     os.environ.update(json.loads(path.read_text()))

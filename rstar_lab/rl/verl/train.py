@@ -25,11 +25,11 @@ from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.session import tool_maker
+from rstar_lab.rl.verl import SECRETS_FILE
 from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, compose, overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.unsupported import check, check_architecture
-from rstar_lab.rl.verl.variables import SECRETS_FILE
 from rstar_lab.runs.files import atomic_write
 
 PLUGIN = "rstar_lab.rl.verl.plugin"

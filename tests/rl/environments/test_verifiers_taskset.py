@@ -13,8 +13,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
-from rstar_lab.rl.environments.verifiers_taskset import VerifiersTaskset
-from rstar_lab.rl.environments.verifiers_trace import split_reply
+from rstar_lab.rl.environments.verifiers_taskset import VerifiersTaskset, split_reply
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.renderers.paper import render_tool_call

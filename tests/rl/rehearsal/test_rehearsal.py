@@ -24,7 +24,8 @@ from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.rehearsal.coverage import all_keys, coverage
 from rstar_lab.rl.rehearsal.job import RehearsalJob
 from rstar_lab.rl.rehearsal.run import WORKERS, Rehearsal, RehearsalReport
-from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe, write_data
+from rstar_lab.rl.rehearsal.data import write_data
+from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 ALGORITHM_KEYS = (
