@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples, find_run
+from rstar_lab.cli.shared import AsJson, RunsFolder, examples, find_run
 from rstar_lab.visible_text import printable
 
 app = typer.Typer()
@@ -36,7 +36,7 @@ def audit(
         str | None,
         typer.Option("--runs", metavar="RUN", help="Also list the stored rollouts that the reward judges differently."),
     ] = None,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    runs_dir: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Try a reward on answers whose reward is known: true, reformatted, wrong, empty, echoed, hedged, listed, injected, long.

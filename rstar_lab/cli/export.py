@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from rstar_lab.cli.shared import AsJson, examples, find_run
+from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run
 from rstar_lab.errors import UserError
 
 app = typer.Typer()
@@ -22,7 +22,7 @@ SOURCES = ("atif", "inspect", "messages", "trl", "verl")
     )
 )
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")],
+    run: RunName,
     format: Annotated[
         str,
         typer.Option(
@@ -49,7 +49,7 @@ def export(
             help="Problem file of an evaluation; rollouts that share 13 words in a row with it are left out.",
         ),
     ] = None,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    runs_dir: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Write the rollouts of a run for other programs, with their provenance, and print what was left out.
@@ -107,7 +107,7 @@ def import_run(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="File or folder of the other program.")],
     format: Annotated[str, typer.Option("--format", help="atif, inspect, messages, trl or verl.")] = "atif",
     run_id: Annotated[str | None, typer.Option(help="Id of the new run. Default: from the source.")] = None,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    runs_dir: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Import rollouts of another program as a run, for the inspector, the curves and the reports."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import examples
+from rstar_lab.cli.shared import RunsFolder, examples
 from rstar_lab.visible_text import printable
 
 app = typer.Typer()
@@ -24,7 +24,7 @@ def push(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the files and print the card; send nothing.")
     ] = False,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    runs_dir: RunsFolder = Path("runs"),
 ) -> None:
     """Send a model, or a run as a data set, to the Hugging Face Hub, with a card written from the run.
 

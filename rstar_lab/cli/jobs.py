@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rstar_lab.cli.shared import AsJson, Overrides, RecipeName
 from rstar_lab.visible_text import printable
 
 app = typer.Typer(
@@ -19,7 +20,7 @@ ProfileOption = Annotated[
         help="Hardware profile: a name from cluster/profiles, or a file. Default: laptop; with --host: rstar-lab/profile.yaml there."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+JobId = Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")]
 
 
 @app.command(
@@ -27,11 +28,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per 
     "`rstar-lab jobs submit RECIPE --profile h100x8 --backend kuberay`"
 )
 def submit(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
+    recipe: RecipeName,
     profile: ProfileOption = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")
-    ] = None,
+    overrides: Overrides = None,
     command: Annotated[
         str | None,
         typer.Option(help="run, train or sft with the profile's trainer, or verl (run with verl). Default: run."),
@@ -101,7 +100,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example:\n\n`rstar-lab jobs logs tiny_fast-20260101-120000-ab12 --follow`")
 def logs(
-    job_id: Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")],
+    job_id: JobId,
     runs_dir: RunsDir = Path("runs"),
     tail: Annotated[int | None, typer.Option(help="Print only the last N lines.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job ends.")] = False,
@@ -119,7 +118,7 @@ def logs(
 
 @app.command(epilog="Example:\n\n`rstar-lab jobs stop tiny_fast-20260101-120000-ab12`")
 def stop(
-    job_id: Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")],
+    job_id: JobId,
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -133,7 +132,7 @@ def stop(
 
 @app.command(epilog="Example:\n\n`rstar-lab jobs status tiny_fast-20260101-120000-ab12 --json`")
 def status(
-    job_id: Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")],
+    job_id: JobId,
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -181,11 +180,9 @@ def pull(
 
 @app.command(epilog="Example:\n\n`rstar-lab jobs describe qwen3_14b_mi300x --profile mi300x_8x8`")
 def describe(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
+    recipe: RecipeName,
     profile: ProfileOption = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")
-    ] = None,
+    overrides: Overrides = None,
     host: Annotated[str | None, typer.Option(help="Describe the job on this host, reached over ssh.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import examples
+from rstar_lab.cli.shared import RunsFolder, examples
 
 app = typer.Typer()
 
@@ -21,7 +21,7 @@ app = typer.Typer()
     )
 )
 def monitor(
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    runs_dir: RunsFolder = Path("runs"),
     host: Annotated[
         str, typer.Option(help="Address to listen on. An address that other machines can reach requires a token.")
     ] = "127.0.0.1",

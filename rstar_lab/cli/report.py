@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rstar_lab.cli.shared import examples
+from rstar_lab.cli.shared import RunsFolder, examples, find_run
 from rstar_lab.errors import UserError
 
 app = typer.Typer()
@@ -45,7 +45,7 @@ def report(
         ),
     ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of trajectories to include.")] = 60,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    runs_dir: RunsFolder = Path("runs"),
     lab: Annotated[
         Path | None,
         typer.Option(
@@ -69,8 +69,8 @@ def report(
     from rstar_lab.analysis.report import report_html
     from rstar_lab.runs.files import atomic_write
 
-    folder = _folder(str(run), runs_dir)
-    other = _folder(compare, runs_dir) if compare else None
+    folder = find_run(str(run), runs_dir)
+    other = find_run(compare, runs_dir) if compare else None
     target = out or Path("out") / f"{folder.name}.html"
     rows = _dry_run(folder, dry_run) if dry_run else []
     page = report_html(folder, compare_with=other, sample=sample, dry_run=rows)
@@ -117,10 +117,3 @@ def _check(notebook: Path, as_json: bool) -> None:
         print(f"{notebook}: {checked} checked, {len(found.missing)} in no output")
     if found.missing:
         raise typer.Exit(1)
-
-
-def _folder(run: str, runs_dir: Path) -> Path:
-    folder = Path(run) if (Path(run) / "run.json").exists() else runs_dir / run
-    if not (folder / "run.json").exists():
-        raise UserError(f"no run {run} in {runs_dir}/: `rstar-lab runs list` shows the runs")
-    return folder

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples, find_run
+from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run
 from rstar_lab.visible_text import printable
 
 app = typer.Typer()
@@ -21,7 +21,7 @@ SHOWN = 20
     )
 )
 def rescore(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")],
+    run: RunName,
     reward: Annotated[
         str, typer.Option(help="Reward: verify, released or module:function, as in the recipe key rl.reward.")
     ] = "verify",
@@ -31,7 +31,7 @@ def rescore(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write nothing; list the trajectories whose reward changes.")
     ] = False,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    runs_dir: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Compute the rewards of a stored run again, without sampling.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, Overrides, examples, find_run
+from rstar_lab.cli.shared import AsJson, Overrides, RunsFolder, examples, find_run
 
 app = typer.Typer()
 
@@ -19,7 +19,7 @@ def rewind(
     ],
     into: Annotated[Path, typer.Argument(metavar="INTO", help="New folder of runs, to which the run is copied.")],
     overrides: Overrides = None,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
+    runs_dir: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Copy a run up to a checkpoint and write a recipe that continues from it. `--set` changes recipe keys.

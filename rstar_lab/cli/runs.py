@@ -6,17 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
+from rstar_lab.cli.shared import AsJson, RunsFolder
 from rstar_lab.visible_text import printable
 
 app = typer.Typer(no_args_is_help=True, help="List, show and compact runs.")
 
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of the runs.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it.")]
 
 
 @app.command("list", epilog="Example:\n\n`rstar-lab runs list --runs-dir runs`")
-def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+def list_(runs_dir: RunsFolder = Path("runs"), as_json: AsJson = False) -> None:
     """List all runs, oldest first, with status, steps and the latest mean reward. Unreadable runs are listed too."""
     from rstar_lab.runs.errors import READ_ERRORS
     from rstar_lab.runs.reader import run_folders
@@ -59,7 +58,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
 
 
 @app.command(epilog="Example:\n\n`rstar-lab runs show tiny_fast-rl`")
-def show(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+def show(run: RunId, runs_dir: RunsFolder = Path("runs"), as_json: AsJson = False) -> None:
     """Show one run: recipe, versions, status and the metrics of its last step."""
     from rstar_lab.runs.reader import RunReader
 
@@ -81,7 +80,7 @@ def show(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) ->
 
 
 @app.command(epilog="Example:\n\n`rstar-lab runs compact tiny_fast-rl`")
-def compact(run: RunId, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+def compact(run: RunId, runs_dir: RunsFolder = Path("runs"), as_json: AsJson = False) -> None:
     """Merge the step files of a run into few files, so that readers open it faster. No process may be writing the run."""
     from rstar_lab.runs.compact import compact as merge
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rstar_lab.rl.recipe import Recipe
 
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of runs. Default: runs/, or the recipe's.")]
+RunsFolder = Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key, such as rl.lr=1e-4.")
 ]

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Self
 import psutil
 
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, processes_of
+from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, free_port, processes_of
 
 START_TIMEOUT_S = 300
 # One token for all clusters of this process, because Ray's clients read the token only once.
@@ -85,7 +84,7 @@ class LocalRay:
         token = self.folder / "token"
         token.touch(mode=0o600)
         token.write_text(TOKEN)
-        self.port, web = _free_port(), _free_port()
+        self.port, web = free_port(), free_port()
         self.address = f"http://127.0.0.1:{web}"
         self.environment = {
             "RAY_AUTH_MODE": "token",
@@ -97,7 +96,7 @@ class LocalRay:
         self._start(
             "--head", f"--port={self.port}", f"--dashboard-port={web}", "--dashboard-host=127.0.0.1",
             f"--include-dashboard={str(self.dashboard).lower()}", f"--temp-dir={self.folder}",
-            "--no-monitor", f"--ray-client-server-port={_free_port()}",  # no autoscaler; the default port is fixed
+            "--no-monitor", f"--ray-client-server-port={free_port()}",  # no autoscaler; the default port is fixed
         )  # fmt: skip
         # Other nodes can join only after the head is registered as a node.
         self.wait_for_nodes(1)
@@ -112,7 +111,7 @@ class LocalRay:
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         log = (self.folder / f"node-{len(self._processes)}.log").open("wb")
         with log:
-            ports, node = {name: _free_port() for name in PORTS}, secrets.token_hex(28)
+            ports, node = {name: free_port() for name in PORTS}, secrets.token_hex(28)
             threading.Thread(
                 target=self._write_agent_port, args=(node, ports["dashboard-agent-listen"]), daemon=True
             ).start()
@@ -188,10 +187,3 @@ class LocalRay:
 def _end_with_parent() -> None:
     """Ask the kernel for SIGTERM when the parent dies, so that the cluster ends even if its owner is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def _free_port() -> int:
-    """Return a free TCP port of the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

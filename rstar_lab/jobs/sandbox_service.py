@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.processes import free_port
 from rstar_lab.jobs.store import JobFolder
 
 ADDRESS_FILE = "sandbox.json"
@@ -196,13 +197,6 @@ def start_ray_workers(count: int, environment: dict[str, str]) -> list[Any]:
             ray.get(actor.start.remote(environment))
             actors.append(actor)
     return actors
-
-
-def free_port(host: str) -> int:
-    """Return a free TCP port of an address of this node."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def own_address() -> str:

@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import importlib
 import inspect
+import math
 import re
 import sys
 import traceback
@@ -70,6 +71,17 @@ def load_function(name: str, key: str, parameters: tuple[str, ...]) -> Callable[
             ) from error
 
     return checked
+
+
+def finite_number(value: Any, where: str) -> float:
+    """Return the result of a user's function as a number. Raises UserError, which starts with `where`, unless it is finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{where} returned {value!r}; expected a finite number")
+    return number
 
 
 def source_hash(name: str, key: str) -> str:

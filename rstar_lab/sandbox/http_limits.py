@@ -1,13 +1,12 @@
 """Limits of HTTP connections that uvicorn does not have: bytes of headers, time, and number of connections."""
 
 import asyncio
-import contextlib
-import resource
 from collections import Counter
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.sandbox.access import ON_AUTHENTICATED
 
 # Bytes of the headers of one request, and bytes that are neither headers nor body (the framing of chunks, trailers).
@@ -22,18 +21,6 @@ READ_TIMEOUT_S = 120.0
 MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS = 256, 128
 # Descriptors that are left for everything else, and most connections.
 OTHER_DESCRIPTORS, MAX_CONNECTIONS = 512, 16_384
-
-
-def raise_open_files() -> int:
-    """Raise this process's soft limit on open files to its hard limit; return the limit.
-
-    Login shells have a soft limit of 1,024, which a few hundred connections use up.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 class Connections:

@@ -47,12 +47,6 @@ def serving(
             process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def wait_for_port(port: int, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while True:

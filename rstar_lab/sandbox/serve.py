@@ -15,8 +15,9 @@ import uvicorn
 import uvloop
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.sandbox.access import LOOPBACK, check_exposure
-from rstar_lab.sandbox.http_limits import limited_protocol, raise_open_files
+from rstar_lab.sandbox.http_limits import limited_protocol
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.local_backend import LocalBackend
@@ -33,8 +34,9 @@ Announce = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    redis: str
+class SandboxOptions:
+    """What `sandbox serve` and `sandbox worker` have in common."""
+
     workers: int | None
     time_limit_s: float
     memory_mb: int
@@ -51,29 +53,23 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
+class WorkerOptions(SandboxOptions):
+    """Options of `sandbox worker`."""
+
+    redis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(SandboxOptions):
     """Options of `sandbox serve`. own_token: make a token if there is neither `token` nor `tenants` (service_tokens.py)."""
 
     host: str
     port: int
-    workers: int | None
-    time_limit_s: float
-    memory_mb: int
-    make_room: bool
-    queue_timeout_s: float
     max_queue: int
     redis: str | None
     token: str | None
     own_token: bool
     tenants: Path | None
-    drain_s: float
-    strict: bool
-    redis_tls: bool = False
-    readable: Sequence[Path] = ()
-    packages: Path | None = None
-    isolation: str = "namespaces"
-    audit: bool = False
-    preload: Sequence[str] = ()
 
 
 class DrainingServer(uvicorn.Server):
@@ -169,7 +165,7 @@ async def serve(options: ServeOptions, tenants: Sequence[Tenant], listener: sock
     await DrainingServer(config, service, options.drain_s, lambda: announce(ready)).serve(sockets=[listener])
 
 
-async def local_backend(options: ServeOptions | WorkerOptions) -> LocalBackend:
+async def local_backend(options: SandboxOptions) -> LocalBackend:
     limits = Limits(
         timeout_s=options.time_limit_s,
         memory_mb=options.memory_mb,

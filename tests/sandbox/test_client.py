@@ -8,9 +8,10 @@ import socket
 
 import pytest
 
+from rstar_lab.hardware.processes import free_port
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, SandboxClient
-from rstar_lab.sandbox.launch import free_port, serving
+from rstar_lab.sandbox.launch import serving
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.sandbox import SandboxClient
-from rstar_lab.sandbox.http_limits import MAX_HEADER_BYTES, MAX_STRANGERS_PER_ADDRESS, Connections, raise_open_files
+from rstar_lab.sandbox.http_limits import MAX_HEADER_BYTES, MAX_STRANGERS_PER_ADDRESS, Connections
 from rstar_lab.sandbox.launch import serving
 from rstar_lab.service_tokens import find_token, published_token
 
@@ -216,7 +217,7 @@ def test_connections_are_limited_in_total():
 
 def test_the_limit_on_open_files_is_raised_to_the_hard_one():
     code = (
-        "import resource\nfrom rstar_lab.sandbox.http_limits import raise_open_files\n"
+        "import resource\nfrom rstar_lab.hardware.processes import raise_open_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 3000))\nprint(raise_open_files())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "3000\n"

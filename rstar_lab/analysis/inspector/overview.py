@@ -21,6 +21,7 @@ from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.inspector.modules import join_modules
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.analysis.metrics import curves, get_metric
+from rstar_lab.analysis.rollout_classes import class_title, rollout_classes
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunReader

@@ -17,7 +17,7 @@ from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams, check_streams
 from rstar_lab.rl.methods.grpo import GrpoHooks
 from rstar_lab.rl.methods.method import Method
-from rstar_lab.rl.plugins import load_function, load_named
+from rstar_lab.rl.plugins import finite_number, load_function, load_named
 from rstar_lab.rl.section import Function
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -98,7 +98,7 @@ class OwnHooks(MethodHooks):
     def shape_reward(self, rollout: Trajectory) -> float:
         if not hasattr(self.own, "shape_reward"):
             return 0.0
-        return _number(self._call("shape_reward", rollout), f"{self.where}.shape_reward")
+        return finite_number(self._call("shape_reward", rollout), f"{self.where}.shape_reward")
 
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
         if not hasattr(self.own, "score_group"):
@@ -126,7 +126,7 @@ class OwnHooks(MethodHooks):
         if not hasattr(self.own, "metrics"):
             return {}
         found = self._call("metrics", rollouts)
-        return {f"metrics/{name}": _number(value, f"{self.where}.metrics") for name, value in found.items()}
+        return {f"metrics/{name}": finite_number(value, f"{self.where}.metrics") for name, value in found.items()}
 
 
 def as_streams(found: Any, rollouts: Sequence[Trajectory], where: str) -> list[Streams]:
@@ -162,13 +162,3 @@ def _advantage(value: Any, rollout: Trajectory) -> np.ndarray | float:
             advantage_T[turn.start : turn.end] = of_turn
         return advantage_T
     return array
-
-
-def _number(value: Any, where: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not np.isfinite(number):
-        raise UserError(f"{where} returned {value!r}; expected a finite number")
-    return number

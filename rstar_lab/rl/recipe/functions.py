@@ -12,7 +12,7 @@ import numpy as np
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.config import OwnCorrection, OwnLoss, OwnPenalty
 from rstar_lab.rl.algorithm.roc import OwnRule
-from rstar_lab.rl.plugins import load_function
+from rstar_lab.rl.plugins import finite_number, load_function
 from rstar_lab.rl.trajectory import Trajectory
 
 
@@ -42,7 +42,7 @@ def own_penalty(name: str) -> OwnPenalty:
     penalty = load_function(name, "rl.method.roc.penalties", ("trajectory",))
 
     def checked(trajectory: Trajectory) -> float:
-        value = _number(penalty(trajectory), f"rl.method.roc.penalties: {name}")
+        value = finite_number(penalty(trajectory), f"rl.method.roc.penalties: {name}")
         if value < 0:
             raise UserError(f"rl.method.roc.penalties: {name} returned {value}; expected a number of at least 0")
         return value
@@ -82,7 +82,7 @@ def own_metric(name: str) -> Callable[[Sequence[Trajectory]], float | None]:
 
     def checked(trajectories: Sequence[Trajectory]) -> float | None:
         value = metric(trajectories)
-        return None if value is None else _number(value, f"rl.metrics: {name}")
+        return None if value is None else finite_number(value, f"rl.metrics: {name}")
 
     return checked
 
@@ -91,16 +91,6 @@ def own_trigger(name: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:
     """Return the trigger of a hand-off: (metrics of each step of the stage so far) -> whether to end the stage."""
     trigger = load_function(name, "hand_off.trigger", ("steps",))
     return lambda lines: bool(trigger(lines))
-
-
-def _number(value: Any, where: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not np.isfinite(number):
-        raise UserError(f"{where} returned {value!r}; expected a finite number")
-    return number
 
 
 def _same_shape(value: Any, mask: Any, where: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.trajectory import Trajectory
@@ -36,6 +37,30 @@ class Teacher:
                 f"engine.teacher_url: {error}; the same command continues the run from its last checkpoint"
             ) from error
         return [np.asarray(row, dtype=np.float32) for row in scored]
+
+
+class TeacherPasses:
+    """The part of `hooks.ForwardPasses` that needs no policy. verl supports only this part: its workers score the rows of the
+    batch, with the prompts that the rollouts had, and return no sums over the vocabulary."""
+
+    max_tokens = 0
+
+    def __init__(self, teacher: Teacher | None):
+        self.teacher = teacher
+
+    async def teacher_log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
+        if self.teacher is None:
+            raise UserError("engine.teacher_url: the method requires a teacher; set its address")
+        return await self.teacher.score(rollouts)
+
+    async def statistics(self, rollouts: Sequence[Trajectory]) -> TokenStatistics:
+        raise UserError("verl does not support methods that need forward passes of the policy; use the local trainer")
+
+    async def log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
+        return (await self.statistics(rollouts)).log_probs
+
+    def prompt_ids(self, rollout: Trajectory, question: str) -> list[int]:
+        raise UserError("verl does not support methods that change a prompt; use the local trainer")
 
 
 @asynccontextmanager

@@ -12,9 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from rstar_lab.hardware.memory import PeakMemory
+from rstar_lab.hardware.processes import PeakMemory
+from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.algorithm.selection import Selection, solved_groups
 from rstar_lab.rl.engine import Engine
 from rstar_lab.rl.engines.group import EngineGroup
@@ -37,25 +39,22 @@ from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
 from rstar_lab.rl.training.staleness import CorrectionLimit, stale_tokens
-from rstar_lab.rl.training.teacher import Teacher
+from rstar_lab.rl.training.teacher import Teacher, TeacherPasses
 from rstar_lab.rl.training.update import Learner, UpdateResult, with_cpu_precision
+from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-import numpy as np
-
-from rstar_lab.errors import UserError
-from rstar_lab.rl.algorithm.hooks import TokenStatistics
-from rstar_lab.rl.trajectory import Trajectory
 
 
-class LocalPasses:
+class LocalPasses(TeacherPasses):
     """Implements `hooks.ForwardPasses` with the learner of this process."""
 
     def __init__(self, learner: Learner, rl: RlSection, context: RolloutContext, teacher: Teacher | None):
-        self.learner, self.rl, self.context, self.teacher = learner, rl, context, teacher
+        super().__init__(teacher)
+        self.learner, self.rl, self.context = learner, rl, context
         self.max_tokens: int = learner.model.config.max_position_embeddings
 
     async def statistics(self, rollouts: Sequence[Trajectory]) -> TokenStatistics:
@@ -63,11 +62,6 @@ class LocalPasses:
 
     async def log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
         return (await asyncio.to_thread(self.learner.statistics, rollouts, self.rl)).log_probs
-
-    async def teacher_log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
-        if self.teacher is None:
-            raise UserError("engine.teacher_url: the method requires a teacher; set its address")
-        return await self.teacher.score(rollouts)
 
     def prompt_ids(self, rollout: Trajectory, question: str) -> list[int]:
         context = self.context.others[rollout.environment] if rollout.environment else self.context

@@ -30,7 +30,7 @@ from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
 from rstar_lab.rl.training.staleness import CorrectionLimit
-from rstar_lab.rl.training.teacher import open_teacher
+from rstar_lab.rl.training.teacher import TeacherPasses, open_teacher
 from rstar_lab.rl.training.update import check_finite, check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
@@ -50,7 +50,6 @@ from rstar_lab.rl.verl.objective import (
     stream_tensors,
     teacher_advantages,
 )
-from rstar_lab.rl.verl.passes import VerlPasses
 from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, RocReplayBufferAsync, StepSelection
 from rstar_lab.rl.verl.scheduler import ScheduledClient, start_scheduler
@@ -299,7 +298,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             if methods and url is not None:
                 teacher = await stack.enter_async_context(open_teacher(url, self.tokenizer, self._longest))
             for method in methods:
-                selection = await method.forward(selection, rollouts, VerlPasses(teacher))
+                selection = await method.forward(selection, rollouts, TeacherPasses(teacher))
         return selection
 
     @property

@@ -14,6 +14,7 @@ from helpers.evaluated import evaluate_environment
 from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.processes import free_port
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
@@ -26,7 +27,6 @@ from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.trajectory import StopReason
-from rstar_lab.sandbox.launch import free_port
 
 VERSION = "0.3.0"
 SERVER = Path(__file__).parents[2] / "helpers" / "openenv_server.py"

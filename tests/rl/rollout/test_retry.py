@@ -8,7 +8,7 @@ import pytest
 from helpers.scripted_training import problem, train
 from helpers.trajectories import trajectory
 
-from rstar_lab.analysis.overview_rows import OverviewRows
+from rstar_lab.analysis.inspector.overview import OverviewRows
 from rstar_lab.analysis.report import report_html
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
