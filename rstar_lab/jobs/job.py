@@ -94,7 +94,7 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the job's command; None if it has not ended."""
+        """The exit code of the job's command; None before its end."""
         try:
             end = self.folder.exit() if self.problem is None else None
         except UserError:

@@ -26,7 +26,7 @@ GRACE_S = 10.0
 
 # Names of runs and jobs become names of folders, Slurm jobs and Kubernetes resources.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,149}")
-# With these keys a job is reached: values that this user has not written would send commands or tokens elsewhere.
+# With these keys a job is reached: values that another user wrote would send commands or tokens elsewhere.
 CONNECTION_KEYS = {"ssh", "address", "token_path"}
 NOBODY = 65534
 
@@ -231,7 +231,7 @@ class JobFolder:
         return content
 
     def exit(self) -> "JobExit | None":
-        """Return how the job ended, or None if it has not ended. Raises UserError if exit.json is damaged."""
+        """Return how the job ended, or None before its end. Raises UserError if exit.json is damaged."""
         content = self.read("exit.json")
         if content is None:
             return None
@@ -269,7 +269,7 @@ class JobFolder:
         """Return the job that this user has submitted.
 
         Raises ForeignJob if the folder belongs to another user, UserError if there is no job, others can change it, job.json is
-        damaged, or it names a connection that this user has not written.
+        damaged, or it names a connection that another user wrote.
         """
         with contextlib.suppress(FileNotFoundError):
             check_private(self.path)

@@ -17,30 +17,26 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.evaluation import local_rollouts, store_evaluation
 from rstar_lab.rl.methods.own import as_streams
-from rstar_lab.rl.models.attention import attention_implementation
-from rstar_lab.rl.models.lora import attach_lora
-from rstar_lab.rl.models.model import load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.model import load_tokenizer, save_model
 from rstar_lab.rl.models.sources import get_model
 from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.pipeline import load_policy
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.recipe.hooks import roc_hooks
-from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.seeds import derive_seed, step_seed
-from rstar_lab.rl.session import RunSession, device, open_run, vocabulary
+from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -122,21 +118,12 @@ class TrainingLoop:
         recipe, self._stack = self.recipe, AsyncExitStack()
         self._session = session = await self._stack.enter_async_context(RunSession.open(recipe, self._reporter))
         bf16 = self.rl.precision != "fp32"
-        model = load_model(
-            self.model_dir, torch.float32, attn_implementation=attention_implementation(device(), bf16=bf16)
-        )
-        if recipe.rl.lora is not None:
-            attach_lora(model, recipe.rl.lora, recipe.seed)
-        self.learner = Learner(model.to(device()))  # type: ignore[arg-type]
+        self.learner = Learner(load_policy(self.model_dir, recipe.rl.lora, seed=recipe.seed, bf16=bf16))
         self.learner.begin_stage(self.rl, reset=False, reference=None)
         self.tokenizer, self.held_out = load_tokenizer(self.model_dir), session.held_out
-        self._engines, self._tools = await session.engines(self.model_dir), await session.tools()
-        codec = Codec(self.tokenizer, self._tools, recipe.rl.prompt_style)
-        environments = await session.environments()
-        training = RolloutContext.for_training(codec, self._tools, session.reward, self.rl)
-        evaluation = RolloutContext.for_evaluation(codec, self._tools, session.reward, recipe)
-        self._training = training.with_environments(environments)
-        self._evaluation = evaluation.with_environments(environments)
+        self._engines = await session.engines(self.model_dir)
+        self._training = await session.context(self.tokenizer, self.rl)
+        self._evaluation = await session.context(self.tokenizer)
         self._writer = self._stack.enter_context(open_run(session, "loop", "train", ()))
         if self._writer.last_step:
             # A loop has no position in the data from which it could continue.

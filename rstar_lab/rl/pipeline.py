@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,7 +33,6 @@ from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.first_look import first_step_line
 from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
@@ -46,6 +45,9 @@ from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Samples per problem for a model with random weights. It never ends a response, so every sample has the maximum length
 # and is wrong.
@@ -74,10 +76,9 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
             return base, after
         helpers = session.helpers()
         dataset = await sft_data(session, writer.run_dir)
-        attention = attention_implementation(device(), bf16=recipe.sft.precision != "fp32")
-        dtype = training_dtype(recipe.sft.lora, bf16=recipe.sft.precision != "fp32")
-        model, tokenizer = load_model(base, dtype, attn_implementation=attention), load_tokenizer(base)
-        model.to(device())  # type: ignore[arg-type]
+        # `sft` attaches the adapters.
+        model = load_policy(base, recipe.sft.lora, seed=None, bf16=recipe.sft.precision != "fp32")
+        tokenizer = load_tokenizer(base)
         if session.engines_spawned and device().type == "cpu":  # on a GPU, SFT needs the memory
             session.start_engines(base)
         config = SftConfig(**recipe.sft.model_dump(include=set(SftConfig.model_fields)))
@@ -109,6 +110,15 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
 def training_dtype(lora: Lora | None, *, bf16: bool) -> torch.dtype:
     """Return the dtype of a trained model: float32; bfloat16 for the frozen base of adapters on a GPU, if `bf16`."""
     return torch.bfloat16 if lora is not None and bf16 and device().type == "cuda" else torch.float32
+
+
+def load_policy(folder: Path, lora: Lora | None, *, seed: int | None, bf16: bool) -> "PreTrainedModel":
+    """Load a model that is trained, on its device. seed: of new adapters; None: attach none. bf16: whether updates use bf16."""
+    attention = attention_implementation(device(), bf16=bf16)
+    model = load_model(folder, training_dtype(lora, bf16=bf16), attn_implementation=attention)
+    if lora is not None and seed is not None:
+        attach_lora(model, lora, seed)
+    return model.to(device())  # type: ignore[arg-type]
 
 
 def release_gpu_memory() -> None:
@@ -200,20 +210,12 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
             return checkpoint[1]
         helpers = session.helpers()
         bf16 = all(recipe.settings(stage).precision != "fp32" for stage in recipe.stages)
-        attention = attention_implementation(device(), bf16=bf16)
-        dtype = training_dtype(recipe.rl.lora, bf16=bf16)
-        model = load_model(model_dir, dtype, attn_implementation=attention)
-        if recipe.rl.lora is not None:
-            attach_lora(model, recipe.rl.lora, recipe.seed)
-        model.to(device())  # type: ignore[arg-type]
+        model = load_policy(model_dir, recipe.rl.lora, seed=recipe.seed, bf16=bf16)
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
         engines, tools = await session.engines(model_dir), await session.tools()
         environments = await session.environments()
-        context = RolloutContext.for_evaluation(
-            Codec(tokenizer, tools, recipe.rl.prompt_style), tools, session.reward, recipe
-        )
-        context = context.with_environments(environments)
+        context = await session.context(tokenizer)
 
         async def evaluate_step(step: int) -> dict[str, float]:
             length = engines.context or session.max_sequence_tokens(model_dir)
@@ -382,10 +384,7 @@ async def evaluate_model(
         engines = await session.engines(model_dir)
         if not as_served:
             await engines.load_folder(model_dir)
-        tools = await session.tools()
-        codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
-        context = RolloutContext.for_evaluation(codec, tools, session.reward, recipe)
-        context = context.with_environments(await session.environments())
+        context = await session.context(tokenizer)
         with reporter.work(suffix, len(problems)) as work:
             result = await evaluate(
                 problems,
@@ -466,12 +465,10 @@ async def measure_difficulty(recipe: Recipe, stage_name: str, model: Path) -> tu
         run_dir = session.runs_dir / session.run_id("rl")
         steps = RunReader(run_dir).steps() if (run_dir / "run.json").exists() else {}
         problems = read_stage_problems(recipe, stage, session.excluded)
-        engines, tools = await session.engines(model), await session.tools()
+        engines = await session.engines(model)
         await engines.load_folder(model)
         rl = recipe.settings(stage)
-        codec = Codec(load_tokenizer(model), tools, recipe.rl.prompt_style)
-        context = RolloutContext.for_training(codec, tools, session.reward, rl)
-        context = context.with_environments(await session.environments())
+        context = await session.context(load_tokenizer(model), rl)
         kept = await filter_problems(
             problems,
             stage.filter,

@@ -27,6 +27,8 @@ from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSec
 from rstar_lab.rl.recipe.functions import own_chat_template, own_metric, own_trigger
 from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.reward.hidden_tests import Runner, tests_of
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import make_policy
 from rstar_lab.rl.section import REWARDS, TESTS
@@ -49,6 +51,7 @@ class RunSession:
         self._stack = AsyncExitStack()
         self._sandbox: Any = None
         self._helpers: HelperProcesses | None = None
+        self._environments: dict[str, RunEnvironment] | None = None
         self._starting: asyncio.Task[EngineGroup] | None = None
         self._spawned: list[AnyEngine] | None = None
         self.held_out = {
@@ -99,9 +102,22 @@ class RunSession:
         return (await self._tool_maker())(self.recipe.rl.tools)
 
     async def environments(self) -> dict[str, RunEnvironment]:
-        """Return the entries of `rl.environments`, ready to run."""
-        tools = await self._tool_maker()
-        return make_environments(self.recipe.rl, self.loaded_environments, tools, self.run_programs)
+        """Return the entries of `rl.environments`, ready to run. All contexts share them."""
+        if self._environments is None:
+            tools = await self._tool_maker()
+            loaded = self.loaded_environments
+            self._environments = make_environments(self.recipe.rl, loaded, tools, self.run_programs)
+        return self._environments
+
+    async def context(self, tokenizer: Any, rl: RlSection | None = None) -> RolloutContext:
+        """Return the context of training rollouts with the keys `rl`; None: of evaluation rollouts."""
+        tools = await self.tools()
+        codec = Codec(tokenizer, tools, self.recipe.rl.prompt_style)
+        if rl is None:
+            context = RolloutContext.for_evaluation(codec, tools, self.reward, self.recipe)
+        else:
+            context = RolloutContext.for_training(codec, tools, self.reward, rl)
+        return context.with_environments(await self.environments())
 
     async def _tool_maker(self) -> Callable[[Sequence[str]], dict[str, Tool]]:
         """Return a function that makes tools by their names in a recipe. Starts the sandbox if a tool of the run needs it."""

@@ -19,7 +19,7 @@ from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Work, failure
 
 SEPARATOR = "/"
-# Outcomes of calls that have not run.
+# Outcomes of calls that did not run.
 NOT_RUN = (Outcome.INVALID_ARGUMENTS, Outcome.QUEUE_TIMEOUT, Outcome.SANDBOX_ERROR)
 MIN_TOKEN = 16  # characters
 # Seconds without use after which a session no longer counts; the sandbox drops it then (Limits.session_idle_s).
@@ -158,7 +158,7 @@ class Account:
         return None
 
     def forget_session(self, work: Work) -> None:
-        """Do not count the session of a call that has not run, unless an earlier call in it has."""
+        """Do not count the session of a call that did not run, unless an earlier call in it ran."""
         if isinstance(work, Call) and work.session is not None and work.session not in self._live:
             self._drop(work.session)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
+from rstar_lab.errors import UserError
 from rstar_lab.tool_calls import Syntax, ToolCall, parse_tool_calls, text_outside_calls
 from rstar_lab.verify import AnswerFormat
 
@@ -52,6 +53,8 @@ class Renderer(ABC):
         rejects_extra_calls: Whether calls beyond the limit of a turn get an error; if not, they get no response.
         python_tool: Name of the default code tool in a recipe.
         system_prompt: Default system prompt.
+        answer_request: Default answer instruction.
+        code_tools: Function schemas of the code tools, by their names in a recipe and in a prompt.
         end: Text of the token that ends a turn.
         syntax: Syntax in which the model writes calls.
         thinks_first: Whether generation starts inside the reasoning.
@@ -63,6 +66,8 @@ class Renderer(ABC):
     rejects_extra_calls: ClassVar[bool] = True
     python_tool: ClassVar[str] = "python"
     system_prompt: ClassVar[str] = ""
+    answer_request: ClassVar[str] = ""
+    code_tools: ClassVar[Mapping[str, dict[str, Any]]] = {}
     end: str = END_OF_TURN
     syntax: Syntax = "hermes"
     thinks_first: bool = True
@@ -117,9 +122,9 @@ class Renderer(ABC):
         return format_question(question, style.wrapper or QUESTION_WRAPPER, instruction)
 
     @classmethod
-    @abstractmethod
     def instruction(cls, answer: AnswerFormat) -> str:
         """Return the default answer instruction."""
+        return cls.answer_request
 
     def stop_tokens(self) -> list[int]:
         """Return the ids of further tokens that end a turn."""
@@ -138,9 +143,11 @@ class Renderer(ABC):
     # --- tools
 
     @classmethod
-    @abstractmethod
     def code_tool(cls, name: str) -> dict[str, Any]:
         """Return the function schema of a code tool, by its name in a recipe or in a prompt. Raises UserError."""
+        if name not in cls.code_tools:
+            raise UserError(f"prompt_format {cls.name}: unknown tool {name!r}; choose from {', '.join(cls.code_tools)}")
+        return cls.code_tools[name]
 
     @classmethod
     @abstractmethod

@@ -13,12 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.renderers import base
 from rstar_lab.rl.renderers.base import END_OF_TURN, QUESTION_WRAPPER, PromptFormat, Renderer, TruncateSide
 from rstar_lab.tool_calls import ToolCall
-from rstar_lab.verify import AnswerFormat
 
 SPECIAL_TOKENS = ("<|im_start|>", END_OF_TURN, "<|endoftext|>")
 FORMAT_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -264,6 +262,8 @@ class PaperRenderer(Renderer):
 
     name: ClassVar[PromptFormat] = "paper"
     system_prompt = SYSTEM_PROMPT
+    answer_request = ANSWER_REQUEST
+    code_tools = _TOOLS
     default_control_tokens: ClassVar[tuple[str, ...]] = CONTROL_TOKENS
 
     def prompt(self, question: str, schemas: Sequence[dict[str, Any]]) -> str:
@@ -285,16 +285,6 @@ class PaperRenderer(Renderer):
         messages = [*({"role": "tool", "content": text} for text in results), {"role": "user", "content": user_text}]
         pieces = render_segments(messages, add_generation_prompt=True, control_tokens=self.control_tokens)
         return "\n" + "".join(piece for piece, _ in pieces)
-
-    @classmethod
-    def instruction(cls, answer: AnswerFormat) -> str:
-        return ANSWER_REQUEST
-
-    @classmethod
-    def code_tool(cls, name: str) -> dict[str, Any]:
-        if name not in _TOOLS:
-            raise UserError(f"prompt_format {cls.name}: unknown tool {name!r}; choose from {', '.join(_TOOLS)}")
-        return _TOOLS[name]
 
     @classmethod
     def result_text(cls, result: RenderedResult) -> str:

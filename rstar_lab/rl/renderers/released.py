@@ -18,7 +18,6 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.renderers.base import END_OF_TURN, Renderer, TruncateSide
 from rstar_lab.rl.renderers.paper import ANSWER_REQUEST, TOOL_CALLS_JINJA, RenderedResult, assistant_text, neutralise
 from rstar_lab.tool_calls import ToolCall
-from rstar_lab.verify import AnswerFormat
 
 GENERATION_PREFIX = "<|im_start|>assistant\n<reason>"
 
@@ -248,6 +247,8 @@ class ReleasedRenderer(Renderer):
     rejects_extra_calls = False
     python_tool = "python_released"
     system_prompt = SYSTEM_PROMPT
+    answer_request = ANSWER_REQUEST
+    code_tools = _TOOLS
 
     def prompt(self, question: str, schemas: Sequence[dict[str, Any]]) -> str:
         system = SYSTEM_PROMPT if self.style.system is None else self.style.system
@@ -262,16 +263,6 @@ class ReleasedRenderer(Renderer):
 
     def next_question(self, question: str, *, ended: str = "") -> str:
         return render_next_question(neutralise(question, self.control_tokens))
-
-    @classmethod
-    def instruction(cls, answer: AnswerFormat) -> str:
-        return ANSWER_REQUEST
-
-    @classmethod
-    def code_tool(cls, name: str) -> dict[str, Any]:
-        if name not in _TOOLS:
-            raise UserError(f"prompt_format {cls.name}: unknown tool {name!r}; choose from {', '.join(_TOOLS)}")
-        return _TOOLS[name]
 
     @classmethod
     def result_text(cls, result: _TimedResult) -> str:

@@ -309,7 +309,7 @@ class AdoptedProgram(Program):
             channel, self.cell, *streams, report, self.pidfd = [kernel.pidfd_getfd(holder, fd) for fd in copy.fds]
         finally:
             os.close(holder)
-        # The process id is valid only while the copy has not ended; after that, another process can have it.
+        # The process id is valid only until the copy ends; after that, another process can have it.
         if select.select([self.pidfd], [], [], 0)[0]:
             raise ProcessLookupError
         self.channel = socket.socket(fileno=channel)

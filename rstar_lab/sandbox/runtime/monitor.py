@@ -43,7 +43,7 @@ class CallMonitor:
     The time limit counts seconds on a CPU (all processes together) and seconds in which no thread was ready to run
     (asleep or blocked). Seconds in which a thread was ready but did not get a CPU do not count, up to the slack. A call
     that falls behind gets a higher CPU weight. If the slack is used up, the outcome is `sandbox_error` if the code of the
-    program has not started, or if the call waited for a CPU for at least half of the slack because of other work (run delay
+    program is not started yet, or if the call waited for a CPU for at least half of the slack because of other work (run delay
     in schedstat); else `timeout`. The threads of a crowd wait for each other and for the CPU limit of the call: a crowd has
     waited because of other work only while the call used less than a quarter of the CPU time that it was allowed.
     """
@@ -180,7 +180,7 @@ class CallMonitor:
         self._checked_cpu_s = self.last_cpu_s
         states = [procfs.state(task) for task in tasks]
         # Seconds in state D are not charged, because forks of one zygote share kernel locks, which a fork bomb may hold.
-        # The seconds of a zombie are not charged either: the supervisor has not yet reaped it.
+        # The seconds of a zombie are not charged either: the supervisor reaps it later.
         # Nor are seconds before the code of the program runs: its isolation waits for locks of the kernel.
         if self.running.started and not {"R", "D"} & set(states) and set(states) - {"Z", ""}:
             # If this check is late, the program may have waited for a CPU before it fell asleep.
