@@ -16,18 +16,9 @@ from rstar_lab.runs import RunStoreError
 from rstar_lab.visible_text import escaped
 
 DEFAULT_METRICS = (
-    "pass1",
-    "tool_error_rate",
-    "tool_error_rate_correct",
-    "response_tokens",
-    "response_tokens_correct",
-    "calls",
-    "turns",
-    "truncation_rate",
-    "duplicate_answers",
-    "reflection_tokens",
-    "entropy",
-)
+    "pass1", "tool_error_rate", "tool_error_rate_correct", "response_tokens", "response_tokens_correct", "calls",
+    "turns", "truncation_rate", "duplicate_answers", "reflection_tokens", "entropy",
+)  # fmt: skip
 
 
 FEW_PROBLEMS = 20  # below, `compare` says that only large differences can be shown

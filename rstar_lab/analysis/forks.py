@@ -38,17 +38,9 @@ class Fork:
         """One row per continuation: turn (of the fork, from 0), sample, traj_id, reward, answer, turns, calls, errors,
         response_tokens, stop_reason."""
         columns = [
-            "step",
-            "sample",
-            "traj_id",
-            "reward",
-            "answer",
-            "turns",
-            "calls",
-            "errors",
-            "response_tokens",
+            "step", "sample", "traj_id", "reward", "answer", "turns", "calls", "errors", "response_tokens",
             "stop_reason",
-        ]
+        ]  # fmt: skip
         frame = self.runs.trajectories(columns=columns, order_by="step, sample")
         frame.insert(0, "turn", frame.pop("step") - 1)
         return frame

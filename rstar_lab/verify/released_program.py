@@ -16,21 +16,8 @@ import sys
 import types
 
 MATHS = {
-    "abs",
-    "max",
-    "min",
-    "pow",
-    "round",
-    "sum",
-    "int",
-    "float",
-    "complex",
-    "divmod",
-    "set",
-    "list",
-    "tuple",
-    "range",
-}
+    "abs", "max", "min", "pow", "round", "sum", "int", "float", "complex", "divmod", "set", "list", "tuple", "range",
+}  # fmt: skip
 NAMES = {name for name in dir(builtins) if name.islower() and name not in MATHS} | {
     "lambda",
     "import",

@@ -297,17 +297,8 @@ def _siblings(siblings: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> 
 def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str) -> str:
     """Return the first rows of the list as an HTML table."""
     columns = (
-        "step",
-        "problem_id",
-        "sample",
-        "reward",
-        "kept",
-        "calls",
-        "errors",
-        "response_tokens",
-        "answer",
-        "truth",
-    )
+        "step", "problem_id", "sample", "reward", "kept", "calls", "errors", "response_tokens", "answer", "truth",
+    )  # fmt: skip
     head = "".join(f'<th scope="col">{name.replace("_", " ")}</th>' for name in columns)
     lines = "".join(
         "<tr>" + "".join(f"<td>{escaped(format_value(row.get(name)))}</td>" for name in columns) + "</tr>"

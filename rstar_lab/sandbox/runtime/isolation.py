@@ -13,18 +13,9 @@ from rstar_lab.sandbox.runtime.protocol import Request
 
 # All layers, in the order in which `sandbox check` prints them.
 LAYERS = (
-    "cgroup",
-    "pid_namespace",
-    "mount_namespace",
-    "network_namespace",
-    "ipc_namespace",
-    "uts_namespace",
-    "user_namespace",
-    "user_id",
-    "private_proc",
-    "landlock",
-    "seccomp",
-)
+    "cgroup", "pid_namespace", "mount_namespace", "network_namespace", "ipc_namespace", "uts_namespace",
+    "user_namespace", "user_id", "private_proc", "landlock", "seccomp",
+)  # fmt: skip
 INSIDE_ID = 1000
 # Timers and queued signals of one call.
 PENDING_SIGNALS = 512
