@@ -16,20 +16,17 @@ from typing import Any
 import httpx
 
 from rstar_lab.errors import UserError
-from rstar_lab.outcomes import count_errors
-from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.engines.server_control import VERSION_PATH
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question, render_tool_call
-from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
+from rstar_lab.rl.rollout.agent_loop import make_trajectory
 from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.service_tokens import find_token
 from rstar_lab.tool_calls import ToolCall, parse_tool_calls
-from rstar_lab.verify import extract_answer
 
 MAX_TOOL_CHARS = 4096
 
@@ -178,7 +175,11 @@ class PlainChat:
         for tool in self.tools.values():
             await tool.close(traj_id)
         self._tokens[traj_id] = tokens
-        return _trajectory(traj_id, name, number, question, turns, records, stop, self.server.url)
+        return make_trajectory(
+            turns, records, traj_id=traj_id, problem_id=f"{name}-{number}", group_id=name, sample=number, question=question,
+            truth="", prompt_ids=[], response_ids=[], loss_mask=[], log_probs=[], stop_reason=stop, reward=0.0,
+            engine=self.server.url, policy_version=0,
+        )  # fmt: skip
 
     async def _turn(self, seed: int, max_tokens: int | None, on_event: Callable[[Event], None]) -> _PartialTurn:
         body: dict[str, Any] = {
@@ -262,39 +263,3 @@ def _call(name: str, arguments: str) -> ToolCall:
     if not isinstance(value, dict):
         return ToolCall(name, None, 'The "arguments" of the tool call must be a JSON object.', arguments)
     return ToolCall(name, value, None, arguments)
-
-
-def _trajectory(
-    traj_id: str,
-    name: str,
-    number: int,
-    question: str,
-    turns: list[Turn],
-    calls: list[ToolCallRecord],
-    stop: StopReason,
-    url: str,
-) -> Trajectory:
-    text = "\n".join(turn.text for turn in turns)
-    errors, counted = count_errors([call.outcome for call in calls])
-    return Trajectory(
-        traj_id=traj_id,
-        problem_id=f"{name}-{number}",
-        group_id=name,
-        sample=number,
-        question=question,
-        truth="",
-        prompt_ids=[],
-        response_ids=[],
-        loss_mask=[],
-        log_probs=[],
-        turns=tuple(turns),
-        calls=tuple(calls),
-        stop_reason=stop,
-        text=text,
-        answer=extract_answer(text),
-        reward=0.0,
-        p_err=tool_error_penalty(errors, counted),
-        p_format=format_penalty(text.count(ANSWER_TAG), len(turns)),
-        engine=url,
-        policy_version=0,
-    )

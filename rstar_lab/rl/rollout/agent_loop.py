@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
@@ -26,11 +27,23 @@ from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, ToolResult
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.tool_calls import ToolCall
-from rstar_lab.verify import Undecided, extract_answer
+from rstar_lab.verify import AnswerFormat, Undecided, extract_answer
 
 ANSWER_TAG = "<answer>"
 
 log = logging.getLogger(__name__)
+
+
+def make_trajectory(
+    turns: Sequence[Turn], calls: Sequence[ToolCallRecord], answer_format: AnswerFormat = "tagged", **fields: Any
+) -> Trajectory:
+    """Return the trajectory of these turns and calls: its text, answer and penalties follow from them. fields: all others."""
+    text = "\n".join(turn.text for turn in turns)
+    return Trajectory(
+        turns=tuple(turns), calls=tuple(calls), text=text, answer=extract_answer(text, answer_format),
+        p_err=tool_error_penalty(*count_errors([call.outcome for call in calls])),
+        p_format=format_penalty(text.count(ANSWER_TAG), len(turns)), **fields,
+    )  # fmt: skip
 
 
 async def run_rollout(
@@ -172,9 +185,10 @@ class _Rollout:
     def trajectory(self, task: RolloutTask, context: RolloutContext, stop: StopReason, error: str = "") -> Trajectory:
         """Return the trajectory so far, without a reward."""
         turns = [*self.turns, self.open_turn] if self.open_turn else self.turns
-        text = "\n".join(turn.text for turn in turns)
-        errors, calls = count_errors([call.outcome for call in self.calls])
-        return Trajectory(
+        return make_trajectory(
+            turns,
+            self.calls,
+            context.answer_format,
             traj_id=task.traj_id,
             problem_id=task.problem.problem_id,
             group_id=task.group_id,
@@ -185,14 +199,8 @@ class _Rollout:
             response_ids=self.ids,
             loss_mask=self.mask,
             log_probs=self.log_probs,
-            turns=tuple(turns),
-            calls=tuple(self.calls),
             stop_reason=stop,
-            text=text,
-            answer=extract_answer(text, context.answer_format),
             reward=0.0,
-            p_err=tool_error_penalty(errors, calls),
-            p_format=format_penalty(text.count(ANSWER_TAG), len(turns)),
             engine=self.engine,
             policy_version=self.policy_version,
             environment=task.problem.environment,

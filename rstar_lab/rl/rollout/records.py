@@ -49,31 +49,26 @@ def step_rows(
     return rows
 
 
+# Columns of `trajectories` that are attributes of a trajectory.
+_COPIED = (
+    "traj_id", "policy_version", "group_id", "problem_id", "sample", "reward", "p_err", "p_format", "model_tokens", "truncated",
+    "answer", "truth", "engine",
+)  # fmt: skip
+
+
 def trajectory_row(trajectory: Trajectory, labels: TrainingLabels) -> dict[str, Any]:
     """Return the row of a trajectory in the table `trajectories`."""
     errors, calls = trajectory.errors_and_calls
     turns = trajectory.turns
-    return {
-        "traj_id": trajectory.traj_id,
-        "policy_version": trajectory.policy_version,
-        "group_id": trajectory.group_id,
-        "problem_id": trajectory.problem_id,
-        "sample": trajectory.sample,
-        "reward": trajectory.reward,
+    return {name: getattr(trajectory, name) for name in _COPIED} | {
         "kept": labels.kept,
-        "p_err": trajectory.p_err,
-        "p_format": trajectory.p_format,
         "advantage": labels.advantage,
         "turns": len(turns),
         "calls": calls,
         "errors": errors,
         "outcomes": [str(call.outcome) for call in trajectory.calls],
         "response_tokens": len(trajectory.response_ids),
-        "model_tokens": trajectory.model_tokens,
-        "truncated": trajectory.truncated,
         "stop_reason": str(trajectory.stop_reason),
-        "answer": trajectory.answer,
-        "truth": trajectory.truth,
         "reflection_tokens": count_reflection_words(trajectory.text),
         "entropy": mean_over(labels.entropy, trajectory.loss_mask),
         "engine_log_prob": mean_over(trajectory.log_probs, trajectory.loss_mask),
@@ -81,7 +76,6 @@ def trajectory_row(trajectory: Trajectory, labels: TrainingLabels) -> dict[str, 
         "generate_s": sum(turn.generate_s for turn in turns),
         "tool_s": sum(turn.tool_s for turn in turns),
         "queue_s": sum(turn.queue_s for turn in turns),
-        "engine": trajectory.engine,
         "environment": trajectory.environment or None,
         "metrics": dict(trajectory.metrics) or None,
     }
@@ -92,14 +86,9 @@ def call_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
     return [
         {
             "traj_id": trajectory.traj_id,
-            "turn": call.turn,
-            "index": call.index,
-            "tool": call.tool,
             "outcome": str(call.outcome),
             "code_hash": hashlib.blake2b(call.code.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
-            "queue_s": call.queue_s,
-            "run_s": call.run_s,
-            "position": call.position,
+            **{name: getattr(call, name) for name in ("turn", "index", "tool", "queue_s", "run_s", "position")},
         }
         for call in trajectory.calls
     ]

@@ -2,15 +2,15 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
-from rstar_lab.outcomes import Outcome, count_errors
-from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
+from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.renderers.turns import is_void_turn
-from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
+from rstar_lab.rl.rollout.agent_loop import make_trajectory
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader, read_steps
@@ -82,16 +82,15 @@ def stored_trajectory(
         )
         for (start, end), message, is_void in zip(spans, model_turns, void, strict=True)
     )
-    text, records = "\n".join(turn.text for turn in turns), _calls(messages, calls)
-    return Trajectory(
+    rebuilt = make_trajectory(
+        turns, _calls(messages, calls),
         traj_id=row["traj_id"], problem_id=row["problem_id"], group_id=row["group_id"], sample=row["sample"],
         question=transcript["question"], truth=transcript["truth"], prompt_ids=prompt_ids, response_ids=ids,
-        loss_mask=mask, log_probs=log_probs, turns=turns, calls=records,
-        stop_reason=StopReason(row["stop_reason"]), text=text, answer=row["answer"],
-        reward=row["reward"], p_err=tool_error_penalty(*count_errors([record.outcome for record in records])),
-        p_format=format_penalty(text.count(ANSWER_TAG), len(turns)), engine=row["engine"] or "",
+        loss_mask=mask, log_probs=log_probs,
+        stop_reason=StopReason(row["stop_reason"]), reward=row["reward"], engine=row["engine"] or "",
         policy_version=row["policy_version"] or 0, environment=row.get("environment") or "",
     )  # fmt: skip
+    return replace(rebuilt, answer=row["answer"])
 
 
 def has_tokens(trajectory: Trajectory) -> bool:
