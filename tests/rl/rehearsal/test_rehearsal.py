@@ -22,9 +22,9 @@ from rstar_lab.key_reads import VARIABLE, recorded_reads
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.rehearsal.coverage import all_keys, coverage
+from rstar_lab.rl.rehearsal.data import write_data
 from rstar_lab.rl.rehearsal.job import RehearsalJob
 from rstar_lab.rl.rehearsal.run import WORKERS, Rehearsal, RehearsalReport
-from rstar_lab.rl.rehearsal.data import write_data
 from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
