@@ -205,8 +205,8 @@ def recipe_text(model: str, profile: "Profile", *, sft: bool, train: Path, held_
         reason = "the chat template knows no tools" if not knows_tools else "the format of the paper"
         lines += [
             f"sft:  # teaches tool calls and the answer format: {reason}",
-            "  problems: {synthetic: {count: 512, seed: 1}}  # conversations whose programs run in the sandbox",
-            "  epochs: 1", "  batch_size: 16", "  lr: 1.0e-4", "  max_tokens: 1024", *adapters,
+            "  problems: {synthetic: {count: 128, seed: 1}}  # conversations whose programs run in the sandbox",
+            "  epochs: 1", "  batch_size: 8", "  lr: 1.0e-4", "  max_tokens: 1024", *adapters,
         ]  # fmt: skip
     lines += [
         "rl:",

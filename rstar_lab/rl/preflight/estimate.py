@@ -328,13 +328,13 @@ def disk_bytes(model: Architecture, recipe: Recipe, trainer: str = "verl") -> tu
         tokens = rollouts * MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
         store += stage.steps * tokens * (10 * share * 0.5 + 1.5)
         if stage.filter:  # it stores all token arrays
-            problems = sum(map(_problem_count, recipe.stage_problems(stage)))
+            problems = sum(map(problem_count, recipe.stage_problems(stage)))
             response = MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
             store += problems * stage.filter.samples * response * (10 * 0.5 + 1.5)
     return checkpoints, store
 
 
-def _problem_count(section: Problems) -> int:
+def problem_count(section: Problems) -> int:
     """Return the number of problems of a section; 0 if its file is missing, which the check `data` reports."""
     if section.synthetic is not None:
         count = section.synthetic.count

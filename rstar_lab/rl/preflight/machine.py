@@ -12,7 +12,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.rl.preflight import estimate
+from rstar_lab.rl.preflight import cpu, estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 
 # The rStar2-Agent report trains its recipe in one week: 510 steps on 64 MI300X.
@@ -104,7 +104,9 @@ async def _probe(box: Any, count: int = 5) -> float:
 
 def gpu_memory(context: CheckContext) -> str:
     """Compare weights, optimizer, largest micro-batch and KV cache with the HBM, in the stage with the longest responses."""
-    profile = context.gpu_profile
+    if not context.profile.hardware.gpus:
+        return cpu.memory(context)
+    profile = context.profile
     stages = [context.recipe.settings(stage) for stage in context.recipe.stages] or [context.recipe.rl]
     rl = max(stages, key=lambda keys: keys.limits.max_response_tokens)
     need = estimate.memory(context.architecture, context.recipe, rl, profile)
@@ -262,7 +264,9 @@ def devices(context: CheckContext) -> str:
 
 def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
     """Estimate seconds per step and hours in total, by estimate.FORMULA. For the paper's machine, also give the paper's time."""
-    profile = context.gpu_profile
+    if not context.profile.hardware.gpus:
+        return cpu.duration(context)
+    profile = context.profile
     if not profile.hardware.hbm_tb_per_s or not profile.hardware.bf16_tflops:
         raise Skip(f"profile {profile.name} has no peak rates (hbm_tb_per_s, bf16_tflops)")
     lines, stages, seconds, steps = [], [], 0.0, 0

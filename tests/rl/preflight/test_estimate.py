@@ -1,13 +1,16 @@
 """Formulas of preflight: size of a model, memory and step time."""
 
+import json
+
 import pytest
 
 from benchmarks.published import PUBLISHED, table
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.resources import resource_folder
-from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.preflight import estimate
+from rstar_lab.rl.overrides import load_recipe, parse_recipe
+from rstar_lab.rl.preflight import cpu, estimate
 from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
+from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Warn
 from rstar_lab.rl.recipe import EngineSection, Recipe, RlSection
 
 pytestmark = pytest.mark.slow
@@ -136,3 +139,31 @@ def test_a_checkpoint_counts_what_is_written():
     recipe = load_recipe("qwen3_14b_mi300x")
     checkpoints, _ = estimate.disk_bytes(model, recipe)
     assert checkpoints == (recipe.rl.keep_checkpoints + 1) * 16 * model.parameters
+
+
+def test_a_laptop_says_what_fits_and_how_long(tmp_path):
+    """A pretrained model on a profile without GPUs has an estimate of memory and time; before, both said nothing."""
+    config = {
+        "model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49_152, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    data = {
+        "model": str(tmp_path), "sft": {"problems": {"synthetic": {"count": 128}}}, "engine": {"count": 1},
+        "rl": {"problems_per_step": 4, "group_size": 8, "limits": {"max_response_tokens": 256}},
+        "stages": [{"name": "a", "steps": 10, "problems": {"synthetic": {"count": 9}}}],
+    }  # fmt: skip
+
+    def checks(**changes):
+        context = CheckContext(parse_recipe(data | {"name": "r"} | changes), load_profile("laptop"), {})
+        return cpu.memory(context), cpu.duration(context)
+
+    message, (duration, numbers) = checks()
+    assert "of 8 GB" in message and 3 < float(message.split()[1]) < 8
+    (stage,) = numbers["stages"]
+    assert "SFT " in duration and stage["steps"] == 10 and 0 < 10 * stage["step_s"] < numbers["hours"] * 3600
+    with pytest.raises(Warn, match=r"does not fit; set engine\.count=1, processes=1"):
+        checks(processes=2)
+    assert "does not fit" not in checks(sft=None, rl=data["rl"] | {"lora": {"rank": 8}})[0]
+    with pytest.raises(NotNeeded):
+        checks(model="tiny")
