@@ -40,11 +40,17 @@ LATENCY_S = 0.3
 SCRIPTED = 10_000
 
 
-def bench(verl: bool = False) -> Iterator[dict[str, Any]]:
+def bench(verl: bool = False, model: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines `agent_loop` (model tokens per second, tool time included) and `agent_loop_cpu` (CPU ms per turn).
 
     verl: instead, yield the lines of verl_rollout.py, which compare the scheduling policies on the servers of a verl job.
+    model: instead, yield the lines of rollout_model.py, which measure this pretrained model.
     """
+    if model is not None:
+        from benchmarks.rollout_model import model_lines
+
+        yield from model_lines(model)
+        return
     if verl:
         from benchmarks import verl_rollout
 

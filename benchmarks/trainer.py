@@ -28,16 +28,21 @@ from rich.console import Console
 
 from benchmarks.lora import lora_lines
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.memory import PeakMemory
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
-from rstar_lab.rl.models.model import build_tiny
+from rstar_lab.rl.models.model import build_tiny, load_tokenizer
+from rstar_lab.rl.models.sources import get_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import SftConfig
+from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.paper import (
     CODE_TOOL,
     END_OF_TURN,
     SYSTEM_PROMPT,
+    PaperRenderer,
+    control_tokens,
     format_question,
     render_prompt,
     render_tool_call,
@@ -57,7 +62,8 @@ class Task:
     """The shape of a rollout.
 
     calls: tool calls before the answer. tokens: response limit. thought, longest_thought: median and maximum number of digits
-    in the reasoning of a turn.
+    in the reasoning of a turn. prompts, group: prompts of a step and rollouts of each. steps: measured ones. engines: engines
+    of our trainer; None: the default.
     """
 
     name: str
@@ -65,6 +71,10 @@ class Task:
     tokens: int
     thought: float
     longest_thought: int
+    prompts: int = PROMPTS
+    group: int = GROUP
+    steps: int = STEPS
+    engines: int | None = None
 
 
 TASKS = (Task("trainer_step", 0, 256, 33, 240), Task("trainer_step_multi_turn", 2, 512, 15, 120))
@@ -72,17 +82,25 @@ TASKS = (Task("trainer_step", 0, 256, 33, 240), Task("trainer_step_multi_turn", 
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of each step after the warm-up, and mean tool calls per rollout over all steps."""
+    """Seconds of each step after the warm-up, mean tool calls and tokens per rollout over all steps, and peak memory of the
+    process and its descendants in 10^9 bytes."""
 
     seconds: list[float]
     calls: float
+    tokens: float
+    peak_gb: float
 
 
-def bench() -> Iterator[dict[str, Any]]:
+def bench(model: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of `lora_lines`, then one line per task: our median step in seconds, and its speed relative to TRL.
+
+    With a model, by folder or name, only the lines of `model_lines`.
 
     Raises UserError if TRL cannot be installed, or if the numbers of tool calls per rollout differ by more than 20%.
     """
+    if model is not None:
+        yield from model_lines(model)
+        return
     yield from lora_lines()
     python = trl_environment()
     for task in TASKS:
@@ -104,6 +122,44 @@ def bench() -> Iterator[dict[str, Any]]:
             "value": value,
             "unit": "s",
             "against": f"TRL {TRL} GRPOTrainer, {other:.2f} s",
+            "ratio": other / value,
+            "n": len(ours.seconds),
+        }
+
+
+MODEL_TASK = Task("model_step", 0, 64, 0, 0, prompts=4, group=4, steps=2, engines=1)
+
+
+def model_lines(model: str) -> Iterator[dict[str, Any]]:
+    """Yield a line with the seconds of a step and one with the peak memory, for a pretrained model in float32.
+
+    Both trainers sample the same prompts with the same limit of the response. The memory is that of the process and its
+    descendants. Raises UserError if the mean lengths of the responses differ by more than 20%.
+    """
+    python, path, task = trl_environment(), get_model(model).resolve(), MODEL_TASK
+    with tempfile.TemporaryDirectory(prefix="rstar-bench-") as name:
+        folder = Path(name)
+        tokens = control_tokens(load_tokenizer(path))
+        questions = [problem.question for problem in families.synthesize(0, task.prompts)]
+        renderer = PaperRenderer(PromptStyle("paper"), tokens)
+        prompts = [renderer.prompt(question, [CODE_TOOL]) for question in questions]
+        (folder / "prompts.json").write_text(json.dumps(prompts))
+        first = trl_steps(python, folder, path, task)
+        ours = asyncio.run(our_steps(folder, path, task))
+        second = trl_steps(python, folder, path, task)
+    theirs = statistics.mean([first.tokens, second.tokens])
+    if abs(ours.tokens - theirs) > 0.2 * theirs:
+        raise UserError(f"bench trainer: {ours.tokens:.0f} tokens per rollout here, {theirs:.0f} with TRL")
+    seconds, memory = statistics.median(first.seconds + second.seconds), max(first.peak_gb, second.peak_gb)
+    for kind, unit, value, other in (
+        ("step", "s", statistics.median(ours.seconds), seconds),
+        ("memory", "GB", ours.peak_gb, memory),
+    ):
+        yield {
+            "name": f"trainer_model_{kind}",
+            "value": value,
+            "unit": unit,
+            "against": f"TRL {TRL} GRPOTrainer, {other:.2f} {unit}",
             "ratio": other / value,
             "n": len(ours.seconds),
         }
@@ -172,10 +228,10 @@ async def our_steps(folder: Path, model: Path, task: Task) -> Steps:
             "name": "bench",
             "model": str(model),
             "runs": str(folder / "runs"),
-            "processes": os.cpu_count() or 1,
+            "processes": 1 if task.engines else os.cpu_count() or 1,
             "rl": {
-                "problems_per_step": PROMPTS,
-                "group_size": GROUP,
+                "problems_per_step": task.prompts,
+                "group_size": task.group,
                 "method": {"roc": {"rule": "none"}},
                 "limits": {"max_response_tokens": task.tokens, "max_turns": 1 + task.calls},
                 "lr": 1e-5,
@@ -186,17 +242,19 @@ async def our_steps(folder: Path, model: Path, task: Task) -> Steps:
                 "reward": "benchmarks.trainer:score",
                 "tools": ["benchmarks.trainer:lookup" if task.calls else "python"],
             },
-            "stages": [{"name": "rl", "problems": {"synthetic": {"count": 500}}, "steps": WARM_UP + STEPS}],
-            "engine": {"dtype": "float32", "kv_cache_gb": 0.25},
+            "stages": [{"name": "rl", "problems": {"synthetic": {"count": 500}}, "steps": WARM_UP + task.steps}],
+            "engine": {"dtype": "float32", "kv_cache_gb": 0.25, "count": task.engines},
             "evaluate": {"max_response_tokens": task.tokens},
         }
     )
-    async with pipeline.RunSession.open(recipe, Reporter(console=Console(quiet=True))) as session:
-        await pipeline.train(session, model)
+    with PeakMemory() as memory:
+        async with pipeline.RunSession.open(recipe, Reporter(console=Console(quiet=True))) as session:
+            await pipeline.train(session, model)
     reader = RunReader(folder / "runs" / "bench-rl")
-    rows = reader.read("trajectories", columns=["calls", "errors"]).to_pylist()
+    rows = reader.read("trajectories", columns=["calls", "errors", "response_tokens"]).to_pylist()
     calls = statistics.mean(row["calls"] - row["errors"] for row in rows)  # TRL counts malformed calls as text
-    return Steps([line["step_s"] for line in reader.metrics()][WARM_UP:], calls)
+    tokens = statistics.mean(row["response_tokens"] for row in rows)
+    return Steps([line["step_s"] for line in reader.metrics()][WARM_UP:], calls, tokens, memory.gb)
 
 
 def trl_environment() -> Path:
@@ -234,7 +292,7 @@ def _output(command: list[str]) -> str:
 
 
 _SCRIPT = """
-import hashlib, json, sys, time
+import hashlib, json, resource, sys, time
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
@@ -258,7 +316,7 @@ config = GRPOConfig(
     output_dir=out, per_device_train_batch_size=len(prompts) * group, num_generations=group, max_completion_length=tokens,
     max_steps=steps, learning_rate=1e-5, lr_scheduler_type="constant", beta=0.0, temperature=1.0, num_iterations=1,
     use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], save_strategy="no", logging_strategy="no",
-    disable_tqdm=True, seed=0, max_tool_calling_iterations=calls or None,
+    disable_tqdm=True, seed=0, model_init_kwargs={"dtype": "float32"}, max_tool_calling_iterations=calls or None,
 )
 tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
 tokenizer.response_template = qwen3_template  # calls in <tool_call> tags, turns that end with <|im_end|>
@@ -269,13 +327,17 @@ trainer = GRPOTrainer(
     tools=[lookup] if calls else None,
 )
 trainer.train()
-print(json.dumps({"times": times, "calls": trainer.state.log_history[-1].get("tools/call_frequency", 0.0)}))
+last = trainer.state.log_history[-1]
+print(json.dumps({
+    "times": times, "calls": last.get("tools/call_frequency", 0.0), "tokens": last.get("completions/mean_length", 0.0),
+    "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+}))
 """
 
 
 def trl_steps(python: Path, folder: Path, model: Path, task: Task) -> Steps:
     """Train half of the steps with TRL. A step lasts from the end of the previous one to its own end."""
-    numbers = [GROUP, task.tokens, task.calls, WARM_UP + STEPS // 2]
+    numbers = [task.group, task.tokens, task.calls, WARM_UP + task.steps // 2]
     script = inspect.getsource(lookup) + _SCRIPT
     command = [python, "-c", script, model, folder / "prompts.json", *numbers, folder / "trl"]
     environment = os.environ | {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
@@ -283,4 +345,4 @@ def trl_steps(python: Path, folder: Path, model: Path, task: Task) -> Steps:
     if done.returncode:
         raise UserError(f"bench trainer: TRL failed: {done.stderr.strip().splitlines()[-1]}")
     result = json.loads(done.stdout.strip().splitlines()[-1])
-    return Steps(result["times"][WARM_UP:], result["calls"])
+    return Steps(result["times"][WARM_UP:], result["calls"], result["tokens"], result["peak_gb"])

@@ -40,6 +40,10 @@ def bench(
     rows: Annotated[
         int | None, typer.Option(min=200_000, help="Trajectories, for `bench store`. Default: 8,000,000.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="For `bench trainer` and `bench rollout`: measure this pretrained model, by folder or name."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure one part of the system against a peer in the same run. `ratio` says how many times better it is."""
@@ -52,6 +56,7 @@ def bench(
         "verl": (verl, "rollout"),
         "rollouts": (rollouts, "scale"),
         "rows": (rows, "store"),
+        "model": (model, name if name == "rollout" else "trainer"),
     }
     options = {key: value for key, (value, _) in given.items() if value is not None}
     if wrong := next((key for key in options if given[key][1] != name), None):

@@ -193,8 +193,8 @@ async def assert_parity(engine: VllmEngine | ServerEngine, model: "PreTrainedMod
     if not gap <= limit:
         raise UserError(
             f"{engine.name} loaded the new weights, but the mean difference of its log-probs to the trainer's is {gap:.3g} "
-            f"(limit {limit:g}): check that it serves the same model and dtype, without tied embeddings on a CPU, or set "
-            "engine.mismatch_limit"
+            f"(limit {limit:g}): check that it serves the same model and dtype, without tied embeddings on a CPU; "
+            "if it does, set engine.dtype=float32, as small models differ by more in bfloat16, or engine.mismatch_limit"
         )
 
 
