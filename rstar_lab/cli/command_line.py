@@ -46,10 +46,11 @@ EXTRA_OF = {
 # Every command and group, in the order and under the headings of `--help`. A module without a help text holds commands of
 # the same level; one with a help text is a group. Groups import their packages, which may need an extra.
 COMMANDS: dict[str, dict[str, str | None]] = {
-    "Start here": {"demo": None, "init": None, "run": None, "doctor": None, "evaluate": None, "report": None},
+    "Start here": {"demo": None, "init": None, "run": None, "doctor": None, "evaluate": None},
     "Train": {"recipes": None, "preflight": None, "train": None, "rewind": None},
     "Evaluate and serve": {"chat": None, "serve": None, "audit": None, "rescore": None, "explain": None},
     "Inspect runs": {
+        "report": None,
         "runs": "List, show and compact runs.",
         "ablation": "Compare the arms of an ablation.",
         "monitor": None,
