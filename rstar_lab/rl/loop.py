@@ -8,10 +8,11 @@ with TrainingLoop("tiny_fast", "runs/tiny_fast-sft/sft/model", name="mine") as l
 """
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, TimeoutError
-from contextlib import AsyncExitStack
+from concurrent.futures import CancelledError, Future, TimeoutError
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -41,8 +42,22 @@ from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Trajectory
 
 
+def _wait(future: "Future[Any]") -> Any:
+    """Return the result of a future. Ctrl-C interrupts the waiting."""
+    while not future.done():
+        try:
+            return future.result(timeout=0.2)
+        except TimeoutError:
+            pass
+    return future.result()
+
+
 class TrainingLoop:
-    """The parts of a training run, used one call at a time. Every call blocks, shows its progress, and can be interrupted.
+    """The parts of a training run, used one call at a time. Every call blocks and shows its progress.
+
+    Ctrl-C, or the interrupt of a notebook's kernel, ends a call, and the loop can be used again: the rollouts of an interrupted
+    `sample` are dropped, and a started update is completed and stored first, as half an update would leave trainer and engines
+    with different weights. A second Ctrl-C does not wait for it; close the loop then.
 
     Attributes:
         recipe: the recipe; its `rl` section has the defaults of all calls.
@@ -101,18 +116,30 @@ class TrainingLoop:
         if self._loop.is_running():
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine in the thread of the loop and wait for it. Ctrl-C cancels it."""
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        while True:
-            try:
-                return future.result(timeout=0.2)
-            except TimeoutError:
-                if future.done():  # the coroutine itself raised a TimeoutError
-                    return future.result()
-            except KeyboardInterrupt:
-                future.cancel()
-                raise
+    def _call(self, work: Coroutine[Any, Any, Any], *, completes: bool = False) -> Any:
+        """Run a coroutine in the thread of the loop and wait for it. Ctrl-C cancels it, or waits for its end if it `completes`."""
+        # Cancelling the future of `run_coroutine_threadsafe` would not wait for the end of the coroutine.
+        task: list[asyncio.Task[Any]] = []
+
+        async def run() -> Any:
+            task.append(asyncio.create_task(work))
+            return await task[0]
+
+        def cancel() -> None:
+            if task:
+                task[0].cancel()
+            else:
+                self._loop.call_soon(cancel)
+
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        try:
+            return _wait(future)
+        except KeyboardInterrupt:
+            if not completes:
+                self._loop.call_soon_threadsafe(cancel)
+            with suppress(CancelledError, asyncio.CancelledError):
+                _wait(future)
+            raise
 
     async def _open(self) -> None:
         recipe, self._stack = self.recipe, AsyncExitStack()
@@ -156,8 +183,12 @@ class TrainingLoop:
         ]
         self._groups += len(problems)
         with self._reporter.work("sample", len(tasks)) as work:
+            done = itertools.count(1)
             slots = self._engines.slots(tasks, self.rl.rollout_mode, self.rl.limits.max_response_tokens)
-            rollouts = await run_rollouts(tasks, self._training, slots=slots, branching=self.rl.branching)
+            rollouts = await run_rollouts(
+                tasks, self._training, slots=slots, branching=self.rl.branching,
+                on_rollout=lambda _: work.update(min(next(done), len(tasks) - 1), every_s=5),
+            )  # fmt: skip
             rollouts = await score_groups(rollouts, tasks, self._training)
             work.update(len(tasks), f"reward {np.mean([t.reward for t in rollouts]):.2f}")
         self._sampled += rollouts
@@ -205,7 +236,7 @@ class TrainingLoop:
             The metrics of the step, as in metrics.jsonl.
         """
         streams = as_streams(advantages, rollouts, "advantages")
-        return self._call(self._update(Selection([*rollouts], streams)))
+        return self._call(self._update(Selection([*rollouts], streams)), completes=True)
 
     async def _update(self, selection: Selection) -> dict[str, Any]:
         rl, seed = self.rl, step_seed(self.recipe.seed, self.step + 1)

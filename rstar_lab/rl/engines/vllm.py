@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -181,8 +182,8 @@ class VllmEngine:
                         finish = FinishReason(reason)
                         future.set_result(Completion(token_ids, log_probs, finish, self.name, version, parts))
             case ("refused", request_id, text):
-                _, future = self._pending.pop(request_id)
-                if not future.done():
+                _, future = self._pending.pop(request_id, (None, None))
+                if future and not future.done():
                     future.set_exception(RequestRefused(f"{self.name} rejected a request: {text}"))
             case ("weights", _):
                 if self._weights_loaded and not self._weights_loaded.done():
@@ -292,7 +293,7 @@ class VllmEngine:
     # Requests
 
     def submit(self, requests: Iterable[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
-        """Send several requests in one message; they enter the engine's batch together."""
+        """Send several requests in one message; they enter the engine's batch together. A cancelled one is aborted in the engine."""
         batch: list[Request] = []
         futures = []
         for prompt_ids, sampling in requests:
@@ -303,6 +304,7 @@ class VllmEngine:
                 future.set_exception(self._failure)
                 continue
             self._pending[request[0]] = (request, future)
+            future.add_done_callback(partial(self._abort_if_cancelled, request[0]))
             batch.append(request)
         self._send(("generate", batch))
         return futures
@@ -312,12 +314,12 @@ class VllmEngine:
         if self._failure:
             raise self._failure
         (future,) = self.submit([(prompt_ids, sampling)])
-        request_id = next(reversed(self._pending))
-        try:
-            return await future
-        finally:
-            if self._pending.pop(request_id, None):
-                self._send(("abort", [request_id]))
+        return await future
+
+    def _abort_if_cancelled(self, request_id: int, future: asyncio.Future[Completion]) -> None:
+        if future.cancelled() and request_id in self._pending:
+            del self._pending[request_id]
+            self._send(("abort", [request_id]))
 
     def interrupt(self) -> None:
         """End every request with the tokens generated so far, as FinishReason.ABORTED."""

@@ -73,8 +73,10 @@ class LockstepSlot:
 
 
 def _chain(source: asyncio.Future[Completion], target: asyncio.Future[Completion]) -> None:
+    """Give `target` the result of `source`, and cancel `source` if `target` is cancelled."""
+
     def copy(done: asyncio.Future[Completion]) -> None:
-        if target.done():
+        if target.done() or done.cancelled():
             return
         if error := done.exception():
             target.set_exception(error)
@@ -82,3 +84,4 @@ def _chain(source: asyncio.Future[Completion], target: asyncio.Future[Completion
             target.set_result(done.result())
 
     source.add_done_callback(copy)
+    target.add_done_callback(lambda done: source.cancel() if done.cancelled() else None)
