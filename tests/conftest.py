@@ -11,6 +11,9 @@ from hypothesis import settings
 # Processes that tests start import tests/helpers too.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
+# No test uses the Hugging Face Hub; those of names on the Hub start a local server.
+os.environ.setdefault("HF_ENDPOINT", "http://127.0.0.1:9")
+
 # With two threads per process, OpenMP's threads spin while they wait for a core that another test uses (six times the CPU time).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -80,6 +80,7 @@ def test_what_a_user_can_mend_is_one_line(arguments, message, tmp_path):
             1,
             "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B",
         ),
+        (["evaluate", "Qwen/Qwen3-0.6B@v1", "--problems", "x.jsonl"], 1, "hf download Qwen/Qwen3-0.6B --revision v1"),
         (["chat", "Qwen/Qwen3-0.6B"], 1, "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B"),
         (["pull", "me/x"], 1, "check the network, or HF_ENDPOINT"),
         (

@@ -35,9 +35,9 @@ def resolve_model(model: str, profile: Profile) -> str:
 
 
 def resolve_file(file: str, profile: Profile) -> str:
-    """Return the path of a data file."""
+    """Return the path of a data file; a name without a suffix, such as `openai/gsm8k:test`, is that of a data set."""
     path = Path(file)
-    if path.is_absolute():
+    if path.is_absolute() or not path.suffix:
         return file
     stored = Path(profile.storage.data) / _without(path, "data")
     found = _first_existing(path, [stored], profile)

@@ -46,6 +46,7 @@ class Problem(BaseModel):
         return self.model_dump(mode="json", exclude=empty)
 
 
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 FIELDS = tuple(Problem.model_fields)
 _OPTIONAL = ("info", "environment")  # not written if empty
 
@@ -198,7 +199,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
             except (pa.ArrowException, OSError) as error:
                 raise ProblemError(f"{path}: not a readable parquet file: {error}") from None
         case suffix:
-            raise ProblemError(f"{path}: problem files end in .jsonl, .json, .csv or .parquet, not {suffix!r}")
+            raise ProblemError(f"{path}: problem files end in {', '.join(FILE_SUFFIXES)}, not {suffix!r}")
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:

@@ -16,13 +16,14 @@ from pydantic import ValidationError
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import EXPECTED_GPUS
 from rstar_lab.progress import Reporter
+from rstar_lab.rl.data.sources import load_set
 from rstar_lab.rl.engines.devices import VARIABLES
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import load_environments, make_environments
 from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
-from rstar_lab.rl.problems import Problem, ProblemError, load_problems, without_copies
+from rstar_lab.rl.problems import Problem, ProblemError, without_copies
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
 from rstar_lab.rl.recipe.functions import own_chat_template, own_metric, own_trigger
 from rstar_lab.rl.reward import make_reward, warm_up
@@ -259,7 +260,7 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = (), key: str =
         assert section.file is not None
         fields = {str(ours): theirs for ours, theirs in section.fields.items()}
         try:
-            problems = load_problems(section.file, fields=fields, answers=section.environment is None)
+            problems = load_set(section.file, fields=fields, answers=section.environment is None)
         except ProblemError as error:
             raise ProblemError(f"{key}{error}") from None
     if section.environment is not None:

@@ -1,22 +1,37 @@
 """Sources of problems: the training sets of the paper and evaluation sets, by name, and files.
 
-The command line accepts
+The command line and the recipe key `file` accept
 
     dapo                          a name in SOURCES, downloaded from the Hugging Face hub (extra `hub`)
     open-r1/DAPO-Math-17k-Processed       the same set by its hub name
+    openai/gsm8k:train            another split of such a set
+    ORG/NAME[/CONFIG][:SPLIT]     any set on the hub, with our column names or those of --fields. Default split: train
     dapo=data/dapo.parquet        a local file with the columns of that set
     problems.jsonl                a file with our column names, or with those of --fields
     problems.jsonl:question=problem,answer=solution         a file with its own column names
 """
 
+import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.rl.data.code_problems import apps, code_contests, livecodebench
-from rstar_lab.rl.problems import Problem, ProblemError, parse_fields, read_problem, read_rows
+from rstar_lab.rl.problems import (
+    FILE_SUFFIXES,
+    Problem,
+    ProblemError,
+    load_problems,
+    parse_fields,
+    read_problem,
+    read_rows,
+)
 from rstar_lab.verify import last_boxed
+
+_HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/([\w.-]+))?(?::([\w.\[\]%:+-]+))?")
+_LOCAL = ("data", "models", "runs", "out")  # first parts of paths that are files, never names of organisations
 
 
 @dataclass(frozen=True)
@@ -107,17 +122,62 @@ def parse_source(text: str, fields: Mapping[str, str] | None = None) -> ParsedSo
     name, equals, path = text.partition("=")
     if equals and name in SOURCES:
         return ParsedSource(SOURCES[name], Path(path))
-    for source in SOURCES.values():
-        if text in (source.name, source.hub):
-            if source.hub is None:
-                raise ProblemError(f"{text} cannot be read from the hub: give a file, {text}=FILE")
-            return ParsedSource(source, None)
+    if source := _named_source(text, fields):
+        if source.hub is None:
+            raise ProblemError(f"{text} cannot be read from the hub: give a file, {text}=FILE")
+        return ParsedSource(source, None)
     path, colon, mapping = text.rpartition(":")
     if not (colon and "=" in mapping):
         path, mapping = text, ""
+    elif source := _named_source(path, parse_fields(mapping)):
+        return ParsedSource(source, None)
     if not Path(path).suffix:
-        raise ProblemError(f"{text}: neither a file nor one of {', '.join(SOURCES)}")
+        raise ProblemError(f"{text}: neither a file, nor ORG/NAME on the hub, nor one of {', '.join(SOURCES)}")
     return ParsedSource(Source(Path(path).stem, parse_fields(mapping) or dict(fields or {})), Path(path))
+
+
+def _named_source(text: str, fields: Mapping[str, str] | None) -> Source | None:
+    """Return the data set that a text names, or None if it is the path of a file."""
+    if text in SOURCES:
+        return SOURCES[text]
+    match = _HUB_NAME.fullmatch(text)
+    if match is None or Path(text).exists() or text.split("/")[0] in _LOCAL or Path(text).suffix in FILE_SUFFIXES:
+        return None
+    hub, config, split = match.groups()
+    known = next((source for source in SOURCES.values() if source.hub == hub), None)
+    if known is not None and config in (None, known.config):
+        return replace(known, split=split or known.split)
+    return Source(hub.partition("/")[2], dict(fields or {}), hub=hub, config=config, split=split or "train")
+
+
+def is_problem_set(source: str | Path) -> bool:
+    """Return whether a recipe's `file` is an existing file, or the name of a data set, which may not be reachable."""
+    return Path(source).is_file() or _named_source(str(source), None) is not None
+
+
+def load_set(source: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:
+    """Return the problems of a file, or of a data set by name, which is read from the hub once in a process.
+
+    Args:
+        source: File or name (see the module docstring).
+        fields: Our field name -> column name.
+        answers: Whether each problem that names no environment must have an answer.
+
+    Raises:
+        ProblemError: The set cannot be read, or has an invalid row.
+    """
+    if _named_source(str(source), fields) is None:
+        return load_problems(source, fields=fields, answers=answers)
+    return _load_named(str(source), tuple((fields or {}).items()), answers)
+
+
+@functools.cache
+def _load_named(source: str, fields: tuple[tuple[str, str], ...], answers: bool) -> list[Problem]:
+    parsed = parse_source(source, dict(fields))
+    problems = [candidate.problem for candidate in read_source(parsed, answers=answers)]
+    if not problems:
+        raise ProblemError(f"{source}: no problems")
+    return problems
 
 
 def read_source(
@@ -180,10 +240,11 @@ def _rows(parsed: ParsedSource) -> Iterator[tuple[int, Any]]:
             f"{source.name}: reading from the hub requires `pip install 'rstar_lab[hub]'`; or give {source.name}=FILE"
         ) from None
     try:
-        rows = load_dataset(source.hub, source.config, split=source.split, streaming=True)
+        # Sets that are filtered by row are large, and read without storing them.
+        rows = load_dataset(source.hub, source.config, split=source.split, streaming=source.keep is not None)
         yield from enumerate(rows, 1)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0][:200]
+    except Exception as error:  # datasets also raises the errors of huggingface_hub and of its HTTP library
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ProblemError(
             f"{source.hub}: could not be read from the hub ({reason}); or give {source.name}=FILE"
         ) from None

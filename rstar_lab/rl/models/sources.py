@@ -199,7 +199,8 @@ def _hub_error(label: str, error: Exception) -> UserError:
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     return _HubUnreachable(
         f"model {label}: {hub} cannot be used ({reason[:200]}), and the cache {constants.HF_HUB_CACHE} has no complete copy; "
-        "give the folder of a copy, or set HF_ENDPOINT to a mirror"
+        "set HF_ENDPOINT to a mirror, or get the model on a machine with a network and give its folder: "
+        f"`{download_command(label, Path('models') / label.split('/')[-1])}`"
     )
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pyarrow.parquet as pq
 
 from rstar_lab.hardware.profiles import Profile
+from rstar_lab.rl.data.sources import is_problem_set, load_set
 from rstar_lab.rl.preflight.architecture import Architecture
-from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.recipe import Problems, Recipe, RlSection
 from rstar_lab.rl.recipe.lora import Lora
 
@@ -338,11 +338,11 @@ def problem_count(section: Problems) -> int:
     """Return the number of problems of a section; 0 if its file is missing, which the check `data` reports."""
     if section.synthetic is not None:
         count = section.synthetic.count
-    elif section.file is None or not section.file.is_file():
+    elif section.file is None or not is_problem_set(section.file):
         return 0
     elif section.file.suffix == ".parquet":
         count = pq.read_metadata(section.file).num_rows
     else:
         fields = {str(ours): theirs for ours, theirs in section.fields.items()}
-        count = len(load_problems(section.file, fields=fields, answers=section.environment is None))
+        count = len(load_set(section.file, fields=fields, answers=section.environment is None))
     return min(count, section.limit or count)

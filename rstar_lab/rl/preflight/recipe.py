@@ -200,7 +200,7 @@ def positions(context: CheckContext) -> str:
 def data(context: CheckContext) -> str:
     """Check that every data file exists, the schema of the problems, and that a sample of true answers verifies."""
     from rstar_lab.rl.data.lint import lint_problems
-    from rstar_lab.rl.problems import load_problems
+    from rstar_lab.rl.data.sources import is_problem_set, load_set
     from rstar_lab.verify import verify
 
     recipe = context.recipe
@@ -213,7 +213,11 @@ def data(context: CheckContext) -> str:
         *held_out,
         *(section.file for stage in recipe.stages for section in recipe.stage_problems(stage) if section.file),
     ]
-    missing = [str(file) for file in dict.fromkeys(files) if not file.is_file()]
+    missing = [
+        str(file)
+        for file in dict.fromkeys(files)
+        if not (file.is_file() if file in conversations else is_problem_set(file))
+    ]
     if missing:
         raise UserError(
             f"missing: {', '.join(missing)}; relative paths are looked up in the profile's storage.data "
@@ -225,7 +229,7 @@ def data(context: CheckContext) -> str:
             lines.append(f"{stage.name}: synthetic problems")
             continue
         fields = {str(ours): theirs for ours, theirs in section.fields.items()}
-        problems = load_problems(section.file, fields=fields, answers=section.environment is None)
+        problems = load_set(section.file, fields=fields, answers=section.environment is None)
         if not problems:
             raise UserError(f"stages.{stage.name}.problems: {section.file} contains no problem")
         if section.environment is not None:

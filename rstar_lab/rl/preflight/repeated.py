@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data.similarity import tokens
+from rstar_lab.rl.data.sources import is_problem_set, load_set
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Warn
-from rstar_lab.rl.problems import Problem, load_problems
+from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe.data import Problems
 
 MAX_REPEATED = 0.01  # share of repeated questions in a stage above which the check warns
@@ -49,9 +50,9 @@ def _of_file(section: Problems) -> Sequence[Problem]:
 
     A missing file is reported by the check `data`.
     """
-    if section.file is None or section.environment is not None or not section.file.is_file():
+    if section.file is None or section.environment is not None or not is_problem_set(section.file):
         return []
-    problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
+    problems = load_set(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
     return [problem for problem in problems[: section.limit] if not problem.environment]
 
 

