@@ -14,7 +14,7 @@ class Architecture:
     """A decoder with gated feed-forward layers.
 
     experts 0: dense. Otherwise every layer has `experts` feed-forward blocks of width `feed_forward`, of which a token uses
-    `active_experts`. positions: the longest sequence; 0 if unknown.
+    `active_experts`. positions: the longest sequence; 0 if unknown. query_norm: queries and keys pass an RMSNorm.
     """
 
     layers: int
@@ -28,6 +28,7 @@ class Architecture:
     experts: int = 0
     active_experts: int = 0
     positions: int = 0
+    query_norm: bool = False
 
     @property
     def parameters(self) -> int:
@@ -64,15 +65,15 @@ class Architecture:
 
 # For recipes whose model is not on this machine.
 KNOWN = {
-    "Qwen3-14B": Architecture(40, 5120, 40, 8, 128, 17408, 151_936, False, positions=32_768),
-    "Qwen3-8B": Architecture(36, 4096, 32, 8, 128, 12288, 151_936, False, positions=32_768),
-    "Qwen3-4B": Architecture(36, 2560, 32, 8, 128, 9728, 151_936, True, positions=32_768),
-    "Qwen3-1.7B": Architecture(28, 2048, 16, 8, 128, 6144, 151_936, True, positions=32_768),
-    "Qwen3-30B-A3B": Architecture(48, 2048, 32, 4, 128, 768, 151_936, False, 128, 8, 40_960),
+    "Qwen3-14B": Architecture(40, 5120, 40, 8, 128, 17408, 151_936, False, positions=32_768, query_norm=True),
+    "Qwen3-8B": Architecture(36, 4096, 32, 8, 128, 12288, 151_936, False, positions=32_768, query_norm=True),
+    "Qwen3-4B": Architecture(36, 2560, 32, 8, 128, 9728, 151_936, True, positions=32_768, query_norm=True),
+    "Qwen3-1.7B": Architecture(28, 2048, 16, 8, 128, 6144, 151_936, True, positions=32_768, query_norm=True),
+    "Qwen3-30B-A3B": Architecture(48, 2048, 32, 4, 128, 768, 151_936, False, 128, 8, 40_960, query_norm=True),
     "Qwen2.5-7B": Architecture(28, 3584, 28, 4, 128, 18944, 152_064, False, positions=32_768),
     "Qwen2.5-32B": Architecture(64, 5120, 40, 8, 128, 27648, 152_064, False, positions=32_768),
     "Qwen2.5-0.5B": Architecture(24, 896, 14, 2, 64, 4864, 151_936, True, positions=32_768),
-    "tiny": Architecture(4, 192, 6, 2, 32, 512, 1024, False, positions=1024),
+    "tiny": Architecture(4, 192, 6, 2, 32, 512, 1024, False, positions=1024, query_norm=True),
 }
 
 
@@ -105,6 +106,7 @@ def architecture_of(model: str) -> Architecture | None:
             experts=experts,
             active_experts=config.get("num_experts_per_tok") or 0,
             positions=config.get("max_position_embeddings") or 0,
+            query_norm=str(config.get("model_type")).startswith(("qwen3", "gemma3", "olmo2")),
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: the shape of the model cannot be read ({type(error).__name__}: {error})") from error

@@ -80,9 +80,9 @@ def rows_of(tokens: int, typical: float) -> tuple[int, int]:
 def run_update(recipe: Recipe, rl: RlSection, shape: Architecture, rows: int, width: int, meter: Meter) -> None:
     """Run one update of one micro-batch of `rows` rollouts of `width` tokens."""
     batch = rollouts(rows, width)
-    rl = rl.model_copy(update={"mini_batches": 1})
-    (micro,) = log_probs_module.micro_batches(batch, rows * width, torch.device("meta"), shared_width=0)
     bf16 = update_module.uses_bf16(rl, torch.device("cuda"))
+    rl = rl.model_copy(update={"mini_batches": 1, "precision": "bf16" if bf16 else "fp32"})
+    (micro,) = log_probs_module.micro_batches(batch, rows * width, torch.device("meta"), shared_width=0)
     with ExitStack() as stack:
         stack.enter_context(replaced(update_module.UpdateResult, "read", lambda _: None))
         stack.enter_context(_gpu_kernels())
@@ -95,9 +95,7 @@ def run_update(recipe: Recipe, rl: RlSection, shape: Architecture, rows: int, wi
         reference = fake_model(config, torch.float32) if rl.method.kl_coefficient else None
         if reference is not None:
             meter.track(reference)
-        learner.begin_stage(
-            rl.model_copy(update={"precision": "bf16" if bf16 else "fp32"}), reset=True, reference=reference
-        )
+        learner.begin_stage(rl, reset=True, reference=reference)
         assert learner.optimizer is not None
         allocate_state(learner.optimizer)
         meter.track(model, learner.optimizer)

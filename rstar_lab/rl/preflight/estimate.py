@@ -98,7 +98,9 @@ def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
     of_layer = (
         (2 if bf16 else 4) * model.hidden if rl.gradient_checkpointing else layer_activations(model, bf16, fused=True)
     )
-    logits = min(tokens * model.vocabulary, LOCAL_LOGITS if rl.lora is None else LOCAL_FROZEN_LOGITS) * 6
+    logits = min(tokens * model.vocabulary, LOCAL_LOGITS if rl.lora is None else LOCAL_FROZEN_LOGITS) * (
+        6 if bf16 else 4
+    )
     reference = 4 * model.parameters if rl.method.kl_coefficient > 0 else 0
     weights = 2 * model.parameters
     engine = recipe.engine.gpu_memory_utilization * hbm * GB
@@ -114,14 +116,16 @@ def layer_activations(model: Architecture, bf16: bool, *, fused: bool) -> int:
     """Return the bytes per token that a layer saves for its backward pass.
 
     These are numbers of the sizes hidden, heads x head dimension, kv heads x head dimension and feed-forward. RMSNorm saves fp32
-    copies unless it is fused; fused SwiGLU saves one number less per feed-forward unit (`rl.models.gpu`).
+    copies unless it is fused; fused SwiGLU saves one number less per feed-forward unit (`rl.models.gpu`). Norms of queries and
+    keys save their inputs.
     """
     sizes = (model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim, model.feed_forward)
-    each = (16, 12, 10, 8)  # bytes, of bf16
+    norm = int(model.query_norm)
+    each = (16, 6 + 6 * norm, 4 + 6 * norm, 8)  # bytes, of bf16
     if not bf16:
-        each = (24, 20, 16, 16)
+        each = (24, 12 + 8 * norm, 8 + 8 * norm, 16)
     elif fused:
-        each = (8, 8, 6, 6)
+        each = (8, 6 + 2 * norm, 4 + 2 * norm, 6)
     return sum(size * count for size, count in zip(sizes, each, strict=True))
 
 

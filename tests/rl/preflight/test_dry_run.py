@@ -1,6 +1,7 @@
 """The dry run: its counts equal formulas where these are exact, and the code that runs is the trainers' own."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 from rstar_lab.cli.preflight import app
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
 from rstar_lab.rl.preflight.dry_run import dry_run, dry_run_rows, recommended, sweep
@@ -17,6 +18,8 @@ from rstar_lab.rl.preflight.dry_run_fake import fake_tensors
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
 
 GB = 1e9
+# Peak of the first stage. To add a row: `rstar-lab preflight RECIPE --profile P --dry-run --json`.
+PEAKS = json.loads(Path(__file__).with_name("dry_run_peaks.json").read_text())
 RATES = Rates(1e15, 1e12)
 
 
@@ -106,20 +109,47 @@ def test_the_command_prints_a_line_of_json_per_stage_and_refuses_a_laptop():
     assert isinstance(result.exception, UserError) or result.exit_code != 0
 
 
+def test_precision_auto_is_that_of_the_gpu():
+    keys = {"engine.dtype": "bfloat16", "rl.micro_batch_tokens": 8192, "stages.one.limits.max_response_tokens": 256}
+    recipe = small("qwen3_1_7b_one_gpu", **keys, **{"rl.precision": "auto"})
+    profile = load_profile("one_gpu")
+    auto, bf16 = (
+        next(dry_run(small("qwen3_1_7b_one_gpu", **keys, **{"rl.precision": each}), profile))
+        for each in ("auto", "bf16")
+    )
+    assert recipe.settings(recipe.stages[0]).precision == "auto"
+    assert auto.peak_gb == bf16.peak_gb and auto.update_s == bf16.update_s
+
+
+@pytest.mark.parametrize("row", PEAKS, ids=lambda row: f"{row['recipe']}-{row['profile']}")
+def test_the_formula_of_preflight_agrees_with_the_dry_run(row):
+    recipe, profile = load_recipe(row["recipe"]), load_profile(row["profile"])
+    shape = architecture_of(recipe.model)
+    if shape is None:
+        pytest.skip(f"{recipe.model} is not on this machine")
+    stage = next(stage for stage in recipe.stages if stage.name == row["stage"])
+    formula = estimate.memory(shape, recipe, recipe.settings(stage), profile).training_peak
+    assert formula == pytest.approx(row["peak_gb"], rel=0.1)
+
+
+def test_every_recipe_with_stages_has_a_dry_run():
+    assert {row["recipe"] for row in PEAKS} == {
+        path.stem for path in RECIPES.glob("*.yaml") if load_recipe(path.stem).stages
+    }
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize(("recipe", "profile", "low", "high"), [
-    ("qwen3_14b_mi300x", "mi300x_8x8", 44, 52),
-    ("qwen3_14b_h100x8", "h100x8", 37, 45),
-    ("qwen3_1_7b_one_gpu", "one_gpu", 28, 36.4),
-    ("qwen2_5_0_5b_gsm8k", "one_gpu", 10, 13),
-    ("qwen3_4b_lora_24gb", "one_gpu_24gb", 10, 13),
-])  # fmt: skip
-def test_peaks_at_full_size_agree_with_an_independent_measurement(recipe, profile, low, high):
-    result = next(dry_run(load_recipe(recipe), load_profile(profile)))
-    assert low < result.peak_gb < high
-    assert result.host_gb < 2
-    loaded = load_recipe(recipe)
-    shape, rl = architecture_of(loaded.model), loaded.settings(loaded.stages[0])
-    assert shape is not None
-    formula = estimate.memory(shape, loaded, rl, load_profile(profile)).training_peak
-    assert formula == pytest.approx(result.peak_gb, rel=0.1)
+@pytest.mark.parametrize("row", PEAKS, ids=lambda row: f"{row['recipe']}-{row['profile']}")
+def test_the_table_of_peaks_is_that_of_the_dry_run(row):
+    recipe = load_recipe(row["recipe"])
+    if architecture_of(recipe.model) is None:
+        pytest.skip(f"{recipe.model} is not on this machine")
+    result = next(dry_run(recipe, load_profile(row["profile"])))
+    assert result.name == row["stage"] and result.host_gb < 2
+    assert result.peak_gb == pytest.approx(row["peak_gb"], rel=0.01)
+
+
+def test_peaks_at_full_size_agree_with_an_independent_measurement():
+    peaks = {(row["recipe"], row["profile"]): row["peak_gb"] for row in PEAKS}
+    assert 44 < peaks["qwen3_14b_mi300x", "mi300x_8x8"] < 52 and 37 < peaks["qwen3_14b_h100x8", "h100x8"] < 45
+    assert 28 < peaks["qwen3_1_7b_one_gpu", "one_gpu"] < 36.4

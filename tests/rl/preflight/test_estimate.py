@@ -84,7 +84,7 @@ def test_the_lora_recipe_fits_24_gb_and_full_training_does_not():
     loaded = load_recipe("qwen3_4b_lora_24gb", {}, profile)
     rl, shape = loaded.settings(loaded.stages[0]), KNOWN["Qwen3-4B"]
     adapters = estimate.memory(shape, loaded, rl, profile)
-    assert adapters.fits and adapters.peak == pytest.approx(22.7, abs=0.1)
+    assert adapters.fits and adapters.peak == pytest.approx(21.5, abs=0.1)
     assert adapters.training_state * 1e9 == 2 * shape.parameters + 16 * estimate.lora_parameters(shape, rl.lora)
     everything = estimate.memory(shape, loaded, rl.model_copy(update={"lora": None}), profile)
     assert not everything.fits and everything.peak == pytest.approx(86.0, abs=0.1)
