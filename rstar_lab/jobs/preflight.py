@@ -17,7 +17,9 @@ from rstar_lab.visible_text import escaped
 class JobDescription:
     """Requirements of a job. Estimates are None if the profile has no peak rates.
 
-    stages: name, steps and estimated seconds per step. cost: GPU-hours times the profile's `hardware.price_per_gpu_hour`.
+    stages: name, steps and estimated seconds per step. parts_h: hours of the SFT, filters and
+    evaluations. not_counted: parts of the job that `hours` leaves out, because their files are missing.
+    cost: GPU-hours times the profile's `hardware.price_per_gpu_hour`.
     disk_gb: checkpoints and run store. failed, warnings, skipped: messages of preflight. queue: output of Slurm's
     commands.
     """
@@ -28,6 +30,8 @@ class JobDescription:
     backend: str
     gpus: int
     stages: list[dict[str, Any]] = field(default_factory=list)
+    parts_h: dict[str, float] = field(default_factory=dict)
+    not_counted: list[str] = field(default_factory=list)
     hours: float | None = None
     gpu_hours: float | None = None
     cost: float | None = None
@@ -51,6 +55,8 @@ class JobDescription:
             rows.append(
                 (f"stage {stage['name']}", f"{stage['steps']} steps of {stage['step_s']:.0f} s: {_duration(hours)}")
             )
+        rows += [(part, _duration(hours)) for part, hours in self.parts_h.items()]
+        rows += [("not counted", part) for part in self.not_counted]
         if self.hours is not None and self.gpu_hours is not None:
             rows.append(("time", f"{_duration(self.hours)} on {self.gpus} GPUs: {self.gpu_hours:,.0f} GPU-hours"))
         if self.cost is not None:
@@ -90,7 +96,8 @@ def summarize(recipe: str, profile: Profile, rows: list[dict[str, Any]], queue: 
     time, disk, price = numbers.get("time", {}), numbers.get("disk", {}), profile.hardware.price_per_gpu_hour
     return JobDescription(
         recipe=recipe, profile=profile.name, host=None, backend=profile.backend, gpus=profile.hardware.gpus,
-        stages=time.get("stages", []), hours=time.get("hours"), gpu_hours=time.get("gpu_hours"),
+        stages=time.get("stages", []), parts_h=time.get("parts_h", {}), not_counted=time.get("not_counted", []),
+        hours=time.get("hours"), gpu_hours=time.get("gpu_hours"),
         cost=time["gpu_hours"] * price if time and price is not None else None,
         disk_gb=disk["checkpoints_gb"] + disk["store_gb"] if disk else None,
         failed=messages["fail"], warnings=messages["warn"], skipped=messages["skip"], queue=queue,

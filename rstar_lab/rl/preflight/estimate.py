@@ -7,6 +7,7 @@ Units: bytes, seconds, tokens. Peak rates and efficiencies come from the hardwar
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow.parquet as pq
 
@@ -19,6 +20,8 @@ from rstar_lab.rl.recipe.lora import Lora
 # Mean response over the limit: 2.5K of 8K, 5K of 12K and 7K of 12K in the stages of the rStar2-Agent report.
 MEAN_RESPONSE_SHARE = 0.45
 PROMPT_TOKENS = 500
+SFT_TOKENS = 600  # mean tokens of a conversation; our assumption for short function calls and chats
+SET_SIZES = {"aime24": 30, "aime25": 30, "hmmt25": 30, "math500": 500}  # problems, if the file is not on this machine
 LONGEST_PROMPT_TOKENS = 2048
 CALLS_PER_ROLLOUT = 2.75  # the rStar2-Agent report: 45K calls in a step of 16,384 rollouts
 DISK_BYTES_PER_S = 2e9  # of a shared file system, for all ranks together
@@ -303,6 +306,79 @@ def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Reci
         checkpoint=checkpoint_bytes(model, rl, profile.trainer) / DISK_BYTES_PER_S / rl.checkpoint_every,
         communication=exposed_old + exposed_update,
     )
+
+
+def rollout_seconds(model: Architecture, recipe: Recipe, profile: Profile, rollouts: int, limit: int) -> float:
+    """Return the seconds of `generation` and `tail` (FORMULA) of rollouts outside of a step. limit: tokens of a response."""
+    rl = recipe.rl.model_copy(
+        update={
+            "limits": recipe.rl.limits.model_copy(update={"max_response_tokens": limit}),
+            "problems_per_step": 1,
+            "group_size": rollouts,
+            "method": recipe.rl.method.model_copy(
+                update={"roc": recipe.rl.method.roc.model_copy(update={"rule": "none"})}
+            ),
+        }
+    )
+    step = step_time(model, rl, profile, recipe)
+    return step.generation + step.tail
+
+
+@dataclass(frozen=True)
+class OtherTime:
+    """Time of the parts of a job beside the steps of RL. seconds: by part. missing: parts whose data files are missing."""
+
+    seconds: dict[str, float]
+    missing: list[str]
+
+
+def other_time(model: Architecture, recipe: Recipe, profile: Profile) -> OtherTime:
+    """Estimate SFT, difficulty filters and evaluations by FORMULA.
+
+    SFT: four forward passes of epochs * conversations * SFT_TOKENS tokens. Filter: `samples` rollouts of each problem.
+    Evaluation: `samples` rollouts of each problem of all sets, every `evaluate.every` steps and after the last step; the local
+    trainer also evaluates the model before RL and after each stage.
+    """
+    seconds: dict[str, float] = {}
+    missing: list[str] = []
+
+    def count(section: Problems, part: str, default: int = 0) -> int:
+        if section.file is not None and not is_problem_set(section.file) and not default:
+            missing.append(f"{part} ({section.file} is missing)")
+        return problem_count(section) or default
+
+    if (sft := recipe.sft) is not None:
+        conversations = count(sft.problems, "SFT") if sft.problems else 0
+        for entry in sft.conversations:
+            if entry.count is None and not entry.file.is_file():
+                missing.append(f"SFT ({entry.file} is missing)")
+            conversations += entry.count or (_row_count(entry.file) if entry.file.is_file() else 0)
+        tokens = sft.epochs * conversations * min(SFT_TOKENS, sft.max_tokens)
+        rate = max(1, profile.hardware.gpus) * profile.hardware.bf16_tflops * 1e12 * profile.measured.training_mfu
+        seconds["SFT"] = 4 * model.forward_flops(tokens, SFT_TOKENS) / rate
+    for stage in recipe.stages:
+        if stage.filter:
+            part, limit = f"filter of stage {stage.name}", recipe.settings(stage).limits.max_response_tokens
+            problems = sum(count(section, part) for section in recipe.stage_problems(stage))
+            if problems:
+                seconds[part] = rollout_seconds(model, recipe, profile, problems * stage.filter.samples, limit)
+    evaluate = recipe.evaluate
+    sizes = [count(section, f"evaluation of {name}", SET_SIZES.get(name, 0)) for name, section in evaluate.sets.items()]
+    if sum(sizes):
+        steps = sum(stage.steps for stage in recipe.stages)
+        times = 1 + (steps // evaluate.every if evaluate.every else 0)
+        times += len(recipe.stages) if profile.trainer == "local" else 0
+        one = rollout_seconds(model, recipe, profile, sum(sizes) * evaluate.samples, evaluate.max_response_tokens)
+        seconds[f"evaluation ({times} times)"] = times * one
+    return OtherTime({part: value for part, value in seconds.items() if value}, list(dict.fromkeys(missing)))
+
+
+def _row_count(file: Path) -> int:
+    """Return the number of rows of a file of conversations."""
+    if file.suffix == ".parquet":
+        return pq.read_metadata(file).num_rows
+    with file.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def checkpoint_bytes(model: Architecture, rl: RlSection, trainer: str) -> float:

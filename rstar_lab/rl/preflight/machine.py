@@ -263,7 +263,10 @@ def devices(context: CheckContext) -> str:
 
 
 def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
-    """Estimate seconds per step and hours in total, by estimate.FORMULA. For the paper's machine, also give the paper's time."""
+    """Estimate seconds per step and hours in total, by estimate.FORMULA, with SFT, filters and evaluations.
+
+    For the paper's machine, also give the paper's time.
+    """
     if not context.profile.hardware.gpus:
         return cpu.duration(context)
     profile = context.profile
@@ -280,8 +283,14 @@ def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
         seconds += stage.steps * step.total
         steps += stage.steps
     message = f"{'; '.join(lines)}; {steps} steps = {seconds / 3600:.0f} h"
+    other = estimate.other_time(context.architecture, context.recipe, profile)
+    message += "".join(f"; {part} = {value / 3600:.1f} h" for part, value in other.seconds.items())
+    if other.missing:
+        message += f"; not counted: {', '.join(other.missing)}"
+    parts_h = {part: value / 3600 for part, value in other.seconds.items()}
     if steps == PAPER_STEPS and profile.hardware.gpus == 64 and (profile.hardware.gpu or "").startswith("MI300X"):
         a_step = PAPER_HOURS * 3600 / PAPER_STEPS
         message += f"; the paper: {PAPER_STEPS} steps in one week = {PAPER_HOURS:.0f} h, {a_step:.0f} s per step"
-    hours, gpus = seconds / 3600, profile.hardware.gpus
-    return message, {"stages": stages, "hours": hours, "gpus": gpus, "gpu_hours": hours * gpus}
+    hours, gpus = seconds / 3600 + sum(parts_h.values()), profile.hardware.gpus
+    numbers = {"stages": stages, "parts_h": parts_h, "not_counted": other.missing, "hours": hours}
+    return message, numbers | {"gpus": gpus, "gpu_hours": hours * gpus}

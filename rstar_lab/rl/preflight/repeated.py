@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data.similarity import tokens
 from rstar_lab.rl.data.sources import is_problem_set, load_set
-from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Warn
+from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe.data import Problems
 
@@ -41,6 +41,10 @@ def repeated_problems(context: CheckContext) -> str:
     if repeated:
         raise Warn(f"{'; '.join(repeated)}; `rstar-lab data prepare` removes them")
     if not checked:
+        sections = [section for stage in recipe.stages for section in recipe.stage_problems(stage)]
+        missing = [str(s.file) for s in sections if s.file is not None and not is_problem_set(s.file)]
+        if missing:
+            raise Skip(f"the files of problems are missing: {', '.join(dict.fromkeys(missing))}")
         raise NotNeeded("no stage reads a file of problems")
     return f"{checked} training questions: few repeat, none is in the {len(held_out)} evaluation questions from files"
 

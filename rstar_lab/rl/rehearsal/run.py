@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -329,6 +330,10 @@ def _without_none(data: Any) -> Any:
     return [_without_none(item) for item in data] if isinstance(data, list) else data
 
 
+def _end_by_signal(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 def rehearse(recipe: str, profile: str, overrides: Mapping[str, Any], *, folder: Path | None, as_json: bool) -> int:
     """Run a rehearsal and print its table, or JSON if `as_json`. Return 1 if a phase failed, else 0.
 
@@ -344,7 +349,9 @@ def rehearse(recipe: str, profile: str, overrides: Mapping[str, Any], *, folder:
             f"{phase.name}: {phase.status} after {phase.seconds:.0f} s. {phase.detail}", markup=False, soft_wrap=True
         )
 
+    # The job runs in processes of its own: an exception of this process ends it, a signal would not.
     with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end_by_signal))
         target = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rehearsal-")))
         report = Rehearsal(recipe, profile, overrides, target.absolute(), print_phase).run()
     if as_json:

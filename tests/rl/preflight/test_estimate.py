@@ -167,3 +167,26 @@ def test_a_laptop_says_what_fits_and_how_long(tmp_path):
     assert "does not fit" not in checks(sft=None, rl=data["rl"] | {"lora": {"rank": 8}})[0]
     with pytest.raises(NotNeeded):
         checks(model="tiny")
+
+
+def test_the_time_of_a_job_includes_sft_filters_and_evaluations(tmp_path):
+    model, profile = KNOWN["Qwen3-14B"], load_profile("mi300x_8x8")
+    file = tmp_path / "42k.jsonl"
+    file.write_text("".join(f'{{"question": "q{i}", "answer": "1"}}\n' for i in range(600)))
+    changes = {f"stages.{number}.problems.file": str(file) for number in range(3)}
+    recipe = load_recipe("qwen3_14b_mi300x", {**changes, "evaluate.every": 100})
+    found = estimate.other_time(model, recipe, profile)
+    conversations = sum(entry.count for entry in recipe.sft.conversations)
+    seconds = 4 * model.forward_flops(600, 600) * 3 * conversations / (64 * profile.hardware.bf16_tflops * 1e12)
+    assert conversations == 222_000
+    assert found.seconds["SFT"] == pytest.approx(seconds / profile.measured.training_mfu)
+    # The filter generates as many rollouts as a step of this size, with the same limit.
+    rl = recipe.settings(recipe.stages[2]).model_copy(update={"problems_per_step": 600, "group_size": 8})
+    plain = rl.model_copy(
+        update={"method": rl.method.model_copy(update={"roc": rl.method.roc.model_copy(update={"rule": "none"})})}
+    )
+    step = estimate.step_time(model, plain, profile, recipe)
+    assert found.seconds["filter of stage three"] == pytest.approx(step.generation + step.tail, rel=0.01)
+    assert found.seconds["evaluation (6 times)"] > 0 and not found.missing
+    missing = estimate.other_time(model, load_recipe("qwen3_14b_mi300x"), profile)
+    assert "filter of stage three" not in missing.seconds and "filter of stage three (" in missing.missing[0]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.preflight.context import NotNeeded, Warn
+from rstar_lab.rl.preflight.context import NotNeeded, Skip, Warn
 from rstar_lab.rl.preflight.repeated import repeated_problems
 from rstar_lab.rl.preflight.run import CHECKS
 from rstar_lab.rl.problems import Problem, write_problems
@@ -70,3 +70,10 @@ def test_synthetic_problems_need_no_check():
 
 def test_preflight_runs_the_check():
     assert CHECKS["repeated problems"] is repeated_problems
+
+
+def test_missing_files_are_not_files_that_are_not_needed(tmp_path):
+    stage = {"name": "s", "steps": 1, "problems": {"file": str(tmp_path / "missing.jsonl")}}
+    context = SimpleNamespace(recipe=Recipe.model_validate({"name": "r", "model": "tiny", "stages": [stage]}))
+    with pytest.raises(Skip, match=r"the files of problems are missing: .*missing\.jsonl"):
+        repeated_problems(context)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -301,3 +302,27 @@ def test_all_phases_of_the_rehearsal_pass(recipe, profile, tmp_path):
     names = {phase["name"] for phase in report["phases"]}
     assert {"resolve", "preflight", "data", "kill of a worker", "kill of the job and resume", "evaluation"} <= names
     assert report["covered"] and report["not_covered"]
+
+
+@pytest.mark.slow
+def test_a_rehearsal_ended_by_sigterm_stops_its_job_and_removes_its_folder(tmp_path):
+    script = f"""
+import os, signal, sys
+from pathlib import Path
+from rstar_lab.rl.rehearsal import run
+
+def start(rehearsal, on_phase=None):
+    Path({str(tmp_path / "folder")!r}).write_text(str(rehearsal.folder))
+    rehearsal.folder.mkdir(exist_ok=True)
+    from contextlib import ExitStack
+    with ExitStack() as stack:
+        stack.callback(Path({str(tmp_path / "stopped")!r}).touch)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+run.Rehearsal.run = start
+run.rehearse("tiny", "laptop", {{}}, folder=None, as_json=False)
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert (tmp_path / "stopped").exists() and not Path((tmp_path / "folder").read_text()).exists()
