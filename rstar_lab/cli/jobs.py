@@ -54,9 +54,11 @@ def submit(
     """Run RECIPE on the hardware of a profile, detached. Submitting the same recipe again resumes its run."""
     from rstar_lab.jobs import job_row
     from rstar_lab.jobs import submit as submit_job
+    from rstar_lab.jobs.prepare import override_pairs
 
+    pairs = override_pairs(overrides or [], "--set")
     job = submit_job(
-        recipe, profile, _pairs(overrides), command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
+        recipe, profile, pairs, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
         preflight=preflight, log=lambda text: typer.echo(printable(text), err=True),
     )  # fmt: skip
     if as_json:
@@ -191,20 +193,9 @@ def describe(
     The cost needs `hardware.price_per_gpu_hour` in the profile. Exits with 1 if a check fails.
     """
     from rstar_lab.jobs.job import describe as describe_job
+    from rstar_lab.jobs.prepare import override_pairs
 
-    description = describe_job(recipe, profile, _pairs(overrides), host=host)
+    description = describe_job(recipe, profile, override_pairs(overrides or [], "--set"), host=host)
     typer.echo(json.dumps(description.to_json()) if as_json else printable(description))
     if not description.ready:
         raise typer.Exit(1)
-
-
-def _pairs(overrides: list[str] | None) -> dict[str, str]:
-    from rstar_lab.errors import UserError
-
-    pairs = {}
-    for item in overrides or []:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise UserError(f"--set {item}: expected key=value")
-        pairs[key] = value
-    return pairs

@@ -8,7 +8,7 @@ import ipywidgets as widgets
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import profile_names
 from rstar_lab.jobs.job import Job, JobDescription, describe, submit
-from rstar_lab.jobs.prepare import RECIPES
+from rstar_lab.jobs.prepare import RECIPES, override_pairs
 from rstar_lab.runs.locate import find_runs_dir
 from rstar_lab.visible_text import escaped
 
@@ -85,13 +85,7 @@ class SubmitForm:
         self.submit_button.disabled = True
 
     def _pairs(self) -> dict[str, str]:
-        pairs = {}
-        for line in filter(None, (line.strip() for line in self.overrides.value.splitlines())):
-            key, equals, value = line.partition("=")
-            if not equals:
-                raise UserError(f"override {line!r}: expected key=value")
-            pairs[key.strip()] = value.strip()
-        return pairs
+        return override_pairs(filter(None, map(str.strip, self.overrides.value.splitlines())), "override")
 
     def _ipython_display_(self) -> None:
         from IPython.display import display

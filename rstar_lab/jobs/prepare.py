@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +21,7 @@ from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec, user_name
 RECIPES = Path(__file__).parent.parent / "recipes"
 # The module and arguments of each command, for both trainers.
 COMMANDS = {
-    ("local", "run"): ["rstar_lab.cli", "run"],
-    ("local", "train"): ["rstar_lab.cli", "train"],
-    ("local", "sft"): ["rstar_lab.cli", "sft"],
-    ("local", "evaluate"): ["rstar_lab.cli", "evaluate"],
+    **{("local", action): ["rstar_lab.cli", action] for action in ("run", "train", "sft", "evaluate")},
     ("verl", "run"): ["rstar_lab.rl.verl.train"],
     ("verl", "train"): ["rstar_lab.rl.verl.train"],
     ("verl", "sft"): ["rstar_lab.rl.verl.sft"],
@@ -133,6 +130,17 @@ def trainer_and_action(command: str | None, profile: Profile, overrides: Mapping
     if (trainer, action) not in COMMANDS:
         raise UserError(f"command {command!r} is unknown; choose run, train, sft or verl, or evaluate")
     return trainer, action
+
+
+def override_pairs(items: Iterable[str], option: str) -> dict[str, str]:
+    """Return texts KEY=VALUE by key. option: where they were given, for the error. Raises UserError for another text."""
+    pairs = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UserError(f"{option} {item}: expected key=value")
+        pairs[key.strip()] = value.strip()
+    return pairs
 
 
 def read_recipe(recipe: str | Path) -> Any:

@@ -4,15 +4,19 @@ Ranks of different replicas hold equal shards, and verl writes the model and opt
 replaces verl's checkpoint manager.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed
 from torch.distributed.tensor import DTensor
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.workers.engine.fsdp import transformer_impl
+
+from rstar_lab.runs.files import atomic_write
 
 _SHARDED = ("model", "optimizer")
 # All ranks wait while rank 0 exports the model in fp32: 59 GB of a 14B model.
@@ -70,3 +74,22 @@ class OneReplicaCheckpoints(FSDPCheckpointManager):
 
 
 transformer_impl.FSDPCheckpointManager = OneReplicaCheckpoints  # type: ignore[misc]
+
+
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def write_stored_dtype(model: Path) -> None:
+    """Set `dtype` in config.json to the widest dtype of the stored weights: verl writes bfloat16 beside any weights."""
+    from safetensors import safe_open
+
+    stored = set()
+    for path in model.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            stored |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    dtype = next((name for short, name in _DTYPES.items() if short in stored), None)
+    config = json.loads((model / "config.json").read_text())
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    if dtype is not None and config.get(key) != dtype:
+        with atomic_write(model / "config.json") as file:
+            file.write((json.dumps(config | {key: dtype}, indent=2) + "\n").encode())

@@ -34,8 +34,8 @@ from rstar_lab.rl.training.teacher import TeacherPasses, open_teacher
 from rstar_lab.rl.training.update import check_finite, check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
+from rstar_lab.rl.verl.checkpoints import write_stored_dtype
 from rstar_lab.rl.verl.evaluation_steps import EvaluationSteps
-from rstar_lab.rl.verl.exports import write_stored_dtype
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.objective import (

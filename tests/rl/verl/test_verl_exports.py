@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rstar_lab.rl.verl.exports import write_stored_dtype
+from rstar_lab.rl.verl.checkpoints import write_stored_dtype
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
