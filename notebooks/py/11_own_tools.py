@@ -191,3 +191,33 @@ else:
 
 # %%
 inspect(runs)
+
+# %% [markdown]
+# ## Programs with hidden test cases
+#
+# For programs, no function of your own is needed: `rl.reward: tests` gives 1 if the final program of a rollout passes the hidden
+# test cases of its problem, else 0. Programs run in the sandbox, which never contains the expected outputs. Here are four replies
+# to one problem. [docs/data.md](../docs/data.md#programs-with-hidden-test-cases) describes problem files; `rstar-lab data
+# prepare` makes them from APPS, TACO, CodeContests and LiveCodeBench.
+
+# %% tags=["code"]
+import pandas as pd
+
+from rstar_lab.rl.reward import HiddenTests
+from rstar_lab.sandbox import Limits, LocalSandbox
+
+tests = [{"input": f"{n}\n", "output": f"{n * (n + 1) // 2}\n"} for n in (1, 2, 10, 100)]
+triangle = Problem(problem_id="triangle", question="Print the sum of 1 to n.", info={"tests": tests})
+programs = {
+    "correct": "n = int(input())\nprint(n * (n + 1) // 2)",
+    "wrong from 2 on": "print(int(input()))",
+    "raises an exception": "print(sum(range(input() + 1)))",
+    "never ends": "while True:\n    pass",
+}
+rows = []
+async with LocalSandbox(Limits(timeout_s=1.0), workers=2) as sandbox:
+    for reply, program in programs.items():
+        text = f"I add the numbers.</reason>\n<answer>\n```python\n{program}\n```\n</answer>"
+        reward, metrics = await HiddenTests(sandbox.run_many).score_rollout(text, triangle)
+        rows.append({"reply": reply, "reward": reward, "tests_passed": metrics["tests_passed"]})
+pd.DataFrame(rows)

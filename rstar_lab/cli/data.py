@@ -69,7 +69,10 @@ def prepare(
         typer.Option(help="Number of consecutive shared words that counts as contamination."),
     ] = 8,
     answers: Annotated[
-        Path | None, typer.Option(help="Answers of a strong model: rows with problem_id (or question) and answers.")
+        Path | None,
+        typer.Option(
+            help="Answers of a strong model: an evaluation run, or rows with problem_id (or question) and answers."
+        ),
     ] = None,
     min_agree: Annotated[
         int, typer.Option(help="Minimum number of those answers, of at most 16, that agree with the label.")

@@ -23,6 +23,7 @@ def test_notebook_11_trains_with_the_tool_and_the_reward(tmp_path):
     text = outputs(execute("11_own_tools.ipynb", tmp_path, parameters, timeout_s=700))
     assert '"name": "price"' in text and "Return the price of a fruit at a market, in coins." in text
     assert "invalid_arguments" in text and "exception" in text
+    assert "tests_passed" in text and "wrong from 2 on" in text, "hidden test cases"
     reader = RunReader(tmp_path / "runs" / "own_tools-rl")
     assert reader.status == "finished" and len(reader.metrics()) == 1
     assert reader.info["recipe"]["rl"]["tools"] == ["my_tools:price"]

@@ -39,7 +39,7 @@ def prepare(
     plain files. any_answer: keep answers that are not integers. Only problems with an answer are checked, and only if a source is
     not a benchmark: if all sources are (math500, aime24, ...), every problem is kept, so that results stay comparable.
     similarity: threshold for near-duplicates, 0 to 1.
-    ngram: number of equal consecutive words that counts as contamination. answers: table of a strong model's answers
+    ngram: number of equal consecutive words that counts as contamination. answers: run of a strong model, or table of its answers
     (problem_id or question, answers).
     min_agree: how many of 16 answers must agree with a label. difficulty: run folder, or table of problem_id and reward
     (or pass_rate), from rollouts of the current policy; the difficulty of a problem is the share of rollouts that failed.
@@ -207,9 +207,18 @@ def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
         return
     by_id: dict[str, list[str]] = defaultdict(list)
     by_question: dict[str, list[str]] = defaultdict(list)
-    for number, row in read_rows(path):
+    if path.is_dir():  # an evaluation of the strong model
+        from rstar_lab.runs import RunReader
+
+        table = RunReader(path).read("trajectories", ["problem_id", "answer"])
+        rows: Iterable[tuple[int, Any]] = enumerate(table.to_pylist(), 1)
+    else:
+        rows = read_rows(path)
+    for number, row in rows:
         values = row.get("answers", row.get("answer")) if isinstance(row, Mapping) else None
         key = row.get("problem_id", row.get("question")) if isinstance(row, Mapping) else None
+        if values is None and key is not None and "answer" in row:
+            continue  # a rollout without an answer
         if values is None or key is None:
             raise ProblemError(f"{path} row {number}: expected problem_id (or question) and answers (a list)")
         answers = [str(answer) for answer in values] if isinstance(values, list) else [str(values)]

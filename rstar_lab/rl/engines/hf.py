@@ -57,8 +57,11 @@ class HfEngine:
         futures = []
         for prompt_ids, sampling in requests:
             future: asyncio.Future[Completion] = loop.create_future()
-            self._queue.append((prompt_ids, sampling, future, on_tokens))
             futures.append(future)
+            if len(prompt_ids) >= self._positions:  # as a vLLM server: an empty completion
+                future.set_result(Completion([], [], FinishReason.LENGTH, self.name, self._version))
+            else:
+                self._queue.append((prompt_ids, sampling, future, on_tokens))
         if self._batches is None or self._batches.done():
             self._batches = loop.create_task(self._run_batches())
         return futures
@@ -69,6 +72,11 @@ class HfEngine:
         """Sample one completion. on_tokens: called in the event loop with each new token."""
         (future,) = self.submit([(prompt_ids, sampling)], on_tokens)
         return await future
+
+    @property
+    def _positions(self) -> int:
+        """Maximum tokens of a sequence."""
+        return getattr(self._model.config, "max_position_embeddings", 2**20)
 
     async def load_weights(self, path: Path | str, version: int) -> None:
         """Load a safetensors file of the whole model after the current batch."""
@@ -105,9 +113,7 @@ class HfEngine:
             ids_BT[row, width - len(prompt) :] = torch.tensor(prompt)
             mask_BT[row, width - len(prompt) :] = 1
         limit = max(sampling.max_tokens for _, sampling, *_ in batch)
-        limit = min(limit, getattr(self._model.config, "max_position_embeddings", 2**20) - width)
-        if limit < 1:
-            raise EngineError(f"the prompt ({width} tokens) fills the model's context")
+        limit = min(limit, self._positions - width)
         sampler = _Sampler(batch, call_in_loop)
         stops = sorted({token for _, sampling, *_ in batch for token in sampling.stop_token_ids})
         out = self._model.generate(  # type: ignore[operator]

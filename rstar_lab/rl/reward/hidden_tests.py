@@ -177,8 +177,11 @@ class HiddenTests:
         if failed := [i for i, result in enumerate(results) if result.outcome in INFRASTRUCTURE_FAILURES]:
             for i, result in zip(failed, await self.run([calls[i] for i in failed]), strict=True):
                 results[i] = result
-        if any(result.outcome in INFRASTRUCTURE_FAILURES for result in results):
-            raise Undecided("the sandbox failed while it ran hidden tests")
+        for result in results:
+            if result.outcome in INFRASTRUCTURE_FAILURES:
+                raise Undecided(
+                    f"the sandbox failed while it ran hidden tests ({result.outcome}): {result.stderr[-200:]}"
+                )
         return results
 
 

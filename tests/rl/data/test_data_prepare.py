@@ -127,12 +127,22 @@ def test_difficulty_of_a_run(tmp_path):
 
     rows = [
         {field.name: None for field in TRAJECTORIES}
-        | {"traj_id": f"t{n}", "step": 1, "problem_id": str(n % 2), "reward": float(n == 0)}
+        | {
+            "traj_id": f"t{n}",
+            "step": 1,
+            "problem_id": str(n % 2),
+            "reward": float(n == 0),
+            "answer": [None, "7", "1"][n % 3],
+        }
         for n in range(4)
     ]
     with RunWriter.open(tmp_path, "r", kind="evaluate", recipe={}, seed=0) as run:
         run.write_step("evaluate", 1, trajectories=rows, calls=[], transcripts=[], metrics={})
     assert read_pass_rates(tmp_path / "r") == {"0": (0.5, 2), "1": (0.0, 2)}
+    # The answers of the run check the labels: t2 answers 1 to problem 0, t1 answers 7 to problem 1; two have no answer.
+    problems = jsonl(tmp_path / "p.jsonl", [problem(n, f"What is {n} + 1?", n + 1) for n in range(3)])
+    card = prepare([problems], tmp_path / "o.jsonl", answers=tmp_path / "r", min_agree=1)
+    assert dropped(card) == {"label": 1} and {p.problem_id for p in load_problems(tmp_path / "o.jsonl")} == {"0", "2"}
 
 
 def test_bad_rows_stop_or_are_listed(tmp_path):

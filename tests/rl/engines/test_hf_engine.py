@@ -57,3 +57,14 @@ async def test_temperature_0_is_greedy_and_so_is_a_tiny_top_p(tmp_path):
     greedy = await sample(engine, 3, temperature=0.0)
     assert [c.token_ids for c in narrow] == [c.token_ids for c in greedy]
     assert all(log_prob == 0.0 for c in narrow for log_prob in c.log_probs)
+
+
+async def test_a_prompt_that_fills_the_context_ends_with_the_token_limit(tmp_path):
+    """As on a vLLM server; other requests of the batch are not affected."""
+    model = make_model(tmp_path / "model")
+    engine = HfEngine(max_batch=4)
+    await engine.start(tmp_path / "model", {"dtype": "float32"})
+    full = prompts()[0] * model.config.max_position_embeddings
+    long, other = await asyncio.gather(*engine.submit([(full, Sampling(4)), (prompts()[1], Sampling(4, seed=1))]))
+    assert (long.token_ids, long.finish_reason) == ([], FinishReason.LENGTH) and len(other.token_ids) == 4
+    await engine.aclose()
