@@ -1,6 +1,7 @@
 """Find the keys of a recipe and a profile that a rehearsal covers.
 
-A key is covered if a process of the job read it (`rstar_lab.key_reads`) and the rehearsal keeps its value or only makes it smaller.
+A key is covered if a process of the job read it (`rstar_lab.key_reads`) and the rehearsal keeps its value or only makes it smaller,
+or if it is in `DRY_RUN` and the dry run of an update at full size read it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -37,6 +38,12 @@ REPLACED = {
     "engine.teacher_url": "the tokenizer of the teacher differs from that of the rehearsal's model",
     "sandbox.url": "the job starts its own sandbox service",
 }
+# Of these, the keys that decide what the dry run of an update executes: ranks and their groups, precision, rates.
+DRY_RUN = (
+    "profile.hardware.nodes", "profile.hardware.gpus_per_node", "profile.hardware.hbm_gb", "profile.hardware.hbm_tb_per_s",
+    "profile.hardware.bf16_tflops", "profile.measured.link_gb_per_s", "profile.measured.network_gb_per_s", "*.precision",
+    "engine.gpu_memory_utilization",
+)  # fmt: skip
 
 
 def fields_of(
@@ -81,10 +88,17 @@ def all_keys(recipe: Recipe, profile: Profile) -> dict[str, Any]:
     return dict(fields_of(recipe)) | dict(fields_of(profile, "profile."))
 
 
-def coverage(recipe: Recipe, profile: Profile, reads: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return (covered keys, "key: reason" for all other keys). reads: fields that processes of the job read."""
+def coverage(
+    recipe: Recipe, profile: Profile, reads: Collection[str], dry_reads: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Return (covered keys, "key: reason" for all other keys). reads: fields that processes of the job read. dry_reads: those
+    that the dry run read."""
     covered, missing = [], []
     for key, fields in all_keys(recipe, profile).items():
+        dry = any(fnmatch(key, pattern) for pattern in DRY_RUN)
+        if dry and all(any(name in dry_reads for name in names) for names in fields):
+            covered.append(key)
+            continue
         reason = _reason(key, recipe, profile)
         if reason is None and not all(any(name in reads for name in names) for names in fields):
             reason = f"no process of the job read it (trainer {profile.trainer})"

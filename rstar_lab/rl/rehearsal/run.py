@@ -23,6 +23,7 @@ from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.key_reads import VARIABLE, recorded_reads
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.preflight.architecture import architecture_of
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage
 from rstar_lab.rl.rehearsal.coverage import coverage
@@ -106,6 +107,10 @@ class Rehearsal:
         with ExitStack() as stack:
             self._phase("resolve", self.resolve)
             self._phase("preflight", self.preflight)
+            if reason := self._without_dry_run():
+                self.report.skip("dry run", reason)
+            else:
+                self._phase("dry run", self.dry_run)
             self._phase("data", self.data)
             if not self.report.failed:
                 stack.enter_context(self.cluster())
@@ -129,8 +134,8 @@ class Rehearsal:
             self._phase("export to transformers", lambda: self.export("transformers"))
             self._phase("export to vLLM", lambda: self.export("vllm"))
             if hasattr(self, "small"):
-                reads = recorded_reads(reads_folder(self.folder))
-                self.report.covered, self.report.not_covered = coverage(self.recipe, self.profile, reads)
+                reads, dry = (recorded_reads(reads_folder(self.folder, dry)) for dry in (False, True))
+                self.report.covered, self.report.not_covered = coverage(self.recipe, self.profile, reads, dry)
             if self.report.failed:
                 covered, missing = self.report.covered, self.report.not_covered
                 self.report.covered = []
@@ -177,6 +182,45 @@ class Rehearsal:
         return f"{len(passed)} of {len(findings)} checks of the real job pass" + (
             f"; not passed or not run on this machine: {', '.join(other)}" if other else ""
         )
+
+    def _without_dry_run(self) -> str | None:
+        """Return why an update at full size cannot be run on fake tensors."""
+        if not hasattr(self, "profile"):
+            return "an earlier phase failed"
+        if not (
+            self.profile.hardware.gpus and self.profile.hardware.bf16_tflops and self.profile.hardware.hbm_tb_per_s
+        ):
+            return "the profile has no GPU with peak rates"
+        if architecture_of(self.recipe.model) is None:
+            return f"the shape of {self.recipe.model} is unknown on this machine"
+        return None
+
+    def dry_run(self) -> str:
+        """Run one update at full size, on fake tensors and a fake group of all ranks."""
+        command = [
+            sys.executable,
+            "-m",
+            "rstar_lab.cli",
+            "preflight",
+            self.recipe_name,
+            "--profile",
+            self.profile_name,
+            "--dry-run",
+        ]
+        for key, value in self.overrides.items():
+            if not key.startswith("verl."):
+                command += ["--set", f"{key}={json.dumps(value)}"]
+        environment = {**os.environ, VARIABLE: str(reads_folder(self.folder, dry=True))}
+        done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment)
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        found = "; ".join(f"{row['dry_run']}: {row['with_margin_gb']:.1f} GB per GPU" for row in rows)
+        if done.returncode:
+            raise UserError(
+                f"does not fit into {self.profile.hardware.hbm_gb:g} GB: {found}"
+                if rows
+                else done.stderr.strip()[-800:]
+            )
+        return f"{found} with margin"
 
     def data(self) -> str:
         """Make the data and the model, and run preflight of the small job."""

@@ -136,9 +136,10 @@ def shrink_profile(profile: Profile, folder: Path) -> Profile:
     )
 
 
-def reads_folder(folder: Path) -> Path:
-    """Return the folder in which the processes of a rehearsal record the keys that they read. folder: folder of the rehearsal."""
-    return folder / "key_reads"
+def reads_folder(folder: Path, dry: bool = False) -> Path:
+    """Return the folder in which the processes of a rehearsal record the keys that they read. folder: folder of the rehearsal.
+    dry: the folder of its dry run."""
+    return folder / ("key_reads_dry_run" if dry else "key_reads")
 
 
 def _shrink_parallelism(profile: Profile, ranks: int) -> Parallelism:

@@ -27,7 +27,7 @@ from verl.utils.ulysses import (
 from verl.workers.engine.fsdp import transformer_impl
 
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.rl.models.sources import get_model
+from rstar_lab.rl.models.sources import ModelError, get_model
 from rstar_lab.rl.preflight.dry_run_fake import fake_ranks, fake_tensors, replaced
 from rstar_lab.rl.preflight.dry_run_local import allocate_state, fake_model
 from rstar_lab.rl.preflight.dry_run_meter import Meter
@@ -67,7 +67,7 @@ def run_stage(recipe: Recipe, stage: Stage, profile: Profile, hf_config: Any, le
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = next(one for one in stages_of(recipe, Path(folder)) if one.stage.name == stage.name)
-        config = compose(overrides(settings, profile, get_model(recipe.model, weights=False)))
+        config = compose(overrides(settings, profile, _folder(recipe.model)))
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     stream_loss, prompt = StreamLoss(settings.rl), lengths[0] // 4
 
@@ -88,10 +88,17 @@ def run_stage(recipe: Recipe, stage: Stage, profile: Profile, hf_config: Any, le
 def run_sft(recipe: Recipe, profile: Profile, hf_config: Any, lengths: list[int], meter: Meter) -> None:
     """Run the SFT step of one micro-batch. Arguments: see `run_stage`."""
     with tempfile.TemporaryDirectory() as folder:
-        keys = sft_overrides(recipe, profile, get_model(recipe.model, weights=False), Path(folder), 100)
+        keys = sft_overrides(recipe, profile, _folder(recipe.model), Path(folder), 100)
         config = compose(keys, "sft_trainer_engine")
     section = SimpleNamespace(fsdp_config=config.engine, optim=config.optim)
     _run(section, config.model, profile, hf_config, lengths, lambda log_probs: -log_probs.mean(), meter)
+
+
+def _folder(model: str) -> Path:
+    """Return the folder of a model. One that is not on this machine does not matter: its shape is known by name."""
+    with contextlib.suppress(ModelError):
+        return get_model(model, weights=False)
+    return Path(model)
 
 
 def _run(

@@ -26,7 +26,7 @@ from rstar_lab.rl.rehearsal.coverage import all_keys, coverage
 from rstar_lab.rl.rehearsal.data import write_data
 from rstar_lab.rl.rehearsal.job import RehearsalJob
 from rstar_lab.rl.rehearsal.run import WORKERS, Rehearsal, RehearsalReport
-from rstar_lab.rl.rehearsal.shrink import shrink_profile, shrink_recipe
+from rstar_lab.rl.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 ALGORITHM_KEYS = (
@@ -122,6 +122,37 @@ def test_what_a_cpu_cannot_execute_is_listed():
         "rl.precision:",
     ):
         assert key in text, key
+
+
+def test_keys_that_the_dry_run_executes_are_covered():
+    recipe, profile = load_recipe("qwen3_14b_mi300x"), load_profile("mi300x_8x8")
+    every = every_field(recipe, profile)
+    before, _ = coverage(recipe, profile, every)
+    covered, missing = coverage(recipe, profile, every, every)
+    assert set(covered) - set(before) == {
+        "profile.hardware.gpus_per_node", "profile.hardware.hbm_gb", "profile.hardware.hbm_tb_per_s",
+        "profile.hardware.bf16_tflops", "profile.measured.link_gb_per_s", "profile.measured.network_gb_per_s", "rl.precision",
+        "sft.precision", "engine.gpu_memory_utilization",
+    }  # fmt: skip
+    assert any(line.startswith("profile.engine.memory_utilization: ") for line in missing)
+    covered, _ = coverage(recipe, profile, every, every - {"RlSection.precision"})
+    assert "rl.precision" not in covered, "the dry run did not read it"
+
+
+@pytest.mark.slow
+def test_the_dry_run_of_a_rehearsal_records_what_it_reads(tmp_path):
+    rehearsal = Rehearsal("qwen3_1_7b_one_gpu", "one_gpu", {"model": "tiny", "sft": None}, tmp_path, lambda phase: None)
+    rehearsal.resolve()
+    assert rehearsal._without_dry_run() is None and "one: " in rehearsal.dry_run()
+    reads = recorded_reads(reads_folder(tmp_path, dry=True))
+    assert {"RlSection.precision", "Hardware.hbm_gb", "EngineSection.gpu_memory_utilization"} <= reads
+    assert "Hardware.price_per_gpu_hour" not in reads
+
+
+def test_a_profile_without_gpu_has_no_dry_run(tmp_path):
+    rehearsal = Rehearsal("tiny", "laptop", {}, tmp_path, lambda phase: None)
+    rehearsal.resolve()
+    assert rehearsal._without_dry_run() == "the profile has no GPU with peak rates"
 
 
 @pytest.mark.parametrize("nodes", [1, 8])
