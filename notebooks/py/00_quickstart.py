@@ -12,9 +12,10 @@
 # ---
 
 # %% [markdown]
-# # From random weights to a tool-using model
+# # From a base model to a tool-using model
 #
-# `make demo` trains a small model on your machine with the method of rStar2-Agent. This notebook shows the result.
+# `make demo` trains a small model from random weights on your machine with the method of rStar2-Agent. `rstar-lab demo --real`
+# does the same with SmolLM2-135M-Instruct and word problems. This notebook shows the result of either.
 #
 # 1. **Non-reasoning SFT.** The model imitates conversations whose programs were executed. It learns to write tool calls
 #    as JSON and to put its answer into `\boxed{}`. Many of the conversations contain errors, wrong programs or guesses.
@@ -26,7 +27,7 @@
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
-name: str = "tiny"  # the recipe's name: tiny, or tiny_fast
+name: str = "tiny"  # the recipe's name: tiny, tiny_fast, or smollm2_laptop (`demo --real`)
 
 # %% jupyter={"source_hidden": true}
 from IPython.display import Markdown, display
@@ -39,7 +40,7 @@ from rstar_lab.runs import find_runs_dir
 
 root = find_runs_dir(runs_dir, required=True)
 training = open_runs(root, run_ids=[f"{name}-rl"])
-stages = {"random weights": f"{name}-eval-base", "after SFT": f"{name}-eval-sft", "after GRPO-RoC": f"{name}-eval-rl"}
+stages = {"before training": f"{name}-eval-base", "after SFT": f"{name}-eval-sft", "after GRPO-RoC": f"{name}-eval-rl"}
 evaluations = open_runs(root, run_ids=list(stages.values()))
 
 # %% [markdown]
@@ -62,6 +63,15 @@ display(
         + f"  (pass@1, {int(passed.clusters.iloc[0])} problems; {', '.join(f'{int(row.n)} rollouts {model}' for model, row in passed.loc[order].iterrows())})"
     )
 )
+
+# %% jupyter={"source_hidden": true}
+far = sorted(path.name for path in root.glob(f"{name}-eval-*-*") if path.name.startswith(tuple(f"{run}-" for run in stages.values())))
+if far:
+    transfer = measure(open_runs(root, run_ids=far), ["pass1"])
+    transfer.insert(0, "model", [next(stage for stage, run in stages.items() if row.startswith(f"{run}-")) for row in transfer.run_id])
+    transfer = transfer.sort_values("model", key=lambda column: column.map(order.index))
+    display(Markdown("**Problems of another kind**, which the training does not resemble:"))
+    display(transfer[["model", "run_id", "value", "low", "high", "n"]].style.hide(axis="index").format(precision=3))
 
 # %% [markdown]
 # ## How did it learn?

