@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.backends import CLASSES, backend_named
@@ -44,14 +44,6 @@ class BoardRow:
             self.id, self.status, self.where, self.phase, step, _share(self.reward), _share(self.error_rate),
             _duration(self.left_s), self.line,
         ]  # fmt: skip
-
-
-class Board(Protocol):
-    """What the widget needs of a board: its folder of runs, and a function that reads the jobs again."""
-
-    runs_dir: Path
-
-    def refresh(self) -> None: ...
 
 
 def render_table(rows: list[BoardRow]) -> str:
@@ -121,9 +113,9 @@ class JobBoard:
                 rows.append(self._ended[job.id])
         return rows
 
-    def to_html(self) -> str:
-        """Return the board as an HTML table."""
-        return render_table(self.rows())
+    def to_html(self, rows: list[BoardRow] | None = None) -> str:
+        """Return the board as an HTML table. rows: default: those of now."""
+        return render_table(self.rows() if rows is None else rows)
 
     def refresh(self) -> None:
         """Update the displayed board once."""

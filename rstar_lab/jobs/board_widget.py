@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
 from rstar_lab.errors import UserError
-from rstar_lab.jobs.board import Board, BoardRow, render_table
 from rstar_lab.jobs.job import Job, attach
 from rstar_lab.visible_text import escaped
+
+if TYPE_CHECKING:
+    from rstar_lab.jobs.board import BoardRow, JobBoard
 
 LOG_LINES = 30
 
@@ -17,7 +19,7 @@ LOG_LINES = 30
 class BoardWidget:
     """Widgets of a JobBoard. All of them can be used with the keyboard."""
 
-    def __init__(self, board: Board, inspect: Callable[[Path], Any] | None):
+    def __init__(self, board: "JobBoard", inspect: Callable[[Path], Any] | None):
         self.board, self._inspect = board, inspect
         self.table = widgets.HTML()
         self.selection = widgets.Dropdown(description="Job", layout=widgets.Layout(width="28em"))
@@ -42,9 +44,9 @@ class BoardWidget:
             [self.table, widgets.HBox([self.selection, *self.buttons.values()]), self.message, self.output]
         )
 
-    def show(self, rows: list[BoardRow]) -> None:
+    def show(self, rows: "list[BoardRow]") -> None:
         """Show these rows. The selection stays."""
-        table = render_table(rows)
+        table = self.board.to_html(rows)
         if table != self.table.value:
             self.table.value = table
         self._status = {row.id: row.status for row in rows}
