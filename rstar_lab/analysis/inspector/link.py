@@ -8,17 +8,19 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import plotly.graph_objects as go
 import traitlets
 from plotly.offline import get_plotlyjs
 
-from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.modules import join_modules
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.figure_theme import apply_theme, template
+
+if TYPE_CHECKING:
+    from rstar_lab.analysis.inspector.inspector import Inspector
 
 _MAX_LABELS = 3  # maximum number of points named in the label of a selection
 Point = int | tuple[int, int]  # index of a point, or row and column of a cell of a heat map
@@ -106,7 +108,7 @@ class LinkedFigure(NotebookWidget):
     linked = traitlets.Bool(False).tag(sync=True)
     dark_template = traitlets.Dict(template("dark").to_plotly_json()).tag(sync=True)
 
-    def __init__(self, figure: go.Figure, inspector: Inspector | None, **state: Any) -> None:
+    def __init__(self, figure: go.Figure, inspector: "Inspector | None", **state: Any) -> None:
         self.inspector = inspector
         self.figure = figure = themed(figure)
         super().__init__(**{"figure_json": figure.to_json(), "linked": inspector is not None, **state})
@@ -143,7 +145,7 @@ def themed(figure: go.Figure) -> go.Figure:
     return themed
 
 
-def link(figure: go.Figure, inspector: Inspector) -> "LinkedFigure | go.FigureWidget":
+def link(figure: go.Figure, inspector: "Inspector") -> "LinkedFigure | go.FigureWidget":
     """Link a figure to an inspector and return the widget to display.
 
     A `go.FigureWidget` is linked in place and returned. Raises UserError if a trace names an unknown filter.
@@ -162,7 +164,7 @@ def link(figure: go.Figure, inspector: Inspector) -> "LinkedFigure | go.FigureWi
     return figure
 
 
-def check_links(inspector: Inspector, figure: go.Figure) -> None:
+def check_links(inspector: "Inspector", figure: go.Figure) -> None:
     """Raise UserError if a trace names an unknown filter."""
     for trace in figure.data:
         for filters in _distinct(point_filter(inspector, trace, point) for point in _points(trace)):
@@ -174,7 +176,7 @@ def figure_points(points: Iterable[Sequence[Any]]) -> list[tuple[int, Point]]:
     return [(int(trace), _index(point)) for trace, point in points]
 
 
-def show_points(inspector: Inspector, figure: go.Figure, points: Sequence[tuple[int, Point]]) -> None:
+def show_points(inspector: "Inspector", figure: go.Figure, points: Sequence[tuple[int, Point]]) -> None:
     """List the rollouts of these (trace, point) pairs, or all rollouts if there are no points.
 
     A point is an index, or (row, column) in a heat map.
@@ -194,7 +196,7 @@ def show_points(inspector: Inspector, figure: go.Figure, points: Sequence[tuple[
         inspector.show_and_reveal(label, any=filters)
 
 
-def point_filter(inspector: Inspector, trace: Any, point: Point) -> dict[str, Any]:
+def point_filter(inspector: "Inspector", trace: Any, point: Point) -> dict[str, Any]:
     """Return the inspector's filters for one point of a trace, or for the cell (row, column) of a heat map."""
     meta = trace.meta if isinstance(trace.meta, Mapping) else {}
     filters = copy.deepcopy(dict(meta.get("filter") or {}))
