@@ -37,7 +37,7 @@ from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.seeds import derive_seed, step_seed
-from rstar_lab.rl.session import RunSession, open_run, vocabulary
+from rstar_lab.rl.session import RunSession, open_run, read_stage_problems, vocabulary
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -63,6 +63,7 @@ class TrainingLoop:
         recipe: the recipe; its `rl` section has the defaults of all calls.
         step: number of updates so far.
         run_dir: folder of the run, which the inspector can follow while the loop runs.
+        problems: problems of the stage, without those of the evaluation sets.
         held_out: problems of the recipe's evaluation sets, by the name of the set.
     """
 
@@ -90,14 +91,16 @@ class TrainingLoop:
             recipe = load_recipe(recipe, overrides)
         changes = {"runs": Path(runs_dir)} | ({"name": name} if name else {})
         self.recipe = recipe.model_copy(update=changes)
-        self.rl = self.recipe.settings(self.recipe.stages[stage]) if self.recipe.stages else self.recipe.rl
+        self._stage = self.recipe.stages[stage] if self.recipe.stages else None
+        self.rl = self.recipe.settings(self._stage) if self._stage else self.recipe.rl
         self.model_dir, self.step = get_model(str(model)), 0
         self._reporter = reporter or Reporter()
         self._sampled: list[Trajectory] = []
         self._groups = 0  # groups sampled since the last update
         self._loop = asyncio.new_event_loop()
 
-    def __enter__(self) -> Self:
+    def open(self) -> Self:
+        """Start engines and sandbox and create the run. Called at the start of a `with` block."""
         threading.Thread(target=self._loop.run_forever, name="rstar_lab loop", daemon=True).start()
         try:
             self._call(self._open())
@@ -105,6 +108,8 @@ class TrainingLoop:
             self.close()
             raise
         return self
+
+    __enter__ = open
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -148,6 +153,7 @@ class TrainingLoop:
         self.learner = Learner(load_policy(self.model_dir, recipe.rl.lora, seed=recipe.seed, bf16=bf16))
         self.learner.begin_stage(self.rl, reset=False, reference=None)
         self.tokenizer, self.held_out = load_tokenizer(self.model_dir), session.held_out
+        self.problems = read_stage_problems(recipe, self._stage, session.excluded) if self._stage else []
         self._engines = await session.engines(self.model_dir)
         self._training = await session.context(self.tokenizer, self.rl)
         self._evaluation = await session.context(self.tokenizer)
@@ -223,7 +229,7 @@ class TrainingLoop:
             for t in roc.select(group, np.random.default_rng(derive_seed(seed, "roc", name)))
         ]
 
-    def update(self, rollouts: Sequence[Trajectory], advantages: Sequence[Any]) -> dict[str, Any]:
+    def update(self, rollouts: Sequence[Trajectory], advantages: Sequence[Any] | np.ndarray) -> dict[str, Any]:
         """Update the policy, send its weights to the engines, and store the step with all rollouts sampled for it.
 
         The settings are those of `loop.rl`; assign a changed section to it, for example for another learning rate.

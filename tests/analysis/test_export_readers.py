@@ -118,7 +118,7 @@ def test_trl_trains_on_messages_tokens_and_pairs(data, tmp_path):
         assert each.train().training_loss > 0
 
 
-def test_axolotl_trains_on_messages_and_takes_the_tokens_as_they_are(data):
+def test_axolotl_trains_on_messages_and_takes_tokens_as_they_are(data):
     pytest.importorskip("axolotl")
     from axolotl.prompt_strategies.chat_template import load as load_strategy
     from axolotl.utils.dict import DictDefault
@@ -135,7 +135,7 @@ def test_axolotl_trains_on_messages_and_takes_the_tokens_as_they_are(data):
     assert {"input_ids", "attention_mask", "labels"} <= set(load(data, "tokens").column_names)
 
 
-def test_llamafactory_reads_messages_without_the_text_before_a_call(data, monkeypatch):
+def test_llamafactory_reads_messages_without_text_before_calls(data, monkeypatch):
     monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")
     converter = pytest.importorskip("llamafactory.data.converter", exc_type=ImportError)
     from llamafactory.data.parser import DatasetAttr

@@ -60,8 +60,9 @@ def test_runs_of_models_come_back_as_they_were(name, tmp_path):
         assert rows(back, level, schema) == rows(source, level, schema), level
 
 
-def test_documents_are_valid_for_the_models_of_the_format(run_dir, tmp_path):
-    atif = pytest.importorskip("atif")
+@pytest.mark.parametrize("package", ["atif", "harbor.models.trajectories"])
+def test_documents_are_valid_for_the_models_of_the_format(package, run_dir, tmp_path):
+    atif = pytest.importorskip(package, exc_type=ImportError)
     export_atif(open_runs(run_dir), tmp_path / "atif", where={"errors": True})
     files = sorted((tmp_path / "atif").glob("0*.json"))
     assert files
