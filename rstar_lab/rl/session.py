@@ -21,6 +21,7 @@ from rstar_lab.rl.engines.devices import VARIABLES
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import load_environments, make_environments
+from rstar_lab.rl.methods.samplers import check_difficulty
 from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, without_copies
@@ -305,6 +306,9 @@ def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem]
     if unknown := {problem.environment for problem in problems} - {"", *(entry.name for entry in entries)}:
         raise UserError(f"stages.{stage.name}.problems: rl.environments has no entry {min(unknown)!r}")
     check_answers(problems, recipe.rl)
+    sampler = recipe.settings(stage).sampler
+    if sampler is not None and sampler.needs_difficulty and stage.filter is None:
+        check_difficulty(problems, sampler.name)
     if not entries:
         return problems
     twice = [name for name, count in Counter(problem.problem_id for problem in problems).items() if count > 1]

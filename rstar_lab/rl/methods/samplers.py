@@ -21,6 +21,16 @@ class Sampler(Section):
     """Base class of the samplers."""
 
     @property
+    def needs_difficulty(self) -> bool:
+        """Whether the sampler reads the difficulty of the problems."""
+        return isinstance(self, EasyFirst | ImprovementPotential)
+
+    @property
+    def name(self) -> str:
+        """The type of the sampler."""
+        return str(getattr(self, "type", ""))
+
+    @property
     def kept_share(self) -> float:
         """Factor by which earlier results of a problem count less with each new group."""
         return 1.0
@@ -98,14 +108,19 @@ class Thompson(Sampler):
         return -np.abs(rng.beta(1 + correct, 1 + total - correct) - self.target)
 
 
-def _failed_share(problems: Sequence[Problem], name: str) -> np.ndarray:
-    """Return the difficulty of each problem, in [0, 1]; problems without one count as hardest."""
-    measured = [problem.difficulty for problem in problems]
-    if all(value is None for value in measured):
+def check_difficulty(problems: Sequence[Problem], name: str) -> None:
+    """Raise UserError if no problem has a difficulty. name: type of the sampler that needs it."""
+    if all(problem.difficulty is None for problem in problems):
         raise UserError(
             f"rl.method.add: {name} requires problems with a difficulty: give the stage a filter, or run `rstar-lab data prepare "
             "--difficulty RUN`"
         )
+
+
+def _failed_share(problems: Sequence[Problem], name: str) -> np.ndarray:
+    """Return the difficulty of each problem, in [0, 1]; problems without one count as hardest."""
+    check_difficulty(problems, name)
+    measured = [problem.difficulty for problem in problems]
     return np.clip([1.0 if value is None else value for value in measured], 0.0, 1.0)
 
 

@@ -32,7 +32,7 @@ class EnvironmentEntry(Section):
     tools: tuple[str, ...] = ()
     """Tools in addition to those of `environment`, as in `rl.tools`."""
     reward: Reward | None = None
-    """Reward of an entry without `environment`: `verify`, `released` or `module:function`. Default: `rl.reward`."""
+    """Reward of an entry without `environment`: `verify`, `released`, `tests` or `module:function`. Default: `rl.reward`."""
     weight: float = Field(1.0, gt=0)
     """Share of the groups of a step, relative to the other entries."""
     limits: EnvironmentLimits = EnvironmentLimits()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.scripted_training import recipe_of
 from helpers.trajectories import trajectory
 
 from rstar_lab.errors import UserError
@@ -12,8 +13,9 @@ from rstar_lab.rl.algorithm.history import ProblemHistory, add_results
 from rstar_lab.rl.algorithm.selection import select_rollouts
 from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
-from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import RecipeError, RlSection
+from rstar_lab.rl.session import read_stage_problems
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.trajectory import StopReason, Turn
 
@@ -99,6 +101,18 @@ def test_improvement_potential_draws_problems_of_medium_difficulty_first():
     assert sorted(drawn) == [p.problem_id for p in POOL] and potential == sorted(potential, reverse=True)
     with pytest.raises(UserError, match="improvement_potential requires problems with a difficulty"):
         draw(TrainerState(), rl, pool=[POOL[0].model_copy(update={"difficulty": None})])
+
+
+def test_a_stage_whose_problems_have_no_difficulty_is_refused_before_the_run(tmp_path):
+    write_problems(tmp_path / "p.jsonl", [POOL[1].model_copy(update={"difficulty": None})])
+    stage = {"name": "a", "steps": 1, "problems": {"file": str(tmp_path / "p.jsonl")}}
+    for filtered in ({}, {"filter": {"samples": 2}}):
+        recipe = recipe_of([stage | filtered], method={"add": [{"type": "easy_first"}]})
+        if filtered:
+            assert len(read_stage_problems(recipe, recipe.stages[0])) == 1, "the filter measures the difficulty"
+        else:
+            with pytest.raises(UserError, match="easy_first requires problems with a difficulty"):
+                read_stage_problems(recipe, recipe.stages[0])
 
 
 def test_learnability_draws_in_proportion_to_p_times_1_minus_p():
