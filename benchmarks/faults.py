@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks.planted import PLANTED, Planted, unchecked
 from benchmarks.trl_faults import NOT_APPLICABLE, PROMPTS, TrlRun, run_trl
 from rstar_lab.analysis import find_alerts, open_runs
+from rstar_lab.analysis.doctor import doctor
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.progress import Reporter
@@ -33,6 +35,7 @@ from rstar_lab.runs.reader import RunReader
 from rstar_lab.sandbox import CallResult, LocalSandbox
 
 MAX_STEPS = 3  # a fault that no check notices within these steps counts as not noticed
+DOCTOR_STEPS = 12  # the same for the faults of `benchmarks.planted`, which the doctor looks for
 TRAINERS = ("rstar-lab", "trl")
 TRL_PROBLEMS = MAX_STEPS * PROMPTS
 TRL_METRICS = ("reward", "frac_reward_zero_std", "grad_norm")
@@ -151,13 +154,14 @@ async def inject(
 ) -> list[FaultResult]:
     """Run each fault for MAX_STEPS steps of the recipe's first stage, all from one SFT model. Returns the findings in order.
 
-    names: names in FAULTS, or "none". runs_dir: keeps the runs; default: a temporary folder. trainer: one of
+    names: names in FAULTS or PLANTED, or "none". Faults of PLANTED run for DOCTOR_STEPS steps with the checks of the trainer off;
+    they are noticed if the doctor names them from the log. runs_dir: keeps the runs; default: a temporary folder. trainer: one of
     TRAINERS. With trl, "none" always runs, because a warning counts only if the run without a fault does not log it.
     Raises UserError for an unknown name.
     """
     if trainer not in TRAINERS:
         raise UserError(f"unknown trainer {trainer!r}; choose from {', '.join(TRAINERS)}")
-    known = FAULTS | {NONE.name: NONE}
+    known: dict[str, Fault | Planted] = {**(PLANTED if trainer == "rstar-lab" else {}), **FAULTS, NONE.name: NONE}
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"unknown fault {unknown[0]!r}; choose from {', '.join(known)}")
     with tempfile.TemporaryDirectory() as temporary:
@@ -170,7 +174,9 @@ async def inject(
         for name in names:
             fault = known[name]
             reporter.print_line(f"{name}: {fault.meaning}")
-            if without_fault:
+            if isinstance(fault, Planted):
+                findings.append(await _run_planted(recipe, fault, model, folder, reporter))
+            elif without_fault:
                 findings.append(_check_trl(recipe, fault, model, without_fault))
             else:
                 findings.append(await _run(recipe, fault, model, folder, reporter))
@@ -230,6 +236,28 @@ async def _run(recipe: str, fault: Fault, model: Path, folder: Path, reporter: R
         return FaultResult(fault.name, False, None, None, f"no check fired in {MAX_STEPS} steps")
     alert = alerts.iloc[0]
     return FaultResult(fault.name, True, int(alert.step), f"alert: {alert.alert}", str(alert.evidence))
+
+
+async def _run_planted(recipe: str, fault: Planted, model: Path, folder: Path, reporter: Reporter) -> FaultResult:
+    """Train with a planted fault and return the finding of the doctor that names it."""
+    name = f"faults-{fault.name}"
+    start = {} if fault.sft else {"model": str(model.resolve()), "sft": None}
+    keys = {"runs": str(folder), "name": name, "stages.0.steps": DOCTOR_STEPS, "engine.mismatch_limit": 1e9, **start}
+    loaded = load_recipe(recipe, keys | dict(fault.keys(fault.usual)))
+    loaded = loaded.model_copy(update={"stages": loaded.stages[:1]})
+    with unchecked(), fault.planted(fault.usual):
+        try:
+            async with RunSession.open(loaded, reporter) as opened:
+                await (fine_tune(opened) if fault.sft else train(opened, model))
+        except (UserError, RuntimeError, ValueError) as error:
+            return FaultResult(fault.name, True, None, type(error).__name__, str(error))
+    found = doctor(folder / f"{name}-{'sft' if fault.sft else 'rl'}").findings
+    for finding in found:
+        if finding.rule.name in fault.named_by:
+            step = min(finding.evidence.steps, default=None)
+            return FaultResult(fault.name, True, step, f"doctor: {finding.rule.name}", finding.evidence.text)
+    others = ", ".join(finding.rule.name for finding in found) or "nothing"
+    return FaultResult(fault.name, False, None, None, f"the doctor finds {others}")
 
 
 def _write_problems(

@@ -12,12 +12,16 @@ app = typer.Typer()
 
 @app.command(
     epilog=examples(
-        "rstar-lab inject", "rstar-lab inject stale-weights none --recipe tiny_fast", "rstar-lab inject --trainer trl"
+        "rstar-lab inject",
+        "rstar-lab inject stale-weights none --recipe tiny_fast",
+        "rstar-lab inject adapter-lost fake-zeros",
+        "rstar-lab inject --trainer trl",
     )
 )
 def inject(
     faults: Annotated[
-        list[str] | None, typer.Argument(metavar="[FAULT]...", help="Faults to inject. Default: all, and `none`.")
+        list[str] | None,
+        typer.Argument(metavar="[FAULT]...", help="Faults to inject. Default: those of the checks, and `none`."),
     ] = None,
     recipe: Annotated[
         str, typer.Option(help="Recipe to break: a file, or a name of `rstar-lab recipes`.")
@@ -33,8 +37,9 @@ def inject(
 ) -> None:
     """Break a short training run on purpose, one fault at a time, and report which check notices it.
 
-    Faults: stale-weights, wrong-template, shifted-mask, no-log-probs, empty-outputs, wrong-reward-sign, repeated-problems,
-    evaluation-in-training. `none` is the control: nothing is broken, and no check may fire. Exits with 1 if a fault is
+    Faults of the checks: stale-weights, wrong-template, shifted-mask, no-log-probs, empty-outputs, wrong-reward-sign, repeated-problems,
+    evaluation-in-training. The faults of docs/doctor.md run for 12 steps without the checks; the doctor must name them from
+    the log. `none` is the control: nothing is broken, and no check may fire. Exits with 1 if a fault is
     not noticed, or if a check fires without a fault; with `--trainer trl`, only if TRL fails without a fault.
     """
     from rich.console import Console

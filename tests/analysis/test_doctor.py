@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,12 +59,12 @@ def honest(seed: int = 0) -> Log:
             "response_tokens": 200 * noise(0.05), "equal_share": 0.2, "staleness": 0.5, "kl_k3": 0.01 * noise(0.1),
         }
     )  # fmt: skip
-    return Log("honest", "test", steps, rollouts)
+    return Log("honest", "test", steps, rollouts, mini_batches=2)
 
 
 def set_steps(**values):
     def plant(log: Log) -> Log:
-        return Log(log.name, log.source, log.steps.assign(**values), log.rollouts)
+        return replace(log, steps=log.steps.assign(**values))
 
     return plant
 
@@ -72,7 +73,7 @@ def set_rollouts(change):
     def plant(log: Log) -> Log:
         frame = log.rollouts.copy()
         change(frame)
-        return Log(log.name, log.source, log.steps, frame)
+        return replace(log, rollouts=frame)
 
     return plant
 
@@ -159,6 +160,10 @@ def test_a_planted_fault_is_named_with_evidence(fault):
     assert finding.evidence.numbers or finding.evidence.steps or finding.evidence.trajectories
     assert set(finding.evidence.trajectories) <= set(log.rollouts.traj_id)
     json.dumps(diagnosis.as_dict(), allow_nan=False)
+
+
+def test_one_update_per_step_does_not_move_the_policy_within_the_step():
+    assert names(replace(PLANTED["updates change nothing"](honest()), mini_batches=1)) == set()
 
 
 def test_every_rule_without_texts_has_a_planted_fault():

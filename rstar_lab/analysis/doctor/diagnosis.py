@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,33 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule
 from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.errors import UserError
 
+RATES_FILE = Path(__file__).parent / "rates.json"
+
+
+@cache
+def measured_rates() -> dict[str, list[int]]:
+    """Return the measured rates by rule, see docs/doctor.md."""
+    return json.loads(RATES_FILE.read_text())
+
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that fired on a run. confidence: how often the rule was right in runs with planted faults; None: not measured."""
+    """A rule that fired on a run."""
 
     run: str
     rule: Rule
     evidence: Evidence
-    confidence: float | None = None
+
+    @property
+    def measured(self) -> tuple[int, int] | None:
+        """(runs with a planted fault, runs) among the measured runs with this finding; None: no measured run had it."""
+        known = measured_rates().get(self.rule.name)
+        return (known[0], known[1]) if known else None
+
+    @property
+    def confidence(self) -> float | None:
+        """Share of the measured runs with this finding in which a fault was planted; None: no measured run had it."""
+        return self.measured[0] / self.measured[1] if self.measured else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding as JSON values."""
@@ -38,6 +57,7 @@ class Finding:
             "trajectories": list(self.evidence.trajectories),
             "cost": round(float(self.evidence.cost), 3),
             "confidence": self.confidence,
+            "confidence_runs": self.measured[1] if self.measured else 0,
             "remedy": self.rule.remedy,
             "source": self.rule.source,
         }
@@ -104,19 +124,29 @@ class Diagnosis:
                 f"   what: {finding.evidence.text}{f', steps {seen}' if seen else ''}",
                 f"   why: {finding.rule.cause}",
                 f"   do: {finding.rule.remedy}",
+                f"   confidence: {_confidence(finding)}",
             ]
             if finding.evidence.trajectories:
                 lines.append(f"   open: {', '.join(finding.evidence.trajectories[:3])}")
             lines.append("")
+        return "\n".join([*lines, *self._rest()]).rstrip()
+
+    def _rest(self) -> list[str]:
+        """Return the lines after the findings: waste, what looks healthy, what was not understood, and what could not be checked."""
+        lines = []
         for run, parts in self.waste.items():
             named = ", ".join(f"{name} {value:.0%}" for name, value in parts.items() if value >= 0.005)
             lines.append(f"Tokens that trained nothing in {run}: {named or 'none'}")
         if self.healthy:
             lines.append(f"Healthy: {', '.join(self.healthy)}")
         lines += [f"Not understood in {log.name}: {note}" for log in self.logs for note in log.notes]
+        by_columns: dict[str, list[str]] = {}
         for name, columns in self.unchecked.items():
-            lines.append(f"Not checked: {name} (the log has no {', '.join(columns)})")
-        return "\n".join(lines).rstrip()
+            by_columns.setdefault(", ".join(columns), []).append(name)
+        lines += [
+            f"Not checked (the log has no {columns}): {', '.join(names)}" for columns, names in by_columns.items()
+        ]
+        return lines
 
     def to_html(self) -> str:
         """Return the diagnosis as one HTML page without scripts."""
@@ -130,13 +160,7 @@ class Diagnosis:
                 f"<dt>Steps</dt><dd>{html.escape(_steps(item['steps']) or '–')}</dd><dt>Rollouts</dt><dd>{opened or '–'}</dd>"
                 f"<dt>Source</dt><dd>{html.escape(item['source'])}</dd></dl>"
             )
-        rest = html.escape(
-            "\n".join(
-                self.to_text().splitlines()[
-                    -len(self.unchecked) - sum(len(log.notes) for log in self.logs) - len(self.waste) - 1 :
-                ]
-            )
-        )
+        rest = html.escape("\n".join(self._rest()))
         style = "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}dt{font-weight:600}pre{white-space:pre-wrap}"
         return (
             "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Diagnosis</title>"
@@ -207,6 +231,13 @@ def wasted_tokens(rollouts: pd.DataFrame) -> dict[str, float]:
         "groups with equal rewards": float(tokens[equal].sum()) / total,
         "dropped by resampling": float(tokens[~equal & ~kept].sum()) / total,
     }
+
+
+def _confidence(finding: Finding) -> str:
+    if finding.measured is None:
+        return "not measured"
+    right, runs = finding.measured
+    return f"{right} of {runs} measured runs with this finding had a planted fault"
 
 
 def _own_rule(name: str) -> Rule:

@@ -96,7 +96,11 @@ def _own(path: Path) -> list[Log]:
         evaluated = table[(table.kind == "evaluate") & (table.parent_run == row["run_id"])]
         evaluations = open_runs(evaluated.path.tolist()) if len(evaluated) else None
         fp32 = row.get("recipe.engine.dtype") == "float32" and row.get("recipe.rl.precision") != "bf16"
-        logs.append(Log(str(row["run_id"]), "rstar_lab", _named(own), _table(opened), opened, evaluations, fp32))
+        updates = row.get("recipe.rl.mini_batches")
+        updates = int(updates) if isinstance(updates, int | float) and updates == updates else None
+        logs.append(
+            Log(str(row["run_id"]), "rstar_lab", _named(own), _table(opened), opened, evaluations, fp32, updates)
+        )
     return logs
 
 

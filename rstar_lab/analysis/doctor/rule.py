@@ -35,6 +35,7 @@ class Log:
         runs: The opened run, for texts; None if the log has metrics only.
         evaluations: The evaluations during the run; None if the log has none.
         fp32: Whether engine and trainer are known to compute in fp32.
+        mini_batches: Updates per step, if known. With one, the policy does not move within a step.
         notes: What of the log was not understood.
     """
 
@@ -45,11 +46,12 @@ class Log:
     runs: "Runs | None" = None
     evaluations: "Runs | None" = None
     fp32: bool = False
+    mini_batches: int | None = None
     notes: tuple[str, ...] = ()
 
     def missing(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the log does not have. columns: `steps.NAME` or `rollouts.NAME`; `texts` for transcripts, `tokens` for
-        stored arrays of tokens, `evaluations` for evaluations during the run."""
+        stored arrays of tokens, `evaluations` for evaluations during the run, `mini_batches` for several updates per step."""
         return [column for column in columns if not self.has(column)]
 
     def has(self, column: str) -> bool:
@@ -58,6 +60,8 @@ class Log:
             return self.runs is not None and not self.rollouts.empty
         if column == "tokens":
             return self.has("texts") and not self.tokens(1).empty
+        if column == "mini_batches":
+            return (self.mini_batches or 1) > 1
         if column == "evaluations":
             return self.evaluations is not None
         table, _, name = column.partition(".")

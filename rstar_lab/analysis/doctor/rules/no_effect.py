@@ -18,7 +18,7 @@ def check(log: Log) -> Evidence | None:
 
 RULE = Rule(
     name="updates change nothing",
-    reads=("steps.grad_norm", "steps.kl_k3", "steps.ratio_max"),
+    reads=("steps.grad_norm", "steps.kl_k3", "steps.ratio_max", "mini_batches"),
     cause=(
         "there is a gradient, but the weights do not move: the learning rate is too small, or the updates are below "
         "the resolution of bf16 weights"

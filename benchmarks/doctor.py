@@ -1,0 +1,423 @@
+"""Detection and false-alarm rates of `rstar-lab doctor`, measured on short runs with planted faults and on honest runs.
+
+    python -m benchmarks.doctor train FOLDER [RUN...]   # about 20 s of two cores per run; continues where it was interrupted
+    python -m benchmarks.doctor score FOLDER            # applies the rules; writes benchmarks/data/doctor.csv, rates.json, docs/doctor.md
+
+All runs start from one SFT model of the recipe tiny_fast and train for 12 steps of 4 problems. They run one after the other in one
+process, with one vLLM engine that serves under two names. The checks of the trainer are off, so that each fault reaches the log.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from benchmarks.planted import LR, PLANTED, Planted, unchecked
+from rstar_lab.analysis.doctor.diagnosis import RATES_FILE, diagnose
+from rstar_lab.analysis.doctor.logs import read_logs
+from rstar_lab.analysis.doctor.rule import Log
+from rstar_lab.analysis.doctor.rules import RULES
+from rstar_lab.analysis.forks import wilson
+from rstar_lab.errors import UserError
+from rstar_lab.progress import Reporter
+from rstar_lab.resources import benchmark_file
+from rstar_lab.rl.engine import Completion, Sampling
+from rstar_lab.rl.engines.group import EngineGroup, open_engines
+from rstar_lab.rl.engines.vllm import VllmEngine
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.pipeline import fine_tune, train
+from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.session import RunSession
+from rstar_lab.sandbox import CallResult, Limits, LocalSandbox
+from rstar_lab.sandbox.call import Call
+
+STEPS, SEEDS = 12, (0, 1, 2, 3, 4)
+REPORTED = (1, 3, 4)  # seeds whose runs the page reports; thresholds were chosen on the runs of the others
+CHANGED_AFTER = (
+    ("honest", "one-update", 1),
+)  # runs of these seeds after which a rule was changed: they are not reported
+RECIPE = "tiny_fast"
+KEYS: dict[str, Any] = {
+    "processes": 1, "rl.problems_per_step": 4, "rl.group_size": 8, "rl.method.roc.rule": "none", "rl.lr": LR,
+    "stages.0.steps": STEPS, "engine.mismatch_limit": 1e9, "rl.limits.max_response_tokens": 64,
+    "engine.count": 2, "rl.checkpoint_every": 100, "rl.token_arrays": "all", "evaluate.samples": 1,
+    "evaluate.sets.held_out.synthetic.count": 16,
+}  # fmt: skip
+SFT_KEYS = {"sft.problems.synthetic.count": 500, "stages": [], "name": "doctor"}
+# Honest runs: other seeds, methods, schedules, learning rates and problems. Nothing is broken in them.
+HONEST: dict[str, dict[str, Any]] = {
+    "default": {},
+    "roc": {"rl.method.roc.rule": "paper"},
+    "gspo": {"rl.method.loss": "gspo", "rl.method.clip_low": 3e-3, "rl.method.clip_high": 4e-3},
+    "one-update": {"rl.mini_batches": 1, "rl.old_log_probs": "trainer"},
+    "low-lr": {"rl.lr": LR / 2},
+    "evaluated": {"evaluate.every": 2},
+    "lora": {"rl.lora": {"rank": 8}, "rl.lr": 5e-3},
+    "other-problems": {"stages.0.problems.synthetic.families": ["exclusive_or", "common_divisor"]},
+    "cooler": {"rl.temperature": 0.8},
+    "one-step-off": {
+        "rl.schedule": {"type": "one_step_off"}, "rl.old_log_probs": "trainer", "rl.correction": {"type": "tis"}, "rl.mini_batches": 1,
+    },
+    "sft": {},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a fault and its strength, or `honest` and the name of a variant."""
+
+    fault: str
+    strength: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.fault}_{self.strength}_{self.seed}"
+
+    @property
+    def planted(self) -> Planted | None:
+        return PLANTED.get(self.fault)
+
+    @property
+    def sft(self) -> bool:
+        return self.planted.sft if self.planted else self.strength == "sft"
+
+    @property
+    def keys(self) -> Mapping[str, Any]:
+        return self.planted.keys(float(self.strength)) if self.planted else HONEST[self.strength]
+
+
+def jobs() -> list[Job]:
+    """Return all runs in the order in which they are made. First, each fault with its usual strength, seed by seed."""
+    order = []
+    variants = sorted(HONEST, key=lambda name: name == "sft")
+    faults = sorted(PLANTED.values(), key=lambda fault: fault.sft)
+    for seed in SEEDS:
+        usual = [Job(fault.name, f"{fault.usual:g}", seed) for fault in faults]
+        honest = [Job("honest", variant, seed) for variant in variants]
+        places = {job: i for i, job in enumerate(usual)} | {job: 3 * i + 2.5 for i, job in enumerate(honest)}
+        order += sorted(places, key=lambda job: places[job])
+    for seed in SEEDS:
+        for fault in faults:
+            order += [Job(fault.name, f"{strength:g}", seed) for strength in fault.strengths if strength != fault.usual]
+    return order
+
+
+class RememberingSandbox(LocalSandbox):
+    """A sandbox that runs a program once: the runs of one seed repeat many programs."""
+
+    async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:
+        known: dict[tuple[str, str], CallResult] = self.__dict__.setdefault("known", {})
+        new = [call for call in calls if (call.code, call.stdin) not in known]
+        results = await super().run_many(new) if new else []
+        known |= {(call.code, call.stdin): result for call, result in zip(new, results, strict=True)}
+        return [known[call.code, call.stdin] for call in calls]
+
+
+class Port:
+    """One of several names of an engine."""
+
+    def __init__(self, engine: VllmEngine, number: int):
+        self.engine, self.number, self.name, self.kv_tokens = engine, number, f"vllm-{number}", engine.kv_tokens
+
+    def submit(self, requests: Sequence[tuple[list[int], Sampling]]) -> list["asyncio.Future[Completion]"]:
+        return [asyncio.ensure_future(self._renamed(future)) for future in self.engine.submit(requests)]
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        return replace(await self.engine.generate(prompt_ids, sampling), engine=self.name)
+
+    async def _renamed(self, future: "asyncio.Future[Completion]") -> Completion:
+        return replace(await future, engine=self.name)
+
+    async def load_weights(self, path: Path | str, version: int) -> None:
+        if self.number == 0:
+            await self.engine.load_weights(path, version)
+
+    async def aclose(self) -> None: ...
+
+
+async def train_all(folder: Path, names: Sequence[str] = ()) -> None:
+    """Make the runs that are missing in `folder`. names: only these runs, in this order. Default: all."""
+    torch.set_num_threads(1)
+    model = await _model(folder)
+    by_name = {job.name: job for job in jobs()}
+    todo = [by_name[name] for name in names] if names else [*by_name.values()]
+    for prefix_cache_kept in (False, True):
+        left = [job for job in todo if (job.fault == "prefix-cache-kept") is prefix_cache_kept]
+        left = [job for job in left if not (folder / "done" / f"{job.name}.json").exists()]
+        if not left:
+            continue
+        async with (
+            _engine(folder, model, keeps_cache=prefix_cache_kept) as engine,
+            RememberingSandbox(LIMITS, 2) as sandbox,
+        ):
+            for number, job in enumerate(left):
+                started = time.monotonic()
+                error = await _train(job, folder, model, engine, sandbox)
+                print(f"{number + 1}/{len(left)} {job.name} {time.monotonic() - started:.0f} s {error}", flush=True)
+
+
+LIMITS = Limits(timeout_s=2.0, memory_mb=256)
+
+
+async def _model(folder: Path) -> Path:
+    recipe = load_recipe(RECIPE, {"runs": str(folder), "name": "start", "processes": 1, "sft.epochs": 2})
+    async with RunSession.open(recipe, Reporter()) as opened:
+        return (await fine_tune(opened))[1].resolve()
+
+
+@contextlib.asynccontextmanager
+async def _engine(folder: Path, model: Path, *, keeps_cache: bool) -> AsyncIterator[VllmEngine]:
+    recipe = load_recipe(RECIPE, KEYS | {"engine.count": 1, "runs": str(folder)})
+    with PLANTED["prefix-cache-kept"].patch(1) if keeps_cache else contextlib.nullcontext():
+        async with open_engines(recipe.engine, model, folder / ".engine", 1024) as group:
+            (engine,) = group.engines
+            assert isinstance(engine, VllmEngine)
+            yield engine
+
+
+async def _train(job: Job, folder: Path, model: Path, engine: VllmEngine, sandbox: LocalSandbox) -> str:
+    """Make one run and mark it as done. Returns the error that ended it, or ""."""
+    runs = folder / "runs" / job.name
+    shutil.rmtree(runs, ignore_errors=True)
+    own = {"runs": str(runs), "seed": 100 + job.seed, "stages.0.problems.synthetic.seed": 200 + job.seed}
+    keys = KEYS | own | ({} if job.sft else {"name": "run", "model": str(model), "sft": None}) | dict(job.keys)
+    if job.sft:
+        keys |= {"sft.problems.synthetic.count": 500, "name": "run"}
+    recipe = load_recipe(RECIPE, keys)
+    error = ""
+    with unchecked(), job.planted.planted(float(job.strength)) if job.planted else contextlib.nullcontext():
+        try:
+            async with RunSession.open(recipe, Reporter()) as opened:
+                opened._sandbox = sandbox
+                if job.sft:
+                    await fine_tune(opened)
+                else:
+                    opened._starting = _ready(engine, recipe, folder)
+                    await train(opened, model)
+        except (UserError, RuntimeError, ValueError) as failure:
+            error = f"{type(failure).__name__}: {failure}"[:200]
+    for heavy in (*runs.glob("*/checkpoints"), *runs.glob("*/stages"), *runs.glob("*/base"), *runs.glob("*/sft")):
+        shutil.rmtree(heavy, ignore_errors=True)
+    (folder / "done").mkdir(exist_ok=True)
+    (folder / "done" / f"{job.name}.json").write_text(json.dumps({"error": error}))
+    return error
+
+
+def _ready(engine: VllmEngine, recipe: Recipe, folder: Path) -> "asyncio.Task[EngineGroup]":
+    ports: Any = [Port(engine, number) for number in range(2)]
+    group = EngineGroup(ports, folder / ".engine", recipe.engine.max_num_seqs, 1e9, max_tokens=1024)
+
+    async def ready() -> EngineGroup:
+        return group
+
+    return asyncio.ensure_future(ready())
+
+
+# Scores
+
+
+def score(folder: Path) -> pd.DataFrame:
+    """Apply the rules to all stored runs. Returns one row per run and finding, and one without a rule for each run.
+
+    step: the first step from which the log up to it has the finding.
+    """
+    rows = []
+    for job in jobs():
+        done = folder / "done" / f"{job.name}.json"
+        if done.exists():
+            own = {"fault": job.fault, "strength": job.strength, "seed": job.seed}
+            found = _found(folder / "runs" / job.name)
+            rows.append(own | {"rule": "", "step": 0, "error": json.loads(done.read_text())["error"]})
+            rows += [own | {"rule": rule, "step": step, "error": ""} for rule, step in sorted(found.items())]
+    return pd.DataFrame(rows)
+
+
+def _found(runs: Path) -> dict[str, int]:
+    try:
+        logs = read_logs(runs, runs / ".import")
+    except UserError:
+        return {}
+    found: dict[str, int] = {}
+    for log in logs:
+        for finding in diagnose([log]).findings:
+            steps = sorted(log.steps.step)
+            first = steps[-1]
+            for step in reversed(steps[:-1]):
+                part = _until(log, step)
+                if part.missing(finding.rule.reads) or not finding.rule.check(part):
+                    break
+                first = step
+            found[finding.rule.name] = int(first)
+    return found
+
+
+def _until(log: Log, step: int) -> Log:
+    steps, rollouts = log.steps[log.steps.step <= step], log.rollouts[log.rollouts.step <= step]
+    return replace(log, steps=steps.reset_index(drop=True), rollouts=rollouts)
+
+
+# Tables
+
+
+def recorded() -> pd.DataFrame:
+    """Return the recorded scores."""
+    return pd.read_csv(benchmark_file("doctor.csv"), keep_default_na=False, dtype={"strength": str})
+
+
+def is_reported(scores: pd.DataFrame) -> pd.Series:
+    """Return which rows belong to runs that the page reports."""
+    changed = pd.Series(
+        [key in CHANGED_AFTER for key in zip(scores.fault, scores.strength, scores.seed, strict=True)],
+        index=scores.index,
+    )
+    return scores.seed.isin(REPORTED) & ~changed
+
+
+def interval(hits: int, n: int) -> str:
+    """Return "3/5 [0.23, 0.88]": a share with its 95% Wilson interval."""
+    low, high = wilson(hits, n)
+    return f"{hits}/{n} [{low:.2f}, {high:.2f}]"
+
+
+def named(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per run with a fault: fault, strength, seed, step (at which the fault was named; NaN: not named), others."""
+    rows = []
+    for (fault, strength, seed), own in scores[scores.fault != "honest"].groupby(
+        ["fault", "strength", "seed"], sort=False
+    ):
+        right = own[own.rule.isin(PLANTED[str(fault)].named_by)]
+        others = sorted(set(own.rule) - {"", *right.rule})
+        rows.append((fault, strength, seed, right.step.min(), others))
+    return pd.DataFrame(rows, columns=["fault", "strength", "seed", "step", "others"])
+
+
+def fault_table(scores: pd.DataFrame) -> str:
+    """Return what the doctor finds in the runs of each fault, as Markdown."""
+    runs = named(scores)
+    lines = [
+        "| fault | strength | named, reported runs | named, other runs | step | other findings |",
+        "|---|---|---|---|---|---|",
+    ]
+    for fault in PLANTED.values():
+        for strength in fault.strengths:
+            own = runs[(runs.fault == fault.name) & (runs.strength == f"{strength:g}")]
+            if own.empty:
+                continue
+            reported = is_reported(own)
+            counts = [
+                f"{part.step.notna().sum()} of {len(part)}" if len(part) else "–"
+                for part in (own[reported], own[~reported])
+            ]
+            step = "–" if own.step.isna().all() else f"{own.step.median():g}"
+            others = ", ".join(sorted({name for names in own.others for name in names})) or "–"
+            lines.append(
+                f"| {fault.name}: {fault.meaning} | {strength:g} | {counts[0]} | {counts[1]} | {step} | {others} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def rule_table(scores: pd.DataFrame) -> str:
+    """Return detection and false alarms of each rule in the reported runs, as Markdown."""
+    lines = ["| finding | faults named | step | false alarms per honest run |", "|---|---|---|---|"]
+    reported = scores[is_reported(scores)]
+    honest = reported[reported.fault == "honest"]
+    n_honest = int((honest.rule == "").sum())
+    for rule in sorted(RULES, key=lambda rule: rule.name):
+        planted = [fault.name for fault in PLANTED.values() if rule.name in fault.named_by]
+        broken = reported[reported.fault.isin(planted)]
+        n, hits = int((broken.rule == "").sum()), broken[broken.rule == rule.name]
+        detected = interval(len(hits), n) if n else "not measured"
+        step = f"{hits.step.median():g}" if len(hits) else "–"
+        lines.append(
+            f"| {rule.name} | {detected} | {step} | {interval(int((honest.rule == rule.name).sum()), n_honest)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def summary(scores: pd.DataFrame) -> str:
+    """Return the totals as sentences."""
+    runs, honest = named(scores), scores[scores.fault == "honest"]
+    parts = {"reported": runs[is_reported(runs)], "other": runs[~is_reported(runs)]}
+    ends = scores[(scores.rule == "") & (scores.error != "")]
+    alarms = {
+        name: (
+            int((own.rule != "").sum()),
+            own[own.rule != ""].drop_duplicates(["strength", "seed"]).shape[0],
+            int((own.rule == "").sum()),
+        )
+        for name, own in (
+            ("reported", honest[is_reported(honest)]),
+            ("other", honest[~is_reported(honest)]),
+        )
+    }
+    lost = parts["reported"][parts["reported"].step.isna()]
+    listed = (
+        ", ".join(f"{row.fault} ({row.strength})" for row in lost.drop_duplicates(["fault", "strength"]).itertuples())
+        or "none"
+    )
+    seeds = ", ".join(str(seed) for seed in sorted(set(scores.seed) & set(REPORTED)))
+    titles = {
+        "reported": f"Reported runs (seeds {seeds})",
+        "other": "Other runs, after some of which a rule was changed",
+    }
+    kinds, count = honest.strength.nunique(), int((honest.rule == "").sum())
+    lines = [
+        f"{len(runs) + count} runs: {len(runs)} with one of {runs.fault.nunique()} faults, {count} honest ones of {kinds} kinds; "
+        f"{len(ends)} ended with an error.",
+        "",
+    ]
+    for name, title in titles.items():
+        count, alarmed, n = alarms[name]
+        hits = int(parts[name].step.notna().sum())
+        lines.append(
+            f"- {title}: the fault is named in {interval(hits, len(parts[name]))} runs; "
+            f"{interval(alarmed, n)} honest runs have a false alarm, {count} in all."
+        )
+    missing = ", ".join(name for name in PLANTED if name not in set(runs.fault)) or "none"
+    return "\n".join([*lines, f"- Not named in a reported run: {listed}.", f"- Not measured: {missing}."]) + "\n"
+
+
+def rates(scores: pd.DataFrame) -> dict[str, list[int]]:
+    """Return [reported runs with a planted fault, reported runs] among those with each finding."""
+    reported = scores[is_reported(scores) & (scores.rule != "")]
+    return {str(rule): [int((own.fault != "honest").sum()), len(own)] for rule, own in reported.groupby("rule")}
+
+
+def write_results(scores: pd.DataFrame) -> None:
+    """Write the recorded scores, the rates that the doctor shows, and the tables of the page."""
+    scores.to_csv(benchmark_file("doctor.csv"), index=False)
+    RATES_FILE.write_text(json.dumps(rates(scores), indent=1) + "\n")
+    text = PAGE.read_text()
+    for name, content in (("summary", summary), ("faults", fault_table), ("rates", rule_table)):
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        text = f"{before}<!-- {name} -->\n{content(scores)}<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    PAGE.write_text(text)
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "doctor.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["train", "score"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args()
+    if given.command == "train":
+        asyncio.run(train_all(given.folder.resolve(), given.names))
+    else:
+        write_results(score(given.folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Tests of the measured rates of the doctor: the page and the shown confidence follow from the recorded scores."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.doctor import HONEST, REPORTED, fault_table, jobs, named, rates, recorded, rule_table, summary
+from benchmarks.faults import FAULTS
+from benchmarks.planted import PLANTED, chosen
+from rstar_lab.analysis.doctor.diagnosis import RATES_FILE
+from rstar_lab.analysis.doctor.rules import RULES
+from rstar_lab.rl.overrides import load_recipe
+
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+def test_the_page_and_the_rates_follow_from_the_recorded_scores():
+    scores = recorded()
+    page = PAGE.read_text()
+    for name, content in (("summary", summary), ("faults", fault_table), ("rates", rule_table)):
+        assert page.split(f"<!-- {name} -->\n")[1].split("<!-- end -->")[0] == content(scores), name
+    assert json.loads(RATES_FILE.read_text()) == rates(scores)
+
+
+def test_recorded_scores_name_known_rules_faults_and_seeds():
+    scores = recorded()
+    assert set(scores.rule) <= {"", *(rule.name for rule in RULES)}
+    assert set(scores.fault) <= {"honest", *PLANTED} and set(scores[scores.fault == "honest"].strength) <= set(HONEST)
+    runs = scores[scores.rule == ""]
+    assert not runs.duplicated(["fault", "strength", "seed"]).any() and set(runs.seed) & set(REPORTED)
+    assert len(named(scores)) == (runs.fault != "honest").sum()
+
+
+def test_at_least_20_faults_can_be_injected_and_each_is_named_by_known_rules():
+    names = {rule.name for rule in RULES}
+    assert len({*FAULTS, *PLANTED}) >= 30
+    assert all(set(fault.named_by) <= names for fault in PLANTED.values())
+    assert [fault.name for fault in PLANTED.values() if not fault.named_by] == ["wrong-truth"]
+    assert len({job.name for job in jobs()}) == len(jobs())
+
+
+@pytest.mark.parametrize("fault", PLANTED.values(), ids=lambda fault: fault.name)
+def test_the_keys_of_a_fault_are_valid_and_its_program_is_repaired_afterwards(fault):
+    for strength in fault.strengths:
+        load_recipe("tiny_fast", dict(fault.keys(strength)))
+        with fault.planted(strength):
+            pass
+    assert 0.25 < sum(chosen(str(i), 0.3) for i in range(1000)) / 1000 < 0.35
