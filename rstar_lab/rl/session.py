@@ -28,7 +28,7 @@ from rstar_lab.rl.problems import Problem, ProblemError, without_copies
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
 from rstar_lab.rl.recipe.functions import own_chat_template, own_metric, own_trigger
 from rstar_lab.rl.reward import make_reward, warm_up
-from rstar_lab.rl.reward.hidden_tests import Runner, tests_of
+from rstar_lab.rl.reward.hidden_tests import Runner, hidden_tests_of
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
@@ -289,7 +289,7 @@ def check_answers(problems: Sequence[Problem], rl: RlSection) -> None:
     for problem in problems:
         reward, name = rewards.get(problem.environment), problem.environment
         if reward == TESTS:
-            tests_of(problem)
+            hidden_tests_of(problem)
         elif reward in REWARDS and not problem.answer:
             where = f"the reward of rl.environments.{name}" if name else f"rl.reward: {reward}"
             raise UserError(f"problem {problem.problem_id} has no answer, which {where} requires")

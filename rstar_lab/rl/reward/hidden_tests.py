@@ -111,7 +111,7 @@ def same_value(value: Any, expected: Any) -> bool:
     return value == expected
 
 
-def tests_of(problem: Problem) -> tuple[list[Mapping[str, str]], str | None]:
+def hidden_tests_of(problem: Problem) -> tuple[list[Mapping[str, str]], str | None]:
     """Return the test cases of a problem and the name of its function, or None.
 
     Args:
@@ -154,7 +154,7 @@ class HiddenTests:
             UserError: If the problem has no valid tests, or without a sandbox.
             Undecided: If the sandbox failed twice on one test.
         """
-        tests, function = tests_of(problem)
+        tests, function = hidden_tests_of(problem)
         if self.run is None:
             raise UserError("rl.reward: tests requires the sandbox of a run")
         program, passed = final_program(text), 0

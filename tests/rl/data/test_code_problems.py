@@ -10,7 +10,7 @@ import pytest
 from rstar_lab.rl.data.prepare import prepare
 from rstar_lab.rl.data.sources import parse_source, read_source
 from rstar_lab.rl.problems import ProblemError, load_problems
-from rstar_lab.rl.reward.hidden_tests import tests_of
+from rstar_lab.rl.reward.hidden_tests import hidden_tests_of
 
 CASES = [{"input": "2\n3", "output": "5", "testtype": "functional"}]
 
@@ -51,7 +51,7 @@ def test_prepared_problems_have_the_tests_of_the_row(tmp_path, name):
     for suffix in ("jsonl", "parquet"):
         prepare([f"{name}={tmp_path / 'rows.jsonl'}"], tmp_path / f"out.{suffix}")
         (problem,) = load_problems(tmp_path / f"out.{suffix}")
-        tests, named = tests_of(problem)
+        tests, named = hidden_tests_of(problem)
         assert [(test["input"], test["output"]) for test in tests] == expected and named == function
         assert problem.question.startswith("Add.") and problem.answer == ""
 
