@@ -10,7 +10,7 @@ from rstar_lab.cli.shared import examples
 app = typer.Typer()
 
 
-@app.command(epilog=examples("rstar-lab mcp --runs-dir runs", "rstar-lab mcp --skill > SKILL.md"))
+@app.command(epilog=examples("rstar-lab mcp --runs-dir runs", "rstar-lab mcp --skill"))
 def mcp(
     runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
     skill: Annotated[
