@@ -47,8 +47,9 @@ def rescore(
         if as_json:
             print(json.dumps(asdict(change)))
         elif number < SHOWN:
+            before = "none" if change.reward_before is None else f"{change.reward_before:g}"
             line = (
-                f"{change.traj_id}: reward {change.reward_before:g} -> {change.reward:g}, answer {change.answer_before!r} -> "
+                f"{change.traj_id}: reward {before} -> {change.reward:g}, answer {change.answer_before!r} -> "
                 f"{change.answer!r}, truth {change.truth!r}"
             )
             print(printable(line))

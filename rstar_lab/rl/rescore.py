@@ -1,7 +1,6 @@
 """`rstar-lab rescore`: compute the rewards of a stored run again, with another reward or answer format, without sampling."""
 
 import hashlib
-import json
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from rstar_lab.rl.evaluation import summarise_usable
 from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.trajectory import StopReason
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import ANSWER_FORMATS, AnswerFormat
@@ -31,7 +31,7 @@ class Change:
     truth: str
     answer_before: str | None
     answer: str | None
-    reward_before: float
+    reward_before: float | None  # None: the rollout was not scored
     reward: float
 
 
@@ -54,7 +54,8 @@ def rescore(
 
     reward: `verify`, `released` or `module:function`, as the recipe key `rl.reward`. answer: where `verify` reads the answer, as
     `rl.answer`. The parent of the new run is the old one. The columns kept and advantage are copied from the old run.
-    Raises UserError for an unknown reward or format, a run without trajectories, or trajectories of environments.
+    Raises UserError for an unknown reward or format, a run without trajectories or
+    without correct answers, or trajectories of environments.
     """
     if answer not in ANSWER_FORMATS:
         raise UserError(f"--answer {answer}: choose from {', '.join(ANSWER_FORMATS)}")
@@ -67,6 +68,12 @@ def rescore(
     if not trajectories:
         raise UserError(f"run {source.run_id} has no trajectories")
     _check_environments(source.run_id, trajectories.values(), reward)
+    without = sum(row["truth"] is None for row in trajectories.values())
+    if without and reward in REWARDS:
+        raise UserError(
+            f"run {source.run_id}: {without} of {len(trajectories)} trajectories have no correct answer (column truth), which "
+            f"--reward {reward} requires; import them with it, or use --reward module:function"
+        )
     texts = dict(texts_of_model(source))
     if missing := trajectories.keys() - texts.keys():
         raise UserError(f"run {source.run_id} has no transcript of {len(missing)} trajectories, such as {min(missing)}")
@@ -75,9 +82,9 @@ def rescore(
     changes, correct_before = [], 0
     for row, new in zip(trajectories.values(), rewards, strict=True):
         old, text = row["reward"], texts[row["traj_id"]]
-        correct_before += old > 0
+        correct_before += old is not None and old > 0
         new_answer = extract_answer(text, answer)
-        if abs(new - old) > 1e-6:
+        if old is None or abs(new - old) > 1e-6:
             changes.append(
                 Change(row["traj_id"], row["problem_id"], row["truth"], row["answer"], new_answer, old, float(new))
             )
@@ -105,7 +112,7 @@ def _check_environments(run_id: str, trajectories: Collection[dict[str, Any]], r
 def texts_of_model(source: RunReader) -> Iterator[tuple[str, str]]:
     """Yield (traj_id, text of the model), as the agent loop passes it to the reward."""
     for row in source.read("transcripts", ["traj_id", "messages"]).to_pylist():
-        turns = [message["content"] for message in json.loads(row["messages"]) if message["role"] == "assistant"]
+        turns = [message["content"] for message in read_messages(row["messages"]) if message["role"] == "assistant"]
         yield row["traj_id"], "\n".join(turns)
 
 

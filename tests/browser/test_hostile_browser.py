@@ -1,17 +1,24 @@
 """Every widget, page and figure of a run whose texts are all hostile: no script runs, no request leaves, nothing is broken."""
 
+import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.hostile_run import make_hostile_run
+import yaml
+from helpers.hostile_run import hostile, make_hostile_run
+from inspector_page import book
 from widget_page import WidgetPage
 
 import rstar_lab.analysis as analysis
 from rstar_lab.analysis import explore, inspect, open_runs, overview
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.report import report_html
+from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.rl.overrides import RECIPES
+from rstar_lab.rl.renderers.conversations import Conversation, Message, write_conversations
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -39,21 +46,26 @@ def provoke(page: Any) -> None:
     page.wait_for_timeout(100)
 
 
-def check(page: Any, errors: list[str], requests: list[str]) -> None:
+def check(page: Any, errors: list[str], requests: list[str], inside: str = "", own: str = "about:") -> None:
+    """inside: selector of the part of the page that is ours. own: start of the addresses that the page may ask for."""
     provoke(page)
     found = page.evaluate(
-        """names => ({
+        """([names, inside]) => ({
           hacked: window.hacked ?? 0,
-          elements: [...document.querySelectorAll(names)].map(e => e.outerHTML.slice(0, 80)),
-          handlers: [...document.querySelectorAll('*')].filter(e => [...e.attributes].some(a => a.name.startsWith('on'))).length,
+          elements: [...document.querySelectorAll(names)].filter(e => e.closest(inside)).map(e => e.outerHTML.slice(0, 80)),
+          handlers: [...document.querySelectorAll(`${inside} *`)]
+            .filter(e => [...e.attributes].some(a => a.name.startsWith('on'))).length,
           links: [...document.querySelectorAll('[href], [src], [action]')].map(
             e => e.getAttribute('href') ?? e.getAttribute('src') ?? '').filter(t => /^\\s*javascript:/i.test(t)),
           hidden: getComputedStyle(document.body).display === 'none',
         })""",
-        "img, iframe, object, link, form:not([method=dialog]), meta[http-equiv=refresh], base, embed",
+        [
+            "img, iframe, object, link, form:not([method=dialog]), meta[http-equiv=refresh], base, embed",
+            inside or "html",
+        ],
     )
     assert found == {"hacked": 0, "elements": [], "handlers": 0, "links": [], "hidden": False}
-    assert [url for url in requests if not url.startswith(("about:", "blob:", "data:", "file:"))] == []
+    assert [url for url in requests if not url.startswith(("about:", "blob:", "data:", "file:", own))] == []
     assert errors == []
 
 
@@ -163,3 +175,65 @@ def test_static_pages(browser, run, runs, tmp_path):
         assert page.evaluate("() => document.body.innerText").count("onerror") >= (name != "comparison")
         page.close()
         assert "\x1b" not in text and "\u202e" not in text
+
+
+def make_hostile_jobs(runs_dir: Path) -> None:
+    """Write jobs whose files have hostile texts: own ones that are sealed, and damaged ones that others could have written."""
+    for number in range(6):
+        text = hostile(number)
+        folder = JobFolder.of(runs_dir, f"job-{number}")
+        spec = JobSpec(
+            f"job-{number}", text, text, "local", [sys.executable, text], "/", str(runs_dir), {text: text}, text,
+            run="hostile", environment={text: text},
+        )  # fmt: skip
+        folder.save(spec)
+        folder.log.write_text(json.dumps({"event": text, "done": 1, "total": 9, "line": text, "reward": text}) + f"\n{text}")
+        folder.write("exit.json", {"code": number % 2, "stopped": False, "ended": 1.0})
+        damaged = runs_dir / ".jobs" / f"{number}{text.replace('/', '')}"[:120].replace("\0", "")
+        damaged.mkdir(mode=0o700)
+        (damaged / "job.json").write_text(json.dumps(dataclasses.asdict(spec) | {"backend": text, "id": text}))
+
+
+def make_hostile_recipe(folder: Path) -> Path:
+    """Write a recipe and its files of conversations, all with hostile texts and names."""
+    text = hostile(0)
+    file = folder / f"{text[:60].replace('/', '')}.jsonl"
+    messages = (Message(role="user", content=text), Message(role="assistant", content=text))
+    write_conversations(file, [Conversation(conversation_id=text, source=text, messages=messages)] * 3)
+    recipe = yaml.safe_load((RECIPES / "tiny_fast.yaml").read_text())
+    recipe["model"] = text
+    recipe["sft"] = {"conversations": [{"file": str(file)}]}
+    recipe["rl"]["prompt"] = {"system_prompt": text}
+    path = folder / f"recipe{text[:40].replace('/', '')}.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def test_board_forms_watch_and_diagnosis_in_jupyterlab(lab, tmp_path):
+    run = make_hostile_run(tmp_path / "runs", long_text=False)
+    make_hostile_jobs(tmp_path / "runs")
+    recipe = str(make_hostile_recipe(tmp_path))
+    cells = (
+        f"from rstar_lab.jobs import JobBoard\nfrom rstar_lab.analysis import inspect\nboard = JobBoard({str(run.parent)!r}, inspect=inspect)\nboard",
+        "widget = board._widget\nfor job in widget.selection.options:\n    widget.selection.value = job\n"
+        "    for name in ('Logs', 'Inspect'):\n        widget.buttons[name].click()",
+        f"from rstar_lab.jobs.form import SubmitForm\nform = SubmitForm({recipe!r}, runs_dir={str(run.parent)!r})\nform.overrides.value = {'k=' + hostile(0)!r}\nform.check()\nform",
+        f"from rstar_lab.rl.forms import MixForm, RecipeForm, RewardPreview\nedited = RecipeForm({recipe!r})\nedited.search.value = 'prompt'\n"
+        f"edited.field('model').value = {hostile(2)!r}\nedited",
+        f"MixForm({recipe!r})",
+        f"preview = RewardPreview({str(run)!r})\npreview",
+        f"preview.reward.value = {hostile(0)!r}",
+        f"from rstar_lab.analysis import overview, watch\nfrom rstar_lab.analysis.doctor import doctor\ndisplay(doctor({str(run)!r}))\nwatch({str(run)!r})",
+        f"overview({str(run.parent)!r})",
+        f"inspect({str(run)!r})",
+    )
+    with lab.notebook(book(tmp_path, *cells), size=(1400, 1600)) as opened:
+        requests: list[str] = []
+        opened.page.on("request", lambda request: requests.append(request.url))
+        opened.run_all()
+        opened.wait("() => document.querySelectorAll('.jp-OutputArea table').length >= 3")
+        check(opened.page, [], requests, ".jp-OutputArea-output", lab.url)
+        opened.page.mouse.wheel(0, 10_000)
+        opened.page.wait_for_timeout(1000)
+        check(opened.page, [], requests, ".jp-OutputArea-output", lab.url)
+        assert "onerror" in opened.page.locator(".jp-OutputArea").all_inner_texts().__str__()

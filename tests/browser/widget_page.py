@@ -5,6 +5,7 @@ is not the real one.
 """
 
 import base64
+import itertools
 import json
 from typing import Any
 
@@ -42,8 +43,23 @@ _MODEL = """(state) => {
     }
     for (const [content, buffers] of messages) emit("msg:custom", content, buffers.map(bytes));
   };
+  const parts = new Map();
+  let next = 0;
+  window.part = (number, text, last) => {
+    const part = parts.get(number) ?? { text: "", last: false };
+    parts.set(number, { text: part.text + text, last });
+    if (parts.get(next)?.last) setTimeout(deliverNext, 0);
+  };
+  const deliverNext = () => {
+    for (; parts.get(next)?.last; next += 1) {
+      const [changes, messages] = JSON.parse(parts.get(next).text);
+      parts.delete(next);
+      window.deliver(changes, messages);
+    }
+  };
   return model;
 }"""
+_PART = 2**19  # characters; Playwright needs quadratic time for a longer argument
 
 
 class WidgetPage:
@@ -54,6 +70,7 @@ class WidgetPage:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self._messages: list[list[Any]] = []
+        self._numbers = itertools.count()
         widget.send = self._collect  # instead of the comm of a notebook
         self.page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
         self.page.set_default_timeout(WAIT_S * 1000)
@@ -96,9 +113,12 @@ class WidgetPage:
         changes = {name: value for name, value in now.items() if value != self._known[name]}
         self._known |= changes
         messages, self._messages = self._messages, []
-        # Not awaited: this runs inside a call from the page.
-        script = f"setTimeout(() => window.deliver({json.dumps(changes)}, {json.dumps(messages)}), 0)"
-        self.page.evaluate("script => { (0, eval)(script); }", script)
+        text, number = json.dumps([changes, messages]), next(self._numbers)  # numbered: other deliveries start meanwhile
+        for at in range(0, len(text), _PART):
+            self.page.evaluate(
+                "([number, text, last]) => window.part(number, text, last)",
+                [number, text[at : at + _PART], at + _PART >= len(text)],
+            )
 
     def sync(self) -> None:
         """Send changes that Python made to the page."""

@@ -1,6 +1,5 @@
 """Try a reward on stored rollouts before a run uses it: `RewardPreview(run)`."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.forms.form import Form
 from rstar_lab.rl.reward import extract_answer, make_reward
 from rstar_lab.rl.section import REWARDS
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader, read_steps
 from rstar_lab.verify import ANSWER_FORMATS
 from rstar_lab.visible_text import escaped
@@ -46,7 +46,7 @@ class RewardPreview(Form):
             raise UserError(f"run {reader.run_id}, step {self.step} has no rollout {missing[0]}")
         self.rows = [rows[name] for name in (traj_ids or list(rows)[:n])]
         self.texts = {
-            row["traj_id"]: "\n".join(m["content"] for m in json.loads(row["messages"]) if m["role"] == "assistant")
+            row["traj_id"]: "\n".join(m["content"] for m in read_messages(row["messages"]) if m["role"] == "assistant")
             for row in _read_step(reader, "transcripts", ["step", "traj_id", "messages"], self.step)
         }
         wide = widgets.Layout(width="26em")
@@ -80,11 +80,13 @@ class RewardPreview(Form):
 
     def _line(self, row: dict[str, Any], score: Any) -> dict[str, Any]:
         text = self.texts[row["traj_id"]]
+        if row["truth"] is None and self.reward.value in REWARDS:
+            raise UserError(f"rollout {row['traj_id']} has no correct answer, which reward {self.reward.value} requires")
         new = float(score(text, row["truth"]))
         return {
             "traj_id": row["traj_id"], "truth": row["truth"], "stored_answer": row["answer"],
             "answer": extract_answer(text, self.answer.value), "stored_reward": row["reward"], "reward": new,
-            "changed": abs(new - row["reward"]) > 1e-6, "text": text[-TAIL_CHARS:],
+            "changed": row["reward"] is None or abs(new - row["reward"]) > 1e-6, "text": text[-TAIL_CHARS:],
         }  # fmt: skip
 
     def _as_html(self) -> str:
@@ -97,7 +99,8 @@ class RewardPreview(Form):
         for line in self.table.to_dict("records"):
             mark = "<b>{}</b>" if line["changed"] else "{}"
             cells = [
-                line["traj_id"], line["truth"], line["stored_answer"], line["answer"], f"{line['stored_reward']:g}",
+                line["traj_id"], line["truth"], line["stored_answer"], line["answer"],
+                "not scored" if pd.isna(line["stored_reward"]) else f"{line['stored_reward']:g}",
                 f"{line['reward']:g}", line["text"],
             ]  # fmt: skip
             parts += ["<tr>", *(f"<td>{mark.format(escaped(cell))}</td>" for cell in cells), "</tr>"]

@@ -1,11 +1,13 @@
 """The forms for notebooks: keys of a recipe, the mix of its data, and a reward on stored rollouts."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 from ipywidgets.widgets import widget
 
+from rstar_lab.analysis import import_messages
 from rstar_lab.errors import UserError
 from rstar_lab.rl.forms import MixForm, RecipeForm, RewardPreview
 from rstar_lab.rl.forms.recipe_form import MOST_SHOWN
@@ -132,6 +134,28 @@ def test_the_preview_equals_a_dry_run_of_rescore():
             c.traj_id: c.reward for c in expected.changes
         }
         assert f"of {expected.trajectories} rollouts changes" in preview.summary()
+
+
+def test_imported_rollouts_without_a_reward_are_scored(tmp_path):
+    rows = [
+        {"id": number, "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": text}], "truth": "2"}
+        for number, text in enumerate(("<answer>\\boxed{2}</answer>", "<answer>\\boxed{3}</answer>"))
+    ]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    run = import_messages(file, tmp_path / "runs")
+    found = rescore(run, dry_run=True)
+    assert [(change.reward_before, change.reward) for change in found.changes] == [(None, 1.0), (None, 0.0)]
+    assert (found.correct_before, found.correct) == (0, 1)
+    preview = RewardPreview(run)
+    assert preview.output.value.count("not scored") == 2 and preview.table.changed.all()
+    for row in rows:
+        del row["truth"]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    run = import_messages(file, tmp_path / "runs", run_id="no_truth")
+    with pytest.raises(UserError, match="2 of 2 trajectories have no correct answer"):
+        rescore(run, dry_run=True)
+    assert "has no correct answer" in RewardPreview(run).message.value
 
 
 def test_an_error_of_the_reward_is_shown_and_the_table_stays():
