@@ -19,6 +19,7 @@ from rstar_lab.sandbox.interface import Sandbox
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.packages import check_readable, install_packages
 from rstar_lab.sandbox.runtime import protocol
+from rstar_lab.sandbox.runtime.monitor import STARVED_TIMEOUTS
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
 from rstar_lab.sandbox.session_fork import Forker
 from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Session, Sessions
@@ -298,7 +299,8 @@ class LocalSandbox(Sandbox):
             connection.on_output = job.on_output
         slot.on_preempt = connection.preempt
         try:
-            return await connection.call(job.message, job.wall_s)
+            starved_s = STARVED_TIMEOUTS * job.wall_s if "cgroup" in self.missing_layers else 0.0
+            return await connection.call(job.message, job.wall_s + starved_s)
         finally:
             self._count_denied(connection.denied)
 

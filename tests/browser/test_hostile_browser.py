@@ -60,7 +60,7 @@ def check(page: Any, errors: list[str], requests: list[str], inside: str = "", o
           hidden: getComputedStyle(document.body).display === 'none',
         })""",
         [
-            "img, iframe, object, link, form:not([method=dialog]), meta[http-equiv=refresh], base, embed",
+            "img:not(.plot-img), iframe, object, link, form:not([method=dialog]), meta[http-equiv=refresh], base, embed",
             inside or "html",
         ],
     )
@@ -187,7 +187,9 @@ def make_hostile_jobs(runs_dir: Path) -> None:
             run="hostile", environment={text: text},
         )  # fmt: skip
         folder.save(spec)
-        folder.log.write_text(json.dumps({"event": text, "done": 1, "total": 9, "line": text, "reward": text}) + f"\n{text}")
+        folder.log.write_text(
+            json.dumps({"event": text, "done": 1, "total": 9, "line": text, "reward": text}) + f"\n{text}"
+        )
         folder.write("exit.json", {"code": number % 2, "stopped": False, "ended": 1.0})
         damaged = runs_dir / ".jobs" / f"{number}{text.replace('/', '')}"[:120].replace("\0", "")
         damaged.mkdir(mode=0o700)

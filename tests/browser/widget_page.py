@@ -113,7 +113,10 @@ class WidgetPage:
         changes = {name: value for name, value in now.items() if value != self._known[name]}
         self._known |= changes
         messages, self._messages = self._messages, []
-        text, number = json.dumps([changes, messages]), next(self._numbers)  # numbered: other deliveries start meanwhile
+        text, number = (
+            json.dumps([changes, messages]),
+            next(self._numbers),
+        )  # numbered: other deliveries start meanwhile
         for at in range(0, len(text), _PART):
             self.page.evaluate(
                 "([number, text, last]) => window.part(number, text, last)",

@@ -158,7 +158,7 @@ def run_beside(hostile: str, honest: str, *, audit: bool = False) -> tuple[str, 
             [*become, python, "-c", RUN, json.dumps([hostile, honest, audit])],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             cwd=folder,
         )
     assert done.returncode == 0, done.stderr
@@ -195,6 +195,21 @@ def test_neighbours_do_not_notice_and_the_program_is_responsible(hostile, outcom
     ended, honest_results = run_beside(hostile, honest, audit=audit)
     assert ended == outcome if outcome else ended != "sandbox_error"
     assert honest_results in ([["ok", output]], [])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_on_a_busy_machine_an_endless_loop_is_a_timeout_and_an_honest_program_succeeds():
+    work = "import time\nwhile time.process_time() < 0.4: pass\nprint('done')"
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(10 * (os.cpu_count() or 1))]
+    try:
+        outcome, honest_results = run_beside("while True: pass", work)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert outcome == "timeout"
+    assert honest_results == [["ok", "done\n"]]
 
 
 def test_programs_with_many_processes_pipes_and_sockets_work():

@@ -81,7 +81,9 @@ class RewardPreview(Form):
     def _line(self, row: dict[str, Any], score: Any) -> dict[str, Any]:
         text = self.texts[row["traj_id"]]
         if row["truth"] is None and self.reward.value in REWARDS:
-            raise UserError(f"rollout {row['traj_id']} has no correct answer, which reward {self.reward.value} requires")
+            raise UserError(
+                f"rollout {row['traj_id']} has no correct answer, which reward {self.reward.value} requires"
+            )
         new = float(score(text, row["truth"]))
         return {
             "traj_id": row["traj_id"], "truth": row["truth"], "stored_answer": row["answer"],

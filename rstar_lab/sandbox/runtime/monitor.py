@@ -33,6 +33,9 @@ WAITING_CPU_SHARE = 0.5
 BACKGROUND_PROCESSES = 8
 # A check that comes late counts at most this many planned intervals as sleep.
 LATE_TICKS = 2
+# Without a control group a call cannot get a higher CPU weight. On a busy machine its wall time grows by the time that it waited
+# for a CPU, up to this many time limits, so that an honest call succeeds and an endless loop reaches its time limit.
+STARVED_TIMEOUTS = 15
 # A check measures at most this many threads of a call; if it has more, a random sample.
 MEASURED_TASKS = 64
 
@@ -42,9 +45,10 @@ class CallMonitor:
 
     The time limit counts seconds on a CPU (all processes together) and seconds in which no thread was ready to run
     (asleep or blocked). Seconds in which a thread was ready but did not get a CPU do not count, up to the slack. A call
-    that falls behind gets a higher CPU weight. If the slack is used up, the outcome is `sandbox_error` if the code of the
-    program is not started yet, or if the call waited for a CPU for at least half of the slack because of other work (run delay
-    in schedstat); else `timeout`. The threads of a crowd wait for each other and for the CPU limit of the call: a crowd has
+    that falls behind gets a higher CPU weight; without a control group it gets more wall time instead. If the slack is used up,
+    the outcome is `sandbox_error` if the code of the program is not started yet, or if the call waited for a CPU for at least
+    half of the slack because of other work (run delay in schedstat); else `timeout`. The threads of a crowd wait for each other
+    and for the CPU limit of the call: a crowd has
     waited because of other work only while the call used less than a quarter of the CPU time that it was allowed.
     """
 
@@ -74,6 +78,7 @@ class CallMonitor:
         self._idle_s = 0.0
         self._tick_s = 0.0
         self._starved_s = 0.0
+        self._granted_s = 0.0
         # Whether the call has been a crowd (crowd.py), and how many CPUs it may use since then.
         self._crowd = False
         self._cpus = 1.0
@@ -90,7 +95,7 @@ class CallMonitor:
 
     def left_s(self) -> float:
         """Return the seconds until the call is ended in any case."""
-        return max(0.0, self.request.timeout_s + self.request.wall_slack_s - self.wall_s())
+        return max(0.0, self.request.timeout_s + self.request.wall_slack_s + self._granted_s - self.wall_s())
 
     def wall_s(self) -> float:
         return time.monotonic() - self.start
@@ -144,6 +149,8 @@ class CallMonitor:
         if used_s >= request.timeout_s:
             return "timeout"
         self._needed_s = request.timeout_s - used_s
+        if self.group is None and not self._belongs_in_background():
+            self._granted_s = min(self._starved_s, STARVED_TIMEOUTS * request.timeout_s)
         left_s = self.left_s()
         if left_s <= 0:
             starved = self._starved_s >= request.wall_slack_s / 2 and not self._belongs_in_background()

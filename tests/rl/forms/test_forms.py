@@ -138,7 +138,11 @@ def test_the_preview_equals_a_dry_run_of_rescore():
 
 def test_imported_rollouts_without_a_reward_are_scored(tmp_path):
     rows = [
-        {"id": number, "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": text}], "truth": "2"}
+        {
+            "id": number,
+            "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": text}],
+            "truth": "2",
+        }
         for number, text in enumerate(("<answer>\\boxed{2}</answer>", "<answer>\\boxed{3}</answer>"))
     ]
     file = tmp_path / "chats.jsonl"
