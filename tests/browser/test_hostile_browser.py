@@ -211,25 +211,52 @@ def make_hostile_recipe(folder: Path) -> Path:
     return path
 
 
+CELLS = """
+from rstar_lab.analysis import inspect, overview, watch
+from rstar_lab.analysis.doctor import doctor
+from rstar_lab.jobs import JobBoard
+from rstar_lab.jobs.form import SubmitForm
+from rstar_lab.rl.forms import MixForm, RecipeForm, RewardPreview
+board = JobBoard(runs, inspect=inspect)
+board
+---
+for job in board._widget.selection.options:
+    board._widget.selection.value = job
+    for name in ("Logs", "Inspect"):
+        board._widget.buttons[name].click()
+---
+form = SubmitForm(recipe, runs_dir=runs)
+form.overrides.value = "k=" + texts[0]
+form.check()
+form
+---
+edited = RecipeForm(recipe)
+edited.search.value = "prompt"
+edited.field("model").value = texts[1]
+edited
+---
+MixForm(recipe)
+---
+preview = RewardPreview(run)
+preview
+---
+preview.reward.value = texts[0]
+---
+display(doctor(run))
+watch(run)
+---
+overview(runs)
+---
+inspect(run)
+"""
+
+
 def test_board_forms_watch_and_diagnosis_in_jupyterlab(lab, tmp_path):
     run = make_hostile_run(tmp_path / "runs", long_text=False)
     make_hostile_jobs(tmp_path / "runs")
     recipe = str(make_hostile_recipe(tmp_path))
-    cells = (
-        f"from rstar_lab.jobs import JobBoard\nfrom rstar_lab.analysis import inspect\nboard = JobBoard({str(run.parent)!r}, inspect=inspect)\nboard",
-        "widget = board._widget\nfor job in widget.selection.options:\n    widget.selection.value = job\n"
-        "    for name in ('Logs', 'Inspect'):\n        widget.buttons[name].click()",
-        f"from rstar_lab.jobs.form import SubmitForm\nform = SubmitForm({recipe!r}, runs_dir={str(run.parent)!r})\nform.overrides.value = {'k=' + hostile(0)!r}\nform.check()\nform",
-        f"from rstar_lab.rl.forms import MixForm, RecipeForm, RewardPreview\nedited = RecipeForm({recipe!r})\nedited.search.value = 'prompt'\n"
-        f"edited.field('model').value = {hostile(2)!r}\nedited",
-        f"MixForm({recipe!r})",
-        f"preview = RewardPreview({str(run)!r})\npreview",
-        f"preview.reward.value = {hostile(0)!r}",
-        f"from rstar_lab.analysis import overview, watch\nfrom rstar_lab.analysis.doctor import doctor\ndisplay(doctor({str(run)!r}))\nwatch({str(run)!r})",
-        f"overview({str(run.parent)!r})",
-        f"inspect({str(run)!r})",
-    )
-    with lab.notebook(book(tmp_path, *cells), size=(1400, 1600)) as opened:
+    names = f"runs, run, recipe, texts = {str(run.parent)!r}, {str(run)!r}, {recipe!r}, {[hostile(0), hostile(2)]!r}"
+    with lab.notebook(book(tmp_path, names, *CELLS.split("\n---\n")), size=(1400, 1600)) as opened:
         requests: list[str] = []
         opened.page.on("request", lambda request: requests.append(request.url))
         opened.run_all()
