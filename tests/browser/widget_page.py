@@ -66,12 +66,8 @@ class WidgetPage:
     """A page with one widget. errors: page errors and console errors. requests: URLs that the page asked for."""
 
     def __init__(self, browser: Any, widget: Any, size: tuple[int, int] = (1400, 900), scheme: str = "light") -> None:
-        self.widget = widget
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self._messages: list[list[Any]] = []
-        self._numbers = itertools.count()
-        widget.send = self._collect  # instead of the comm of a notebook
         self.page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
         self.page.set_default_timeout(WAIT_S * 1000)
         self.page.on("pageerror", lambda error: self.errors.append(f"{error}\n{getattr(error, 'stack', '')}"))
@@ -81,6 +77,13 @@ class WidgetPage:
         self.page.expose_function("kernel_set", self._set)
         self.page.set_content(_PAGE)
         self.page.add_style_tag(content=str(widget._css))
+        self.show(widget)
+
+    def show(self, widget: Any) -> None:
+        """Show a widget instead of the last one, as after a restart of the kernel."""
+        self.widget = widget
+        self._messages, self._numbers = [], itertools.count()
+        widget.send = self._collect  # instead of the comm of a notebook
         own = [name for name in widget.keys if not name.startswith("_") and name not in _OTHERS]
         state = {name: getattr(widget, name) for name in own}
         self._known = json.loads(json.dumps(state, default=str))
@@ -88,6 +91,8 @@ class WidgetPage:
             """async ([make, state, code]) => {
               const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
               const { default: widget } = await import(url);
+              window.closeWidget?.();
+              document.getElementById("host").replaceChildren();
               const model = window.model = eval(make)(state);
               await widget.initialize?.({ model });
               window.closeWidget = await widget.render({ model, el: document.getElementById("host") });

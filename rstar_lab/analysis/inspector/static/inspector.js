@@ -114,8 +114,11 @@ class View {
     this.build();
     this.listen();
     await this.reload();
-    if (this.model.get("selected")) await this.open(this.model.get("selected"));
-    else await this.list.select(0);
+    const selected = this.model.get("selected");
+    if (selected) {
+      await this.open(selected);
+      await this.mark(selected);
+    } else await this.list.select(0);
     if (this.restored) this.say(this.restored);
   }
 
@@ -234,6 +237,20 @@ class View {
     fill(this.scopeLine, label ? [h("span", { class: "rl-chip" }, label), h("button", { type: "button", class: "rl-quiet", onclick: () => this.showAll() }, "Show all")] : null);
     this.say("");
     await this.list.reset();
+    await this.highlight();
+  }
+
+  /** Highlight the selected trajectory in the list after its order or its filters have changed, without scrolling to it. */
+  async highlight() {
+    const selected = this.model.get("selected");
+    const { list } = this;
+    const { generation } = list;
+    if (!selected || list.at >= 0 || !list.total) return;
+    let index = list.indexOf(selected);
+    if (index === null) [index] = await this.line.ask("place", { traj_id: selected, ...this.state() });
+    if (index === null || list.at >= 0 || generation !== list.generation || selected !== this.model.get("selected")) return;
+    list.at = index;
+    list.draw();
   }
 
   columns() {
