@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,6 +15,9 @@
 
 # %% [markdown]
 # # From a base model to a tool-using model
+#
+# **You learn** what the demo trained: its accuracy before and after each phase, its curves, and its rollouts. **Time**:
+# 5 minutes to read; the cells run in seconds.
 #
 # `make demo` trains a small model from random weights on your machine with the method of rStar2-Agent. `rstar-lab demo --real`
 # does the same with SmolLM2-135M-Instruct and word problems. This notebook shows the result of either.
@@ -119,6 +124,16 @@ inspect(everything, where={"run_id": f"{name}-rl", "steps": [int(last), int(last
 # %% [markdown]
 # ## Next steps
 #
-# - `05_inspect` links curves to the rollouts behind them. `07_tokens` analyses entropy and reflection.
+# - `05_inspect` links curves to the rollouts behind them.
 # - `03_train` trains any recipe, with your changes, as a job outside of the notebook.
-# - `06_ablation` compares GRPO with GRPO-RoC over several seeds. A single run, as here, cannot show the effect of RoC.
+#
+# The notebooks are four paths:
+#
+# | path | notebooks |
+# |---|---|
+# | **See** what a run did | `00_quickstart`, `05_inspect`, `04_evaluate`, `01_sandbox` |
+# | **Train** | `02_sft`, `03_train`, `10_recipe`, `16_own_model`, `09_cluster` |
+# | **Analyse** | `07_tokens`, `14_counterfactual`, `15_doctor`, `06_ablation`, `12_async`, `08_scheduler` |
+# | **Extend** | `11_own_tools`, `13_environment`, `17_own_loop` |
+#
+# A single run, as here, cannot show the effect of RoC: `06_ablation` compares GRPO with GRPO-RoC over several seeds.

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,6 +15,9 @@
 
 # %% [markdown]
 # # Run model-written code in a sandbox
+#
+# **You learn** how to run model-written code, what the sandbox stops, and how fast it is. **Time**: 5 minutes; it needs
+# no run.
 #
 # Run programs, try attacks, and measure latency under load. Everything runs in isolated processes on this machine, without a
 # server or Redis.
@@ -160,3 +165,9 @@ with serving("serve", "--port", "0", "--time-limit", str(time_limit_s)) as servi
 
 # %%
 await sandbox.aclose()
+
+# %% [markdown]
+# ## Next steps
+#
+# - `11_own_tools` gives the model a tool of your own.
+# - `05_inspect` shows the calls of a training run and where they fail.

@@ -16,6 +16,9 @@
 # %% [markdown]
 # # SFT: teach the format, not the reasoning
 #
+# **You learn** how the model learns to call the tool, and what it imitates. **Time**: 10 minutes, most of it SFT on two
+# CPU cores; with `recipe` `tiny_fast` it is shorter.
+#
 # rStar2-Agent starts with a **non-reasoning SFT**. The model learns to follow instructions, to write tool calls as JSON
 # and to put its answer into `\boxed{}`. It does not learn to reason: responses stay short, and reasoning is left to RL.
 # Here a small model starts from random weights and imitates conversations whose programs were all executed in the sandbox.
@@ -127,5 +130,6 @@ inspect(evaluations)
 # %% [markdown]
 # ## Next steps
 #
-# `03_train` continues with RL from this model. `10_recipe` runs all stages. On a cluster, the SFT of a recipe runs through
-# verl on the paper's mixture of function calling, instruction following and chat ([docs/data.md](../docs/data.md)).
+# - `03_train` continues with RL from this model.
+# - `10_recipe` runs all stages. On a cluster, the SFT of a recipe runs through verl on the paper's mixture of function calling, instruction
+#   following and chat ([docs/data.md](../docs/data.md)).

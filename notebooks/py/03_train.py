@@ -16,6 +16,9 @@
 # %% [markdown]
 # # Train a recipe as a job
 #
+# **You learn** how to train a recipe with your changes, and how to find the job again. **Time**: 10 minutes, most of it
+# training on two CPU cores; with `recipe` `tiny_fast` it is shorter.
+#
 # This notebook submits a recipe, with your changes, as a job. The job is a separate process: it keeps running when you
 # close the notebook, restart the kernel or lose the browser. Run the cells again and they attach to the running job. If
 # the job was killed, they submit it again and it continues from its last checkpoint.
@@ -83,3 +86,9 @@ inspect(runs)
 
 # %% jupyter={"source_hidden": true}
 list_jobs(runs_dir)
+
+# %% [markdown]
+# ## Next steps
+#
+# - `05_inspect` goes from a point of a curve to the rollouts behind it.
+# - `04_evaluate` compares the trained model with another one on the same problems.

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,6 +15,9 @@
 
 # %% [markdown]
 # # Evaluate and compare models
+#
+# **You learn** how good a model is, with intervals, and whether another one is better. **Time**: 5 minutes; two small
+# models on 32 problems.
 #
 # Evaluate a model on a set of problems with several rollouts each. You get avg@k, pass@k and maj@k with intervals that
 # account for rollouts sharing a problem, a table of problems, a comparison with another evaluation on the same problems,
@@ -132,3 +137,9 @@ if len(shown) > 1:
 
 # %%
 inspector
+
+# %% [markdown]
+# ## Next steps
+#
+# - `05_inspect` and `07_tokens` look into the rollouts of these evaluations.
+# - `06_ablation` compares methods over several seeds.

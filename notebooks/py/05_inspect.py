@@ -16,6 +16,9 @@
 # %% [markdown]
 # # Inspect trajectories
 #
+# **You learn** how to go from a curve to the rollouts behind it, and from a failure to its cause. **Time**: 10 minutes
+# to read; the cells run in seconds.
+#
 # Click a point of a curve, or draw a box around several points: the list below then shows the rollouts behind them. Open
 # a rollout to read what the model wrote, what its code returned, and the log-prob and entropy of every token.
 #
@@ -140,3 +143,9 @@ watch(newest.path)
 
 # %%
 overview(runs_dir)
+
+# %% [markdown]
+# ## Next steps
+#
+# - `07_tokens` analyses entropy, forking tokens and reflection tokens of the same run.
+# - `14_counterfactual` asks what another rule would have trained on.

@@ -16,6 +16,9 @@
 # %% [markdown]
 # # Tokens and tool use: entropy, forking, reflection, code
 #
+# **You learn** which tokens are uncertain, what the model writes after an error, and what its code does. **Time**: 10
+# minutes to read; the cells run in seconds.
+#
 # Most tokens have low entropy. The paper analyses the 20% of tokens with the highest entropy and finds two kinds that
 # matter: **forking tokens**, where the model explores or doubts, and **reflection tokens**, which follow a tool response:
 # the model checks a result or diagnoses an error. This notebook separates them by position (before any tool response,
@@ -151,3 +154,9 @@ plot_tool_use(runs)
 
 # %%
 libraries(runs, by=["run_id"])
+
+# %% [markdown]
+# ## Next steps
+#
+# - `05_inspect` shows the tokens of a rollout in colour.
+# - `14_counterfactual` shows which of these rollouts another rule keeps.

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,6 +15,9 @@
 
 # %% [markdown]
 # # Dispatch policies: which rollout runs on which engine, and when
+#
+# **You learn** how the dispatch policies place rollouts, and what a step costs on GPUs. **Time**: 10 minutes to read;
+# the cells run in a minute.
 #
 # Generation takes most of the time of a step. This notebook replays one step under each dispatch policy in a simulator. The
 # policies are those of real runs; the engines are a model of vLLM (see `docs/scheduler.md`).
@@ -165,3 +170,9 @@ if recorded and any("staleness_mean" in line for line in RunReader(recorded).met
     display(LinkedFigure(plot_staleness(open_runs(recorded.parent, run_ids=[recorded.name]), recorded.name), None))
 else:
     print("set `run` to the folder of an asynchronous run")
+
+# %% [markdown]
+# ## Next steps
+#
+# - `12_async` trains in the modes that this notebook predicts.
+# - [docs/scheduler.md](../docs/scheduler.md) describes the policies and how the simulator was calibrated.

@@ -16,6 +16,9 @@
 # %% [markdown]
 # # The same recipe on a cluster
 #
+# **You learn** how to send a job to a cluster, watch it, and find it again. **Time**: 10 minutes on a laptop, where it
+# starts a Ray cluster of one node.
+#
 # The job runs on the cluster; this notebook submits it, watches it and reads its run. With a `host` the notebook runs on your own
 # machine: type the host's name and the recipe, and execute the first four cells. Runs are copied here while they are written.
 # Without a host it starts a Ray cluster of one node on this machine, so every cell can be tried without a cluster.
@@ -122,3 +125,9 @@ JobBoard(runs_dir, inspect=inspect)
 # %%
 if cluster:
     cluster.close()
+
+# %% [markdown]
+# ## Next steps
+#
+# - `05_inspect` opens the run while it is being written.
+# - [docs/cluster.md](../docs/cluster.md) describes profiles, images and storage.

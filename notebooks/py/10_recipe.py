@@ -16,6 +16,9 @@
 # %% [markdown]
 # # A complete recipe: SFT and three stages of RL
 #
+# **You learn** how the stages of the paper follow each other, and how to change a recipe. **Time**: 20 minutes, most of
+# it training on two CPU cores.
+#
 # rStar2-Agent trains in stages of growing length and difficulty: first with short responses, then with longer ones when the
 # share of truncated responses stops falling, and finally only on problems that the policy does not always solve. The recipe
 # is one file. After an interruption, `rstar-lab run` resumes and skips finished parts. `tiny_three_stage` is a small version
@@ -166,3 +169,9 @@ for path in tables:
 
 # %% jupyter={"source_hidden": true}
 inspect(training)
+
+# %% [markdown]
+# ## Next steps
+#
+# - `06_ablation` measures what one change of the recipe does.
+# - `09_cluster` sends the same recipe to a cluster.

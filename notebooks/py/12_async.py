@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,6 +15,9 @@
 
 # %% [markdown]
 # # Asynchronous training: is it faster, and does it reach the same accuracy?
+#
+# **You learn** how the modes of training differ in speed and accuracy. **Time**: 5 minutes to read with recorded
+# curves; training takes about an hour.
 #
 # In mode `sync`, the trainer waits for the longest rollout of a step, and the engines wait for the update. `one_step_off`
 # generates the next step's rollouts during the update. In mode `async` generation never stops: requests in flight continue
@@ -119,4 +124,7 @@ for run in run_ids[1:2]:
     display(plot_staleness(runs, run))
 
 # %% [markdown]
-# Notebook `08_scheduler` predicts the step time of each mode on GPUs.
+# ## Next steps
+#
+# - `08_scheduler` predicts the step time of each mode on GPUs.
+# - [docs/async.md](../docs/async.md) describes the modes and their recipe keys.

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,6 +15,8 @@
 
 # %% [markdown]
 # # Train in your own environment
+#
+# **You learn** how to train in a task with state of your own. **Time**: 10 minutes, most of it training on two CPU cores.
 #
 # An environment is a task with state. Here every rollout has a small SQL database of its own, and the model queries it
 # with a tool. A model with random weights first learns from conversations, some of which contain a failing query. Then
@@ -239,3 +243,9 @@ runs.sql("SELECT step, outcome, count(*) AS calls FROM calls GROUP BY ALL ORDER 
 
 # %%
 inspect(runs)
+
+# %% [markdown]
+# ## Next steps
+#
+# - [docs/environments.md](../docs/environments.md) describes the protocol: messages after a turn, rewards of turns, and groups.
+# - `05_inspect` shows which queries fail, and why.

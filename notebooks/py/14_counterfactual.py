@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,6 +15,9 @@
 
 # %% [markdown]
 # # Counterfactual lab: what would another rule have trained on?
+#
+# **You learn** which rollouts another rule would have trained on, and how far the gradient changes. **Time**: 10
+# minutes to read; the cells run in a minute.
 #
 # RoC generates more rollouts than it trains on. This notebook takes the stored rollouts of finished steps and selects them
 # again with other rules, with the functions that training uses. Nothing is sampled. It shows which rollouts each rule
@@ -98,3 +103,9 @@ correct.groupby([bins, "rule"], observed=True).kept_share.agg(["mean", "count"])
 # %%
 dropped = advantages[advantages["as trained"].notna() & advantages.iloc[:, -1].isna()].traj_id.tolist()
 inspect(runs, where={"step": int(step)}, selected=dropped[0] if dropped else "")
+
+# %% [markdown]
+# ## Next steps
+#
+# - `06_ablation` trains with the rules and compares the models.
+# - [docs/algorithm.md](../docs/algorithm.md) describes the rules.

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,6 +15,9 @@
 
 # %% [markdown]
 # # Doctor: why does a run not learn?
+#
+# **You learn** how to find out why a run does not learn. **Time**: 5 minutes; it trains two short runs on two CPU
+# cores.
 #
 # This notebook trains a run with a wrong recipe key, lets the doctor name the fault from the log, removes it, and compares the
 # learning curves. Training takes about three minutes on two cores. With the parameter `broken` it diagnoses a run of yours,
@@ -92,3 +97,9 @@ after.verdict if after else "set `fixed` to the run after the remedy"
 
 # %%
 plot_curves(open_runs([broken, fixed]), ["pass1", "tool_error_rate"]) if fixed and log.source == "rstar_lab" else None
+
+# %% [markdown]
+# ## Next steps
+#
+# - `05_inspect` opens the rollouts behind a finding.
+# - [docs/doctor.md](../docs/doctor.md) describes the rules, their thresholds and how often they are wrong.

@@ -16,6 +16,9 @@
 # %% [markdown]
 # # Train your own model on your own problems
 #
+# **You learn** how to train a chat model on problems of your own, and how to use it elsewhere. **Time**: half an hour
+# on two CPU cores, most of it training.
+#
 # Give a chat model and a file of problems. The notebook writes a recipe with `rstar-lab init`, checks it, trains, and
 # shows what the model learnt. With the defaults it trains SmolLM2-135M-Instruct, which it downloads, on generated
 # arithmetic. docs/own-model.md explains every step in a terminal.
@@ -116,3 +119,9 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 trained = AutoModelForCausalLM.from_pretrained(folder)
 print(folder)
 print(f"{sum(weight.numel() for weight in trained.parameters()) / 1e6:.1f}M parameters, {len(tokenizer)} tokens")
+
+# %% [markdown]
+# ## Next steps
+#
+# - `04_evaluate` compares the model with the one it started from.
+# - `11_own_tools` gives it a tool and a reward of your own.

@@ -16,6 +16,9 @@
 # %% [markdown]
 # # Your own training loop
 #
+# **You learn** how to write the training loop yourself, and how to change the algorithm. **Time**: 10 minutes, most of
+# it training on two CPU cores.
+#
 # `TrainingLoop` gives you the parts of a training run as blocking calls: sample, score, update, evaluate, save. This notebook
 # writes GRPO-RoC by hand in about 30 lines, trains with it, and then changes it. The run is stored like any other, so the
 # inspector follows it. Interrupt the kernel at any time: a call ends, and the loop can go on.
@@ -157,3 +160,9 @@ after = loop.evaluate(held_out, samples=2)["pass1"]
 print(f"pass@1: {before[0]:.1%} [{before[1]:.1%}, {before[2]:.1%}] before, {after[0]:.1%} [{after[1]:.1%}, {after[2]:.1%}] after {loop.step} steps")
 print(loop.save(loop.run_dir / "model"))
 loop.close()
+
+# %% [markdown]
+# ## Next steps
+#
+# - `06_ablation` compares a change over several seeds.
+# - [docs/extending.md](../docs/extending.md) describes methods that a recipe can name, for the trainers and the cluster.

@@ -1,5 +1,6 @@
 """Tests that each notebook equals its .py file, stores no outputs and has one parameter cell for papermill."""
 
+import re
 from pathlib import Path
 
 import jupytext
@@ -30,3 +31,22 @@ def test_code_of_notebooks_that_tell_a_story_is_folded(name):
 def test_every_notebook_has_a_py_file_in_the_folder_py():
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {path.stem for path in TEXTS}
     assert not list(NOTEBOOKS.glob("*.py")), "the file browser would list each notebook twice"
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.stem)
+def test_a_notebook_begins_with_what_one_learns_and_ends_with_two_next_steps(text):
+    first, *_, last = jupytext.read(text).cells
+    assert "**You learn** " in first.source and "**Time**: " in " ".join(first.source.split())
+    steps = [line for line in last.source.splitlines() if line.startswith("- ")]
+    assert last.cell_type == "markdown" and last.source.startswith("## Next steps") and len(steps) == 2
+    for name in re.findall(r"`(\d\d_\w+)`", last.source):
+        assert (NOTEBOOKS / f"{name}.ipynb").exists(), name
+
+
+def test_every_notebook_is_in_one_of_the_four_paths():
+    names = {path.stem for path in TEXTS}
+    start = jupytext.read(NOTEBOOKS / "00_quickstart.ipynb").cells[-1].source
+    table = [line for line in start.splitlines() if line.startswith("| **")]
+    assert sorted(re.findall(r"`(\d\d_\w+)`", "".join(table))) == sorted(names) and len(table) == 4
+    page = (NOTEBOOKS.parent / "docs" / "tutorials.md").read_text()
+    assert sorted(re.findall(r"^\| \[(\d\d_\w+)\]", page, re.MULTILINE)) == sorted(names)
