@@ -47,6 +47,7 @@ export class List {
     this.known = listColumns.filter(([name]) => known.includes(name));
     if (several) this.known.splice(1, 0, this.known.pop()); // with several runs, the run is the second column
     this.blocks = new Map();
+    this.pending = new Map(); // requests of blocks, by number
     this.total = 0;
     this.top = 0; // index of the first row in view, with its fraction
     this.at = -1; // index of the selected row, -1 if the filter excludes it
@@ -107,6 +108,7 @@ export class List {
   async reset({ keep = false } = {}) {
     this.generation = (this.generation ?? 0) + 1;
     this.blocks.clear();
+    this.pending.clear();
     if (!keep) {
       this.top = 0;
       this.at = -1;
@@ -124,7 +126,9 @@ export class List {
       if (this.blocks.has(index)) continue;
       this.blocks.set(index, null);
       try {
-        const { rows, total } = await this.ask(index * block, block);
+        const asked = this.ask(index * block, block);
+        this.pending.set(index, asked.catch(() => {}));
+        const { rows, total } = await asked;
         if (generation !== this.generation) return;
         this.total = total;
         this.blocks.set(index, rows);
@@ -247,6 +251,7 @@ export class List {
     if (!this.row(this.at)) {
       this.selecting = true;
       await this.load();
+      await this.pending.get(Math.floor(this.at / block)); // its rows may have been asked for already
       this.selecting = false;
     }
     const row = this.row(this.at);
