@@ -56,6 +56,8 @@ def test_help_names_every_command_and_each_explains_itself():
             ["evaluate", "nowhere", "--problems", "none.jsonl"],
             "model nowhere: neither a folder with a config.json nor a run",
         ),
+        (["demo", "--real", "--fast"], "--real cannot be combined with --fast"),
+        (["demo", "--transfer", "x.jsonl"], "--transfer requires --real"),
         (["bench", "nothing"], "bench nothing: unknown; choose from trainer"),
         (["train", "tiny", "--set", "model=missing", "--set", "sft=null"], "missing"),
     ],
