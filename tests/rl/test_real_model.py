@@ -131,13 +131,16 @@ def test_greedy_evaluation_equals_an_independent_one(folder):
         assert (rows[problem.problem_id]["reward"] > 0) == expected, written
 
 
-def test_chat_and_an_openai_client_with_tools(folder, tmp_path):
+def test_a_chat_of_one_question(folder):
     said = json.loads(
         rstar_lab(
             "chat", SMOLLM2, "--prompt", "What is 2 + 2?", "--temperature", 0, "--max-tokens", 32, "--json", cwd=folder
         )
     )
     assert said["turns"] >= 1
+
+
+def test_an_openai_client_with_tools(tmp_path):
     log = tmp_path / "serve.log"
     flags = ("--dtype", "float32", "--kv-cache-gb", "0.5")
     with serve(get_model(SMOLLM2), *flags, log=log) as process:
@@ -145,7 +148,7 @@ def test_chat_and_an_openai_client_with_tools(folder, tmp_path):
         (line,) = (line for line in log.read_text().splitlines() if '"urls"' in line)
         url = json.loads(line)["urls"][0]
         client = OpenAI(base_url=f"{url}/v1", api_key=KEY, timeout=300)
-        (served,) = client.models.list().data
+        served = client.models.list().data[0]
         tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
         answer = client.chat.completions.create(
             model=served.id,
