@@ -106,11 +106,11 @@ def bench(model: str | None = None) -> Iterator[dict[str, Any]]:
     for task in TASKS:
         with tempfile.TemporaryDirectory(prefix="rstar-bench-") as name:
             folder = Path(name)
-            model = make_model(folder, task)
+            trained = make_model(folder, task)
             # TRL, ours, TRL: a change of the machine's speed affects both.
-            first = trl_steps(python, folder, model, task)
-            ours = asyncio.run(our_steps(folder, model, task))
-            second = trl_steps(python, folder, model, task)
+            first = trl_steps(python, folder, trained, task)
+            ours = asyncio.run(our_steps(folder, trained, task))
+            second = trl_steps(python, folder, trained, task)
         theirs = statistics.mean([first.calls, second.calls])
         if abs(ours.calls - theirs) > 0.2 * theirs:
             raise UserError(

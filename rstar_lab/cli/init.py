@@ -155,7 +155,7 @@ def _guess_fields(path: Path) -> dict[str, str]:
 
     _, row = next(read_rows(path), (0, {}))
     columns = {str(column).strip().lower(): str(column) for column in row} if isinstance(row, dict) else {}
-    fields = {}
+    fields: dict[str, str] = {}
     for ours, names in COLUMNS.items():
         theirs = next(
             (columns[name] for name in names if name in columns and columns[name] not in fields.values()), None
