@@ -263,18 +263,18 @@ def training_loss_on_device(
         generator=generator,
         **how,
     )
-    stats |= stats_of_terms
+    stats_of_terms = stats | stats_of_terms
     if reference is not None and config.kl_estimator == "k3":
         kl = kl_loss(log_probs, reference, mask, weights=terms.loss_weights, **how)
         loss = loss + config.kl_coefficient * kl
-        stats[config.kl_metric] = kl.detach()
+        stats_of_terms[config.kl_metric] = kl.detach()
     if terms.ce_weights is not None:
         weighted = terms.ce_weights != 0
         tokens = max(1, int(weighted.sum()) if terms.ce_tokens is None else terms.ce_tokens)
         surprise = -log_probs.masked_fill(~weighted, 0.0)
         loss = loss + (terms.ce_weights * surprise).sum() / tokens
-        stats[config.ce_metric] = float(surprise.detach().sum()) / tokens
-    return loss, stats
+        stats_of_terms[config.ce_metric] = float(surprise.detach().sum()) / tokens
+    return loss, stats_of_terms
 
 
 def aggregate(
