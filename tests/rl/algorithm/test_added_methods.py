@@ -64,7 +64,7 @@ def test_repeated_ngrams_of_the_model_lower_the_reward():
     assert any(method.reads_texts for method in hooks), "verl's trainer process needs the tokens"
 
 
-def test_advantages_of_each_task_have_mean_0_and_deviation_1_over_its_tokens():
+def test_tokens_of_each_task_have_advantages_of_mean_0_and_deviation_1():
     rollouts = group([1, 0, 0, 0], "a") + group([1, 1, 1, 0], "b") + group([3, 0, 1, 0], "c", environment="other")
     plain = select_rollouts(rollouts, section().hooks, 0)
     found = select_rollouts(rollouts, section({"type": "task_normalisation"}).hooks, 0)
@@ -103,7 +103,7 @@ def test_improvement_potential_draws_problems_of_medium_difficulty_first():
         draw(TrainerState(), rl, pool=[POOL[0].model_copy(update={"difficulty": None})])
 
 
-def test_a_stage_whose_problems_have_no_difficulty_is_refused_before_the_run(tmp_path):
+def test_a_sampler_refuses_problems_without_difficulty_before_the_run(tmp_path):
     write_problems(tmp_path / "p.jsonl", [POOL[1].model_copy(update={"difficulty": None})])
     stage = {"name": "a", "steps": 1, "problems": {"file": str(tmp_path / "p.jsonl")}}
     for filtered in ({}, {"filter": {"samples": 2}}):
