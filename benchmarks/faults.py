@@ -161,7 +161,9 @@ async def inject(
     """
     if trainer not in TRAINERS:
         raise UserError(f"unknown trainer {trainer!r}; choose from {', '.join(TRAINERS)}")
-    known: dict[str, Fault | Planted] = {**(PLANTED if trainer == "rstar-lab" else {}), **FAULTS, NONE.name: NONE}
+    known: dict[str, Fault | Planted] = {**FAULTS, NONE.name: NONE}
+    if trainer == "rstar-lab":
+        known |= {name: fault for name, fault in PLANTED.items() if name not in known}
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"unknown fault {unknown[0]!r}; choose from {', '.join(known)}")
     with tempfile.TemporaryDirectory() as temporary:

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from benchmarks.lora import lora_lines
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.memory import PeakMemory
+from rstar_lab.hardware.processes import PeakMemory
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.models.model import build_tiny, load_tokenizer
