@@ -383,6 +383,10 @@ def summary(scores: pd.DataFrame) -> str:
             f"- {title}: the fault is named in {interval(hits, len(parts[name]))} runs; "
             f"{interval(alarmed, n)} honest runs have a false alarm, {count} in all."
         )
+    wrong = honest[is_reported(honest) & (honest.rule != "")].rule.value_counts()
+    lines.append(
+        f"- False alarms in reported runs: {', '.join(f'{name} ({n})' for name, n in wrong.items()) or 'none'}."
+    )
     missing = ", ".join(name for name in PLANTED if name not in set(runs.fault)) or "none"
     return "\n".join([*lines, f"- Not named in a reported run: {listed}.", f"- Not measured: {missing}."]) + "\n"
 
