@@ -98,9 +98,11 @@ def _dry_run(folder: Path, profile: str) -> list[dict[str, Any]]:
     from rstar_lab.runs import RunReader
 
     recipe = RunReader(folder).info.get("recipe")
-    if not recipe:
-        raise UserError(f"--dry-run: run {folder.name} has no recipe")
-    return list(dry_run_rows(parse_recipe(recipe, folder.name), load_profile(profile)))
+    if not recipe or not recipe.get("stages"):
+        raise UserError(f"--dry-run: the recipe of run {folder.name} has no RL stage")
+    # The other sections are not used, and those of an older version may have keys that no longer exist.
+    data = {key: recipe[key] for key in ("name", "model", "seed", "rl", "stages", "engine") if key in recipe}
+    return list(dry_run_rows(parse_recipe(data, f"of run {folder.name}"), load_profile(profile)))
 
 
 def _check(notebook: Path, as_json: bool) -> None:

@@ -1,8 +1,12 @@
 """Figures of a dry run: their values are those of its rows."""
 
+from pathlib import Path
+
 import pytest
+from typer.testing import CliRunner
 
 from rstar_lab.analysis import plot_memory, plot_sweep, plot_time
+from rstar_lab.cli.report import app
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.dry_run import dry_run_rows
@@ -44,3 +48,12 @@ def test_a_sweep_shows_what_fits_and_the_recommended_values():
     shown = {trace.name: [list(trace.y), [text for text, _ in trace.customdata]] for trace in figure.data}
     assert shown["recommended"] == [[2.0], ["micro_batch_tokens 2"]]
     assert shown["fits"] == [[3.0], ["micro_batch_tokens 1"]] and shown["does not fit"][0] == [1.0]
+
+
+def test_the_report_of_a_run_shows_the_dry_run_of_its_recipe(tmp_path):
+    """The recipe of the golden run has keys of an earlier version."""
+    run = Path(__file__).parents[1] / "golden/runs/tiny_fast-rl"
+    out = tmp_path / "report.html"
+    result = CliRunner().invoke(app, [str(run), "--dry-run", "one_gpu", "--sample", "1", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "<h2>Memory and time of an update</h2>" in out.read_text() and "Where the memory goes" in out.read_text()
