@@ -109,7 +109,9 @@ class User:
             self.page.keyboard.press(self.random.choice("jjk[]"))
 
     def row(self) -> None:
-        self.click(".rl-rows .rl-row")
+        self.page.locator(".rl-list").scroll_into_view_if_needed()
+        box = self.page.locator(".rl-list").bounding_box()
+        self.page.mouse.click(box["x"] + 60, box["y"] + self.random.uniform(35, box["height"] - 20))
 
     def sibling(self) -> None:
         self.click(".rl-strip button")
