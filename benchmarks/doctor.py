@@ -13,7 +13,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,8 @@ def jobs() -> list[Job]:
 class RememberingSandbox(LocalSandbox):
     """A sandbox that runs a program once: the runs of one seed repeat many programs."""
 
-    async def run_many(self, calls: Sequence[Call]) -> list[CallResult]:
+    async def run_many(self, calls: Iterable[Call]) -> list[CallResult]:
+        calls = list(calls)
         known: dict[tuple[str, str], CallResult] = self.__dict__.setdefault("known", {})
         new = [call for call in calls if (call.code, call.stdin) not in known]
         results = await super().run_many(new) if new else []

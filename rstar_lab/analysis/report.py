@@ -189,7 +189,7 @@ def _classes(runs: Runs) -> str:
     table = rollout_classes(runs)
     if table.empty:
         return ""
-    rows = [(class_title(row.rollout_class), row.rollouts, row.share) for row in table.itertuples()]
+    rows = list(zip(map(class_title, table.rollout_class), table.rollouts, table.share, strict=True))
     rows.append(("all rollouts", int(table.rollouts.sum()), 1.0))
     body = "".join(
         f"<tr><th>{escaped(title)}</th><td>{count:,}</td><td>{share:.1%}</td></tr>" for title, count, share in rows

@@ -25,7 +25,7 @@ def rollout_classes(runs: Runs) -> pd.DataFrame:
         counts["not in a batch"] = int(stored[run_id]) - int(counts.sum())
         rows += [
             (run_id, name.removeprefix(_PREFIX), int(count), count / int(stored[run_id]))
-            for name, count in counts.items()
+            for name, count in zip(map(str, counts.index), counts, strict=True)
             if count or name == _PREFIX + "trained"
         ]
     frame = pd.DataFrame(rows, columns=["run_id", "rollout_class", "rollouts", "share"])
