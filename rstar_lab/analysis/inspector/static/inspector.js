@@ -34,7 +34,7 @@ class View {
   /** Show a message. Errors are shown above the list, where they are in view. */
   say(text, wrong = false) {
     this.status.textContent = wrong ? "" : text;
-    if (this.alert) this.alert.textContent = wrong ? text : "";
+    if (this.alert) this.alert.textContent = wrong ? text : this.failure ?? "";
     else if (wrong) this.status.textContent = text;
   }
 
@@ -100,7 +100,7 @@ class View {
     });
     this.list = new List({
       known: choices.columns, several: choices.run_id.length > 1, shown: this.model.get("columns"), say, sort: (name) => this.sort(name), choose: (row) => this.choose(row),
-      failed: (error) => { this.count.textContent = "–"; this.say(error.message, true); },
+      failed: (error) => { this.count.textContent = "–"; this.failure = error.message; this.say(error.message, true); },
       ask: async (offset, limit) => {
         const [page] = await this.line.ask("page", { offset, limit, ...this.state() });
         this.count.textContent = `${show(page.total)} of ${show(page.all)} trajectories`;
@@ -233,6 +233,7 @@ class View {
 
   async loadList() {
     this.filters.sync();
+    this.failure = null; // why the list could not be loaded; shown until the filters change
     const { label } = this.state().scope;
     fill(this.scopeLine, label ? [h("span", { class: "rl-chip" }, label), h("button", { type: "button", class: "rl-quiet", onclick: () => this.showAll() }, "Show all")] : null);
     this.say("");
