@@ -54,7 +54,7 @@ def test_help_names_every_command_and_each_explains_itself():
         (["train", "tiny", "--set", "seed"], "--set seed: give key=value"),
         (
             ["evaluate", "nowhere", "--problems", "none.jsonl"],
-            "model nowhere: neither a folder with a config.json nor a run",
+            "model nowhere: neither a folder with a config.json, nor a run",
         ),
         (["demo", "--real", "--fast"], "--real cannot be combined with --fast"),
         (["demo", "--transfer", "x.jsonl"], "--transfer requires --real"),

@@ -36,9 +36,9 @@ def test_rl_has_at_most_18_modules_beside_its_packages():
     assert len(modules) <= 18, modules
 
 
-def test_scripts_of_the_inspector_have_less_than_400_lines():
+def test_scripts_of_the_inspector_have_at_most_600_lines():
     for path in (ROOT / "rstar_lab" / "analysis" / "inspector" / "static").iterdir():
-        assert len(path.read_text().splitlines()) < 400, path.name
+        assert len(path.read_text().splitlines()) <= 600, path.name
 
 
 def test_python_files_have_at_most_600_lines():

@@ -49,7 +49,7 @@ def init(
         typer.Option("--profile", "--machine", help="Hardware profile. Default: laptop, or one_gpu if there is a GPU."),
     ] = None,
     fields: Annotated[
-        str, typer.Option(help="Columns of the file: question=problem,answer=final_answer. Default: by their names.")
+        str, typer.Option(help="Columns of the file, as question=Q,answer=A. Default: by their names.")
     ] = "",
     sft: Annotated[
         bool | None,

@@ -34,7 +34,7 @@ def test_every_notebook_has_a_py_file_in_the_folder_py():
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.stem)
-def test_a_notebook_begins_with_what_one_learns_and_ends_with_two_next_steps(text):
+def test_a_notebook_says_what_one_learns_and_ends_with_two_next_steps(text):
     first, *_, last = jupytext.read(text).cells
     assert "**You learn** " in first.source and "**Time**: " in " ".join(first.source.split())
     steps = [line for line in last.source.splitlines() if line.startswith("- ")]

@@ -199,7 +199,7 @@ def test_neighbours_do_not_notice_and_the_program_is_responsible(hostile, outcom
 
 @pytest.mark.soak
 @pytest.mark.timeout(400)
-def test_on_a_busy_machine_an_endless_loop_is_a_timeout_and_an_honest_program_succeeds():
+def test_under_load_a_loop_is_a_timeout_and_an_honest_program_succeeds():
     work = "import time\nwhile time.process_time() < 0.4: pass\nprint('done')"
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(10 * (os.cpu_count() or 1))]
     try:

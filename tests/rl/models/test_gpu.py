@@ -90,7 +90,7 @@ def test_an_update_with_the_kernels_for_gpus_changes_the_weights_alike(monkeypat
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Llama", "Qwen2", "Granite"])
-def test_one_kernel_per_norm_mlp_and_rotation_gives_the_gradients_of_the_model(monkeypatch, name):
+def test_fused_norm_mlp_and_rotation_give_the_gradients_of_the_model(monkeypatch, name):
     model = tiny_architecture(name)
     rough = gradient_of(copy.deepcopy(model), precision="bf16")
     monkeypatch.setattr(gpu, "is_gpu", lambda device: True)

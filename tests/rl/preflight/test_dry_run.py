@@ -65,7 +65,7 @@ def test_an_update_of_the_local_trainer_holds_16_bytes_per_parameter():
     assert 0 < first.mfu_bound < 1 and first.update_s > 0 and not first.collectives
 
 
-def test_rows_of_a_sweep_have_the_tried_values_and_end_with_the_fastest_that_fits():
+def test_a_sweep_shows_the_tried_values_and_recommends_the_fastest():
     recipe = small("qwen3_1_7b_one_gpu", **{"stages.one.limits.max_response_tokens": 256})
     rows = list(dry_run_rows(recipe, load_profile("one_gpu"), ["micro_batch_tokens"]))
     assert [row["micro_batch_tokens"] for row in rows[:-1]] == [8192, 16384, 32768]
