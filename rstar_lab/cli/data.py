@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Fields = Annotated[str, typer.Option(help="Column names of files: question=problem,answer=final_answer.")]
+Fields = Annotated[str, typer.Option(help="Column names of files, as question=Q,answer=A.")]
 
 
 @app.command(epilog="Example:\n\n`rstar-lab data synthesize --seed 1 --count 2000 --out problems.jsonl`")

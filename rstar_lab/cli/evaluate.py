@@ -37,7 +37,7 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option(help="Rollouts per problem. Default: evaluate.samples, 16 in the default recipe.")
     ] = None,
-    fields: Annotated[str, typer.Option(help="Columns of the file: question=problem,answer=final_answer.")] = "",
+    fields: Annotated[str, typer.Option(help="Columns of the file, as question=Q,answer=A.")] = "",
     recipe: Annotated[str, typer.Option(help="Recipe with sampling, engine and sandbox settings.")] = "evaluate",
     limit: Annotated[int | None, typer.Option(help="Use only the first N problems.")] = None,
     name: Annotated[str | None, typer.Option(help="Prefix of the run id. Default: evaluate-SET.")] = None,
