@@ -84,7 +84,7 @@ def three_stage_recipe(tmp_path_factory):
     return folder, parameters, execute("10_recipe.ipynb", folder, parameters)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_three_stage_recipe_shows_its_stages(three_stage_recipe):
     folder, _, notebook = three_stage_recipe
@@ -95,7 +95,7 @@ def test_the_three_stage_recipe_shows_its_stages(three_stage_recipe):
     assert (folder / "runs" / "tiny_three_stage-rl" / "stages" / "two" / "model.safetensors").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_sft_notebook_shows_conversations_and_reuses_results(three_stage_recipe):
     folder, parameters, _ = three_stage_recipe
