@@ -1,6 +1,6 @@
 """Overlong filtering (DAPO, arXiv 2503.14476, section 3.4): truncated rollouts are left out of the loss.
 
-rStar2-Agent tried it and found that more responses were truncated (section 3.4, unsuccessful attempts).
+rStar2-Agent tried it and found that more responses were truncated ("unsuccessful attempts").
 """
 
 from typing import Literal

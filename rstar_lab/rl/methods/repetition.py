@@ -1,7 +1,7 @@
-"""Penalty on repeated n-grams (arXiv 2502.03373, section 4.3).
+"""Penalty on repeated n-grams (arXiv 2502.03373).
 
 weight * (1 - different n-grams / n-grams) is subtracted from the reward. N-grams are those of the tokens that the model
-generated, within each turn. rStar2-Agent tried to weight rollouts down by such repetition without success (section 3.4).
+generated, within each turn. rStar2-Agent tried to weight rollouts down by such repetition without success ("unsuccessful attempts").
 """
 
 from dataclasses import dataclass
