@@ -24,7 +24,7 @@ def test_submit_needs_a_check_of_exactly_these_settings(tmp_path):
     assert form.job.wait(timeout_s=240) == JobStatus.FINISHED, form.job.logs()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_failed_check_keeps_submit_disabled_and_is_shown(tmp_path):
     form = SubmitForm("qwen3_14b_mi300x", "mi300x_8x8", runs_dir=tmp_path)
     form.check()

@@ -19,7 +19,7 @@ def controller(runs):
     return next(job for job in list_jobs(runs) if job.spec.run == "small-grid")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_grid_outlives_its_caller_and_runs_each_arm_once(tmp_path):
     arms = {"plain": {}, "no RoC": {"rl.method.roc.oversample": 1}}
     grid = submit_grid("tiny_fast", arms, [0], runs_dir=tmp_path, overrides=SMALL, name="small", concurrency=2)

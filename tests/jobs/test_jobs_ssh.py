@@ -198,7 +198,7 @@ def test_an_unreachable_host_is_named(profile, tmp_path):
     assert list_jobs(tmp_path / "here") == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_job_continues_while_the_connection_is_lost(server, profile, tmp_path, capsys):
     here = tmp_path / "here"
     job = submit("tiny_fast", profile, command="sft", runs_dir=here, name="cut", preflight=False, log=print,

@@ -16,7 +16,7 @@ SMALL = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_notebook_11_trains_with_the_tool_and_the_reward(tmp_path):
     parameters = {"runs_dir": str(tmp_path / "runs"), "examples": 120, "steps": 1, "overrides": SMALL}

@@ -14,7 +14,7 @@ SMALL = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_notebook_13_trains_in_the_environment(tmp_path):
     parameters = {"runs_dir": str(tmp_path / "runs"), "examples": 120, "steps": 1, "overrides": SMALL}

@@ -35,6 +35,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.soak
 def test_a_loop_samples_trains_evaluates_and_stores_every_step(runs):
     recipe = load_recipe("tiny_fast")
     problems = read_stage_problems(recipe, recipe.stages[0])

@@ -77,11 +77,12 @@ def expression(rng: random.Random, mark: str, depth: int = 3) -> str:
     return rng.choice(forms).format(first, second)
 
 
-def test_1000_generated_expressions_execute_nothing_and_forge_no_reward(tmp_path):
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.soak)])
+def test_generated_expressions_execute_nothing_and_forge_no_reward(count, tmp_path):
     mark = str(tmp_path / "executed")
     rng = random.Random(0)
-    generated = [expression(rng, mark) for _ in range(1000)]
-    assert sum(has_code(text) for text in generated) > 800
+    generated = [expression(rng, mark) for _ in range(count)]
+    assert sum(has_code(text) for text in generated) > 0.8 * count
     responses = [rf"\boxed{{{text}}}" if n % 2 else f"The answer is {text} 1" for n, text in enumerate(generated)]
     with ThreadPoolExecutor(4) as threads:
         accepted = list(threads.map(lambda response: released_grade(response, "31415"), responses))

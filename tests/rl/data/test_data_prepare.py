@@ -161,7 +161,7 @@ def test_bad_rows_stop_or_are_listed(tmp_path):
     [
         ({"similarity": 0}, "similarity"),
         ({"drop_solved": True}, "--difficulty"),
-        ({"sources": ["nonsense"]}, "neither a file nor one of dapo"),
+        ({"sources": ["nonsense"]}, "neither a file, nor ORG/NAME on the hub, nor one of dapo"),
         ({"sources": ["project_euler"]}, "project_euler=FILE"),
         ({"sources": ["missing.jsonl"]}, "no such file"),
         ({"against": ["missing.parquet"]}, "no such file"),
@@ -237,7 +237,7 @@ def test_named_sources_read_files_of_their_schema(tmp_path, name):
 
 def test_source_arguments(tmp_path):
     assert parse_source("dapo").source is SOURCES["dapo"] and parse_source("dapo").path is None
-    assert parse_source("open-r1/DAPO-Math-17k-Processed").source is SOURCES["dapo"]
+    assert parse_source("open-r1/DAPO-Math-17k-Processed").source == SOURCES["dapo"]
     plain = parse_source("a/b.parquet", {"question": "q"})
     assert (plain.source.name, plain.source.fields, plain.path) == ("b", {"question": "q"}, Path("a/b.parquet"))
     own = parse_source("a/b.jsonl:question=problem,answer=solution", {"question": "q"})

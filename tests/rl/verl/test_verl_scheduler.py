@@ -143,6 +143,7 @@ def test_every_policy_places_all_turns(model, slow_servers, policy):
         assert set(peak.values()) == {ROLLOUTS // 3}
 
 
+@pytest.mark.soak
 def test_a_policy_that_needs_the_kv_cache_size_is_refused_without_it(model):
     servers = start_servers(f"{__name__}:serve_without_kv_size", model, {}, 1)
     with pytest.raises(UserError, match=r"engine.scheduler: kv needs .* server s0 .* least-in-flight"):
