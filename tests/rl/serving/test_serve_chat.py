@@ -267,7 +267,7 @@ def test_named_sets_are_read_from_files_of_their_schema(tmp_path):
         title, (problem,) = load(f"{name}={path}", "", None)
         assert (title, problem.question, problem.answer) == (name, "q", row["answer"])
         assert problem.problem_id == str(row.get("id", row.get("problem_idx", row.get("unique_id"))))
-    with pytest.raises(UserError, match=r"neither a file nor one of dapo.*aime24"):
+    with pytest.raises(UserError, match=r"neither a file, nor ORG/NAME on the hub, nor one of dapo.*aime24"):
         load("aime23", "", None)
 
 
