@@ -69,6 +69,7 @@ def check_boxes(opened: LabPage, plots: int) -> None:
                 assert not overlap(box, place), f"{text!r} and {other!r} overlap: {box}, {place}"
 
 
+@pytest.mark.soak
 def test_curves_heat_map_and_rollouts_share_one_screen(lab: Lab, tmp_path: Path, axe: Path):
     write_run(tmp_path / "runs", "roc")
     cells = (

@@ -6,7 +6,7 @@ import pytest
 from helpers.notebooks import NOTEBOOKS, execute, outputs
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_notebook_09_submits_watches_and_stops_jobs_on_ray(tmp_path):
     from benchmarks.verl_parity import prepare
