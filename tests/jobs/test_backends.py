@@ -18,9 +18,12 @@ JOBS = ROOT / "rstar_lab" / "jobs"
 
 
 def imports(path, modules):
-    """Return the modules of `modules` that a file imports, also inside of functions."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Return the modules of `modules` that a file imports, also inside of functions, but not for type annotations only."""
+    found, tree = set(), ast.parse(path.read_text())
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    ]
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 found |= {next((name for name in (f"{node.module}.{alias.name}", node.module) if name in modules), "")}

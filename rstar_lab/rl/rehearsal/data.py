@@ -16,6 +16,7 @@ from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.rehearsal.shrink import CONVERSATIONS, FAMILIES, PROBLEMS, PROMPT_TOKENS
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, tool_calls, write_conversations
+from rstar_lab.rl.renderers.formats import RENDERERS
 from rstar_lab.rl.synthetic import families
 
 
@@ -53,10 +54,13 @@ def _conversation(problem: Problem) -> Conversation:
 def _format_overrides(recipe: Recipe) -> list[str]:
     """Return the arguments of `sft` with which the model learns the prompt format of the recipe, so that it gets rewards."""
     rl = recipe.rl
-    if rl.prompt.format != "released":
+    renderer = RENDERERS[rl.prompt.format]
+    if (
+        renderer is chat.PaperRenderer or not renderer.has_template
+    ):  # the format of `sft` without arguments, or of a model
         return []
     keys = {
-        "rl.prompt.format": "released",
+        "rl.prompt.format": renderer.name,
         "rl.tools": json.dumps(rl.tools),
         "rl.answer": rl.answer,
         "sft.max_tokens": 2048,

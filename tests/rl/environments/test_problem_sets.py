@@ -49,7 +49,7 @@ def test_rewards_of_an_entry(reward):
 
 
 def test_an_unknown_reward_of_an_entry_is_an_error():
-    with pytest.raises(ValidationError, match="'other' is not one of verify, released or a module:function"):
+    with pytest.raises(ValidationError, match="'other' is not one of verify, released, tests or a module:function"):
         RlSection(environments=[{"name": "sums", "reward": "other"}])
 
 
