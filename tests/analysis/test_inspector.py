@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from helpers.inspector_runs import write_run
 from rstar_lab.analysis.filters import where_sql
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
-from rstar_lab.analysis.inspector.source import Source
+from rstar_lab.analysis.inspector.source import Frames, Source
 from rstar_lab.analysis.inspector.transcript import segments, token_values
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
@@ -75,6 +76,19 @@ def test_rows_in_memory_are_those_of_the_files_until_the_run_grows(source: Sourc
     memory.refresh()
     memory.load()  # the run may still be growing
     assert not memory._trajectories.is_loaded
+
+
+@pytest.mark.parametrize("kind", ["memory", "frames"])
+def test_a_cell_and_the_page_can_query_at_the_same_time(source: Source, kind: str):
+    shared = Source(source.store if kind == "memory" else Frames(source.store.sql("SELECT * FROM trajectories")))
+    shared.load()
+    columns = ["traj_id", "run_id, step", "traj_id, reward, answer"]
+
+    def query(number: int) -> int:
+        return len(shared._rows(f"SELECT {columns[number % 3]} FROM trajectories LIMIT {number}", raw=True))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(query, range(1, 300))) == list(range(1, 300))
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,6 @@ class MemoryTable:
 
     def discard(self) -> None:
         """Read from the store again, after a run has grown."""
-        if self._connection is not None:
-            self._connection.close()
         self._connection = None
         self._refreshed_at = time.monotonic()
 
@@ -53,9 +51,8 @@ class MemoryTable:
 
     def sql(self, query: str) -> pd.DataFrame:
         """Run a query on trajectories and return a data frame."""
-        if self._connection is None:
-            return self._store.sql(query)
-        return self._connection.execute(query).df()
+        cursor = self._cursor()
+        return self._store.sql(query) if cursor is None else cursor.execute(query).df()
 
     def rows(
         self, query: str, steps: Sequence[tuple[str, int]] | None = None
@@ -64,10 +61,16 @@ class MemoryTable:
 
         steps: (run_id, step) of all rows that the query can return. A store of files reads only the files of these steps.
         """
-        if self._connection is None:
+        cursor = self._cursor()
+        if cursor is None:
             return frame_rows(self._store.sql(query, steps=steps))
-        cursor = self._connection.execute(query)
-        return [str(column[0]) for column in cursor.description], cursor.fetchall()
+        cursor.execute(query)
+        return [str(column[0]) for column in cursor.description or ()], cursor.fetchall()
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection | None:
+        """Return a cursor of this query: cells and messages of the page query from different threads. None: not in memory."""
+        connection = self._connection
+        return connection.cursor() if connection is not None else None
 
 
 def frame_rows(frame: pd.DataFrame) -> tuple[list[str], list[tuple[Any, ...]]]:

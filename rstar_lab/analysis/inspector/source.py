@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ class Frames:
     """A store of data frames with the columns of TRAJECTORIES and TRANSCRIPTS, for rows that are not in a run folder."""
 
     def __init__(self, trajectories: pd.DataFrame, transcripts: pd.DataFrame | None = None) -> None:
+        self._lock = threading.Lock()  # cursors of DuckDB do not see registered frames
         self._connection = connect()
         self._connection.register("rows", trajectories)
         self._connection.execute(f"CREATE VIEW trajectories AS SELECT *{_derived(trajectories)} FROM rows")
@@ -45,7 +47,8 @@ class Frames:
 
     def sql(self, query: str, *, steps: Sequence[tuple[str, int]] | None = None) -> pd.DataFrame:
         check_query(query)
-        return self._connection.execute(query).df()
+        with self._lock:
+            return self._connection.execute(query).df()
 
     def copied_questions(self) -> dict[str, dict[str, str]]:
         return {}
