@@ -21,6 +21,7 @@ def type_into(field: Any, text: str) -> None:
     raise AssertionError(f"the field has {field.input_value()!r}, not {text!r}")
 
 
+@pytest.mark.soak
 def test_forms_are_filled_by_keyboard(lab: Lab, tmp_path: Path):
     cells = (
         "from rstar_lab.rl.forms import RecipeForm, RewardPreview\nform = RecipeForm('tiny_fast')\nform",

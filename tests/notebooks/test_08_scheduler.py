@@ -13,6 +13,7 @@ def executed(tmp_path_factory):
     return execute("08_scheduler.ipynb", tmp_path_factory.mktemp("notebook"), parameters, cwd=NOTEBOOKS, timeout_s=200)
 
 
+@pytest.mark.soak
 def test_every_policy_is_compared_with_the_bound(executed):
     summary = outputs(executed, "lower_bound(script")
     for word in ("turn-barrier", "static", "least-in-flight", "kv", "adaptive", "idle share", "preemptions"):

@@ -76,7 +76,7 @@ def check(runs_dir: Path) -> None:
             assert (folder / "weights").read_bytes() == b"w"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_kill_before_any_file_operation_leaves_complete_steps(tmp_path):
     states = states_before_file_operations(tmp_path / "life")
     assert len(states) > 60

@@ -318,6 +318,7 @@ def test_on_a_laptop_the_sandbox_and_the_tokenizer_are_used(recipe, tmp_path):
     assert broken.status is Status.FAIL and "<|im_end|>" in broken.message
 
 
+@pytest.mark.soak
 def test_strict_turns_a_skip_into_a_failure(recipe, storage):
     def run(*more):
         command = [
