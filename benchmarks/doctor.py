@@ -1,7 +1,7 @@
 """Detection and false-alarm rates of `rstar-lab doctor`, measured on short runs with planted faults and on honest runs.
 
     python -m benchmarks.doctor train FOLDER [RUN...]   # about 20 s of two cores per run; continues where it was interrupted
-    python -m benchmarks.doctor score FOLDER            # applies the rules; writes benchmarks/data/doctor.csv, rates.json, docs/doctor.md
+    python -m benchmarks.doctor score FOLDER            # applies the rules to these runs; writes doctor.csv, rates.json, docs/doctor.md
 
 All runs start from one SFT model of the recipe tiny_fast and train for 12 steps of 4 problems. They run one after the other in one
 process, with one vLLM engine that serves under two names. The checks of the trainer are off, so that each fault reaches the log.

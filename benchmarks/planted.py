@@ -432,7 +432,7 @@ def _no_log_probs(_: float) -> Patch:
     return _changed(lambda rollout: replace(rollout, log_probs=[0.0] * len(rollout.log_probs)))
 
 
-LR = 2e-4  # learning rate of the honest runs
+LR = 2e-4  # learning rate of the runs without a fault
 RIGHT_REFUSED, WRONG_PAID = "right answers get no reward", "wrong answers are rewarded"
 DISAGREE, GROWS = "engine and trainer disagree", "mismatch grows"
 NO_EFFECT = "updates change nothing"

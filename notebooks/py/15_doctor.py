@@ -29,7 +29,7 @@ recipe: str = "tiny_fast"  # name of a shipped recipe, or a file
 profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 wrong: dict = {"rl.lr": 1e-9}  # the fault: keys of the broken run
 right: dict = {}  # the remedy: the keys that replace them
-broken: str = ""  # folder or log of a run that does not learn; empty: train one
+broken: str = ""  # folder or log of a run that does not learn; if empty, the notebook trains one
 fixed: str = ""  # folder of the run after the remedy; empty: train one, if this notebook trained the broken run
 
 # %%

@@ -31,7 +31,7 @@ def plot_memory(rows: Rows) -> Figure:
 
 
 def plot_time(rows: Rows) -> Figure:
-    """Plot the seconds of a micro-batch by class of kernel, for each stage and for SFT, and their collectives."""
+    """Plot how long a micro-batch spends in each class of kernel and in collectives, for each stage and for SFT."""
     records = []
     for row in rows:
         seconds = dict(row["seconds"])

@@ -67,7 +67,7 @@ def test_an_update_is_completed_before_the_interrupt_is_raised(loop):
 async def test_cancelled_rollouts_in_lockstep_leave_the_engine():
     class Engine:
         async def generate(self, prompt_ids, sampling):
-            raise NotImplementedError
+            raise AssertionError("lockstep submits requests")
 
         def submit(self, requests):
             self.requests = [asyncio.get_running_loop().create_future() for _ in requests]

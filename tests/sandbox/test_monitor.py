@@ -45,7 +45,7 @@ def check_after(monitor: CallMonitor, seconds: float) -> None:
 def test_blocked_threads_release_the_slot_and_only_sleep_is_charged(monkeypatch, monitor, state, waiting, charged):
     """A call that waits for a disk or for a lock of the kernel needs no CPU, but may not be responsible for its wait.
 
-    Z: a zombie, which the supervisor has not yet reaped. "": a thread that is gone.
+    Z: a zombie, before the supervisor reaps it. "": a thread that is gone.
     """
     monkeypatch.setattr(procfs, "state", lambda task: state)
     check_after(monitor, monitor.planned_s)

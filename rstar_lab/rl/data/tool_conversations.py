@@ -91,7 +91,7 @@ async def add_tools(
 
 
 def _read(row: Any, where: str, fields: Mapping[str, str], column: str | None) -> tuple[Problem, str]:
-    """Return the problem of a row, with its answer, and its solution. Raises ValueError or ProblemError."""
+    """Return the problem that a row holds (with its answer) and the text of its solution. Raises ValueError or ProblemError."""
     problem = read_problem(row, where=where, fields=fields, default_id="row", default_source="", answers=False)
     columns = [column] if column else SOLUTION_COLUMNS
     text = next((row[name] for name in columns if isinstance(row.get(name), str) and row[name].strip()), None)

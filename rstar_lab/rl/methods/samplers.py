@@ -5,8 +5,9 @@ drawn. It reads the difficulty that a problem has in its file or from the filter
 far. Selection is a function of seed, position and results, so a resumed run draws the same problems.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,10 +21,7 @@ from rstar_lab.rl.section import Section
 class Sampler(Section):
     """Base class of the samplers."""
 
-    @property
-    def needs_difficulty(self) -> bool:
-        """Whether the sampler reads the difficulty of the problems."""
-        return isinstance(self, EasyFirst | ImprovementPotential)
+    needs_difficulty: ClassVar[bool] = False  # whether the sampler reads the difficulty of the problems
 
     @property
     def name(self) -> str:
@@ -35,17 +33,18 @@ class Sampler(Section):
         """Factor by which earlier results of a problem count less with each new group."""
         return 1.0
 
+    @abstractmethod
     def scores(
         self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
     ) -> np.ndarray:
         """Return the score of each problem, (problems,). history: results by problem id."""
-        raise NotImplementedError
 
 
 class EasyFirst(Sampler):
     """Draws problems from easy to hard, by their difficulty (curriculum learning, Bengio et al. 2009). Each problem is drawn once
     before any is drawn again."""
 
+    needs_difficulty: ClassVar[bool] = True
     type: Literal["easy_first"] = "easy_first"
     """Name of the method."""
 
@@ -59,6 +58,7 @@ class ImprovementPotential(Sampler):
     """Draws problems from high to low potential: p * (1 - p), the variance of the reward at the measured pass rate p (after
     R1-Code-Interpreter, arXiv 2505.21668; the formula is ours). Each problem is drawn once before any is drawn again."""
 
+    needs_difficulty: ClassVar[bool] = True
     type: Literal["improvement_potential"] = "improvement_potential"
     """Name of the method."""
 

@@ -43,7 +43,8 @@ def _union_table(union: Any, by_type: ByType) -> str:
     lines = [f"| {by_type.key} | key | value | default | meaning |", "|---|---|---|---|---|"]
     for base, its_names in shared.items():
         label = "all" if its_names == every else ", ".join(its_names)
-        lines += [f"| {label} {_row(name, base.model_fields[name])}" for name in base.__annotations__]
+        common = [name for name in base.__annotations__ if name in base.model_fields]
+        lines += [f"| {label} {_row(name, base.model_fields[name])}" for name in common]
     for section, its_names in names.items():
         about = section.model_fields[by_type.key].description or ""
         text = " ".join(filter(None, (section.__doc__, "" if about.startswith("Name of") else about)))

@@ -131,7 +131,7 @@ class RlSection(Section):
     @property
     def sampler(self) -> Sampler | None:
         """The sampler that chooses the problems of a step; None: a random order."""
-        return self.method.added(Sampler)
+        return self.method.added(Sampler)  # type: ignore[type-abstract]  # used for isinstance only
 
     @property
     def loss_config(self) -> LossConfig:

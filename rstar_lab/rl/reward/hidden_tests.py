@@ -47,8 +47,8 @@ print(result)
 def final_program(text: str) -> tuple[str, str] | None:
     """Return (language, source) of the final program of a response; None without one.
 
-    It is the last fenced block after the last `<answer>`, or of the whole text if there is none after it. The language is `cpp` or
-    `python`.
+    The program is the last fenced code block after the last `<answer>`. If there is none, it is the last one of the text.
+    The language is `cpp` or `python`.
 
     Args:
         text: Text that the model generated, without tool output.

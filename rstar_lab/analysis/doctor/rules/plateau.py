@@ -21,7 +21,7 @@ def check(log: Log) -> Evidence | None:
 RULE = Rule(
     name="no progress",
     reads=("steps.reward",),
-    cause="the reward has not risen since the first third of the run",
+    cause="the reward did not rise after the first third of the run",
     remedy=(
         "look at the share of groups that train and at the gradient norm; if both are healthy, raise the learning"
         " rate or train longer"
