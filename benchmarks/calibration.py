@@ -27,14 +27,14 @@ import httpx
 import numpy as np
 from scipy.optimize import nnls
 
+from benchmarks.simulated_engine import EngineSpec, Rates
+from benchmarks.simulator import ScriptedRollout, simulate
+from benchmarks.workloads import Regime, make_policies, make_rollouts
 from rstar_lab.resources import benchmark_file
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.scheduling.base import DispatchPolicy
 from rstar_lab.rl.scheduling.scheduler import Scheduler
-from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
-from rstar_lab.rl.scheduling.simulator import ScriptedRollout, simulate
 from rstar_lab.rl.scheduling.slots import ScheduledSlot, ScheduledSlots
-from rstar_lab.rl.scheduling.workloads import Regime, make_policies, make_rollouts
 
 VOCABULARY = 1024
 BLOCK_TOKENS = 32

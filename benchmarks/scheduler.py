@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.workloads import Regime, makespans
 from rstar_lab.errors import UserError
-from rstar_lab.rl.scheduling.workloads import Regime, makespans
 
 
 class WorkloadGrid(BaseModel):

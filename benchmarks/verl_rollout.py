@@ -23,11 +23,11 @@ from benchmarks.calibration import (
     run_scripts,
     save_tiny_model,
 )
+from benchmarks.simulated_engine import EngineSpec
+from benchmarks.simulator import ScriptedRollout, simulate
+from benchmarks.workloads import make_policies, make_rollouts
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.scheduling.policies import POLICIES
-from rstar_lab.rl.scheduling.simulated_engine import EngineSpec
-from rstar_lab.rl.scheduling.simulator import ScriptedRollout, simulate
-from rstar_lab.rl.scheduling.workloads import make_policies, make_rollouts
 
 if TYPE_CHECKING:
     from benchmarks.verl_fleet import Fleet

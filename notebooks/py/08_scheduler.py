@@ -17,7 +17,7 @@
 # # Dispatch policies: which rollout runs on which engine, and when
 #
 # **You learn** how the dispatch policies place rollouts, and what a step costs on GPUs. **Time**: 10 minutes to read;
-# the cells run in a minute.
+# the cells run in a minute. The simulator is in the repository, not in an installed package.
 #
 # Generation takes most of the time of a step. This notebook replays one step under each dispatch policy in a simulator. The
 # policies are those of real runs; the engines are a model of vLLM (see `docs/scheduler.md`).
@@ -53,15 +53,16 @@ from IPython.display import display
 from rstar_lab.analysis import LinkedFigure, open_runs
 from rstar_lab.analysis.asynchrony import plot_staleness
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.rl.scheduling.workloads import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans
 from rstar_lab.resources import load_benchmark
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.plan import make_plan, plot_plan
-from rstar_lab.rl.scheduling.workloads import recorded_rollouts
-from rstar_lab.rl.scheduling.figures import plot_gantt, plot_turns, table
-from rstar_lab.rl.scheduling.simulator import lower_bound, simulate
-from rstar_lab.rl.scheduling.simulated_engine import EngineSpec
 from rstar_lab.runs import RunReader
+
+study = load_benchmark("calibration")  # makes the folder `benchmarks` importable; it is in the repository only
+from benchmarks.scheduler_figures import plot_gantt, plot_turns, table
+from benchmarks.simulated_engine import EngineSpec
+from benchmarks.simulator import lower_bound, simulate
+from benchmarks.workloads import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans, recorded_rollouts
 
 # %% [markdown]
 # ## The step
@@ -127,7 +128,6 @@ pd.DataFrame(rows).set_index(["kv_tokens", "mean_tokens"]).round(2)
 # CPU core, with a KV cache small enough to preempt. The rates of the simulator are fitted to separate measurements.
 
 # %%
-study = load_benchmark("calibration")  # in the repository only
 if remeasure:
     rates, measured = await study.calibrate(rounds=1, progress=print)
 else:

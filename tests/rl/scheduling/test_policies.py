@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.scheduler import WorkloadGrid, bench, read_grid
+from benchmarks.workloads import Regime, make_policies
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
@@ -19,7 +20,6 @@ from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnReques
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import KvCapacity, LeastInFlight, Static, TurnBarrier
 from rstar_lab.rl.scheduling.slots import ScheduledSlot
-from rstar_lab.rl.scheduling.workloads import Regime, make_policies
 
 POLICIES = make_policies(Regime(max_tokens=4000))
 

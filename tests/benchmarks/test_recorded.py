@@ -2,8 +2,8 @@
 
 import pytest
 
-from rstar_lab.rl.scheduling.simulator import ScriptedTurn
-from rstar_lab.rl.scheduling.workloads import recorded_rollouts
+from benchmarks.simulator import ScriptedTurn
+from benchmarks.workloads import recorded_rollouts
 from rstar_lab.runs import RunStoreError, RunWriter
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field
 
+from benchmarks.simulated_engine import EngineSpec, Rates
+from benchmarks.simulator import ScriptedRollout, ScriptedTurn, lower_bound, simulate
 from rstar_lab.rl.scheduling.base import DispatchPolicy
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import POLICIES, make_policy
-from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
-from rstar_lab.rl.scheduling.simulator import ScriptedRollout, ScriptedTurn, lower_bound, simulate
 from rstar_lab.runs import RunReader, RunStoreError
 
 # Qwen3-14B in bf16 on one MI300X (peak 5.3 TB/s, 1307 Tflop/s). Assumptions: decoding reaches 60% of the bandwidth and 40% of the

@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.simulated_engine import EngineSpec, SimulatedEngine
 from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
-from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, SimulatedEngine
 
 
 @dataclass(frozen=True, slots=True)

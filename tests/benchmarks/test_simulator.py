@@ -6,10 +6,10 @@ from collections import deque
 import numpy as np
 import pytest
 
+from benchmarks.simulated_engine import EngineSpec, Rates
+from benchmarks.simulator import ScriptedRollout, ScriptedTurn, lower_bound, simulate
+from benchmarks.workloads import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts
 from rstar_lab.rl.scheduling.policies import Static
-from rstar_lab.rl.scheduling.simulated_engine import EngineSpec, Rates
-from rstar_lab.rl.scheduling.simulator import ScriptedRollout, ScriptedTurn, lower_bound, simulate
-from rstar_lab.rl.scheduling.workloads import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts
 
 RATES = Rates(step_s=0.01, weights_s=0.002, token_s=0.0005, context_s=1e-5, request_s=0.003)
 SMALL = Regime(engines=3, rollouts=24, group=8, kv_tokens=6000, mean_tokens=300, max_tokens=1200, prompt_tokens=40)

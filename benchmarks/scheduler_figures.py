@@ -7,8 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from benchmarks.simulator import SimulationResult
 from rstar_lab.figure_theme import COLOURS, apply_theme
-from rstar_lab.rl.scheduling.simulator import SimulationResult
 
 
 def table(results: Mapping[str, SimulationResult], bound_s: float) -> pd.DataFrame:
