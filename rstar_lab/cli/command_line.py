@@ -41,7 +41,7 @@ EXTRA_OF = {
     "uvicorn": "sandbox", "uvloop": "sandbox", "numpy": "sandbox", "scipy": "sandbox", "prometheus_client": "sandbox",
     "torch": "cpu", "transformers": "cpu", "tokenizers": "cpu", "safetensors": "cpu", "vllm": "cpu",
     "ray": "verl", "verl": "verl", "transfer_queue": "verl", "datasets": "hub", "huggingface_hub": "hub", "inspect_ai": "inspect",
-    "verifiers": "verifiers", "mcp": "mcp",
+    "mcp": "mcp",
 }  # fmt: skip
 # Every command and group, in the order and under the headings of `--help`. A module without a help text holds commands of
 # the same level; one with a help text is a group. Groups import their packages, which may need an extra.

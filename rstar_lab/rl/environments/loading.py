@@ -10,7 +10,6 @@ from rstar_lab.rl.environments.base import Environment, EnvironmentFailure, Malf
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.environments.inspect_task import InspectTask, is_task
 from rstar_lab.rl.environments.tools import describe_tools
-from rstar_lab.rl.environments.verifiers_taskset import VerifiersTaskset, is_taskset
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.tools.base import Tool
@@ -87,13 +86,11 @@ class EnvironmentClass:
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:
     """Load the environment that `target` names as `module:name`. Raises UserError.
 
-    `name` is a class, a function that returns an instance, an Inspect task, or a taskset of verifiers.
+    `name` is a class, a function that returns an instance, or an Inspect task.
     """
     loaded = load_named(target, f"rl.environments.{name}.environment")
     if is_task(loaded):
         return EnvironmentClass(name, InspectTask(target, loaded), time_limit_s)
-    if is_taskset(loaded):
-        return EnvironmentClass(name, VerifiersTaskset(target, loaded, time_limit_s), time_limit_s)
     if not callable(loaded):
         raise UserError(f"rl.environments.{name}.environment: {target} is a {type(loaded).__name__}; expected a class")
     required = [

@@ -25,8 +25,8 @@ class EnvironmentEntry(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the environment, unique in the recipe. It is used in problem files, metrics and curves."""
     environment: str | None = None
-    """`module:name` of your environment class, an Inspect task, an OpenEnv server or a taskset of verifiers
-    (docs/environments.md). Default: none; the entry is defined by `tools` and `reward`."""
+    """`module:name` of your environment class, an Inspect task or an OpenEnv server (docs/environments.md). Default: none;
+    the entry is defined by `tools` and `reward`."""
     problems: Problems | None = None
     """Training problems. Default: the problems of the stage that name this environment."""
     tools: tuple[str, ...] = ()

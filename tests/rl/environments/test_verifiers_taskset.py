@@ -1,7 +1,8 @@
-"""Tasksets of verifiers (v1) as environments. verifiers pins an older `mcp` than the rest of the tests, so it is not among the
-test requirements: install it into a copy of the environment to run these tests."""
+"""Tasksets of verifiers (v1) as environments (examples/verifiers_taskset.py). verifiers pins an older `mcp` than the rest of
+the tests, so it is not among the test requirements: install it into a copy of the environment to run these tests."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.evaluated import evaluate_environment
@@ -13,15 +14,22 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
-from rstar_lab.rl.environments.verifiers_taskset import VerifiersTaskset, split_reply
 from rstar_lab.rl.models.tokenizer import train_tokenizer
-from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.trajectory import StopReason
 
+sys.path.append(str(Path(__file__).parents[3] / "examples"))
+from verifiers_taskset import VerifiersTaskset, split_reply
+
+ENVIRONMENTS = """
+from verifiers_taskset import VerifiersTaskset
+
+def __getattr__(name):
+    return VerifiersTaskset(f"shop_tasks:{name}", 5.0)
+"""
 MODULE = '''
 import verifiers.v1 as vf
 
@@ -130,17 +138,18 @@ RIGHT = "Three.</reason>\n<answer>\\boxed{3}</answer>"
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
     (tmp_path / "shop_tasks.py").write_text(MODULE)
+    (tmp_path / "shop_environments.py").write_text(ENVIRONMENTS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "shop_tasks", raising=False)
 
 
-def problems(target="shop_tasks:Shop"):
-    made = VerifiersTaskset(target, load_named(target, "taskset"), 5.0).problems()
+def problems(target="shop_environments:Shop"):
+    made = VerifiersTaskset(target.replace("_environments", "_tasks"), 5.0).problems()
     return [problem.model_copy(update={"environment": "shop"}) for problem in made]
 
 
-async def roll(*turns, problem=None, target="shop_tasks:Shop", environment=None):
+async def roll(*turns, problem=None, target="shop_environments:Shop", environment=None):
     environment = environment or load_environment("shop", target, 5.0)
     context = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, RolloutLimits(4000))
     own = RunEnvironment(environment.tools, lambda text, answer: 0.0, environment, {})
@@ -179,7 +188,7 @@ async def test_a_stop_hook_ends_the_rollout():
 
 
 async def test_rollouts_do_not_share_state():
-    environment = load_environment("shop", "shop_tasks:Shop", 5.0)
+    environment = load_environment("shop", "shop_environments:Shop", 5.0)
     for _ in range(2):
         trajectory, _ = await roll(ITEMS, COUNT, RIGHT, environment=environment)
         assert trajectory.metrics["looks"] == 11.0
@@ -187,19 +196,19 @@ async def test_rollouts_do_not_share_state():
 
 
 async def test_a_reward_that_raises_is_an_environment_error():
-    trajectory, _ = await roll(RIGHT, target="shop_tasks:Broken")
+    trajectory, _ = await roll(RIGHT, target="shop_environments:Broken")
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_ERROR
     assert trajectory.error.startswith("environment shop, problem Broken-0: score raised TaskError")
 
 
 def test_tasks_in_containers_are_refused():
     with pytest.raises(UserError, match="taskset shop_tasks:Box: its tasks run in containers"):
-        load_environment("shop", "shop_tasks:Box", 5.0)
+        VerifiersTaskset("shop_tasks:Box")
 
 
 def test_harbor_is_refused():
     with pytest.raises(UserError, match="HarborTaskset is run by its own HarborEnv, which is not supported"):
-        load_environment("terminal", "verifiers.v1.tasksets.harbor.taskset:HarborTaskset", 5.0)
+        VerifiersTaskset("verifiers.v1.tasksets.harbor.taskset:HarborTaskset")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +237,9 @@ async def test_a_taskset_is_evaluated_and_shown_in_the_inspector(tmp_path):
         ("tool", second),
         ("assistant", RIGHT),
     ]
-    row, calls, page = await evaluate_environment(tmp_path, "shop_tasks:Shop", problem, problem.question, conversation)
+    row, calls, page = await evaluate_environment(
+        tmp_path, "shop_environments:Shop", problem, problem.question, conversation
+    )
     assert (row["environment"], row["stop_reason"], row["reward"]) == ("Shop", "answered", 2.5)
     assert dict(row["metrics"]) == {"right": 1.0, "note": 1.0, "looks": 2.0, "calls": 2.0}
     assert [call["outcome"] for call in calls] == ["exception", "ok"]

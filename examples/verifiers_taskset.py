@@ -1,9 +1,14 @@
 """Tasksets of verifiers (v1) as environments: tasks become problems, toolsets become tools, rewards become parts of the reward.
 
-The recipe names a class or an instance with its configuration: `environment: my_tasks:Sums`. This command writes the problems
-to a file:
+Copy this file beside your tasks, and write a module that a recipe names (docs/environments.md):
 
-    python -m rstar_lab.rl.environments.verifiers_taskset my_tasks:Sums problems.jsonl
+    from verifiers_taskset import VerifiersTaskset
+
+    sums = VerifiersTaskset("my_tasks:Sums")
+
+This command writes the problems to a file:
+
+    python verifiers_taskset.py my_tasks:Sums problems.jsonl
 
 Harnesses of verifiers are not used: the model is prompted and sampled by the agent loop. Toolsets run in this process.
 """
@@ -93,24 +98,16 @@ def _add(trace: Any, message: Any, *, sampled: bool) -> None:
     trace.nodes.append(MessageNode(parent=parent, message=message, sampled=sampled))
 
 
-def is_taskset(target: Any) -> bool:
-    """Return whether an object is a taskset of verifiers, or its class."""
-    if "verifiers.v1" not in sys.modules:  # if it was not imported, the object cannot be a taskset
-        return False
-    from verifiers.v1 import Taskset
-
-    return isinstance(target, Taskset) or (isinstance(target, type) and issubclass(target, Taskset))
-
-
 class VerifiersTaskset:
     """A taskset, loaded once. Calling it creates the environment of one rollout. Tasks are read when a rollout needs them.
 
-    timeout_s: time limit of each tool call in seconds. Raises UserError if tasks need a container or use `@intercept`, or if
-    the package of the taskset has its own `Env`.
+    name: `module:name` of a class, or of an instance with its configuration. timeout_s: time limit of each tool call in
+    seconds. Raises UserError if tasks need a container or use `@intercept`, or if the package of the taskset has its own `Env`.
     """
 
-    def __init__(self, name: str, given: Any, timeout_s: float):
+    def __init__(self, name: str, timeout_s: float = 30.0):
         self.name, self.timeout_s = name, timeout_s
+        given = load_named(name, "taskset")
         self.taskset = given(_config_of(given)) if isinstance(given, type) else given
         self.task_type = type(self.taskset).task_type()
         self._check()
@@ -349,7 +346,4 @@ def _schemas(server: Any) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    write_problem_file(
-        "rstar_lab.rl.environments.verifiers_taskset",
-        lambda target: VerifiersTaskset(target, load_named(target, "taskset"), 30.0).problems(),
-    )
+    write_problem_file("verifiers_taskset", lambda target: VerifiersTaskset(target).problems())
