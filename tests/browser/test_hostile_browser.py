@@ -215,8 +215,7 @@ CELLS = """
 from rstar_lab.analysis import inspect, overview, watch
 from rstar_lab.analysis.doctor import doctor
 from rstar_lab.jobs import JobBoard
-from rstar_lab.jobs.form import SubmitForm
-from rstar_lab.rl.forms import MixForm, RecipeForm, RewardPreview
+from rstar_lab.rl.forms import RecipeForm
 board = JobBoard(runs, inspect=inspect)
 board
 ---
@@ -225,22 +224,10 @@ for job in board._widget.selection.options:
     for name in ("Logs", "Inspect"):
         board._widget.buttons[name].click()
 ---
-form = SubmitForm(recipe, runs_dir=runs)
-form.overrides.value = "k=" + texts[0]
-form.check()
-form
----
 edited = RecipeForm(recipe)
 edited.search.value = "prompt"
 edited.field("model").value = texts[1]
 edited
----
-MixForm(recipe)
----
-preview = RewardPreview(run)
-preview
----
-preview.reward.value = texts[0]
 ---
 display(doctor(run))
 watch(run)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rstar_lab.analysis import import_messages
 from rstar_lab.errors import UserError
 from rstar_lab.rl.rescore import rescore
 from rstar_lab.runs.reader import RunReader
@@ -102,3 +103,26 @@ def test_undecided_rollouts_are_decided(run):
         right["traj_id"]
     ]
     assert found.result is not None and "undecided" not in found.result and found.result["n"] == len(rows)
+
+
+def test_imported_rollouts_without_a_reward_are_scored(tmp_path):
+    rows = [
+        {
+            "id": number,
+            "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": text}],
+            "truth": "2",
+        }
+        for number, text in enumerate(("<answer>\\boxed{2}</answer>", "<answer>\\boxed{3}</answer>"))
+    ]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    run = import_messages(file, tmp_path / "runs")
+    found = rescore(run, dry_run=True)
+    assert [(change.reward_before, change.reward) for change in found.changes] == [(None, 1.0), (None, 0.0)]
+    assert (found.correct_before, found.correct) == (0, 1)
+    for row in rows:
+        del row["truth"]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    run = import_messages(file, tmp_path / "runs", run_id="no_truth")
+    with pytest.raises(UserError, match="2 of 2 trajectories have no correct answer"):
+        rescore(run, dry_run=True)

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from rstar_lab.rl.forms.form import Form
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe, RecipeError
 from rstar_lab.visible_text import escaped
@@ -22,7 +21,7 @@ TOP = "top level"
 MOST_SHOWN = 40
 
 
-class RecipeForm(Form):
+class RecipeForm:
     """A form with one field for every recipe key: value, default, description, and the error if the value is invalid.
 
     recipe: name of a shipped recipe, or a file. `overrides` holds the changed keys, as for `submit` and `--set`; `recipe` is the
@@ -30,7 +29,6 @@ class RecipeForm(Form):
     """
 
     def __init__(self, recipe: str | Path = "tiny_fast"):
-        super().__init__()
         self.source = recipe
         self.base = load_recipe(recipe)
         self.recipe: Recipe | None = self.base
@@ -53,6 +51,7 @@ class RecipeForm(Form):
         self.section = widgets.Dropdown(description="Section", options=list(self._sections), layout=wide)
         self.search = widgets.Text(description="Search", placeholder="part of a key or of its description", layout=wide)
         self.found = widgets.HTML()
+        self.message = widgets.HTML()
         self.command = widgets.HTML()
         self.body = widgets.VBox(layout=widgets.Layout(max_height="28em", overflow="auto"))
         for chooser in (self.section, self.search):
@@ -77,9 +76,14 @@ class RecipeForm(Form):
             return self._sections[self.section.value]
         return [key for key, about in self._about.items() if text in key or text in about.lower()]
 
-    def summary(self) -> str:
+    def _ipython_display_(self) -> None:
+        """Show the form; where widgets cannot run, as on GitHub, the changed keys."""
+        from IPython.display import display
+
         changed = ", ".join(f"{key}={value}" for key, value in self.overrides.items()) or "no key changed"
-        return f"recipe {self.source}: {changed}"
+        text = f"recipe {self.source}: {changed}; open the notebook in JupyterLab to use the form"
+        bundle: dict[str, Any] = self.root._repr_mimebundle_() or {}
+        display({**bundle, "text/html": f"<p>{escaped(text)}</p>", "text/plain": text}, raw=True)
 
     def _show(self) -> None:
         keys = self.shown()
@@ -121,7 +125,7 @@ class RecipeForm(Form):
             self.recipe, self._problems = None, re.sub(r"^recipe \S+: ", "", str(error))
         for key, note in self._notes.items():
             note.value = self._note(key)
-        self.show_error(RecipeError(self._problems) if self._problems else None)
+        self.message.value = f'<span role="alert"><b>{escaped(self._problems)}</b></span>' if self._problems else ""
         pairs = [f"--set {shlex.quote(f'{key}={_text(value)}')}" for key, value in self.overrides.items()]
         text = " ".join(["rstar-lab run", shlex.quote(str(self.source)), *pairs])
         self.command.value = "" if self._problems else f"<code>{escaped(text)}</code>"
