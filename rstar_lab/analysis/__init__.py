@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.dry_run_figures import plot_memory, plot_sweep, plot_time
     from rstar_lab.analysis.exports.atif import export_atif, import_atif
     from rstar_lab.analysis.exports.training import export_preferences, export_sft
-    from rstar_lab.analysis.failure_context import add_first_difference, add_phrases
     from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failure_map, plot_failures
     from rstar_lab.analysis.figures import (
         plot_ablation,
