@@ -55,10 +55,10 @@ from rstar_lab.analysis.asynchrony import plot_staleness
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.resources import load_benchmark
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.preflight.plan import make_plan, plot_plan
 from rstar_lab.runs import RunReader
 
 study = load_benchmark("calibration")  # makes the folder `benchmarks` importable; it is in the repository only
+from benchmarks.plan import make_plan, plot_plan
 from benchmarks.scheduler_figures import plot_gantt, plot_turns, table
 from benchmarks.simulated_engine import EngineSpec
 from benchmarks.simulator import lower_bound, simulate

@@ -33,7 +33,7 @@ def plan(
     from rich.table import Table
 
     from rstar_lab.hardware.profiles import load_profile
-    from rstar_lab.rl.preflight.plan import make_plan
+    from rstar_lab.resources import load_benchmark
 
     try:
         sizes = [int(size) for size in batches.split(",") if size]
@@ -42,7 +42,7 @@ def plan(
     if any(size < 1 for size in sizes):
         raise UserError("--batches: a batch has at least one problem")
     machine = load_profile(profile)
-    made = make_plan(read_recipe(recipe, overrides, None), machine, stage=stage, batches=sizes)
+    made = load_benchmark("plan").make_plan(read_recipe(recipe, overrides, None), machine, stage=stage, batches=sizes)
     if as_json:
         print(json.dumps(made.to_json()))
         return

@@ -22,7 +22,8 @@ def rehearse(
 
     Prints a table of phases and the keys that only the real machine can test. Exits with 0 if no phase failed.
     """
+    from rstar_lab.resources import load_benchmark
     from rstar_lab.rl.overrides import parse_overrides
-    from rstar_lab.rl.rehearsal.run import rehearse as run_rehearsal
 
-    raise typer.Exit(run_rehearsal(recipe, profile, parse_overrides(overrides or []), folder=folder, as_json=as_json))
+    run = load_benchmark("rehearsal.run").rehearse
+    raise typer.Exit(run(recipe, profile, parse_overrides(overrides or []), folder=folder, as_json=as_json))

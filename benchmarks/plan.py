@@ -10,12 +10,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from benchmarks.step_simulator import Costs, Workload, simulate
 from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS, apply_theme
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
-from rstar_lab.rl.preflight.step_simulator import Costs, Workload, simulate
 from rstar_lab.rl.recipe import Recipe, RlSection
 from rstar_lab.rl.recipe.schedule import Mode
 

@@ -18,6 +18,10 @@ from typing import Any, NoReturn
 
 import yaml
 
+from benchmarks.rehearsal.coverage import coverage
+from benchmarks.rehearsal.data import make_model, weights_differ, write_data
+from benchmarks.rehearsal.job import RehearsalJob
+from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.key_reads import VARIABLE, recorded_reads
@@ -26,10 +30,6 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.architecture import architecture_of
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage
-from rstar_lab.rl.rehearsal.coverage import coverage
-from rstar_lab.rl.rehearsal.data import make_model, weights_differ, write_data
-from rstar_lab.rl.rehearsal.job import RehearsalJob
-from rstar_lab.rl.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.runs.reader import RunReader
 

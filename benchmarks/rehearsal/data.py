@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
+from benchmarks.rehearsal.shrink import CONVERSATIONS, FAMILIES, PROBLEMS, PROMPT_TOKENS
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.rehearsal.shrink import CONVERSATIONS, FAMILIES, PROBLEMS, PROMPT_TOKENS
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, tool_calls, write_conversations
 from rstar_lab.rl.renderers.formats import RENDERERS

@@ -14,6 +14,11 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
+from benchmarks.rehearsal.coverage import all_keys, coverage
+from benchmarks.rehearsal.data import write_data
+from benchmarks.rehearsal.job import RehearsalJob
+from benchmarks.rehearsal.run import WORKERS, Rehearsal, RehearsalReport
+from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.processes import alive
 from rstar_lab.hardware.profiles import load_profile, profile_names
@@ -22,11 +27,6 @@ from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.key_reads import VARIABLE, recorded_reads
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.problems import load_problems
-from rstar_lab.rl.rehearsal.coverage import all_keys, coverage
-from rstar_lab.rl.rehearsal.data import write_data
-from rstar_lab.rl.rehearsal.job import RehearsalJob
-from rstar_lab.rl.rehearsal.run import WORKERS, Rehearsal, RehearsalReport
-from rstar_lab.rl.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 ALGORITHM_KEYS = (
@@ -342,7 +342,7 @@ def test_a_rehearsal_ended_by_sigterm_stops_its_job_and_removes_its_folder(tmp_p
     script = f"""
 import os, signal, sys
 from pathlib import Path
-from rstar_lab.rl.rehearsal import run
+from benchmarks.rehearsal import run
 
 def start(rehearsal, on_phase=None):
     Path({str(tmp_path / "folder")!r}).write_text(str(rehearsal.folder))
