@@ -30,7 +30,7 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import load_policy
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.recipe.hooks import roc_hooks
+from rstar_lab.rl.recipe.rl import roc_hooks
 from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.plan import rollout_task

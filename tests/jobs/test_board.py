@@ -12,8 +12,7 @@ from helpers.ssh_server import SshServer
 
 from rstar_lab.hardware.profiles import Ssh
 from rstar_lab.jobs import slurm, ssh
-from rstar_lab.jobs.board import JobBoard
-from rstar_lab.jobs.board_widget import BoardWidget
+from rstar_lab.jobs.board import BoardWidget, JobBoard
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
 ROOT = Path(__file__).parent.parent.parent

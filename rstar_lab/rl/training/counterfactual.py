@@ -17,7 +17,7 @@ from rstar_lab.rl.methods import Echo, Opd, Otb, Sdpo
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.recipe.hooks import roc_hooks
+from rstar_lab.rl.recipe.rl import roc_hooks
 from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.seeds import derive_seed, step_seed
