@@ -36,7 +36,7 @@ $(VENV)/.done: pyproject.toml constraints/$(BACKEND).txt constraints/$(BACKEND).
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(RESOLVE) --editable '.[$(EXTRAS)]'
 	@$(BIN)/python -m ipykernel install --sys-prefix --name rstar_lab --display-name "Python (rstar_lab)" >/dev/null 2>&1 || echo "no Jupyter kernel: the extra 'notebooks' is not installed"
 	@# Outputs of executed notebooks do not show up as changes (.gitattributes).
-	@if [ -x $(BIN)/nbstripout ] && git rev-parse --git-dir >/dev/null 2>&1; then git config filter.nbstripout.clean "$(abspath $(BIN))/nbstripout --keep-id" && git config filter.nbstripout.smudge cat; fi
+	@if [ -x $(BIN)/nbstripout ] && git rev-parse --git-dir >/dev/null 2>&1; then git config filter.nbstripout.clean "$(abspath $(BIN))/nbstripout --keep-id --extra-keys metadata.language_info" && git config filter.nbstripout.smudge cat; fi
 	@touch $@
 
 services:  ## install Redis, g++ and Chromium for the tests with apt (only as root or with sudo)
