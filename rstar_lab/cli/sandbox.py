@@ -2,9 +2,10 @@
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -132,12 +133,20 @@ def serve(
             preload=preload or (),
         ),
         lambda ready: typer.echo(
-            json.dumps(ready)
-            if as_json
-            else f"sandbox: {ready['url']} ({ready['workers']} workers)"
-            + (f"\ntoken: {ready['token_file']}" if ready["token_file"] else "")
+            json.dumps(ready) if as_json else _ready_text(ready, token_file, own=bool(token or tenants))
         ),
     )
+
+
+def _ready_text(ready: dict[str, Any], token_file: Path | None, *, own: bool) -> str:
+    """Return the ready message, with a command to try. own: the clients need a token that the user has chosen."""
+    from rstar_lab.sandbox.server import example_request
+
+    file = token_file or ready["token_file"]
+    token = f"$(cat {shlex.quote(str(file))})" if file else "TOKEN" if own else ""
+    lines = [f"sandbox: {ready['url']} ({ready['workers']} workers)"]
+    lines += [f"token: {ready['token_file']}"] if ready["token_file"] else []
+    return "\n".join([*lines, f"try: {example_request(ready['url'], token)}"])
 
 
 @app.command(epilog="Example:\n\n`RSTAR_LAB_REDIS_URL=redis://:PASSWORD@HOST:6379/0 rstar-lab sandbox worker`")

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rstar_lab.errors import UserError
 from rstar_lab.service_tokens import LOOPBACK
 
-OPEN_PATHS = frozenset({"/ping"})
+OPEN_PATHS = frozenset({"/", "/ping"})
 # Key of a scope: a function that is called when a request has the token.
 ON_AUTHENTICATED = "rstar_lab.on_authenticated"
 # Seconds in which a client must have sent its whole request body.

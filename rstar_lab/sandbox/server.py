@@ -1,6 +1,7 @@
 """The HTTP service: /calls, files of sessions, code-judge's API and SandboxFusion's /run_code over one Service."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing, asynccontextmanager
@@ -83,6 +84,13 @@ class ServiceFiles(SessionFiles):
         return await self.service.run(call)
 
 
+def example_request(url: str, token: str = "") -> str:
+    """Return a curl command that runs a program. token: text of the shell for the token; empty: the service needs none."""
+    header = f'-H "Authorization: Bearer {token}" ' if token else ""
+    body = json.dumps({"type": "python", "solution": "print(6 * 7)"})
+    return f"curl {url}/run {header}-H 'Content-Type: application/json' -d '{body}'"
+
+
 class GoneError(Exception):
     """The client has disconnected."""
 
@@ -136,7 +144,7 @@ def make_app(
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         # Without the input, which can be large or not representable in JSON.
         detail = [{key: item[key] for key in ("type", "loc", "msg")} for item in error.errors()[:20]]
-        return JSONResponse({"detail": detail}, status_code=422)
+        return JSONResponse({"detail": detail, "help": "GET / shows a request that works"}, status_code=422)
 
     @app.exception_handler(BusyError)
     async def busy(_: Request, error: BusyError) -> Response:
@@ -177,6 +185,17 @@ def make_app(
             return budget.trim(code_judge.to_result(submission, result))
 
         return await admitted(request, len(submissions), lambda: asyncio.gather(*map(run_one, submissions)))
+
+    @app.get("/", tags=["operation"])
+    async def welcome(request: Request) -> dict[str, str]:
+        """Say what the service is, and how to send it a program."""
+        host, port = request.scope["server"]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return {
+            "service": "rstar_lab sandbox: runs Python and C++ programs that a model wrote",
+            "try": example_request(address, "TOKEN" if token or accounts else ""),
+            "api": f"{address}/openapi.json, with the token",
+        }
 
     @app.get("/ping", tags=["code-judge"])
     async def ping() -> str:

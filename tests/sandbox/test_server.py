@@ -3,8 +3,11 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -71,6 +74,34 @@ async def test_requests_without_the_token_are_rejected(monkeypatch):
         async with SandboxClient(ready["url"], "another token, a wrong one") as client:
             with pytest.raises(UserError, match="wrong token"):
                 await client.run("print(1)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [[], ["--no-token"]], ids=["own token", "no token"])
+def test_the_command_that_serve_prints_runs_a_program(tmp_path, option):
+    if not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    command = [sys.executable, "-m", "rstar_lab.cli", "sandbox", "serve", "--port", "0", "--workers", "1", *option]
+    environment = {name: value for name, value in os.environ.items() if "TOKEN" not in name}
+    state = {"XDG_STATE_HOME": str(tmp_path / "a state")}
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment | state)
+    try:
+        lines = iter(served.stdout.readline, "")
+        address = next(line for line in lines if line.startswith("sandbox: ")).split()[1]
+        shown = next(line for line in lines if line.startswith("try: "))
+        done = subprocess.run(["bash", "-c", shown.removeprefix("try: ")], capture_output=True, text=True, timeout=60)
+        assert '"stdout":"42\\n"' in done.stdout.replace(" ", ""), done.stderr
+        welcome = httpx.get(address, trust_env=False).json()
+        assert f"curl {address}/run" in welcome["try"] and ("TOKEN" in welcome["try"]) == (not option)
+    finally:
+        served.terminate()
+        served.wait(60)
+
+
+def test_a_guessed_request_is_told_where_one_that_works_is_shown(http):
+    reply = http.post("/run", json={"code": "print(1)"})
+    assert reply.status_code == 422 and "GET /" in reply.json()["help"]
+    assert "print(6 * 7)" in http.get("/").json()["try"]
 
 
 @pytest.mark.parametrize(
