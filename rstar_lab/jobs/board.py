@@ -10,16 +10,33 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.backends import CLASSES, backend_named
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
-from rstar_lab.jobs.progress import progress
+from rstar_lab.jobs.progress import last_metrics, parse_event, progress
 from rstar_lab.runs.locate import find_runs_dir
 from rstar_lab.visible_text import escaped
 
 EVERY_S = 3.0
 LOG_LINES = 30
+LINE_LENGTH = 300  # characters that are shown of a line of a log
 ENDED = ("finished", "failed", "stopped")
 
 
-COLOURS = {"running": "#1565c0", "queued": "#8d6e00", "finished": "#2e7d32", "failed": "#c62828", "stopped": "#6d6d6d"}
+# Colours on a light and on a dark page, with a contrast of at least 4.5.
+COLOURS = {
+    "running": ("#0b5cab", "#7cbcff"), "queued": ("#6a4b00", "#e9c877"), "finished": ("#00603f", "#6fd3a8"),
+    "failed": ("#9a3300", "#ffab85"),
+}  # fmt: skip
+STYLE = (
+    "<style>.rl-jobs{border-collapse:collapse;font:13px/1.5 system-ui,sans-serif;color-scheme:light dark}"
+    "body[data-jp-theme-light=true] .rl-jobs,body.vscode-light .rl-jobs{color-scheme:light}"
+    "body[data-jp-theme-light=false] .rl-jobs,body.vscode-dark .rl-jobs{color-scheme:dark}"
+    ".rl-jobs :is(th,td){text-align:left!important;padding:3px 12px 3px 6px!important;white-space:nowrap;"
+    "color:light-dark(#1b2330,#e4e8ee)}"
+    ".rl-jobs th{font-weight:600;border-bottom:1px solid light-dark(#dde2e9,#303844)}"
+    ".rl-jobs .rl-selected td{background:light-dark(#e3effb,#1b324b)}"
+    ".rl-jobs .rl-selected td:first-child{box-shadow:inset 3px 0 light-dark(#0b5cab,#7cbcff);font-weight:600}"
+    + "".join(f".rl-jobs .rl-{status}{{color:light-dark({light},{dark})}}" for status, (light, dark) in COLOURS.items())
+    + "</style>"
+)
 COLUMNS = ("job", "status", "where", "phase", "step", "reward", "tool errors", "left", "last line")
 
 
@@ -47,18 +64,19 @@ class BoardRow:
         ]  # fmt: skip
 
 
-def render_table(rows: list[BoardRow]) -> str:
-    """Return the rows as an HTML table."""
+def render_table(rows: list[BoardRow], selected: str = "") -> str:
+    """Return the rows as an HTML table. selected: id of the job that is marked."""
     if not rows:
         return "<p>No jobs yet: <code>rstar-lab jobs submit tiny_fast</code> starts one.</p>"
-    head = "".join(f"<th style='text-align:left'>{column}</th>" for column in COLUMNS)
+    head = "".join(f"<th>{column}</th>" for column in COLUMNS)
     lines = []
     for row in rows:
         cells = [escaped(text) for text in row.cells()]
-        cells[1] = f"<b style='color:{COLOURS.get(row.status, 'inherit')}'>{cells[1]}</b>"
-        cells[-1] = f"<span title='{cells[-1]}'>{cells[-1][:80]}</span>"
-        lines.append("<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        cells[1] = f"<b class='rl-{row.status}'>{cells[1]}</b>"
+        cells[-1] = f"<span title='{cells[-1]}'>{escaped(row.line[:80])}</span>"
+        mark = " class='rl-selected' aria-current='true'" if row.id == selected else ""
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return f"{STYLE}<table class='rl-jobs'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def to_text(rows: list[BoardRow]) -> str:
@@ -100,7 +118,8 @@ class BoardWidget:
         self.buttons["Stop"].on_click(lambda _: self._act(lambda job: f"{job.id}: {job.stop()}"))
         self.buttons["Resume"].on_click(lambda _: self._act(lambda job: f"{job.id} continues as {job.resume().id}"))
         self.buttons["Inspect"].on_click(lambda _: self._act(self._open))
-        self.selection.observe(lambda _: self._enable(), "value")
+        self.selection.observe(lambda _: self._select(), "value")
+        self._rows: list[BoardRow] = []
         self._status: dict[str, str] = {}
         self.root = widgets.VBox(
             [self.table, widgets.HBox([self.selection, *self.buttons.values()]), self.message, self.output]
@@ -108,18 +127,20 @@ class BoardWidget:
 
     def show(self, rows: list[BoardRow]) -> None:
         """Show these rows. The selection stays."""
-        table = self.board.to_html(rows)
-        if table != self.table.value:
-            self.table.value = table
+        self._rows = rows
         self._status = {row.id: row.status for row in rows}
         ids = tuple(self._status)
         if ids != tuple(self.selection.options):
             selected = self.selection.value
             self.selection.options = ids
             self.selection.value = selected if selected in ids else (ids[0] if ids else None)
-        self._enable()
+        self._select()
 
-    def _enable(self) -> None:
+    def _select(self) -> None:
+        """Mark the row of the selected job, and enable the buttons that fit its status."""
+        table = self.board.to_html(self._rows, self.selection.value or "")
+        if table != self.table.value:
+            self.table.value = table
         status = self._status.get(self.selection.value, "")
         self.buttons["Logs"].disabled = not status
         self.buttons["Stop"].disabled = status not in ("running", "queued", "unknown")
@@ -134,7 +155,8 @@ class BoardWidget:
         self.board.refresh()
 
     def _logs(self, job: Job) -> str:
-        return f"<pre>{escaped(job.logs(LOG_LINES)) or 'no output yet'}</pre>"
+        lines = "\n".join(map(_readable, job.logs(LOG_LINES).splitlines()))
+        return f"<pre>{escaped(lines) or 'no output yet'}</pre>"
 
     def _open(self, job: Job) -> str:
         if job.run_dir is None:
@@ -186,9 +208,9 @@ class JobBoard:
                 rows.append(self._ended[job.id])
         return rows
 
-    def to_html(self, rows: list[BoardRow] | None = None) -> str:
-        """Return the board as an HTML table. rows: default: those of now."""
-        return render_table(self.rows() if rows is None else rows)
+    def to_html(self, rows: list[BoardRow] | None = None, selected: str = "") -> str:
+        """Return the board as an HTML table. rows: default: those of now. selected: id of the job that is marked."""
+        return render_table(self.rows() if rows is None else rows, selected)
 
     def refresh(self) -> None:
         """Update the displayed board once."""
@@ -211,6 +233,9 @@ class JobBoard:
 
     def _board_row(self, job: Job, row: dict[str, Any]) -> BoardRow:
         event = row["progress"]
+        if row["status"] in ENDED and "reward" not in event and job.run_dir is not None:
+            last = last_metrics(job.run_dir) or {}  # the phases after training report no reward
+            event = event | {"reward": last.get("reward"), "error_rate": last.get("error_rate")}
         where = job.backend.place(job.spec) if job.spec.backend in CLASSES else job.spec.backend
         phase, done, total = event.get("event", ""), event.get("done"), event.get("total")
         return BoardRow(
@@ -260,3 +285,11 @@ class JobBoard:
 def _row_with_progress(job: Job) -> dict[str, Any]:
     row = job_row(job)
     return row | {"progress": {"line": row["error"]} if job.problem else progress(job.folder.log)}
+
+
+def _readable(line: str) -> str:
+    """Return a line of a log as text: of a JSON object, its values that are not lists or objects."""
+    event = parse_event(line)
+    if event is not None:
+        line = " · ".join(f"{key} {value}" for key, value in event.items() if not isinstance(value, list | dict))
+    return line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]}…"

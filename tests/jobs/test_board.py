@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -68,7 +69,26 @@ def test_the_buttons_fit_the_status_of_the_selected_job(tmp_path):
     widget.selection.value = "ended"
     assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs", "Resume"]
     widget.buttons["Logs"].click()
-    assert "an ordinary line" in widget.message.value
+    assert "an ordinary line" in widget.message.value and "event rl · done 3" in widget.message.value
+    (marked,) = re.findall(r"aria-current='true'><td>([^<]*)", widget.table.value)
+    assert marked == "ended"
+
+
+def test_long_lines_of_a_log_are_shortened(tmp_path):
+    write_job(tmp_path, "one", event=EVENT | {"recipe": {"rl": list(range(3000))}, "text": "x" * 5000})
+    widget = BoardWidget(board := JobBoard(tmp_path), None)
+    widget.show(board.rows())
+    widget.buttons["Logs"].click()
+    assert max(map(len, widget.message.value.splitlines())) < 400 and "2999" not in widget.message.value
+
+
+def test_a_finished_job_shows_the_reward_of_its_last_step(tmp_path):
+    (tmp_path / "tiny-rl").mkdir()
+    (tmp_path / "tiny-rl" / "run.json").write_text("{}")
+    (tmp_path / "tiny-rl" / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "error_rate": 0.25}\n')
+    write_job(tmp_path, "one", status="finished", event={"event": "evaluate", "done": 8, "total": 8})
+    (row,) = JobBoard(tmp_path).rows()
+    assert (row.phase, row.reward, row.error_rate) == ("evaluate", 0.5, 0.25)
 
 
 def test_hostile_text_of_a_log_is_not_markup(tmp_path):
