@@ -132,11 +132,12 @@ def _fail_usage(error: Any) -> NoReturn:
         print(context.get_help())
         sys.exit(error.exit_code)
     message = " ".join(error.format_message().split()).rstrip(".")
-    hint = (
-        ""
-        if context is None or "did you mean" in message.lower()
-        else f"; `{context.command_path} --help` lists what is possible"
-    )
+    hint = ""
+    if context is not None and "did you mean" not in message.lower():
+        hint = f"; `{context.command_path} --help` lists what is possible"
+        options = [name for option in context.command.params for name in option.opts if name.startswith("--")]
+        if message.startswith("No such option") and len(options) <= 8:
+            hint = f"; the options are {', '.join(options)}"
     fail(f"{message[:1].lower()}{message[1:]}{hint}", error.exit_code)
 
 

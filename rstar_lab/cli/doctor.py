@@ -41,7 +41,8 @@ def doctor(
     from rstar_lab.analysis.doctor.diagnosis import to_json
 
     for path in paths:
-        typer.echo(f"reading {visible(str(path))}", err=True)
+        if path.exists():
+            typer.echo(f"reading {visible(str(path))}", err=True)
     try:
         diagnosis = diagnose(*paths, rules=rule or [])
     except UserError as error:

@@ -1,6 +1,7 @@
 """Options shared by several commands, and helpers that run a command and print its errors."""
 
 import asyncio
+import difflib
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -40,6 +41,9 @@ def read_recipe(recipe: str, overrides: list[str] | None, runs_dir: Path | None)
 
     pairs = parse_overrides(overrides or [])
     if runs_dir:
+        existing = next(path for path in (runs_dir, *runs_dir.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise UserError(f"--runs-dir {runs_dir}: {existing} is a file; give a folder")
         pairs["runs"] = str(runs_dir)
     return load_recipe(recipe, pairs)
 
@@ -48,7 +52,9 @@ def find_run(run: str, runs_dir: Path) -> Path:
     """Return the folder of a run, which is given by its folder or its id. Raises UserError."""
     folder = Path(run) if (Path(run) / "run.json").exists() else runs_dir / run
     if not (folder / "run.json").exists():
-        raise UserError(f"no run {run} in {runs_dir}/: `rstar-lab runs list` shows the runs")
+        near = difflib.get_close_matches(run, [path.parent.name for path in runs_dir.glob("*/run.json")], n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"no run {run} in {runs_dir}/: {meant}`rstar-lab runs list` shows the runs")
     return folder
 
 

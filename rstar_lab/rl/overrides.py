@@ -101,10 +101,19 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise RecipeError(f"--set {pair}: give key=value, as in --set rl.lr=1e-4")
+        if value[:1] in ("“", "”", "‘", "’"):
+            raise RecipeError(f"--set {pair}: the value begins with a typographic quotation mark; type ' or \"")
         try:
-            overrides[key.strip()] = _number(yaml.safe_load(value))
+            parsed = _number(yaml.safe_load(value))
         except yaml.YAMLError as error:
             raise RecipeError(f"--set {pair}: the value is not YAML: {' '.join(str(error).split())}") from None
+        if isinstance(parsed, dict) and (
+            joined := [name for name in parsed if ":" in str(name) and parsed[name] is None]
+        ):
+            raise RecipeError(
+                f"--set {pair}: {joined[0]}: a value needs a space after the colon, in quotes for the shell"
+            )
+        overrides[key.strip()] = parsed
     return overrides
 
 

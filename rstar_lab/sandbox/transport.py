@@ -112,7 +112,7 @@ async def check(redis: aioredis.Redis, url: str) -> None:
     except ResponseError as error:
         raise UserError(f"{where}: {error}; give the password as redis://:PASSWORD@HOST:PORT/0") from error
     except (RedisError, OSError) as error:
-        raise UserError(f"no Redis at {where}: {error}") from error
+        raise UserError(f"no Redis at {where}: {error}; start `redis-server`, or correct --redis") from error
     if not protected:
         raise UserError(
             f"{where} does not require a password, so anyone who can connect could run code on every worker: "
