@@ -101,3 +101,35 @@ def test_the_state_of_one_notebook_never_acts_in_another(browser, runs, monkeypa
         monkeypatch.setenv("JPY_SESSION_NAME", notebook)
         places += [inspect(runs).place for _ in range(2)]
     assert len({place for place in places if place}) == 4 and places[4:] == ["", ""]
+
+
+def test_the_first_rollout_that_opens_has_token_values(browser, runs):
+    widget = inspect(runs)
+    page = shown(browser, widget, (1400, 900))
+    first, opened = widget.rows(1).iloc[0], runs.trajectories({"traj_id": widget.selected}).iloc[0]
+    assert first.entropy is None and opened.entropy > 0  # dropped rollouts have none
+    assert "not recorded" not in page.page.locator(".rl-legend").inner_text()
+    assert widget.selected in inspect(runs).static_html()
+    page.close()
+
+
+def test_a_reply_to_earlier_filters_is_ignored_and_a_slow_kernel_is_shown(browser, runs):
+    widget = inspect(runs)
+    page = shown(browser, widget, (1400, 900))
+    held = []
+    widget.send = lambda content, buffers=(): held.append((content, buffers))
+    correct = page.page.locator(".rl-toggles button").first
+    correct.click()
+    page.wait("() => document.querySelector('.rl-busy')")
+    shown_after = "() => getComputedStyle(document.querySelector('.rl-count'), '::after').content"
+    assert "loading" in page.page.evaluate(shown_after)
+    widget.send = page._collect
+    correct.click()
+    page.wait(f"() => document.querySelector('.rl-count').textContent.startsWith('{runs.count()} of')")
+    for reply in held:
+        page._collect(*reply)
+    page.sync()
+    page.wait("() => !document.querySelector('.rl-busy')")
+    assert page.page.locator(".rl-count").inner_text().startswith(f"{runs.count()} of")
+    assert page.errors == []
+    page.close()

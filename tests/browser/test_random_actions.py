@@ -19,6 +19,7 @@ from rstar_lab.errors import UserError
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 SEEDS, ACTIONS = range(6), 200
 SIZES = [(1400, 900), (1000, 800), (900, 900)]
+PLACE = "random.ipynb#1"  # the browser restores the state of the inspector of this place
 PARTS = (".rl-dhead", ".rl-siblings", ".rl-tools", ".rl-band", ".rl-turns", ".rl-foot", ".rl-status")
 KEYS = [
     *"jjjkkk[[]]123456eEbBaacggrrntv?",
@@ -73,7 +74,7 @@ class User:
         self.runs = runs
         self.total = runs.count()
         self.size = SIZES[seed % len(SIZES)]
-        self.shown = WidgetPage(browser, inspect(runs), self.size, ["light", "dark"][seed % 2])
+        self.shown = WidgetPage(browser, inspect(runs, place=PLACE), self.size, ["light", "dark"][seed % 2])
         self.page = self.shown.page
         self.page.set_default_timeout(60_000)
         self.done: list[str] = []
@@ -85,7 +86,7 @@ class User:
         return self.shown.widget
 
     def wait_for_start(self) -> None:
-        self.shown.wait("() => document.querySelectorAll('.rl-seg').length > 0 && document.querySelector('.rl-chosen')")
+        self.shown.wait("() => document.querySelectorAll('.rl-seg').length > 0")
 
     def close_dialogs(self) -> None:
         self.page.evaluate("() => document.querySelectorAll('dialog[open]').forEach(box => box.close())")
@@ -188,16 +189,26 @@ class User:
         self.shown.sync()
 
     def restart(self) -> None:
-        """Restart the kernel and run the cell again."""
-        self.shown.show(inspect(self.runs))
+        """Restart the kernel, use the page without it, and run the cell again: the page restores what it held."""
+        held = {name: getattr(self.widget, name) for name in ("filters", "scope", "sort", "selected", "channel")}
+        self.shown.disconnect()
+        for _ in range(4):
+            self.random.choice([self.key, self.row, self.toggle, self.sort])()
+            self.close_dialogs()
+        alert = self.page.locator(".rl-alert").inner_text()
+        assert "restarted" in alert, (alert, self.done[-1])
+        self.shown.show(inspect(self.runs, place=PLACE))
         self.wait_for_start()
+        self.check()
+        restored = {name: getattr(self.widget, name) for name in held}
+        assert restored == held, (restored, held)
 
     def act(self) -> None:
         actions = [
             (self.key, 30), (self.fast_keys, 8), (self.row, 12), (self.sibling, 6), (self.toggle, 8), (self.clear, 5), (self.chip, 4),
             (self.choose, 5), (self.sql, 5), (self.problem, 3), (self.steps, 3), (self.sort, 4), (self.search, 3), (self.end_search, 2),
             (self.find, 3), (self.tool, 5), (self.resize, 3), (self.theme, 2), (self.scroll, 4), (self.select_in_python, 3),
-            (self.filter_in_python, 3), (self.restart, 1),
+            (self.filter_in_python, 3), (self.restart, 2),
         ]  # fmt: skip
         action = self.random.choices([each for each, _ in actions], [weight for _, weight in actions])[0]
         self.done.append(action.__name__)

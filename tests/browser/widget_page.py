@@ -7,20 +7,24 @@ is not the real one.
 import base64
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 WAIT_S = 240.0  # upper bound for a busy machine
+ADDRESS = "http://widget.localhost/"
 _OTHERS = ("layout", "comm", "tabbable", "tooltip")  # traits of every widget
 _PAGE = """<!doctype html><html><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data: blob:; connect-src blob:;
 script-src 'unsafe-inline' 'unsafe-eval' blob:; style-src 'unsafe-inline'">
 <style>body { margin: 0; background: Canvas; color-scheme: light dark; }</style></head><body><div id="host"></div></body></html>"""
 
-# An anywidget model: traits and messages of the kernel arrive by `deliver`, changes and messages leave by `kernel_*`.
+# An anywidget model: traits and messages of the kernel arrive by `deliver`, changes and messages leave by `kernel_*`. As in
+# JupyterLab, the kernel echoes every change, and until the echo of its last change has come the page keeps its own value.
 _MODEL = """(state) => {
   const handlers = new Map();
   const emit = (event, ...values) => [...(handlers.get(event) ?? [])].forEach((handler) => handler(...values));
   let changed = {};
+  const unconfirmed = new Map();
   const model = {
     get: (name) => state[name],
     set: (name, value) => {
@@ -29,19 +33,30 @@ _MODEL = """(state) => {
       emit(`change:${name}`);
       emit("change");
     },
-    save_changes: () => { const sent = changed; changed = {}; if (Object.keys(sent).length) window.kernel_set(JSON.stringify(sent)); },
+    save_changes: () => {
+      const sent = changed;
+      changed = {};
+      for (const name of Object.keys(sent)) unconfirmed.set(name, (unconfirmed.get(name) ?? 0) + 1);
+      if (Object.keys(sent).length) window.kernel_set(JSON.stringify(sent));
+    },
     on: (event, handler) => handlers.set(event, [...(handlers.get(event) ?? []), handler]),
     off: (event, handler) => handlers.set(event, (handlers.get(event) ?? []).filter((each) => each !== handler)),
     send: (message) => window.kernel_message(JSON.stringify(message)),
   };
   const bytes = (text) => { const raw = Uint8Array.from(atob(text), (char) => char.charCodeAt(0)); return new DataView(raw.buffer); };
-  window.deliver = (changes, messages) => {
+  window.deliver = (changes, echoes, messages) => {
+    for (const name of echoes) unconfirmed.set(name, unconfirmed.get(name) - 1);
     for (const [name, value] of Object.entries(changes)) {
+      if (unconfirmed.get(name) || name in changed) continue;
       if (JSON.stringify(state[name]) === JSON.stringify(value)) continue;
       state[name] = value;
       emit(`change:${name}`);
     }
     for (const [content, buffers] of messages) emit("msg:custom", content, buffers.map(bytes));
+  };
+  window.disconnect = () => {
+    model.save_changes = model.send = () => { throw new Error("the comm is closed"); };
+    emit("comm_live_update");
   };
   const parts = new Map();
   let next = 0;
@@ -52,9 +67,9 @@ _MODEL = """(state) => {
   };
   const deliverNext = () => {
     for (; parts.get(next)?.last; next += 1) {
-      const [changes, messages] = JSON.parse(parts.get(next).text);
+      const delivery = JSON.parse(parts.get(next).text);
       parts.delete(next);
-      window.deliver(changes, messages);
+      window.deliver(...delivery);
     }
   };
   return model;
@@ -75,7 +90,10 @@ class WidgetPage:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.expose_function("kernel_message", self._message)
         self.page.expose_function("kernel_set", self._set)
-        self.page.set_content(_PAGE)
+        # A page with an address, so that it has a sessionStorage.
+        self.page.route(ADDRESS, lambda route: route.fulfill(body=_PAGE, content_type="text/html"))
+        self.page.goto(ADDRESS)
+        self.requests.clear()
         self.page.add_style_tag(content=str(widget._css))
         self.show(widget)
 
@@ -100,6 +118,10 @@ class WidgetPage:
             [_MODEL, self._known, str(widget._esm)],
         )
 
+    def disconnect(self) -> None:
+        """Close the connection to the kernel, as a restart does."""
+        self.page.evaluate("() => window.disconnect()")
+
     def _collect(self, content: Any, buffers: Any = ()) -> None:
         self._messages.append([content, [base64.b64encode(bytes(buffer)).decode() for buffer in buffers or ()]])
 
@@ -108,20 +130,18 @@ class WidgetPage:
         self._deliver()
 
     def _set(self, text: str) -> None:
-        for name, value in json.loads(text).items():
-            self._known[name] = value
+        values = json.loads(text)
+        for name, value in values.items():
             setattr(self.widget, name, value)
-        self._deliver()
+        self._deliver(echoes=list(values))
 
-    def _deliver(self) -> None:
+    def _deliver(self, echoes: Sequence[str] = ()) -> None:
         now = {name: json.loads(json.dumps(getattr(self.widget, name), default=str)) for name in self._known}
-        changes = {name: value for name, value in now.items() if value != self._known[name]}
+        changes = {name: value for name, value in now.items() if value != self._known[name] or name in echoes}
         self._known |= changes
         messages, self._messages = self._messages, []
-        text, number = (
-            json.dumps([changes, messages]),
-            next(self._numbers),
-        )  # numbered: other deliveries start meanwhile
+        # Numbered, because other deliveries start meanwhile.
+        text, number = json.dumps([changes, echoes, messages]), next(self._numbers)
         for at in range(0, len(text), _PART):
             self.page.evaluate(
                 "([number, text, last]) => window.part(number, text, last)",

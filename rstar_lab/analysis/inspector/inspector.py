@@ -366,9 +366,10 @@ class Inspector(NotebookWidget):
         return {"text/html": self.static_html(), "text/plain": repr(self)}
 
     def static_html(self) -> str:
-        """Return the first rows of the list and the selected (or first) transcript as HTML without scripts."""
+        """Return the first rows of the list and the selected transcript as HTML (default: the first with token values) without scripts."""
         rows = self.source.page(self.where, self.sort, 0, 12)
-        chosen = self.selected or (rows[0]["traj_id"] if rows else "")
+        with_values = [row for row in rows if row.get("entropy") is not None]
+        chosen = self.selected or next((row["traj_id"] for row in with_values or rows), "")
         page = listing_html(rows, self.source.count(self.where), self.label)
         if chosen:
             try:

@@ -15,7 +15,7 @@ export class Detail {
     this.transcript = new Transcript(scales, say);
     this.other = new Transcript(scales, say);
     this.name = `rl-${Math.random().toString(36).slice(2)}`;
-    this.head = h("div", { class: "rl-dhead" });
+    this.head = h("div", { class: "rl-dhead" }, h("p", { class: "rl-missing" }, "Loading …"));
     this.group = h("div", { class: "rl-groupline" });
     this.channels = h("div", { class: "rl-channels", role: "radiogroup", "aria-label": "Colour of the tokens" }, channelNames.map(([name, title]) =>
       h("label", {}, h("input", { type: "radio", name: `${this.name}-channel`, value: name, onchange: () => setChannel(name) }), h("span", {}, title))));

@@ -105,41 +105,46 @@ export const committed = (act) => ({ onchange: act, onkeydown: (event) => event.
 
 export const disconnected = "The kernel was restarted or stopped. Run this cell again to reconnect.";
 
-/** Requests to the kernel. A request without a response within `patience` ms, or its own `wait`, fails. */
-export function connect(model, patience = 30000) {
+/** Requests to the kernel. A request without a response within 30 s, or its own `wait`, fails. busy(waits): whether a
+ *  request has waited for longer than 0.4 s. */
+export function connect(model, busy = () => {}) {
   const waiting = new Map();
   let next = 0;
+  const settle = (id) => {
+    const request = waiting.get(id);
+    waiting.delete(id);
+    [request?.timer, request?.slow].forEach((timer) => clearTimeout(timer));
+    if (request?.late && ![...waiting.values()].some(({ late }) => late)) busy(false);
+    return request;
+  };
   const receive = (message, buffers) => {
-    const request = waiting.get(message?.id);
+    const request = settle(message?.id);
     if (!request) return;
-    waiting.delete(message.id);
-    clearTimeout(request.timer);
     if ("error" in message) request.reject(new Error(message.error));
     else request.resolve([message.result, buffers]);
   };
   model.on("msg:custom", receive);
   return {
-    ask(op, values = {}, wait = patience) {
+    ask(op, values = {}, wait = 30000) {
       return new Promise((resolve, reject) => {
         const id = `${op}-${(next += 1)}`;
         const timer = setTimeout(() => {
-          waiting.delete(id);
+          settle(id);
           reject(new Error("The kernel does not respond. Wait until it is idle; if it was restarted, run this cell again."));
         }, wait);
-        waiting.set(id, { resolve, reject, timer });
+        const request = { resolve, reject, timer, slow: setTimeout(() => { request.late = true; busy(true); }, 400) };
+        waiting.set(id, request);
         try {
           model.send({ ...values, id, op });
         } catch {
-          waiting.delete(id);
-          clearTimeout(timer);
+          settle(id);
           reject(new Error(disconnected));
         }
       });
     },
     close() {
       model.off("msg:custom", receive);
-      for (const { timer } of waiting.values()) clearTimeout(timer);
-      waiting.clear();
+      for (const id of [...waiting.keys()]) settle(id);
     },
   };
 }

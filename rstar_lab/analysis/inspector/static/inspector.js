@@ -20,7 +20,7 @@ class View {
   constructor(model, el) {
     this.model = model;
     this.host = el;
-    this.line = connect(model);
+    this.line = connect(model, (busy) => this.root.classList.toggle("rl-busy", busy));
     this.status = h("div", { class: "rl-status", role: "status" }, "Starting …");
     this.root = h("div", { class: "rl rl-app", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true", role: "region", "aria-label": "Trajectory inspector", onkeydown: (event) => this.key(event) }, this.status);
     this.root.style.height = `${model.get("height")}px`;
@@ -34,7 +34,7 @@ class View {
   /** Show a message. Errors are shown above the list, where they are in view. */
   say(text, wrong = false) {
     this.status.textContent = wrong ? "" : text;
-    if (this.alert) this.alert.textContent = wrong ? text : this.failure ?? "";
+    if (this.alert) this.alert.textContent = wrong ? text : this.isLost ? disconnected : this.failure ?? "";
     else if (wrong) this.status.textContent = text;
   }
 
@@ -101,13 +101,12 @@ class View {
     this.list = new List({
       known: choices.columns, several: choices.run_id.length > 1, shown: this.model.get("columns"), say, sort: (name) => this.sort(name), choose: (row) => this.choose(row),
       failed: (error) => { this.count.textContent = "–"; this.failure = error.message; this.say(error.message, true); },
-      ask: async (offset, limit) => {
-        const [page] = await this.line.ask("page", { offset, limit, ...this.state() });
+      ask: async (offset, limit) => (await this.line.ask("page", { offset, limit, ...this.state() }))[0],
+      loaded: (page) => {
         this.count.textContent = `${show(page.total)} of ${show(page.all)} trajectories`;
-        if (this.alert.textContent !== disconnected) this.alert.textContent = "";
+        if (!this.isLost) this.alert.textContent = "";
         this.addQuestions(page.rows);
         this.list.sorted(...(this.state().sort.length ? this.state().sort : [null]));
-        return page;
       },
     });
     this.filters = new Filters(choices, () => this.model.get("filters"), (filters) => this.set({ filters }));
@@ -118,7 +117,8 @@ class View {
     if (selected) {
       await this.open(selected);
       await this.mark(selected);
-    } else await this.list.select(0);
+    } else await this.list.select(this.list.firstWithValues);
+    if (!this.model.get("selected")) fill(this.detail.head, h("p", { class: "rl-missing" }, "No rollout is open: select one in the list."));
     if (this.restored) this.say(this.restored);
   }
 
@@ -212,7 +212,9 @@ class View {
     const { list } = this;
     const before = list.at;
     await list.reset({ keep: true });
+    const { generation } = list;
     const [index] = await this.line.ask("place", { traj_id: this.model.get("selected"), ...this.state() });
+    if (generation !== list.generation) return;
     list.at = index ?? -1;
     if (index !== null && before >= 0 && list.top > 0) list.goTo(list.top + index - before);
     list.draw();
@@ -223,7 +225,7 @@ class View {
     this.root.scrollIntoView({ block: "nearest" });
     await null; // The changes of one update arrive in any order: let the change of the scope start the load.
     await this.loading;
-    await this.list.select(0);
+    await this.list.select(this.list.firstWithValues);
   }
 
   reload() {
@@ -237,6 +239,7 @@ class View {
     const { label } = this.state().scope;
     fill(this.scopeLine, label ? [h("span", { class: "rl-chip" }, label), h("button", { type: "button", class: "rl-quiet", onclick: () => this.showAll() }, "Show all")] : null);
     this.say("");
+    this.remember();
     await this.list.reset();
     await this.highlight();
   }
@@ -322,8 +325,10 @@ class View {
   /** Highlight a trajectory in the list, and scroll to it if it is not in view. */
   async mark(traj_id) {
     let index = this.list.indexOf(traj_id);
+    const { generation } = this.list;
     if (index === null) [index] = await this.line.ask("place", { traj_id, ...this.state() });
-    if (traj_id !== this.model.get("selected")) return; // another one was selected during the request
+    // During the request another one was selected, or the filters changed; then `highlight` finds its row.
+    if (traj_id !== this.model.get("selected") || generation !== this.list.generation) return;
     this.list.at = index ?? -1;
     if (index !== null && (index < this.list.top || index > this.list.top + this.list.visible - 2)) this.list.goTo(index - Math.floor(this.list.visible / 3));
     this.list.draw();

@@ -40,10 +40,11 @@ export const listColumns = [
 ];
 
 export class List {
-  /** ask(offset, limit) returns {rows, total}. choose(row) opens a row. sort(column) changes the order. */
-  constructor({ ask, choose, sort, say, failed, known, several, shown }) {
-    Object.assign(this, { ask, choose, sort, say, failed });
-    this.message = "";
+  /** ask(offset, limit) returns {rows, total}. loaded(page): rows of the current filters have arrived. choose(row) opens a
+   *  row. sort(column) changes the order. */
+  constructor({ ask, loaded, choose, sort, say, failed, known, several, shown }) {
+    Object.assign(this, { ask, loaded, choose, sort, say, failed });
+    this.message = "Loading …";
     this.known = listColumns.filter(([name]) => known.includes(name));
     if (several) this.known.splice(1, 0, this.known.pop()); // with several runs, the run is the second column
     this.blocks = new Map();
@@ -128,8 +129,10 @@ export class List {
       try {
         const asked = this.ask(index * block, block);
         this.pending.set(index, asked.catch(() => {}));
-        const { rows, total } = await asked;
-        if (generation !== this.generation) return;
+        const page = await asked;
+        if (generation !== this.generation) return; // a reply to earlier filters
+        const { rows, total } = page;
+        this.loaded(page);
         this.total = total;
         this.blocks.set(index, rows);
         this.message = total ? "" : "No trajectory matches the filters.";
@@ -148,6 +151,11 @@ export class List {
       if (this.blocks.size > 40) this.blocks.delete(this.blocks.keys().next().value);
       this.draw();
     }
+  }
+
+  /** Index of the first loaded row whose token values were recorded, else 0. */
+  get firstWithValues() {
+    return Math.max(0, this.blocks.get(0)?.findIndex((row) => typeof row.entropy === "number") ?? 0);
   }
 
   /** Index of a trajectory among the loaded rows, else null. */
