@@ -9,13 +9,15 @@ Not modelled: attention within a prefill, prompts shared by the rollouts of a pr
 a block), speculative decoding, network.
 """
 
-import heapq
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.simulated_engine import EngineSpec, SimulatedEngine
-from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
+from benchmarks.virtual_time import run_in_virtual_time
+from rstar_lab.rl.scheduling.base import DispatchPolicy
+from rstar_lab.rl.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class SimulationResult:
 def simulate(
     rollouts: Sequence[ScriptedRollout], policy: DispatchPolicy, engines: Sequence[EngineSpec], *, spans: bool = False
 ) -> SimulationResult:
-    """Simulate one step of `rollouts` under `policy`. spans: record the time of each turn.
+    """Simulate one step of `rollouts` under `policy`, with the scheduler of real runs. spans: record the time of each turn.
 
     Raises ValueError if a rollout does not fit into the smallest KV cache, and RuntimeError if the policy dispatches
     nothing although turns wait and no engine is busy.
@@ -98,92 +100,79 @@ def simulate(
         raise ValueError(
             f"kv_tokens: a rollout of {largest} tokens does not fit into a KV cache of {smallest} tokens: increase kv_tokens"
         )
-    count = len(rollouts)
-    context = [r.prompt for r in rollouts]
-    left = [0] * count
-    turn_of = [0] * count
-    generated = [0] * count
-    home = [-1] * count
-    requests: list[TurnRequest | None] = [None] * count
-    sims = [SimulatedEngine(spec, context, left) for spec in engines]
-    states = [EngineState(f"engine-{i}", spec.kv_tokens, spec.max_running) for i, spec in enumerate(engines)]
-    result = SimulationResult()
-    sent = [0.0] * count
-    if spans:
-        for sim in sims:
-            sim.began = {}
-    # (time, serial, engine, version of its plan), or (time, serial, -1, rollout whose tools have answered)
-    events: list[tuple[float, int, int, int]] = []
-    serial = 0
+    return run_in_virtual_time(_Step(rollouts, policy, engines, largest, spans).run())
 
-    def ready(index: int) -> None:
-        script = rollouts[index]
-        request = TurnRequest(index, script.problem, turn_of[index], context[index], generated[index])
-        requests[index] = request
-        policy.ready(request)
 
-    def dispatch(now: float) -> None:
-        nonlocal serial
-        for request, engine in policy.dispatch(states):
-            index = request.rollout
-            sim = sims[engine]
-            if home[index] != engine:
-                result.moved += home[index] >= 0
-                home[index] = engine
-            left[index] = rollouts[index].turns[request.turn].generate
-            sent[index] = now
-            if sim.arrive(index, now):
-                sim.version += 1
-                serial += 1
-                heapq.heappush(events, (sim.ends_at, serial, engine, sim.version))
+class _Step:
+    """A step on the event loop of `virtual_time`. The rollouts call the scheduler as those of a run do."""
 
-    for index in range(count):
-        ready(index)
-    dispatch(0.0)
-    open_rollouts = count
-    now = 0.0
-    while open_rollouts:
-        if not events:
-            raise RuntimeError(f"{type(policy).__name__} dispatched nothing although {open_rollouts} rollouts wait")
-        now, _, engine, payload = heapq.heappop(events)
-        if engine < 0:
-            ready(payload)
-            dispatch(now)
-            continue
-        sim = sims[engine]
-        if payload != sim.version:
-            continue
-        ended = sim.wake(now)
-        sim.version += 1
-        if sim.ends_at < math.inf:
-            serial += 1
-            heapq.heappush(events, (sim.ends_at, serial, engine, sim.version))
+    def __init__(
+        self,
+        rollouts: Sequence[ScriptedRollout],
+        policy: DispatchPolicy,
+        engines: Sequence[EngineSpec],
+        largest: int,
+        spans: bool,
+    ) -> None:
+        self.rollouts, self.spans = rollouts, spans
+        self.scheduler = Scheduler(lambda: policy, max_tokens=largest)
+        self.context = [rollout.prompt for rollout in rollouts]
+        self.left = [0] * len(rollouts)
+        self.ended: dict[int, asyncio.Future[None]] = {}  # by rollout: the turn in flight
+        self.engines = {f"engine-{i}": SimulatedEngine(spec, self.context, self.left) for i, spec in enumerate(engines)}
+        self.timers: dict[str, asyncio.TimerHandle] = {}
+        self.result = SimulationResult()
+        for (name, engine), spec in zip(self.engines.items(), engines, strict=True):
+            engine.began = {} if spans else None
+            self.scheduler.add_server(name, spec.kv_tokens, spec.max_running)
+
+    async def run(self) -> SimulationResult:
+        self.loop = asyncio.get_running_loop()
+        self.scheduler.begin_step(len(self.rollouts))
+        await asyncio.gather(*(self.run_rollout(index, script) for index, script in enumerate(self.rollouts)))
+        result = self.result
+        result.makespan_s = self.loop.time()
+        for engine in self.engines.values():
+            result.busy_s.append(engine.busy_s)
+            result.preemptions += engine.preemptions
+            result.computed += engine.computed
+            result.hit += engine.hit
+        return result
+
+    async def run_rollout(self, index: int, script: ScriptedRollout) -> None:
+        home = ""
+        for turn, step in enumerate(script.turns):
+            name = await self.scheduler.admit(str(index), script.problem, self.context[index])
+            self.result.moved += bool(home) and name != home
+            home, engine, sent = name, self.engines[name], self.loop.time()
+            self.left[index] = step.generate
+            self.ended[index] = self.loop.create_future()
+            if engine.arrive(index, sent):
+                self.plan(name)
+            await self.ended[index]
+            if engine.began is not None:
+                self.result.spans.append(
+                    Span(index, turn, list(self.engines).index(name), sent, engine.began.pop(index), self.loop.time())
+                )
+            last = turn + 1 == len(script.turns)
+            self.scheduler.finish(str(index), step.generate, done=last)
+            if not last:
+                self.context[index] += step.tool_tokens
+                await asyncio.sleep(step.tool_s)
+
+    def plan(self, name: str) -> None:
+        """Wake an engine at its next event."""
+        if name in self.timers:
+            self.timers.pop(name).cancel()
+        if (at := self.engines[name].ends_at) < math.inf:
+            self.timers[name] = self.loop.call_at(at, self.wake, name)
+
+    def wake(self, name: str) -> None:
+        engine = self.engines[name]
+        ended = engine.wake(engine.ends_at)
+        self.plan(name)
         for index in ended:
-            script = rollouts[index]
-            turn = turn_of[index]
-            step = script.turns[turn]
-            generated[index] += step.generate
-            if spans and sim.began is not None:
-                result.spans.append(Span(index, turn, engine, sent[index], sim.began.pop(index), now))
-            turn_of[index] = turn + 1
-            done = turn + 1 == len(script.turns)
-            request = requests[index]
-            assert request is not None
-            policy.finished(request, step.generate, done)
-            if done:
-                open_rollouts -= 1
-            else:
-                context[index] += step.tool_tokens
-                serial += 1
-                heapq.heappush(events, (now + step.tool_s, serial, -1, index))
-        dispatch(now)
-    result.makespan_s = now
-    for sim in sims:
-        result.busy_s.append(sim.busy_s)
-        result.preemptions += sim.preemptions
-        result.computed += sim.computed
-        result.hit += sim.hit
-    return result
+            self.ended[index].set_result(None)
 
 
 def lower_bound(rollouts: Sequence[ScriptedRollout], engines: Sequence[EngineSpec]) -> float:

@@ -9,15 +9,14 @@ after each but the last.
 import asyncio
 import heapq
 import math
-import selectors
 from collections import deque
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from benchmarks.virtual_time import run_in_virtual_time
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe.schedule import Mode
 from rstar_lab.rl.rollout.context import RolloutTask
@@ -233,38 +232,3 @@ class _Simulation:
             await replica.decode(tokens / (calls + 1))
             if turn < calls:
                 await asyncio.sleep(float(self.rng.exponential(self.workload.tool_s)))
-
-
-class _JumpingSelector(selectors.SelectSelector):
-    """A selector that does not wait: it advances the clock by the time that the event loop would sleep."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("the simulation has no further event")
-        self.now += max(timeout, 0.0)
-        return []
-
-
-class _VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.clock = _JumpingSelector()
-        super().__init__(self.clock)
-
-    def time(self) -> float:
-        return self.clock.now
-
-
-def run_in_virtual_time(work: Coroutine[Any, Any, SimulatedRun]) -> SimulatedRun:
-    """Run a coroutine on an event loop whose clock jumps from event to event."""
-
-    def run() -> SimulatedRun:
-        loop = _VirtualLoop()
-        try:
-            return loop.run_until_complete(work)
-        finally:
-            loop.close()
-
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own event loop runs in the caller's thread
-        return thread.submit(run).result()
