@@ -25,10 +25,12 @@ Workers = Annotated[
         help="Calls that can use CPU time at the same time (default: one per core), and one more while all are short.",
     ),
 ]
-TimeLimit = Annotated[float, typer.Option(min=0.1, max=600, help="Default time limit of a call, in CPU seconds.")]
+TimeLimit = Annotated[
+    float, typer.Option("--time-limit", min=0.1, max=600, help="Default time limit of a call, in CPU seconds.")
+]
 MemoryMb = Annotated[int, typer.Option(min=64, help="Default memory limit of a call (all its processes), in MiB.")]
 QueueTimeout = Annotated[
-    float, typer.Option(min=1, help="Seconds a call may wait before its outcome is queue_timeout.")
+    float, typer.Option("--queue-timeout", min=1, help="Seconds a call may wait before its outcome is queue_timeout.")
 ]
 MakeRoom = Annotated[bool, typer.Option(help="Preempt long calls while short ones wait and long ones are rare.")]
 Strict = Annotated[
@@ -54,6 +56,7 @@ Audit = Annotated[
     bool,
     typer.Option("--audit", help="Count system calls that the filter refuses, by name, in /metrics and in the log."),
 ]
+Drain = Annotated[float, typer.Option("--drain", min=0, help="Seconds that running calls may continue after SIGTERM.")]
 RedisTls = Annotated[bool, typer.Option("--redis-tls", help="Refuse a Redis connection without TLS (rediss://).")]
 # The text of the commands names the variables: the column of option texts is too narrow for them.
 Redis = typer.Option(envvar="RSTAR_LAB_REDIS_URL", show_envvar=False, metavar="URL", help="Redis server.")
@@ -66,10 +69,10 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8088,
     workers: Workers = None,
-    time_limit: TimeLimit = 10.0,
+    time_limit_s: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,
     make_room: MakeRoom = True,
-    queue_timeout: QueueTimeout = 600.0,
+    queue_timeout_s: QueueTimeout = 600.0,
     max_queue: Annotated[
         int, typer.Option(min=1, help="Largest number of calls in flight; more are refused with status 429.")
     ] = 65536,
@@ -89,7 +92,7 @@ def serve(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="TOML file: a table per tenant with its token and quotas."),
     ] = None,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds that running calls may continue after SIGTERM.")] = 30.0,
+    drain_s: Drain = 30.0,
     strict: Strict = False,
     redis_tls: RedisTls = False,
     readable: Readable = None,
@@ -106,32 +109,12 @@ def serve(
     Set RSTAR_LAB_REDIS_URL (redis://:PASSWORD@HOST:PORT/0) instead of --redis to keep the password out of the process list,
     and RSTAR_LAB_SANDBOX_TOKEN instead of --token-file.
     """
+    options = {name: value for name, value in locals().items() if name not in ("as_json", "token_file")}
     from rstar_lab.sandbox.serve import ServeOptions, run_server
 
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None
     run_server(
-        ServeOptions(
-            host=host,
-            port=port,
-            workers=workers,
-            time_limit_s=time_limit,
-            memory_mb=memory_mb,
-            make_room=make_room,
-            queue_timeout_s=queue_timeout,
-            max_queue=max_queue,
-            redis=redis,
-            token=token,
-            own_token=own_token,
-            tenants=tenants,
-            drain_s=drain,
-            strict=strict,
-            redis_tls=redis_tls,
-            readable=readable or (),
-            packages=packages,
-            isolation=isolation,
-            audit=audit,
-            preload=preload or (),
-        ),
+        ServeOptions(**options, token=token),
         lambda ready: typer.echo(
             json.dumps(ready) if as_json else _ready_text(ready, token_file, own=bool(token or tenants))
         ),
@@ -153,11 +136,11 @@ def _ready_text(ready: dict[str, Any], token_file: Path | None, *, own: bool) ->
 def worker(
     redis: Annotated[str, Redis],
     workers: Workers = None,
-    time_limit: TimeLimit = 10.0,
+    time_limit_s: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,
     make_room: MakeRoom = True,
-    queue_timeout: QueueTimeout = 600.0,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds that running calls may continue after SIGTERM.")] = 30.0,
+    queue_timeout_s: QueueTimeout = 600.0,
+    drain_s: Drain = 30.0,
     strict: Strict = False,
     redis_tls: RedisTls = False,
     readable: Readable = None,
@@ -171,25 +154,11 @@ def worker(
 
     Set RSTAR_LAB_REDIS_URL instead of --redis to keep the password out of the process list.
     """
+    options = {name: value for name, value in locals().items() if name != "as_json"}
     from rstar_lab.sandbox.serve import WorkerOptions, run_worker
 
     run_worker(
-        WorkerOptions(
-            redis=redis,
-            workers=workers,
-            time_limit_s=time_limit,
-            memory_mb=memory_mb,
-            make_room=make_room,
-            queue_timeout_s=queue_timeout,
-            drain_s=drain,
-            strict=strict,
-            redis_tls=redis_tls,
-            readable=readable or (),
-            packages=packages,
-            isolation=isolation,
-            audit=audit,
-            preload=preload or (),
-        ),
+        WorkerOptions(**options),
         lambda ready: typer.echo(json.dumps(ready) if as_json else f"sandbox worker: {ready['worker']}"),
     )
 

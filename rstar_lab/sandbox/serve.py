@@ -35,7 +35,7 @@ Announce = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxOptions:
-    """What `sandbox serve` and `sandbox worker` have in common."""
+    """What `sandbox serve` and `sandbox worker` have in common, named as in cli/sandbox.py."""
 
     workers: int | None
     time_limit_s: float
@@ -44,12 +44,12 @@ class SandboxOptions:
     queue_timeout_s: float
     drain_s: float
     strict: bool
-    redis_tls: bool = False
-    readable: Sequence[Path] = ()
-    packages: Path | None = None
-    isolation: str = "namespaces"
-    audit: bool = False
-    preload: Sequence[str] = ()
+    redis_tls: bool
+    readable: Sequence[Path] | None
+    packages: Path | None
+    isolation: str
+    audit: bool
+    preload: Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +177,11 @@ async def local_backend(options: SandboxOptions) -> LocalBackend:
             limits,
             options.workers,
             strict=options.strict,
-            readable=options.readable,
+            readable=options.readable or (),
             packages=options.packages,
             isolation=options.isolation,
             audit=options.audit,
-            preload=options.preload,
+            preload=options.preload or (),
         )
     ).start()
 
