@@ -34,13 +34,22 @@ class ToolCall:
     closed: bool = field(default=True, compare=False)
 
 
+def gives_answer(text: str) -> bool:
+    return _ANSWER.search(text) is not None
+
+
+def looks_like_call(raw: str) -> bool:
+    """Return whether a text begins as a call does, in any syntax."""
+    return _ATTEMPT.match(raw) is not None
+
+
 def without_prose(calls: Sequence[ToolCall], text: str) -> list[ToolCall]:
     """Return the calls without mentions of an opening tag in prose: what does not begin as a call, and is malformed, in a
     turn that gives its final answer after it."""
     if all(call.error is None for call in calls):
         return list(calls)
     answer = max((match.start() for match in _ANSWER.finditer(text)), default=-1)
-    return [call for call in calls if not call.error or answer < call.start or _ATTEMPT.match(call.raw)]
+    return [call for call in calls if not call.error or answer < call.start or looks_like_call(call.raw)]
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> Schemas:

@@ -57,9 +57,9 @@ def _block(text: str, start: int, tagged: bool, schemas: Schemas) -> tuple[list[
     begin, position = start, start + len(_OPEN) * tagged
     while function := _FUNCTION.match(text, position):
         name = function[1].strip(" \"'")
-        arguments, behind = _arguments(text, function.end(), name, schemas)
+        arguments, behind, error = _arguments(text, function.end(), name, schemas)
         if arguments is None:
-            return [*calls, _malformed(text, begin, behind, name, _NOT_CLOSED)], behind
+            return [*calls, _malformed(text, begin, behind, name, error)], behind
         calls.append(ToolCall(name, arguments, None, text[position:behind], begin, behind))
         begin = position = behind
     if not calls:
@@ -89,18 +89,20 @@ def _next_tag(text: str, position: int) -> int:
     return len(text) if match is None else match.end() if match[0] == _CLOSE else match.start()
 
 
-def _arguments(text: str, position: int, name: str, schemas: Schemas) -> tuple[dict[str, Any] | None, int]:
-    """Return (arguments, offset behind `</function>`), or (None, end of the malformed call)."""
+def _arguments(text: str, position: int, name: str, schemas: Schemas) -> tuple[dict[str, Any] | None, int, str]:
+    """Return (arguments, offset behind `</function>`, ""), or (None, end of the malformed call, error)."""
     arguments: dict[str, Any] = {}
     while parameter := _PARAMETER.match(text, position):
         key = parameter[1].strip(" \"'")
         end, position = _value_end(text, parameter.end(), bool(parameter[2]), key, name, schemas)
         if end is None:
-            return None, position
+            return None, position, _NOT_CLOSED
+        if key in arguments:  # a value that contains the tag, or two programs
+            return None, _next_tag(text, position), f"The tool call has the parameter {key} twice."
         value = text[parameter.end() : end]
         arguments[key] = read_value(value.removesuffix("\n"), name, key, schemas)
     closing = re.compile(r"\s*</function>").match(text, position)
-    return (arguments, closing.end()) if closing else (None, _next_tag(text, position))
+    return (arguments, closing.end(), "") if closing else (None, _next_tag(text, position), _NOT_CLOSED)
 
 
 def _value_end(text: str, start: int, on_line: bool, key: str, name: str, schemas: Schemas) -> tuple[int | None, int]:

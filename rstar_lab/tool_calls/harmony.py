@@ -14,6 +14,7 @@ from rstar_lab.tool_calls.call import Schemas, ToolCall
 _START, _MESSAGE = "<|start|>assistant", "<|message|>"
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _END = re.compile(r"<\|(?:end|call|return)\|>(?=\s*(?:<\|start\|>|\Z))|(?=<\|start\|>assistant)|\Z")
+_CALL_END = re.compile(r"\s*<\|(?:end|call)\|>")
 _STOP = re.compile(r"\s*<\|(?:end|call|return)\|>")
 
 
@@ -42,13 +43,13 @@ def messages(text: str, start: int = 0) -> Iterator[Message]:
             position = end
             continue
         header, body = text[position:body], body + len(_MESSAGE)
-        inside = body
+        match = _END.search(text, body)
         if _RECIPIENT.search(header):
             try:
                 inside = json.JSONDecoder().raw_decode(text, body)[1]
+                match = _CALL_END.match(text, inside) or _END.search(text, inside)
             except (ValueError, RecursionError):
-                inside = body
-        match = _END.search(text, inside)
+                pass  # malformed: ends at the next mark
         assert match is not None  # the end of the text matches
         yield Message(position, header, body, match.start(), match.end())
         position = max(match.end(), position + 1)

@@ -8,6 +8,7 @@ from rstar_lab.tool_calls.call import Schemas, ToolCall
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(r"</?tool_call>")
+_UNOPENED = re.compile(r'^[ \t]*(?=\{\s*"name"\s*:)', re.MULTILINE)
 _OBJECT_START = re.compile(r"[ \t\n\r]*+\{")
 _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"(\w{1,64})"')
 # A JSON string (terminated or not), a tag, or a backslash, which JSON allows inside strings only.
@@ -22,7 +23,7 @@ def parse_hermes(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
     be encoded as UTF-8. The run time is linear in the length of the text.
     """
     calls = []
-    position = text.find(_OPEN, start)
+    first, position = start, text.find(_OPEN, start)
     while position >= 0:
         start = position + len(_OPEN)
         end, closed = _json_end(text, start)
@@ -41,7 +42,26 @@ def parse_hermes(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
         behind = end + len(_CLOSE) * closed
         calls.append(ToolCall(name, arguments, error, text[start:end], position, behind, closed))
         position = text.find(_OPEN, end)
-    return calls
+    unopened = _calls_without_opening_tag(text, calls, first)
+    return sorted([*calls, *unopened], key=lambda call: call.start) if unopened else calls
+
+
+def _calls_without_opening_tag(text: str, calls: list[ToolCall], start: int) -> list[ToolCall]:
+    """Return the JSON objects on lines of their own that only have the closing tag, as errors."""
+    found = []
+    for begin, end in zip(
+        [start, *(call.end for call in calls)], [*(call.start for call in calls), len(text)], strict=True
+    ):
+        while (close := text.find(_CLOSE, begin, end)) >= 0:
+            objects = list(_UNOPENED.finditer(text, begin, close))
+            if objects:
+                raw = text[objects[-1].end() : close]
+                name, _, error = _call(*_decode(raw), raw)
+                if error is None:
+                    error = "The tool call has no opening <tool_call>."
+                    found.append(ToolCall(name, None, error, raw, objects[-1].end(), close + len(_CLOSE)))
+            begin = close + len(_CLOSE)
+    return found
 
 
 def _json_end(text: str, start: int) -> tuple[int, bool]:

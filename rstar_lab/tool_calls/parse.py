@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from rstar_lab.errors import UserError
-from rstar_lab.tool_calls.call import Schemas, ToolCall, schemas_of, without_prose
+from rstar_lab.tool_calls.call import Schemas, ToolCall, gives_answer, looks_like_call, schemas_of, without_prose
 from rstar_lab.tool_calls.function_tags import parse_function_tags
 from rstar_lab.tool_calls.gemma4 import parse_gemma4
 from rstar_lab.tool_calls.glm import parse_glm
@@ -105,6 +105,8 @@ def parse_turn(text: str, syntax: Syntax = "hermes", tools: Tools | None = None)
     if syntax == "harmony":
         return ParsedTurn(text, syntax, found, [], *reasoning_of(text))
     opening, closing = _reasoning_tags(text, found, syntax)
+    if closing is not None and _inside_truncated_call(text, found, closing) and not parse(text, schemas, closing.end()):
+        closing = None
     if closing is None:
         return ParsedTurn(text, syntax, without_prose(found, text), [], _open_reasoning(text, opening, found), 0)
     begin = opening.start() if opening else 0
@@ -135,6 +137,19 @@ def _reasoning_tags(
         elif opening is None or tags[match[0]] == opening[0]:
             return opening, match
     return opening, None
+
+
+def _inside_truncated_call(text: str, calls: Sequence[ToolCall], closing: re.Match[str]) -> bool:
+    """Return whether a tag belongs to the arguments of a call that the end of the text cuts off, not to the reasoning."""
+    last = calls[-1] if calls else None
+    return (
+        last is not None
+        and (last.error is not None and not last.closed)
+        and last.start < closing.start()
+        and last.end == len(text)
+        and looks_like_call(last.raw)
+        and not gives_answer(text[closing.end() :])
+    )
 
 
 def _open_reasoning(text: str, opening: re.Match[str] | None, calls: Sequence[ToolCall]) -> tuple[int, int]:

@@ -41,7 +41,9 @@ def group_end(text: str, start: int) -> int | None:
 def split_top(text: str, separators: re.Pattern[str]) -> list[str]:
     """Split a text at the separators that are outside all brackets and environments."""
     parts, depth, last = [], 0, 0
-    tokens = re.compile(rf"\\begin\{{|\\end\{{|(?P<separator>{separators.pattern})|\\.|[(\[{{)\]}}]", re.DOTALL)
+    tokens = re.compile(
+        rf"\\begin\{{|\\end\{{|(?P<separator>{separators.pattern})|\\[lr]angle(?![a-z])|\\.|[(\[{{)\]}}]", re.DOTALL
+    )
     for match in tokens.finditer(text):
         token = match[0]
         if match["separator"] is not None and depth <= 0:
@@ -51,7 +53,7 @@ def split_top(text: str, separators: re.Pattern[str]) -> list[str]:
             depth += 2 if token == r"\begin{" else 1
         elif token == r"\end{":
             depth += 0
-        elif token in (")", "]", "}", r"\}"):
+        elif token in (")", "]", "}", r"\}", r"\rangle"):
             depth -= 1
     return [*parts, text[last:]]
 
@@ -77,14 +79,14 @@ _COLOUR = re.compile(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}\s*(?=\{)|\\color\s*
 _COLOUR_SWITCH = re.compile(
     r"\\color\s*\{[^{}]*\}|\\h?space\*?\s*\{[^{}]*\}|\\v?phantom\s*\{[^{}]*\}|\\label\s*\{[^{}]*\}"
 )
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox|num)\s*(?=\{)")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;!:]|\\!,|,\\!)(?=\d{3}(?!\d))")
 _ARRAY = re.compile(r"\\begin\{array\}\s*\{[^{}]*\}")
 _EXPONENT_SIGN = re.compile(r"\^\s*(-\s*(?:\d+(?:\.\d+)?|\\?[A-Za-z]+)|\+?\d+(?:\.\d+)?(?!\d))")
 _SCRIPT = re.compile(r"([\^_])\s*(\\[A-Za-z]+|[A-Za-z0-9*])")
 _FRAC = re.compile(r"\\frac(?![A-Za-z])")
 _ARGUMENT = re.compile(r"\s*(\d|[A-Za-z]|\\[A-Za-z]+)")
-_SQRT = re.compile(r"\\sqrt\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?![A-Za-z{]))")
+_SQRT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?![A-Za-z{]))")
 _ROOT_CALL = re.compile(r"\\sqrt\s*(?=\()")
 _POWER_CALL = re.compile(r"\^\s*(?=\()")
 _SLASH_FRACTION = re.compile(r"\^\{(\d+)\}\s*/\s*_\{(\d+)\}")
@@ -96,17 +98,34 @@ _BARE_SYMBOL = re.compile(rf"(?<![\\A-Za-z])({'|'.join(rules.SYMBOLS)})(?![A-Za-
 _TEXT = re.compile(r"\\text(?=\{)")
 _PREFIX = re.compile(
     r"^\W*(?:(?:the|my|our|so|thus|hence|therefore)\s+)*(?:final\s+|correct\s+)?(?:answer|result|solution)\s*(?:is|are|=|:)\s*:?\s*"
-    r"|^\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*|^\s*(?:一?共|总共|大?约|等于)\s*(?=[\d\\$-])",
+    r"|^\s*(?:所以|因此|故)?[,，]?\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*|^\s*(?:一?共|总共|大?约|等于)\s*(?=[\d\\$-])",
     re.IGNORECASE,
 )
-_AFTER_NUMBER = re.compile(r"[\d})/](?:\s|~|\\[,;: ])*$")
+_AFTER_NUMBER = re.compile(r"(?:[\d})/]|\}\s*\\cdot)(?:\s|~|\\[,;: ])*$")
 _CHOICES = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|and|&|,\s*and)\s*\(?[A-Z]\)?)+")
+_NAMES = re.compile(r"[A-Z][a-z]+(?:,\s*[A-Z][a-z]+)*,?\s+and\s+[A-Z][a-z]+")
 _SENTENCE_START = re.compile(r"(?:the\s+)?(?:final\s+)?answer\s*(?:is|:)?", re.IGNORECASE)
 _OPTION = re.compile(r"^(?:option|choice|\\text\{\s*(?:option|choice)\s*\})\s*(\(?[A-Z]\)?)$", re.IGNORECASE)
 _MULTIPLIER = re.compile(rf"(?<=\d)\s*(?:\\text\{{\s*)?({'|'.join(rules.MULTIPLIERS)})(?:\s*\}}|(?=\s|$))")
 _MULTIPLIER_IN_TEXT = re.compile(rf"(?<=\d)\s*\\text\{{\s*({'|'.join(rules.MULTIPLIERS)})\s+([^{{}}]*)\}}")
 _E_NOTATION = re.compile(r"(?<=[0-9.])\s?[eE]\s?([+-]?[0-9]+)(?![0-9A-Za-z.])")
-_CHOICE = re.compile(r"^\\text\{\s*\(([A-E])\)\s*\}\s*(?=\S)|^\(([A-E])\)\s+(?=\S)")
+_CJK_MULTIPLIER = re.compile(
+    rf"(?<=\d)\s*({'|'.join(sorted(rules.CJK_MULTIPLIERS, key=len, reverse=True))})(?![米克瓦卡])"
+)
+_EMPHASIS = re.compile(r"(\*{1,3}|_{1,2})(?=[^\s*_])([^*_]+|[^*]+)(?<=\S)\1")
+_DISPLAY = re.compile(
+    r"\s*\\begin\{(equation|displaymath|math|gather|align|aligned|gathered)(\*?)\}(.*)\\end\{\1\2\}\s*", re.DOTALL
+)
+_ARROW = re.compile(r"\\(?:vec|hat|widehat|overrightarrow)\s*\{\s*\\?([ijk]|imath|jmath)\s*\}")  # of a unit vector
+_IN_BASE = re.compile(
+    r"(?<=[0-9A-Fa-f])\s*\(?\s*(?:\\text\{\s*\(?\s*)?(?:in\s+)?base[\s-]*\}?\s*(\d+|[a-z]+)\s*\)?\s*\}?\)?$"
+)
+_OUT_OF = re.compile(r"^(\d+)\s*(?:\\text\{\s*)?(?:out of|in)(?:\s*\}|(?=\s))\s*(\d+)$")
+_MICRO = re.compile(r"(?<=[\d}])\s*\\mu\s*(?:\\text\{\s*([mgsALVFC])\s*\}|([mgs](?![A-Za-z])))")
+_OHM = re.compile(r"(?<=[\d}])\s*(k?)\\Omega\s*$")
+_UNIT_FRACTION = re.compile(
+    r"(?<=[\d}])\s*\\frac\{\s*(\\text\{[^{}\d]+\}|[A-Za-z]{1,3})\s*\}\{\s*((?:\\text\{[^{}\d]+\}|[A-Za-z]{1,3})(?:\^\{\d\})?)\s*\}$"
+)
 
 
 def _text_content(content: str, before: str) -> str:
@@ -117,6 +136,10 @@ def _text_content(content: str, before: str) -> str:
     inner = content.strip()
     if not inner:
         return " "
+    if r"\text{" in inner:
+        inner = _replace_calls(inner, _TEXT, lambda match, part: _text_content(part, match.string[: match.start()]))
+    if re.search(r"\\[A-Za-z]+$", before):  # `\pi\text{r}` is not `\pir`
+        return " " + _text_content(content, before + " ")
     if _AFTER_NUMBER.search(before) and _UNIT_TEXT.fullmatch(rules.SPACES.sub(" ", inner)):
         return rf"\text{{{rules.SPACES.sub(' ', inner).strip()}}}"
     if _CHOICES.fullmatch(inner):
@@ -127,6 +150,8 @@ def _text_content(content: str, before: str) -> str:
         return ", "
     if not re.search(r"[^\W\d_]{2,}", inner) or re.search(r"\\[A-Za-z]|\$", inner):
         return f" {inner} " if re.search(r"\d", inner) else inner
+    if _NAMES.fullmatch(inner):
+        return ", ".join(rf"\text{{{name}}}" for name in re.findall("[A-Z][a-z]+", inner))
     if re.fullmatch(r"[A-Za-z]{2,}", inner):
         return rf"\text{{{inner}}}"
     if re.match(r"\d", inner) or not inner.isascii():
@@ -152,7 +177,12 @@ def clean(text: str) -> str:
     text = text.replace(r"\$", "＄")  # a currency sign; a plain $ delimits a formula
     if text.count("$") % 2 and re.match(r"\s*\$\s*[\d.]", text):
         text = text.replace("$", "＄", 1)
-    text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text.replace("$", " "))
+    text = text.replace("$", " ")
+    if match := _EMPHASIS.fullmatch(text.strip()):
+        text = match[2]
+    text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text)
+    if (match := _DISPLAY.fullmatch(text)) and r"\\" not in match[3].strip().removesuffix(r"\\"):
+        text = match[3].replace("&", "")
     text = _THOUSANDS.sub("", text)
     text = _ARRAY.sub(r"\\begin{array}", rules.FORMATTING.sub("", text))
     text = text.replace(r"\!", "").replace(r"\#", "").replace(r"\&", "&")
@@ -160,20 +190,21 @@ def clean(text: str) -> str:
     for _ in range(3):  # nested commands
         text = _replace_calls(text, _BOX, lambda _, inner: f" {inner} ")
         text = _replace_calls(text, rules.TEXT_COMMANDS, lambda _, inner: rf"\text{{{inner}}}")
-    text = _COMMAND.sub(_synonym, text)
+    text = _ARROW.sub(lambda m: f" {m[1][0]} ", _COMMAND.sub(_synonym, text))
     text = _replace_calls(text, _TEXT, lambda match, inner: _text_content(inner, match.string[: match.start()]))
     text = re.sub(r"\\\\\s*$", "", text)
     text = rules.SPACES.sub(" ", text)
     text = text.strip().strip('"`').strip()
-    text = re.sub(r"^'(.+)'$", r"\1", text)
+    text = re.sub(r"^'(.+)'$|^[【「『《](.+)[】」』》]$", lambda m: m[1] or m[2], text)
     text = _OPTION.sub(r"\1", _PREFIX.sub("", text)).removeprefix("=").strip()
     text = re.sub(r"^([A-Z])\)$", r"\1", text)
     text = re.sub(r"\\\{\s*\\\}", r"\\emptyset ", text)
     text = _MULTIPLIER.sub(lambda m: " " + rules.MULTIPLIERS[m[1]], text)
     text = _MULTIPLIER_IN_TEXT.sub(lambda m: rf" {rules.MULTIPLIERS[m[1]]}\text{{{m[2]}}}", text)
-    text = re.sub(r"(?<=\d)\s*x\s*(?=10\s*\^)", r" \\times ", text)
-    if re.fullmatch(r"[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?", text):
-        text = text.replace(" ", "")
+    text = _CJK_MULTIPLIER.sub(lambda m: rf" \times 10^{{{rules.CJK_MULTIPLIERS[m[1]]}}} ", text)
+    text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r" \\times ", text)
+    if re.fullmatch(r"[+-]?\d{1,3}(?:[ ']\d{3})+(?:\.\d+)?", text):
+        text = text.replace(" ", "").replace("'", "")
     text = text.replace("**", "^")
     text = re.sub(r"\{\s*([^{}]+?)\s*\\choose\s*([^{}]+?)\s*\}", r"\\binom{\1}{\2}", text)
     text = re.sub(r"\{\s*([^{}]+?)\s*\\over\s*([^{}]+?)\s*\}", r"\\frac{\1}{\2}", text)
@@ -185,14 +216,19 @@ def clean(text: str) -> str:
     text = _SCRIPT.sub(r"\1{\2}", text)
     text = _SLASH_FRACTION.sub(r"\\frac{\1}{\2}", text)
     text = _brace_fractions(text)
-    text = _SQRT.sub(r"\\sqrt{\1}", text)
+    text = _SQRT.sub(lambda m: rf"\sqrt{m[1] or ''}{{{m[2]}}}", text)
     text = _E_NOTATION.sub(r" \\times 10^{\1}", text)
     text = REPEATING.sub(repeating_as_fraction, text)
     text = re.sub(r"\\text\{(?:st|nd|rd|th)\}|(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", "", text)
     text = re.sub(r"\^\{\s*\}", "", text)
     text = re.sub(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", _and_or(text), text)
-    text = re.sub(r"(?:\s*,)+\s*,", ", ", text)
-    return re.sub(r"\s+", " ", text).strip().rstrip(".,;: ").strip()
+    text = re.sub(r"(?:\s*,)+\s*,", ", ", re.sub(r"\.{2,}", r"\\ldots ", text))
+    text = _IN_BASE.sub(r"_{\1}", _OHM.sub(r"\\text{\1ohm}", _MICRO.sub(r"\\text{µ\1\2}", text)))
+    text = _OUT_OF.sub(r"\\frac{\1}{\2}", _UNIT_FRACTION.sub(r"\1/\2", text))
+    text = re.sub(r"\s+", " ", text).strip().rstrip(".,;: ").strip()
+    if text[:1].isalpha() or text.startswith(r"\text"):
+        text = r"(-\infty,\infty)" if words(text) in rules.ALL_REALS else rules.NUMBER_WORDS.get(words(text), text)
+    return text
 
 
 def _and_or(text: str) -> Callable[[re.Match[str]], str]:
@@ -244,10 +280,6 @@ def key(text: str) -> str:
     text = re.sub(r"\s+", "", text).replace("&=", "=")
     text = re.sub(r"\\begin\{(?:[pbvB]?matrix|array|smallmatrix)\}", r"\\begin{matrix}", text)
     text = re.sub(r"\\end\{(?:[pbvB]?matrix|array|smallmatrix)\}", r"\\end{matrix}", text)
-    text = re.sub(r"\\\{\\begin\{(?:matrix|cases|aligned)\}", r"\\begin{cases}", text)
-    if r"\begin{cases}" in text:
-        text = text.replace(r"\end{matrix}", r"\end{cases}").replace(r"\end{aligned}", r"\end{cases}")
-        text = re.sub(r"\\text\{if\}|\\text\{for\}|,?\bif\b|,&|,(?=&)", lambda m: "&" if "&" in m[0] else "", text)
     text = re.sub(r"\\\\(?=\\end)", "", text)
     text = _UNBRACE.sub(r"\1", text)
     return text.rstrip(".,;")
@@ -257,7 +289,7 @@ def words(text: str) -> str:
     r"""Return the words of an answer in lower case, without spaces, punctuation and `\text`."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     plain = re.sub(r"^\s*(?:an?|the)\s+(?=\w{3,})", "", plain, flags=re.IGNORECASE)
-    plain = re.sub(r"[\s.,;:!'\"\\(){}$-]+", "", plain).casefold()
+    plain = re.sub(r"(?<=[a-z]{4})s$", "", re.sub(r"[\s.,;:!'\"\\(){}$-]+", "", plain).casefold())
     return rules.ALIASES.get(plain, plain)
 
 
@@ -265,26 +297,29 @@ def words(text: str) -> str:
 
 _UNIT_NAMES = "|".join(sorted((re.escape(name) for name in rules.UNITS), key=len, reverse=True))
 _LONG_UNITS = "|".join(sorted((re.escape(name) for name in rules.UNITS if len(name) > 1), key=len, reverse=True))
-_POWERS = r"(?:\s*\^\s*\{\s*(-?\d)\s*\})?"
-_UNIT_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?(?:{_UNIT_NAMES})(?![A-Za-z]){_POWERS}".replace("(-?", "(?:-?")
+_POWERS = r"(?:\s*\^\s*\{\s*-?\d\s*\})?"
+_UNIT_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?(?:{_UNIT_NAMES})(?![A-Za-z]){_POWERS}"
 _UNIT_CHAIN = rf"{_UNIT_FACTOR}(?:\s*(?:/|per|\\cdot|\*|\s)\s*{_UNIT_FACTOR}){{0,4}}"
 _UNIT_TEXT = re.compile(rf"\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?")
 _UNIT_IN_TEXT = re.compile(
-    rf"(?:\s*(?:/|\\cdot|\*)?\s*\\text\{{\s*\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?\s*\}}{_POWERS.replace('(-?', '(?:-?')}){{1,4}}$"
+    rf"(?:\s*(?:/|\\cdot|\*)?\s*\\text\{{\s*\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?\s*\}}{_POWERS}){{1,4}}$"
 )
 _LONG_FACTOR = _UNIT_FACTOR.replace(_UNIT_NAMES, _LONG_UNITS)
 _PLAIN_UNIT = re.compile(
-    rf"(?<=[\d}})\]])\s*(?:{_LONG_FACTOR}(?:\s*(?:/|per)\s*{_UNIT_FACTOR})*|[msghLNJWVAKCF](?=\s*/){_POWERS.replace('(-?', '(?:-?')}"
-    rf"\s*/\s*{_UNIT_FACTOR})\.?$"
+    rf"(?:(?<=[\d}})\]])\s*|(?<=\\pi)\s+)(?:{_LONG_FACTOR}(?:\s*(?:/|per|\\cdot)\s*{_UNIT_FACTOR})*"
+    rf"|[msghLNJWVAKCF](?=\s*/){_POWERS}\s*/\s*{_UNIT_FACTOR})\.?$"
 )
 _SINGLE_UNIT = re.compile(r"(?<=[\d})])\s*([mgshLNJWVAKCF])$")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*([CF](?![A-Za-z]))?$|\s*\\circ$")
+_DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*(?:\\text\{\s*)?([CF](?![A-Za-z]))?\s*\}?$|\s*\\circ$")
 _NOUN = re.compile(
-    r"(?<=[\d}%)])\s*(?:\\text\{\s*([A-Za-z][A-Za-z .'-]*)\s*\}(?:\^\{\d\})?|\s([A-Za-z][A-Za-z']+(?:[ -][A-Za-z']+){0,3}))\.?$"
+    r"(?<=[\d}%)])\s*(?:\\text\{\s*([A-Za-z][A-Za-z .'-]*)\s*\}(?:\^\{\d\})?|\s([A-Za-z][A-Za-z']{1,19}(?:[ -][A-Za-z']{1,19}){0,3}))\.?$"
 )
 _NOUN_ORDINAL = re.compile(r"(?<=\d)\s*([぀-ヿ一-鿿가-힯]{1,6})$")
-_NEGATION = re.compile("[不非无没或否错]")
+# What changes the number before it: negations, bounds, approximations, ranges and fractions. It is not a noun.
+_NO_NOUN = re.compile(
+    "[不非无没或否错以未超余餘多弱强強倍至到半成折割内外間间]|左右|上下|前[後后]|程度|分之|から|まで|より|ほど|[くぐ]らい|또는|아니|이[상하내]|[미초][만과]|정도|쯤"
+)
 _CURRENCY_NAMES = "|".join(sorted(map(re.escape, rules.CURRENCIES), key=len, reverse=True)).replace(r"\$", "＄")
 _CURRENCY_BEFORE = re.compile(rf"^([+-]?)\s*(?:\\text\{{\s*)?({_CURRENCY_NAMES})(?:\s*\}})?\s*(?=[-+.\d\\])")
 _CURRENCY_AFTER = re.compile(rf"(?<=[\d}}.)])\s*(?:\\text\{{\s*)?({_CURRENCY_NAMES})(?:\s*\}})?$")
@@ -368,7 +403,7 @@ def read(text: str) -> Element:
             unit, text = _unit_key(match[0]) + unit, compact[: match.start()]
         elif not _TRIGONOMETRIC.search(text) and (match := _DEGREES.search(text)) and text[: match.start()].strip():
             unit, text = "deg" + (match[1] or ""), text[: match.start()]
-        elif (match := _NOUN_ORDINAL.search(text)) and not _NEGATION.search(match[1]):
+        elif (match := _NOUN_ORDINAL.search(text)) and not _NO_NOUN.search(match[1]):
             noun, text = noun or rules.UNITS.get(match[1], match[1]), text[: match.start()]
         elif (match := _NOUN.search(text)) and _is_noun(match[1] or match[2]):
             noun, text = (match[1] or match[2]).casefold().strip(" .").rstrip("s"), text[: match.start()]

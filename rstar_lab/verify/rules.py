@@ -16,14 +16,14 @@ UNICODE = str.maketrans(
         **dict.fromkeys("\u200b\u200c\u200d\u2060\u2061\u2062\u2063\ufeff", ""),
         **dict.fromkeys("。．", "."),
         **dict.fromkeys("、，", ", "),
-        "；": "; ", "∶": ":", "÷": r"\div ", "∕": "/", "≤": r"\leq ", "≦": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "≧": r"\geq ",
+        "；": "; ", "∶": ":", "⁄": "/", "÷": r"\div ", "∕": "/", "≤": r"\leq ", "≦": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "≧": r"\geq ",
         "⩾": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "≡": r"\equiv ", "∈": r"\in ", "∉": r"\notin ", "∪": r"\cup ",
         "∩": r"\cap ", "∖": r"\setminus ", "⊂": r"\subset ", "∅": r"\emptyset ", "⌀": r"\emptyset ", "∞": r"\infty ",
         "±": r"\pm ", "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "…": r"\ldots ", "⋯": r"\ldots ", "∠": r"\angle ",
         "△": r"\triangle ", "→": r"\to ", "⇒": r"\Rightarrow ", "⟨": r"\langle ", "〈": r"\langle ", "⟩": r"\rangle ",
         "〉": r"\rangle ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
         "ℂ": r"\mathbb{C}", "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
-        "⌈": r"\lceil ", "⌉": r"\rceil ", "′": "'", "″": "''", "％": "%", "﹪": "%",
+        "⌈": r"\lceil ", "⌉": r"\rceil ", "′": "'", "″": "''", "Å": r"\text{Å}", "％": "%", "﹪": "%",
         "或": ", ", "和": ", ", "“": '"', "”": '"', "‘": "'", "’": "'",
         "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "θ": r"\theta ",
         "λ": r"\lambda ", "μ": r"\mu ", "π": r"\pi ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ", "φ": r"\phi ",
@@ -41,7 +41,8 @@ VULGAR_FRACTIONS = {
 # Commands that only change how the text looks.
 FORMATTING = re.compile(
     r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|big|Big|bigg|Bigg"
-    r"|left\.|right\.|left(?![a-z])|right(?![a-z])|mleft|mright|strut|mathstrut|centering|noindent|bf|rm|it|sf|tt|em|boldmath)"
+    r"|left\.|right\.|left(?![a-z])|right(?![a-z])|mleft|mright|strut|mathstrut|centering|noindent|bf|rm|it|sf|tt|em|boldmath"
+    r"|tiny|small|normalsize|large|Large|LARGE|huge|Huge)"
     r"(?![A-Za-z])"
 )
 TEXT_COMMANDS = re.compile(
@@ -58,7 +59,7 @@ SYNONYMS = {
     "leqslant": "leq", "geqslant": "geq", "ne": "neq", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots",
     "dotsb": "ldots", "varnothing": "emptyset", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]",
     "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "colon": ":", "ast": "*", "lt": "<", "gt": ">", "land": "and ",
-    "backslash": "setminus", "smallsetminus": "setminus", "rightarrow": "to", "implies": "Rightarrow", "degree": "circ",
+    "backslash": "setminus", "jmath": "j", "smallsetminus": "setminus", "rightarrow": "to", "implies": "Rightarrow", "degree": "circ",
     "textdegree": "circ", "imath": "i", "euro": "€", "pounds": "£", "texteuro": "€", "textdollar": "$", "dollar": "$",
     "iff": "Leftrightarrow", "bigcup": "cup",
 }  # fmt: skip
@@ -66,17 +67,25 @@ SYNONYMS = {
 # Names that models write without a backslash. `normalise` adds max, min, lim and det before a bracket: min is also a unit.
 _FUNCTIONS = """arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc log ln lg exp sqrt gcd lcm"""
 FUNCTIONS = tuple(_FUNCTIONS.split())
-SYMBOLS = {"pi": r"\pi ", "infinity": r"\infty ", "inf": r"\infty ", "oo": r"\infty ", "theta": r"\theta "}
+SYMBOLS = {
+    "pi": r"\pi ",
+    "infinity": r"\infty ",
+    "Infinity": r"\infty ",
+    "inf": r"\infty ",
+    "oo": r"\infty ",
+    "theta": r"\theta ",
+}
 
 CURRENCIES = {
     "USD": "$", "US$": "$", "U.S.$": "$", "$": "$", "dollar": "$", "dollars": "$", "bucks": "$", "cent": "cent",
     "cents": "cent", "¢": "cent", "€": "€", "EUR": "€", "euro": "€", "euros": "€", "£": "£", "GBP": "£", "¥": "¥", "￥": "¥",
     "yen": "¥", "yuan": "¥", "RMB": "¥", "CNY": "¥", "JPY": "¥", "元": "¥", "₹": "₹", "INR": "₹", "rupees": "₹",
-    "Rs": "₹", "₽": "₽", "₩": "₩",
+    "Rs": "₹", "Rs.": "₹", "₽": "₽", "₩": "₩",
 }  # fmt: skip
 
 # Unit -> its other spellings. A plural with s is added to the long ones.
 _UNITS = {
+    "nm": "nanometer nanometre", "µm": "micrometer micrometre micron",
     "mm": "millimeter millimetre", "cm": "centimeter centimetre 厘米", "dm": "decimeter", "km": "kilometer kilometre 千米 公里",
     "m": "meter metre 米", "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram",
     "kg": "kilogram 千克 公斤", "g": "gram 克", "lb": "lbs pound", "oz": "ounce", "t": "ton tonne", "ms": "millisecond",
@@ -84,7 +93,8 @@ _UNITS = {
     "month": "months", "year": "yr yrs years 年", "deg": "degree 度", "L": "liter litre l 升", "mL": "milliliter ml",
     "gal": "gallon", "mi/h": "mph", "km/h": "kmh kph kmph", "Hz": "hertz", "kHz": "", "MHz": "", "N": "newton", "J": "joule", "kJ": "",
     "W": "watt", "kW": "", "V": "volt", "A": "amp ampere", "K": "kelvin", "C": "", "F": "", "Pa": "pascal", "kPa": "",
-    "mol": "mole", "rad": "radian", "eV": "", "ohm": "", "acre": "", "rpm": "", "atm": "", "cc": "", "bit": "", "byte": "",
+    "mol": "mole", "rad": "radian", "eV": "", "ohm": "", "kohm": "", "Å": "angstrom",
+    "acre": "", "rpm": "", "atm": "", "cc": "", "bit": "", "byte": "",
     "unit": "", "rev": "revolution", "erg": "", "pc": "parsec", "kpc": "", "AU": "", "Gyr": "",
 }  # fmt: skip
 UNITS: dict[str, str] = {}
@@ -113,11 +123,17 @@ MULTIPLIERS = {
     "trillion": r"\times 10^{12} ", "dozen": r"\times 12 ",
 }  # fmt: skip
 
+# Suffixes of CJK text after a number, which multiply it.
+CJK_MULTIPLIERS = {"百": 2, "千": 3, "万": 4, "萬": 4, "만": 4, "百万": 6, "亿": 8, "億": 8, "억": 8}
+
 ALIASES = {
-    "dne": "doesnotexist", "nosolutions": "nosolution", "nosolutionexists": "nosolution", "undefinded": "undefined",
+    "dne": "doesnotexist", "nosolutionexist": "nosolution", "undefinded": "undefined",
 }  # fmt: skip
 
-NUMBER_WORDS = {
-    "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10",
-    "twelve": "12", "sixteen": "16",
-}  # fmt: skip
+_NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen twenty"""
+NUMBER_WORDS = {name: str(value) for value, name in enumerate(_NUMBER_WORDS.split())}
+NUMBER_WORDS |= {"thirty": "30", "forty": "40", "fifty": "50", "onehalf": "\\frac{1}{2}", "onethird": "\\frac{1}{3}"}
+ALL_REALS = frozenset(
+    ("allrealnumber", "allreal", "allreals", "allrealx", "realnumber")
+)  # as `normalise.words` writes them

@@ -248,6 +248,39 @@ def test_the_syntax_of_a_stored_turn_is_found(syntax):
     assert parse_stored_calls("no call") == []
 
 
+@pytest.mark.parametrize("tag", ["</think>", "</reason>"])
+@pytest.mark.parametrize("syntax", ["hermes", "function_tags", "json", "glm"])
+def test_a_cut_call_is_reported_though_its_program_names_the_tag(syntax, tag):
+    text = WRITERS[syntax](f"x = '{tag}'\ny = {'1' * 40}")
+    cut = text[: text.index("1" * 20)]
+    (call,) = parse_tool_calls(cut, syntax=syntax, tools=[TOOL])
+    assert call.error
+
+
+def test_a_draft_without_an_end_in_the_reasoning_is_no_call():
+    text = "I could write <tool_call> {but no.</think>The answer is \\boxed{1}"
+    assert parse_tool_calls(text) == []
+
+
+def test_a_hermes_call_without_its_opening_tag_is_reported():
+    text = 'Let me compute.\n{"name": "f", "arguments": {"code": "1"}}\n</tool_call>\n' + hermes("2")
+    first, second = parse_tool_calls(text)
+    assert (first.name, first.error) == ("f", "The tool call has no opening <tool_call>.") and second.error is None
+    assert parse_tool_calls('The tag </tool_call> ends {"name": "f", "arguments": {}} a call.') == []
+
+
+def test_a_parameter_that_is_given_twice_is_reported():
+    text = "<tool_call>\n<function=f>\n<parameter=code>\n1\n</parameter>\n<parameter=code>\n2\n</parameter>\n</function>\n</tool_call>"
+    (call,) = parse_tool_calls(text, syntax="function_tags", tools=[TOOL])
+    assert call.error == "The tool call has the parameter code twice."
+
+
+def test_harmony_calls_may_follow_each_other_without_a_start_mark():
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"code": "%d"}<|call|>'
+    calls = parse_tool_calls(call % 1 + "\n" + call % 2, syntax="harmony")
+    assert [one.arguments for one in calls] == [{"code": "1"}, {"code": "2"}]
+
+
 def test_an_unknown_syntax_is_an_error():
     with pytest.raises(
         UserError, match=r"xml.* is not supported; choose from hermes, function_tags, json, gemma4, glm, harmony"
