@@ -18,7 +18,7 @@ from rstar_lab.rl.engines.hf import HfEngine
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.engines.weights import Transport, WeightsFile, choose_transport, tensors_to_send
-from rstar_lab.rl.models.lora import full_state, has_lora
+from rstar_lab.rl.models.lora import Adapter, full_state, split_state
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.models.model_folder import has_tied_embeddings
 from rstar_lab.rl.recipe import EngineSection
@@ -84,7 +84,7 @@ class EngineGroup:
             (engine,) = self.engines
             assert isinstance(engine, VllmEngine)
             try:
-                await engine.load_tensors(lambda: tensors_to_send(full_state(model), self.dtype), version)
+                await engine.load_tensors(partial(self._shared_tensors, model), version)
             except EngineError as error:
                 LOG.warning("%s: CUDA IPC failed (%s); weights are sent through a file from now on", engine.name, error)
                 self._ipc_failed = True
@@ -115,10 +115,15 @@ class EngineGroup:
         return choose_transport(
             sum(parameter.numel() for parameter in model.parameters()) * self.dtype.itemsize,
             servers=any(isinstance(engine, ServerEngine) for engine in self.engines),
-            # The merged weights of a model with adapters are on the CPU.
-            trainer_gpu=gpus[device.index or 0] if gpus and not self._ipc_failed and not has_lora(model) else None,
+            trainer_gpu=gpus[device.index or 0] if gpus and not self._ipc_failed else None,
             engine_gpus=tuple(engine.gpu if isinstance(engine, VllmEngine) else None for engine in self.engines),
         )
+
+    def _shared_tensors(self, model: "PreTrainedModel") -> tuple[dict[str, Any], dict[str, str], dict[str, Adapter]]:
+        """Return tensors of the model on its own device, their aliases, and adapters that the engine merges."""
+        base, adapters = split_state(model)
+        # The engine casts after it has merged. Otherwise the base would be rounded before.
+        return *tensors_to_send(base, None if adapters else self.dtype), adapters
 
     async def load_folder(self, folder: Path) -> None:
         """Make every engine serve the model in `folder`."""

@@ -25,7 +25,7 @@ from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRe
 from rstar_lab.rl.engines.logs import end_of_log
 
 Request = tuple[int, list[int], Sampling]
-WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases)), which are sent pickled
+WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases, adapters)), which are sent pickled
 
 
 class _ForkedProcess:
@@ -333,10 +333,13 @@ class VllmEngine:
         """
         await self._load(lambda: ("file", str(path)), version)
 
-    async def load_tensors(self, source: Callable[[], tuple[dict[str, Any], dict[str, str]]], version: int) -> None:
+    async def load_tensors(
+        self, source: Callable[[], tuple[dict[str, Any], dict[str, str], dict[str, Any]]], version: int
+    ) -> None:
         """Load GPU tensors of this process by CUDA IPC and reset the prefix cache. Raises EngineError.
 
-        source: returns the tensors and their aliases (see `weights.tensors_to_send`). It is called again if the engine restarts.
+        source: returns the tensors, their aliases (see `weights.tensors_to_send`) and LoRA adapters, which the engine merges (see
+        `models.lora.split_state`). It is called again if the engine restarts.
         """
         await self._load(lambda: ("tensors", source()), version)
 

@@ -232,17 +232,24 @@ class Worker:
         return request_id, request.token_ids, request.log_probs, reason, version, parts
 
     def load_weights(self, source: tuple[str, Any]) -> None:
-        """Load weights from ("file", path) or ("tensors", pickled (tensors, aliases)). Raises RuntimeError if it fails."""
+        """Load weights from ("file", path) or ("tensors", pickled (tensors, aliases, adapters)). Raises RuntimeError if it fails."""
         from rstar_lab.rl.engines.weights import read_weights, resolve_aliases
+        from rstar_lab.rl.models.lora import merge
 
         kind, payload = source
-        tensors = read_weights(payload) if kind == "file" else resolve_aliases(*pickle.loads(payload))
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
+        if kind == "file":
+            tensors, adapters = read_weights(payload), {}
+        else:
+            shared, aliases, adapters = pickle.loads(payload)
+            tensors = resolve_aliases(shared, aliases)
+        # vLLM takes the tensors of one layer at a time, so merged weights need the memory of one layer.
+        merged = ((name, merge(tensor, adapters.get(name))) for name, tensor in tensors.items())
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": merged})
         self.assert_loaded(tensors)
         # Cached blocks hold keys and values of the old weights.
         if not self.llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not reset its prefix cache, which still holds values of the old weights")
-        del tensors
+        del tensors, adapters, merged
         release_free_heap()
 
     def assert_loaded(self, tensors: dict[str, Any]) -> None:

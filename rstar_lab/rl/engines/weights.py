@@ -3,11 +3,11 @@
 `choose_transport` selects one of three transports:
 
 - `cuda-ipc`: the engine's process maps the trainer's GPU tensors. For one vLLM engine on the trainer's GPU; nothing is copied
-  to the host.
+  to the host. With LoRA it maps the base weights and the adapters, and merges one tensor at a time while it loads them.
 - `shared-memory`: a safetensors file in /dev/shm, which engines on this machine map.
 - `file`: a safetensors file in the run's folder. For servers, which may run on another machine, and if /dev/shm is too small.
 
-Weights are sent in the engine's dtype. Tensors with several names (a tied head) are sent once: the file's metadata and the IPC
+Whole weights are sent in the engine's dtype. Tensors with several names (a tied head) are sent once: the file's metadata and the IPC
 message name the aliases.
 """
 
@@ -48,10 +48,10 @@ def choose_transport(
 
 
 @torch.no_grad()
-def tensors_to_send(state: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, str]]:
+def tensors_to_send(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a state dict in `dtype` without duplicates, and the aliases {duplicate: name of its tensor}.
 
-    A contiguous tensor that has the dtype is not copied.
+    dtype: None for that of each tensor. A contiguous tensor that has the dtype is not copied.
     """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -62,7 +62,7 @@ def tensors_to_send(state: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[di
             aliases[name] = owners[key]
             continue
         owners[key] = name
-        tensors[name] = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+        tensors[name] = tensor.detach().to(dtype if tensor.is_floating_point() else None).contiguous()
     return tensors, aliases
 
 

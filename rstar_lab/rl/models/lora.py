@@ -1,7 +1,7 @@
 """LoRA (arXiv 2106.09685): train low-rank adapters beside frozen linear layers, with peft's layers.
 
-The model keeps its class. `full_state` returns the weights with the adapters merged, under the names of the base model: engines
-and checkpoints receive these. The base weights in the trainer never change.
+The model keeps its class. Engines and checkpoints receive the weights with the adapters merged, under the names of the base model.
+The base weights in the trainer never change.
 """
 
 from pathlib import Path
@@ -56,27 +56,38 @@ def has_lora(model: nn.Module) -> bool:
     return hasattr(model, "peft_config")
 
 
-@torch.no_grad()
-def full_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of the model; with adapters, W + alpha / rank * B A under the base model's names.
+Adapter = tuple[Tensor, Tensor, float]  # A, B, alpha / rank
 
-    Merged weights are computed in float32 and rounded to the dtype of the base, one layer at a time. They are on the CPU: a second
-    copy of the model on the GPU would take as much memory as LoRA saves.
+
+def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Adapter]]:
+    """Return the weights of the base model and the adapters, both under the base model's names of the weights. Copies nothing."""
+    layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    state = model.state_dict()
+    base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
+    adapters = {
+        f"{name}.weight": (layer.lora_A[_NAME].weight.detach(), layer.lora_B[_NAME].weight.detach(), layer.scaling[_NAME])
+        for name, layer in layers.items()
+    }
+    return base, adapters
+
+
+def merge(weight: Tensor, adapter: Adapter | None) -> Tensor:
+    """Return W + alpha / rank * B A, computed in float32 and rounded to the dtype of W."""
+    if adapter is None:
+        return weight
+    a, b, scale = adapter
+    return (weight.float() + b.float() @ a.float() * scale).to(weight.dtype)
+
+
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of the model; with adapters, merged weights under the base model's names.
+
+    Merged weights are on the CPU: a second copy of the model on the GPU would take as much memory as LoRA saves.
     """
     if not has_lora(model):
         return model.state_dict()
-    layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    merged: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        layer, separator, rest = name.partition(".base_layer.")
-        if not separator:
-            if ".lora_" not in name:
-                merged[name] = tensor.cpu()
-            continue
-        if rest == "weight":
-            tensor = (tensor.float() + layers[layer].get_delta_weight(_NAME)).to(tensor.dtype)
-        merged[f"{layer}.{rest}"] = tensor.cpu()
-    return merged
+    base, adapters = split_state(model)
+    return {name: merge(tensor, adapters.get(name)).cpu() for name, tensor in base.items()}
 
 
 def save_adapter(folder: Path, model: nn.Module) -> None:

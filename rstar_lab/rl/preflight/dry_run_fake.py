@@ -32,6 +32,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
+def modules_stay() -> contextlib.AbstractContextManager[None]:
+    """Ignore `Module.to` in the block: fake parameters cannot be moved, and have the dtype that they need."""
+    return replaced(torch.nn.Module, "to", lambda module, *_, **__: module)
+
+
 @contextlib.contextmanager
 def fake_ranks(ranks: int) -> Iterator[None]:
     """Join a fake process group as rank 0 of `ranks`."""

@@ -14,10 +14,9 @@ from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.sources import get_model
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import KNOWN, Architecture
-from rstar_lab.rl.preflight.dry_run_fake import fake_tensors, replaced
+from rstar_lab.rl.preflight.dry_run_fake import fake_tensors, modules_stay, replaced
 from rstar_lab.rl.preflight.dry_run_meter import Meter
 from rstar_lab.rl.recipe import Recipe, RlSection, SftConfig
-from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.renderers.encoding import Example
 from rstar_lab.rl.training import log_probs as log_probs_module
 from rstar_lab.rl.training import sft as sft_module
@@ -90,7 +89,8 @@ def run_update(recipe: Recipe, rl: RlSection, shape: Architecture, rows: int, wi
         config = model_config(recipe.model, shape)
         model = fake_model(config, torch.bfloat16 if rl.lora is not None and bf16 else torch.float32)
         if rl.lora is not None:
-            _attach_lora(model, rl.lora)
+            with modules_stay():
+                attach_lora(model, rl.lora, 0)
         learner = update_module.Learner(model)
         reference = fake_model(config, torch.float32) if rl.method.kl_coefficient else None
         if reference is not None:
@@ -117,7 +117,8 @@ def run_sft(recipe: Recipe, shape: Architecture, count: int, tokens: int, meter:
         dtype = torch.bfloat16 if section.lora is not None and bf16 else torch.float32
         model = fake_model(model_config(recipe.model, shape), dtype)
         if section.lora is not None:
-            _attach_lora(model, section.lora)
+            with modules_stay():
+                attach_lora(model, section.lora, 0, "sft.lora")
         config = SftConfig(**section.model_dump(include=set(SftConfig.model_fields)))
         optimizers = sft_module._optimizers(model, config, SINGLE_RANK)
         for optimizer in optimizers:
@@ -150,12 +151,6 @@ def _gpu_kernels() -> Iterator[None]:
 
     with replaced(gpu, "is_gpu", lambda _: True), replaced(gpu, "rms_norm", norm):
         yield
-
-
-def _attach_lora(model: Any, lora: Lora) -> None:
-    """Attach adapters in place: fake tensors cannot move to another device."""
-    with replaced(torch.nn.Module, "to", lambda module, *_, **__: module):
-        attach_lora(model, lora, 0)
 
 
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:

@@ -28,7 +28,7 @@ from verl.workers.engine.fsdp import transformer_impl
 
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.models.sources import ModelError, get_model
-from rstar_lab.rl.preflight.dry_run_fake import fake_ranks, fake_tensors, replaced
+from rstar_lab.rl.preflight.dry_run_fake import fake_ranks, fake_tensors, modules_stay, replaced
 from rstar_lab.rl.preflight.dry_run_local import allocate_state, fake_model
 from rstar_lab.rl.preflight.dry_run_meter import Meter
 from rstar_lab.rl.recipe import Recipe
@@ -54,6 +54,10 @@ class _DryEngine(transformer_impl.FSDPEngineWithLMHead):
         if self.model_config.enable_gradient_checkpointing:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return module
+
+    def _build_lora_module(self, module: Any) -> Any:
+        with modules_stay():
+            return super()._build_lora_module(module)
 
 
 def run_stage(recipe: Recipe, stage: Stage, profile: Profile, hf_config: Any, lengths: list[int], meter: Meter) -> None:

@@ -243,9 +243,9 @@ async def test_weights_that_cannot_be_shared_go_through_a_file(tmp_path, monkeyp
     monkeypatch.setattr(group, "transport", lambda model: "shared-memory" if group._ipc_failed else "cuda-ipc")
     monkeypatch.setattr(group_module, "assert_parity", lambda *_: asyncio.sleep(0))
     with pytest.raises(EngineError, match="cannot be shared: CUDA error"):
-        await engine.load_tensors(lambda: ({"a": NotShared()}, {}), 1)
+        await engine.load_tensors(lambda: ({"a": NotShared()}, {}, {}), 1)
     load = engine.load_tensors
-    monkeypatch.setattr(engine, "load_tensors", lambda _, version: load(lambda: ({"a": NotShared()}, {}), version))
+    monkeypatch.setattr(engine, "load_tensors", lambda _, version: load(lambda: ({"a": NotShared()}, {}, {}), version))
     await group.load(make_model(tmp_path / "model"), 1)
     assert group._ipc_failed and not engine.lost and engine.process.kills == 0
     await group.aclose()

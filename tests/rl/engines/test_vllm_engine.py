@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.tiny_models import make_model, prompts, worst_gap
 from safetensors.torch import load_file
 
@@ -18,7 +19,9 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.engines.logs import end_of_log
+from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import EngineSection
+from rstar_lab.rl.recipe.lora import Lora
 
 pytestmark = pytest.mark.slow
 SECTION = EngineSection(dtype="float32", count=1, kv_cache_gb=0.1, max_num_seqs=32)
@@ -106,11 +109,31 @@ async def test_weights_that_the_engine_cannot_open_go_through_a_file(tmp_path, m
         (engine,) = group.engines
         pid, load = engine.pid, engine.load_tensors
         monkeypatch.setattr(group, "transport", lambda model: "shared-memory" if group._ipc_failed else "cuda-ipc")
-        monkeypatch.setattr(engine, "load_tensors", lambda _, version: load(lambda: ({"a": NotOpened()}, {}), version))
+        monkeypatch.setattr(engine, "load_tensors", lambda _, version: load(lambda: ({"a": NotOpened()}, {}, {}), version))
         await group.load(model, 1)
         assert group._ipc_failed and engine.pid == pid, "the process was not restarted"
         completions = await sample(engine)
         assert max(worst_gap(model, p, c, 0.8) for p, c in zip(prompts(), completions, strict=True)) < 2e-5
+
+
+async def test_an_engine_merges_shared_adapters_as_the_trainer_does(tmp_path, monkeypatch):
+    """The tensors pass through shared memory of the CPU in place of CUDA IPC; nothing is written to a file."""
+    monkeypatch.setattr(torch.multiprocessing, "_sharing_strategy", "file_system")
+    model = make_model(tmp_path / "model", tied=True)
+    attach_lora(model, Lora(rank=4), seed=0)
+    async with open_engines(SECTION, tmp_path / "model", tmp_path / "work", 256) as group:
+        monkeypatch.setattr(group, "transport", lambda model: "cuda-ipc")
+        for version in (1, 2):
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if "lora_B" in name:
+                        parameter.normal_(std=0.3)
+            await group.load(model, version)
+            completions = await sample(group.engines[0])
+            assert {completion.policy_version for completion in completions} == {version}
+            gaps = [worst_gap(model, p, c, 0.8) for p, c in zip(prompts(), completions, strict=True)]
+            assert max(gaps) < 2e-5
+        assert not group._ipc_failed and not list((tmp_path / "work").glob("rstar-weights-*"))
 
 
 async def test_requests_in_flight_continue_and_every_token_has_its_version(tmp_path):
@@ -182,7 +205,9 @@ def test_no_engine_outlives_a_killed_parent(tmp_path):
 import asyncio
 from pathlib import Path
 from rstar_lab.rl.engines.group import open_engines
+from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import EngineSection
+from rstar_lab.rl.recipe.lora import Lora
 async def main():
     section = EngineSection(dtype="float32", count=1, kv_cache_gb=0.1)
     async with open_engines(section, Path({str(tmp_path / "model")!r}), Path({str(tmp_path)!r}), 256) as group:
