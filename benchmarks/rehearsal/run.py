@@ -28,6 +28,7 @@ from rstar_lab.key_reads import VARIABLE, recorded_reads
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.architecture import architecture_of
+from rstar_lab.rl.preflight.launch import dry_run_in_child
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage
 from rstar_lab.rl.training.stages import difficulty_file
@@ -197,29 +198,12 @@ class Rehearsal:
 
     def dry_run(self) -> str:
         """Run one update at full size, on fake tensors and a fake group of all ranks."""
-        command = [
-            sys.executable,
-            "-m",
-            "rstar_lab.cli",
-            "preflight",
-            self.recipe_name,
-            "--profile",
-            self.profile_name,
-            "--dry-run",
-        ]
-        for key, value in self.overrides.items():
-            if not key.startswith("verl."):
-                command += ["--set", f"{key}={json.dumps(value)}"]
-        environment = {**os.environ, VARIABLE: str(reads_folder(self.folder, dry=True))}
-        done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment)
-        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        ours = {key: value for key, value in self.overrides.items() if not key.startswith("verl.")}
+        environment = {VARIABLE: str(reads_folder(self.folder, dry=True))}
+        rows, _ = dry_run_in_child(self.recipe_name, self.profile_name, ours, environment=environment)
         found = "; ".join(f"{row['dry_run']}: {row['with_margin_gb']:.1f} GB per GPU" for row in rows)
-        if done.returncode:
-            raise UserError(
-                f"does not fit into {self.profile.hardware.hbm_gb:g} GB: {found}"
-                if rows
-                else done.stderr.strip()[-800:]
-            )
+        if not all(row["fits"] for row in rows):
+            raise UserError(f"does not fit into {self.profile.hardware.hbm_gb:g} GB: {found}")
         return f"{found} with margin"
 
     def data(self) -> str:

@@ -23,9 +23,12 @@ def preflight(
     ] = False,
     trainer: Annotated[str | None, typer.Option(help="local or verl. Default: the profile's trainer.")] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Run one update on fake tensors; print memory, kernels and times per GPU."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            help="Only run one update on fake tensors; print memory, kernels and times per GPU. Default: one line of it among "
+            "the checks if it takes less than a minute; --no-dry-run: without it."
+        ),
+    ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
@@ -47,4 +50,6 @@ def preflight(
         from rstar_lab.rl.preflight.dry_run import run_dry_run
 
         raise typer.Exit(run_dry_run(recipe, profile, pairs, trainer=trainer, sweep_keys=sweep, as_json=as_json))
-    raise typer.Exit(run_preflight(recipe, profile, pairs, trainer=trainer, strict=strict, as_json=as_json))
+    raise typer.Exit(
+        run_preflight(recipe, profile, pairs, trainer=trainer, strict=strict, dry_run=dry_run is None, as_json=as_json)
+    )

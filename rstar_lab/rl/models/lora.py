@@ -65,7 +65,11 @@ def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Adapter]
     state = model.state_dict()
     base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
     adapters = {
-        f"{name}.weight": (layer.lora_A[_NAME].weight.detach(), layer.lora_B[_NAME].weight.detach(), layer.scaling[_NAME])
+        f"{name}.weight": (
+            layer.lora_A[_NAME].weight.detach(),
+            layer.lora_B[_NAME].weight.detach(),
+            layer.scaling[_NAME],
+        )
         for name, layer in layers.items()
     }
     return base, adapters

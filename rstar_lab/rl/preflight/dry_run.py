@@ -8,10 +8,13 @@ Times are bounds: every kernel at the peak rate of the GPU.
 
 import itertools
 import json
+import logging
 import math
 import resource
 import time
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +101,9 @@ def run_stage(recipe: Recipe, stage: Stage, profile: Profile, shape: Architectur
     if profile.trainer == "local":
         dry_run_local.run_update(recipe, rl, shape, rows, width, meter)
     else:
-        from rstar_lab.rl.verl import dry_run as verl_dry_run
-
         config = dry_run_local.model_config(recipe.model, shape)
-        verl_dry_run.run_stage(recipe, stage, profile, config, _lengths(micro, rows), meter)
+        with _verl() as verl:
+            verl.run_stage(recipe, stage, profile, config, _lengths(micro, rows), meter)
     tokens = rl.problems_per_step * rl.group_size * typical
     steps = rl.mini_batches
     return _result(stage.name, recipe, profile, shape, meter, (rows, width), tokens, steps, started)
@@ -122,12 +124,26 @@ def run_sft(recipe: Recipe, profile: Profile, shape: Architecture) -> DryRun:
     if profile.trainer == "local":
         dry_run_local.run_sft(recipe, shape, rows, width, meter)
     else:
-        from rstar_lab.rl.verl import dry_run as verl_dry_run
-
         config = dry_run_local.model_config(recipe.model, shape)
-        verl_dry_run.run_sft(recipe, profile, config, _lengths(tokens, rows), meter)
+        with _verl() as verl:
+            verl.run_sft(recipe, profile, config, _lengths(tokens, rows), meter)
     batch = sft.batch_size * MEAN_CONVERSATION
     return _result("sft", recipe, profile, shape, meter, (rows, width), batch, 1, started)
+
+
+@contextmanager
+def _verl() -> Iterator[Any]:
+    """Yield the module that runs verl's engine, without verl's warnings about accelerators and engines that are not installed."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from rstar_lab.rl.verl import dry_run as module
+
+            yield module
+    finally:
+        logging.disable(disabled)
 
 
 def _lengths(tokens: int, rows: int) -> list[int]:

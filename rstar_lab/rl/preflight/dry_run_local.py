@@ -157,7 +157,8 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
     """Create the state of the optimizer, as its first step does, and gradients, as those of an earlier micro-batch."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         if isinstance(optimizer, torch.optim.Adam):  # a step of DTensors takes a fifth of the time of a dry run
             optimizer._init_group(group, [], [], [], [], [], [])
     if not optimizer.state:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from rstar_lab.errors import UserError
@@ -54,11 +55,15 @@ CHECKS: dict[str, Callable[[CheckContext], str | tuple[str, dict[str, Any]]]] = 
 
 
 def preflight(
-    recipe: str, profile: str, overrides: Mapping[str, Any] | None = None, trainer: str | None = None
+    recipe: str,
+    profile: str,
+    overrides: Mapping[str, Any] | None = None,
+    trainer: str | None = None,
+    dry_run: bool = False,
 ) -> Iterator[Finding]:
     """Yield the findings in order. A recipe or profile that cannot be read is a failure and ends the list.
 
-    trainer: local or verl; default: that of the profile.
+    trainer: local or verl; default: that of the profile. dry_run: include the dry run, which takes up to a minute.
     """
     own = {key.removeprefix("verl."): value for key, value in (overrides or {}).items() if key.startswith("verl.")}
     ours = {key: value for key, value in (overrides or {}).items() if not key.startswith("verl.")}
@@ -78,7 +83,10 @@ def preflight(
         return
     yield Finding("profile", Status.PASS, f"{machine_profile.name}: {machine_profile.description}")
     context = CheckContext(loaded, machine_profile, own, load_recipe(recipe, ours).model)
-    for name, check in CHECKS.items():
+    checks = dict(CHECKS)
+    if dry_run:
+        checks["dry run"] = partial(launch.dry_run, arguments=(recipe, profile, ours, trainer))
+    for name, check in checks.items():
         try:
             result = check(context)
             message, numbers = result if isinstance(result, tuple) else (result, {})
@@ -107,6 +115,7 @@ def run_preflight(
     *,
     trainer: str | None = None,
     strict: bool = False,
+    dry_run: bool = False,
     as_json: bool = False,
 ) -> int:
     """Print the findings as a table, or as one JSON object per line. Returns 1 after a failure, with `strict` also after a skip."""
@@ -116,7 +125,7 @@ def run_preflight(
     colours = {Status.PASS: "green", Status.WARN: "yellow", Status.SKIP: "cyan", Status.FAIL: "bold red"}
     table = Table("check", "status", "message", title=f"preflight {recipe} on {profile}")
     counts = dict.fromkeys(Status, 0)
-    for finding in preflight(recipe, profile, overrides, trainer):
+    for finding in preflight(recipe, profile, overrides, trainer, dry_run):
         counts[finding.status] += 1
         if as_json:
             row = {"check": finding.check, "status": str(finding.status), "message": finding.message}

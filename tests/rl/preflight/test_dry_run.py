@@ -11,16 +11,18 @@ from rstar_lab.cli.preflight import app
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import RECIPES, load_recipe
-from rstar_lab.rl.preflight import estimate
+from rstar_lab.rl.preflight import estimate, launch, run
 from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
 from rstar_lab.rl.preflight.dry_run import dry_run, dry_run_rows, recommended, sweep
 from rstar_lab.rl.preflight.dry_run_fake import fake_tensors
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
+from rstar_lab.rl.preflight.run import Status, preflight
 
 GB = 1e9
 # Peak of the first stage. To add a row: `rstar-lab preflight RECIPE --profile P --dry-run --json`.
 PEAKS = json.loads(Path(__file__).with_name("dry_run_peaks.json").read_text())
 RATES = Rates(1e15, 1e12)
+ROW = {"dry_run": "one", "peak_gb": 90.0, "with_margin_gb": 98.0}
 
 
 def small(recipe: str, **changes):
@@ -107,6 +109,50 @@ def test_the_command_prints_a_line_of_json_per_stage_and_refuses_a_laptop():
     assert rows[0]["peak_gb"] < rows[0]["with_margin_gb"]
     result = CliRunner().invoke(app, [*arguments, "laptop"])
     assert isinstance(result.exception, UserError) or result.exit_code != 0
+
+
+ARGUMENTS = ("qwen3_1_7b_one_gpu", "one_gpu", {"model": "tiny", "sft": None})
+
+
+def dry_run_finding():
+    return next(finding for finding in preflight(*ARGUMENTS, dry_run=True) if finding.check == "dry run")
+
+
+@pytest.mark.slow
+def test_preflight_has_a_line_of_the_dry_run_in_another_process(monkeypatch):
+    monkeypatch.setattr(launch, "DRY_RUN_S", 600)
+    found = dry_run_finding()
+    assert found.status is Status.PASS and "peak per GPU: one " in found.message, found.message
+    monkeypatch.setattr(launch, "dry_run_in_child", lambda *_, **__: ([ROW | {"fits": False}], False))
+    found = dry_run_finding()
+    assert found.status is Status.FAIL and "does not fit into 80 GB beside the engine" in found.message
+
+
+def test_preflight_skips_the_dry_run_where_memory_or_time_does_not_suffice(monkeypatch):
+    monkeypatch.setattr(run, "CHECKS", {})
+    monkeypatch.setattr(launch, "DRY_RUN_S", 0.01)
+    found = dry_run_finding()
+    assert found.status is Status.SKIP and "takes more than 0.01 s" in found.message
+    monkeypatch.setattr(launch, "DRY_RUN_GB", 1e6)
+    found = dry_run_finding()
+    assert found.status is Status.SKIP and "GB are available on this machine" in found.message
+    assert "dry run" not in {finding.check for finding in preflight(*ARGUMENTS)}
+
+
+def test_a_dry_run_that_ends_with_an_error_is_a_failure(monkeypatch):
+    with pytest.raises(UserError, match="the dry run failed: .*no_such_key"):
+        launch.dry_run_in_child("qwen3_1_7b_one_gpu", "one_gpu", {"rl.no_such_key": 1})
+
+
+@pytest.mark.slow
+def test_adapters_under_verl_are_the_only_gradients():
+    recipe = small("qwen3_4b_lora_24gb")
+    result = next(dry_run(recipe, load_profile("h100x8")))
+    kinds = result.phases["optimizer"]["by_kind_gb"]
+    shape, lora = KNOWN["tiny"], recipe.rl.lora
+    adapters = estimate.lora_parameters(shape, lora)
+    assert kinds["parameters"] * GB == pytest.approx(4 * (shape.parameters + adapters) / 8, rel=0.1)
+    assert kinds["gradients"] * GB == pytest.approx(4 * adapters / 8, rel=0.15)
 
 
 def test_precision_auto_is_that_of_the_gpu():
