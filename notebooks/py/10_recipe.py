@@ -55,7 +55,7 @@ form
 # %% jupyter={"source_hidden": true}
 from IPython.display import display
 
-from rstar_lab.analysis import plot_memory, plot_sweep, plot_time
+from rstar_lab.analysis import measured_updates, plot_memory, plot_sweep, plot_time
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.dry_run import dry_run_rows
@@ -145,6 +145,16 @@ plot_curves(training, ["response_tokens", "truncation_rate", "pass1", "tool_erro
 
 # %% jupyter={"source_hidden": true}
 plot_lengths(training)
+
+# %% [markdown]
+# ## Measured memory and time of an update
+#
+# If the run trained on a GPU, its updates stand beside the prediction. The difference in memory is fragmentation and
+# workspaces; the difference in time is what the kernels lose against the peak rates.
+
+# %% jupyter={"source_hidden": true}
+if dry_run_profile and measured_updates(steps := training.trainer_metrics()):
+    display(plot_memory(predicted, steps), plot_time(predicted, steps))
 
 # %% [markdown]
 # ## Problems removed by the filter

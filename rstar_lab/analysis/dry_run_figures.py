@@ -17,28 +17,60 @@ KINDS = ("parameters", "gradients", "moments", "activations", "logits", "buffers
 Rows = Sequence[Mapping[str, Any]]
 
 
-def plot_memory(rows: Rows) -> Figure:
-    """Plot the largest memory of each phase of an update, stacked by kind, for each stage and for SFT."""
+def measured_updates(steps: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Return (largest memory in GB, median seconds of an update) of each stage whose updates ran on a GPU.
+
+    steps: `Runs.trainer_metrics()` of one run.
+    """
+    if "update_gpu_gb" not in steps:
+        return {}
+    steps = steps[steps.update_gpu_gb > 0]
+    seconds = (
+        steps.reindex(columns=["update_actor_s", "update_s"]).bfill(axis=1).iloc[:, 0]
+    )  # of verl, of the local trainer
+    return {
+        str(stage): (float(own.update_gpu_gb.max()), float(seconds[own.index].median()))
+        for stage, own in steps.groupby("stage", sort=False)
+    }
+
+
+def plot_memory(rows: Rows, steps: pd.DataFrame | None = None) -> Figure:
+    """Plot the largest memory of each phase of an update, stacked by kind, for each stage and for SFT.
+
+    steps: `Runs.trainer_metrics()` of a run of the recipe, to show what its updates needed on a GPU.
+    """
     frame = pd.DataFrame(
         {"part": row["dry_run"], "phase": phase, "kind": kind, "gb": found["by_kind_gb"].get(kind, 0.0)}
         for row in rows
         for phase, found in row["phases"].items()
         for kind in KINDS
     )
+    measured = {} if steps is None else measured_updates(steps)
+    for part in dict.fromkeys(frame.part):
+        if part in measured:
+            frame.loc[len(frame)] = [part, "measured", "measured peak", measured[part][0]]
     figure = _stacked(frame, "kind", "phase", "gb", "%{y:.2f} GB")
     figure.update_layout(title="Where the memory goes (dry run)", yaxis_title="GB per GPU")
     return Figure(figure, frame)
 
 
-def plot_time(rows: Rows) -> Figure:
-    """Plot how long a micro-batch spends in each class of kernel and in collectives, for each stage and for SFT."""
+def plot_time(rows: Rows, steps: pd.DataFrame | None = None) -> Figure:
+    """Plot how long a micro-batch spends in each class of kernel and in collectives, for each stage and for SFT.
+
+    steps: `Runs.trainer_metrics()` of a run of the recipe, to show the mean of its micro-batches on a GPU.
+    """
     records = []
+    measured = {} if steps is None else measured_updates(steps)
     for row in rows:
         seconds = dict(row["seconds"])
         exchange = sum(one["seconds"] for one in row["collectives"])
         if exchange:
             seconds["collectives (overlap with computation)"] = exchange
-        records += [{"part": row["dry_run"], "kernels": name, "seconds": value} for name, value in seconds.items()]
+        part = row["dry_run"]
+        records += [{"part": part, "kernels": name, "seconds": value} for name, value in seconds.items()]
+        if part in measured:
+            a_batch = measured[part][1] / row["micro_batches"]
+            records.append({"part": f"{part}, measured", "kernels": "measured", "seconds": a_batch})
     frame = pd.DataFrame(records)
     figure = _stacked(frame, "kernels", None, "seconds", "%{y:.3f} s")
     figure.update_layout(

@@ -58,9 +58,7 @@ def report_html(
         _outcomes(runs),
         _classes(runs),
         _section("Comparison", _comparison(runs, open_runs(compare_with))) if compare_with is not None else "",
-        _section("Memory and time of an update", _figure(plot_memory(dry_run)) + _figure(plot_time(dry_run)))
-        if dry_run
-        else "",
+        _section("Memory and time of an update", _update(dry_run, runs)) if dry_run else "",
         _section("Trajectories", _trajectories(runs, sample)),
         _section("Recipe and provenance", _provenance(reader)),
     ]
@@ -74,6 +72,11 @@ def report_html(
         f"</head><body>{_without_map_styles(scripts[0])}<main><h1>{escaped(reader.run_id)}</h1>{''.join(parts)}</main>"
         f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>\n"
     )
+
+
+def _update(dry_run: Rows, runs: Runs) -> str:
+    steps = runs.trainer_metrics()
+    return _figure(plot_memory(dry_run, steps)) + _figure(plot_time(dry_run, steps))
 
 
 def _without_map_styles(plotly: str) -> str:

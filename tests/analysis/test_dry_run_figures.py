@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -35,6 +36,21 @@ def test_time_is_that_of_the_classes_of_kernels(rows):
         assert own.seconds.sum() == pytest.approx(sum(row["seconds"].values()))
         phases = sum(found["seconds"] for found in row["phases"].values())
         assert own.seconds.sum() == pytest.approx(phases)
+
+
+def test_what_a_run_has_measured_on_a_gpu_stands_beside_the_dry_run(rows):
+    local = [{"stage": "rl", "step": step, "update_gpu_gb": gb, "update_s": s} for step, gb, s in
+             ((1, 5.0, 9.0), (2, 6.5, 2.0), (3, 6.0, 3.0))]  # fmt: skip
+    verl = [{"stage": "rl", "step": 1, "update_gpu_gb": 6.5, "update_actor_s": 3.0}]
+    micro_batches = next(row["micro_batches"] for row in rows if row["dry_run"] == "rl")
+    for steps in (pd.DataFrame(local), pd.DataFrame(verl)):
+        memory, time = plot_memory(rows, steps).frame, plot_time(rows, steps).frame
+        assert memory[memory.phase == "measured"].gb.tolist() == [6.5]
+        assert time[time.kernels == "measured"].seconds.tolist() == [pytest.approx(3.0 / micro_batches)]
+    on_a_cpu = pd.DataFrame([{"stage": "rl", "step": 1, "update_s": 3.0}])
+    for steps in (on_a_cpu, on_a_cpu.assign(update_gpu_gb=0.0), pd.DataFrame(columns=["stage"])):
+        assert "measured" not in set(plot_memory(rows, steps).frame.phase)
+        assert "measured" not in set(plot_time(rows, steps).frame.kernels)
 
 
 def test_a_sweep_shows_what_fits_and_the_recommended_values():

@@ -23,6 +23,7 @@ from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.evaluation import local_rollouts
 from rstar_lab.rl.methods import CrossPolicy
+from rstar_lab.rl.models.gpu import peak_memory
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
@@ -124,7 +125,7 @@ class Trainer:
             if method.forward_phase is not None and selection.trajectories:
                 with timer(method.forward_phase):
                     selection = await method.forward(selection, rollouts.trajectories, passes)
-        with timer("update_s"):
+        with timer("update_s"), peak_memory(self.learner.device) as peak:
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
             update = await self.update(selection, rl, lr_scale, seed)
             # Whether the tokens have different versions.
@@ -156,7 +157,7 @@ class Trainer:
             metrics["carried"] = len(source.carried)
         with timer("store_s"):
             rows = step_rows(generated + rollouts.dropped, training_labels(selection, update), rl.token_arrays)
-        metrics |= timer.seconds | {"step_s": timer.total()}
+        metrics |= peak | timer.seconds | {"step_s": timer.total()}
         # Streams generate during the whole step.
         generating_s = timer.total() if source.stream is not None else timer.seconds["generate_s"]
         metrics["generated_tokens_per_s"] = sum(t.model_tokens for t in generated) / generating_s

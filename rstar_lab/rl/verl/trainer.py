@@ -377,6 +377,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             | {name: _number(metrics[f"actor/{name}"]) for name in loss_metrics if f"actor/{name}" in metrics}
             | {name: metrics[name] for name in (*OWN_METRICS, *loss_metrics) if name in metrics}
             | self._mode_metrics(step)
+            | _peak_memory(metrics)
             | {f"{name}_s": seconds for name, seconds in timing.items()}
             | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
             | held_out
@@ -418,6 +419,12 @@ def _report_pending(_: Any) -> dict[str, Any]:
 
 def _sequence_tokens(trajectories: Sequence[Trajectory]) -> int:
     return sum(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
+
+
+def _peak_memory(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the largest memory that the trainer has allocated on a GPU, in 10^9 bytes, under the local trainer's name."""
+    found = _number(metrics.get("actor/perf/max_memory_allocated_gb"))  # verl counts 2^30 bytes; 0 on a CPU
+    return {"update_gpu_gb": found * 2**30 / 1e9} if found else {}
 
 
 def _number(value: Any) -> float | None:

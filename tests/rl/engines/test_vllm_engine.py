@@ -109,7 +109,9 @@ async def test_weights_that_the_engine_cannot_open_go_through_a_file(tmp_path, m
         (engine,) = group.engines
         pid, load = engine.pid, engine.load_tensors
         monkeypatch.setattr(group, "transport", lambda model: "shared-memory" if group._ipc_failed else "cuda-ipc")
-        monkeypatch.setattr(engine, "load_tensors", lambda _, version: load(lambda: ({"a": NotOpened()}, {}, {}), version))
+        monkeypatch.setattr(
+            engine, "load_tensors", lambda _, version: load(lambda: ({"a": NotOpened()}, {}, {}), version)
+        )
         await group.load(model, 1)
         assert group._ipc_failed and engine.pid == pid, "the process was not restarted"
         completions = await sample(engine)

@@ -140,7 +140,7 @@ def test_preflight_skips_the_dry_run_where_memory_or_time_does_not_suffice(monke
 
 
 def test_a_dry_run_that_ends_with_an_error_is_a_failure(monkeypatch):
-    with pytest.raises(UserError, match="the dry run failed: .*no_such_key"):
+    with pytest.raises(UserError, match=r"the dry run failed: (.|\n)*no_such_key"):
         launch.dry_run_in_child("qwen3_1_7b_one_gpu", "one_gpu", {"rl.no_such_key": 1})
 
 
