@@ -151,27 +151,31 @@ def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Pr
     """Training phase: state + checkpointed activations + the largest of logits, head and layer. Rollout phase: the engine +
     the training memory that is not offloaded.
 
-    state = 16 bytes x parameters / shards; activations = 2 bytes x hidden x layers per token; logits = micro-batch tokens
+    state = 16 bytes x parameters / shards, of frozen ones 4 bytes; activations = 2 bytes x hidden x layers per token; logits = micro-batch tokens
     x vocabulary x 4 bytes (bf16 and their gradient) and three fp32 copies of a sixteenth; head = vocabulary x hidden x
     12 bytes (weights and gradient in bf16, gradient in fp32 and packed for the reduction); layer = the backward pass of one
     layer: its activations, two gradients of the feed-forward size, and 14 bytes per parameter (weights of two layers in
-    bf16, gradient in bf16, in fp32 and packed).
+    bf16, gradient in bf16, in fp32 and packed). Frozen parameters have no gradients, so head = 2 and layer = 4 bytes.
     KV tokens of a replica = (share x HBM x tensor parallel - weights) / KV bytes per token.
     """
     hardware, engine, parallel = profile.hardware, profile.engine, profile.parallelism
     longest = LONGEST_PROMPT_TOKENS + rl.limits.max_response_tokens
     weights = 2 * model.parameters / GB
-    state = STATE_BYTES * model.parameters / shard_size(profile) / GB
+    adapters = lora_parameters(model, rl.lora) if rl.lora else 0
+    trained = adapters or model.parameters
+    shards = shard_size(profile) * GB
+    parameters, moments = 4 * (model.parameters + adapters) / shards, 8 * trained / shards
+    state = parameters + 1.5 * moments  # gradients take half of the moments
     tokens = max(parallel.tokens_per_gpu, -(-longest // parallel.sequence_parallel))
     bf16 = recipe.engine.dtype != "float32"
     number = 2 if bf16 else 4
     logits = tokens * model.vocabulary * (2 * number + 12 / VERL_CHUNKS)
-    head = model.vocabulary * model.hidden * 12
+    head = model.vocabulary * model.hidden * (2 if adapters else 12)
     layer = tokens * (layer_activations(model, bf16, fused=False) + 2 * number * model.feed_forward)
-    layer += 14 * model.layer_parameters
+    layer += (4 if adapters else 14) * model.layer_parameters
     activations = tokens * model.hidden * number * model.layers
     engine_gb = engine.memory_utilization * hardware.hbm_gb
-    kept = (0 if parallel.offload_params else state / 4) + (0 if parallel.offload_optimizer else state / 2)
+    kept = (0 if parallel.offload_params else parameters) + (0 if parallel.offload_optimizer else moments)
     kv = (engine_gb * engine.tensor_parallel - weights - 4) * GB / model.kv_bytes(engine.kv_cache_dtype_bytes)
     return Memory(
         weights,

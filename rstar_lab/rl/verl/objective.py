@@ -227,9 +227,30 @@ def order_rows(
     for wanted in range(mini_batches):
         rows = [row for row, number in enumerate(mini_batch_of) if number == wanted]
         rows += [next(padding) for _ in range(size - len(rows))]
-        shares = get_seqlen_balanced_partitions([workloads[row] for row in rows], ranks, equal_size=True)
+        work = np.array([workloads[row] for row in rows])
+        shares = get_seqlen_balanced_partitions(work.tolist(), ranks, equal_size=True)
+        _swap_rows(shares, work)
         parts.append([[rows[i] for i in share] for share in shares])
     return [row for rank in range(ranks) for part in parts for row in part[rank]]
+
+
+def _swap_rows(shares: list[list[int]], work: np.ndarray) -> None:
+    """Swap rows of the rank with the most work and of that with the least, until they differ by at most 1% of the mean, in place.
+
+    The partition of verl is up to 30% above the mean where a rank has about ten rows of different lengths.
+    """
+    loads = np.array([work[share].sum() for share in shares])
+    for _ in range(16 * len(shares)):
+        most, least = loads.argmax(), loads.argmin()
+        gap = loads[most] - loads[least]
+        if gap <= 0.01 * loads.mean():
+            return
+        moved = work[shares[most]][:, None] - work[shares[least]]
+        i, j = np.unravel_index(np.abs(moved - gap / 2).argmin(), moved.shape)
+        if not 0 < moved[i, j] < gap:
+            return
+        loads[most], loads[least] = loads[most] - moved[i, j], loads[least] + moved[i, j]
+        shares[most][i], shares[least][j] = shares[least][j], shares[most][i]
 
 
 def rows_of_mini_batches(rows: int, ranks: int, mini_batches: int) -> list[list[int]]:
