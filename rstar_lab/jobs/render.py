@@ -25,10 +25,8 @@ from rstar_lab.jobs.store import JobSpec
 from rstar_lab.resources import resource_folder
 
 TEMPLATES = resource_folder("cluster")
-# vLLM copies CUDA_ to HIP_VISIBLE_DEVICES when it is imported, and stops if verl sets another value afterwards.
-HIDE_AMD_GPUS = """
-unset CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES GPU_DEVICE_ORDINAL
-inside=(env -u CUDA_VISIBLE_DEVICES -u HIP_VISIBLE_DEVICES -u GPU_DEVICE_ORDINAL "${inside[@]}")"""
+# Variables that hide GPUs of AMD. A Slurm without AutoDetect sets them for GPUs of all vendors, and again in every step.
+AMD_VARIABLES = ("HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
 class _PercentTemplate(Template):
@@ -50,7 +48,7 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
         folder=shlex.quote(str(folder)),
         verify=verify_script(folder / "code"),
         digest=spec.digest(),
-        gpu_variables=HIDE_AMD_GPUS if is_amd(profile) else "",
+        gpu_variables=_unset_gpu_variables(profile),
         gpus=str(hardware.gpus_per_node),
         cpus=str(hardware.cpus_per_node),
         sandbox_workers=str(spec.sandbox_workers),
@@ -59,6 +57,13 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
         container=container,
         on_head=on_head,
     )
+
+
+def _unset_gpu_variables(profile: Profile) -> str:
+    # vLLM for AMD copies CUDA_ to HIP_VISIBLE_DEVICES when it is imported, and stops if verl sets another value afterwards.
+    names = [*AMD_VARIABLES, "CUDA_VISIBLE_DEVICES"] if is_amd(profile) else AMD_VARIABLES
+    options = " ".join(f"-u {name}" for name in names)
+    return f'\nunset {" ".join(names)}\ninside=(env {options} "${{inside[@]}}")'
 
 
 def array_script(profile: Profile, name: str, folders: list[Path], output: Path, concurrency: int) -> str:

@@ -132,7 +132,7 @@ def test_keys_that_the_dry_run_executes_are_covered():
     assert set(covered) - set(before) == {
         "profile.hardware.gpus_per_node", "profile.hardware.hbm_gb", "profile.hardware.hbm_tb_per_s",
         "profile.hardware.bf16_tflops", "profile.measured.link_gb_per_s", "profile.measured.network_gb_per_s", "rl.precision",
-        "sft.precision", "engine.gpu_memory_utilization",
+        "sft.precision", "engine.gpu_memory_utilization", "engine.dtype", "profile.engine.dtype",
     }  # fmt: skip
     assert any(line.startswith("profile.engine.memory_utilization: ") for line in missing)
     covered, _ = coverage(recipe, profile, every, every - {"RlSection.precision"})
@@ -141,11 +141,13 @@ def test_keys_that_the_dry_run_executes_are_covered():
 
 @pytest.mark.slow
 def test_the_dry_run_of_a_rehearsal_records_what_it_reads(tmp_path):
-    rehearsal = Rehearsal("qwen3_1_7b_one_gpu", "one_gpu", {"model": "tiny", "sft": None}, tmp_path, lambda phase: None)
+    keys = {"model": "tiny", "sft": None, "rl.precision": "auto"}
+    rehearsal = Rehearsal("qwen3_1_7b_one_gpu", "one_gpu", keys, tmp_path, lambda phase: None)
     rehearsal.resolve()
     assert rehearsal._without_dry_run() is None and "one: " in rehearsal.dry_run()
     reads = recorded_reads(reads_folder(tmp_path, dry=True))
-    assert {"RlSection.precision", "Hardware.hbm_gb", "EngineSection.gpu_memory_utilization"} <= reads
+    executed = {"RlSection.precision", "Hardware.hbm_gb", "EngineSection.gpu_memory_utilization", "EngineSection.dtype"}
+    assert executed <= reads
     assert "Hardware.price_per_gpu_hour" not in reads
 
 

@@ -1,12 +1,11 @@
 """Estimates for a profile without GPUs: memory of training and engines, and time from the measured speed of this machine."""
 
 import time
-from typing import Any
 
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import Architecture
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Warn
-from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.lora import Lora
 
 # Prompt of the paper's format with its tool schema, and mean length of a generated SFT conversation.
@@ -44,35 +43,27 @@ def memory(context: CheckContext) -> str:
     return message
 
 
-def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
-    """Estimate the time of SFT, steps and evaluations from the speed of a matrix product on this machine."""
-    recipe, model = context.recipe, _shape(context)
-    rate = _matrix_rate()
+def costs(context: CheckContext) -> estimate.Costs:
+    """Return costs from the speed of a matrix product on this machine."""
+    recipe, parameters, rate = context.recipe, _shape(context).parameters, _matrix_rate()
     training, generation = rate * TRAINING_SHARE / 6, rate * GENERATION_SHARE / 2  # parameters x tokens per second
-    parts, total = [], 0.0
-    if recipe.sft is not None:
-        synthetic = recipe.sft.problems.synthetic if recipe.sft.problems else None
-        count = (synthetic.count if synthetic else 0) + sum(entry.count or 0 for entry in recipe.sft.conversations)
-        seconds = recipe.sft.epochs * count * CONVERSATION_TOKENS * model.parameters / training
-        parts.append(f"SFT {seconds / 60:.0f} min")
-        total += seconds
-    stages = []
-    for stage in recipe.stages:
-        rl = recipe.settings(stage)
-        kept = rl.problems_per_step * rl.group_size
-        response = estimate.MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
-        sampled = kept * rl.method.roc.oversample * response * model.parameters / generation
+
+    def sft(conversations: int) -> float:
+        assert recipe.sft is not None
+        return recipe.sft.epochs * conversations * CONVERSATION_TOKENS * parameters / training
+
+    def generate(rollouts: int, limit: int) -> float:
+        return rollouts * estimate.MEAN_RESPONSE_SHARE * limit * parameters / generation
+
+    def step(rl: RlSection) -> tuple[float, str]:
+        kept, limit = rl.problems_per_step * rl.group_size, rl.limits.max_response_tokens
+        sampled = generate(int(kept * rl.method.roc.oversample), limit)
         # The rows of a group hold its prompt about twice; most steps keep all rollouts.
-        update = (kept * response + 2 * rl.problems_per_step * PROMPT_TOKENS) * model.parameters / training
-        parts.append(f"{stage.name}: {sampled + update:.0f} s per step (generate {sampled:.0f}, update {update:.0f})")
-        stages.append({"name": stage.name, "steps": stage.steps, "step_s": sampled + update})
-        total += stage.steps * (sampled + update)
-    evaluated = _evaluated_tokens(recipe) * model.parameters / generation
-    if evaluated:
-        parts.append(f"evaluations {evaluated / 60:.0f} min")
-    total += evaluated
-    message = f"about {total / 60:.0f} min: {'; '.join(parts)} ({rate / 1e9:.0f} GFLOP/s measured now, on this machine)"
-    return message, {"stages": stages, "hours": total / 3600, "gpus": 0, "gpu_hours": 0.0}
+        tokens = kept * estimate.MEAN_RESPONSE_SHARE * limit + 2 * rl.problems_per_step * PROMPT_TOKENS
+        update = tokens * parameters / training
+        return sampled + update, f"generate {sampled:.0f}, update {update:.0f}"
+
+    return estimate.Costs(step, sft, generate, f" ({rate / 1e9:.0f} GFLOP/s measured now, on this machine)")
 
 
 def _shape(context: CheckContext) -> Architecture:
@@ -86,15 +77,6 @@ def _state(model: Architecture, lora: Lora | None) -> float:
     if lora is None:
         return estimate.STATE_BYTES * model.parameters
     return 4 * model.parameters + estimate.STATE_BYTES * estimate.lora_parameters(model, lora)
-
-
-def _evaluated_tokens(recipe: Recipe) -> float:
-    """Return the tokens of the evaluations of all models of a recipe: before training, after SFT and after each stage."""
-    models = 1 + (recipe.sft is not None) + len(recipe.stages)
-    problems = sum(estimate.problem_count(section) for section in recipe.evaluate.sets.values())
-    return (
-        models * problems * recipe.evaluate.samples * estimate.MEAN_RESPONSE_SHARE * recipe.evaluate.max_response_tokens
-    )
 
 
 def _matrix_rate() -> float:

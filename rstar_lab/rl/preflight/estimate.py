@@ -151,7 +151,7 @@ def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Pr
     """Training phase: state + checkpointed activations + the largest of logits, head and layer. Rollout phase: the engine +
     the training memory that is not offloaded.
 
-    state = 16 bytes x parameters / shards, of frozen ones 4 bytes; activations = 2 bytes x hidden x layers per token; logits = micro-batch tokens
+    state = 16 bytes x parameters / shards, of frozen ones 4; activations = 2 bytes x hidden x layers per token; logits = micro-batch tokens
     x vocabulary x 4 bytes (bf16 and their gradient) and three fp32 copies of a sixteenth; head = vocabulary x hidden x
     12 bytes (weights and gradient in bf16, gradient in fp32 and packed for the reduction); layer = the backward pass of one
     layer: its activations, two gradients of the feed-forward size, and 14 bytes per parameter (weights of two layers in
@@ -298,7 +298,9 @@ def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Reci
     batch = max(1.0, min(per_replica, replica_batch(model, recipe, rl, profile)))
     trained = model.forward_flops(kept * (PROMPT_TOKENS + response), PROMPT_TOKENS + response)
     forward = trained / (max(1, hardware.gpus) * flops * measured.training_mfu)
-    old = 0.0 if rl.old_log_probs == "engine" else forward
+    # The local trainer takes them from the forward pass of its only mini-batch.
+    is_free = rl.old_log_probs == "engine" or (profile.trainer == "local" and rl.mini_batches == 1)
+    old = 0.0 if is_free else forward
     exposed_old, exposed_update = exposed_communication(model, rl, profile, (old, 4 * forward))
     exposed_old = exposed_old if old else 0.0
     return StepTime(
@@ -329,6 +331,35 @@ def rollout_seconds(model: Architecture, recipe: Recipe, profile: Profile, rollo
 
 
 @dataclass(frozen=True)
+class Costs:
+    """Estimated seconds on a machine: of a step with its parts as text, of SFT on conversations, and of (rollouts, limit of a
+    response) outside of a step. note: how the rates are known."""
+
+    step: Callable[[RlSection], tuple[float, str]]
+    sft: Callable[[int], float]
+    generate: Callable[[int, int], float]
+    note: str = ""
+
+
+def gpu_costs(model: Architecture, recipe: Recipe, profile: Profile) -> Costs:
+    """Return costs by FORMULA. SFT: four forward passes of epochs * conversations * SFT_TOKENS tokens."""
+
+    def step(rl: RlSection) -> tuple[float, str]:
+        found = step_time(model, rl, profile, recipe)
+        phases = {name: value for name, value in vars(found).items() if name != "communication"}
+        parts = ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in phases.items())
+        return found.total, f"{parts}; {found.communication:.0f} of them communication"
+
+    def sft(conversations: int) -> float:
+        assert recipe.sft is not None
+        tokens = recipe.sft.epochs * conversations * min(SFT_TOKENS, recipe.sft.max_tokens)
+        rate = max(1, profile.hardware.gpus) * profile.hardware.bf16_tflops * 1e12 * profile.measured.training_mfu
+        return 4 * model.forward_flops(tokens, SFT_TOKENS) / rate
+
+    return Costs(step, sft, functools.partial(rollout_seconds, model, recipe, profile))
+
+
+@dataclass(frozen=True)
 class OtherTime:
     """Time of the parts of a job beside the steps of RL. seconds: by part. missing: parts whose data files are missing."""
 
@@ -336,12 +367,11 @@ class OtherTime:
     missing: list[str]
 
 
-def other_time(model: Architecture, recipe: Recipe, profile: Profile) -> OtherTime:
-    """Estimate SFT, difficulty filters and evaluations by FORMULA.
+def other_time(recipe: Recipe, trainer: str, costs: Costs) -> OtherTime:
+    """Estimate SFT, difficulty filters and evaluations.
 
-    SFT: four forward passes of epochs * conversations * SFT_TOKENS tokens. Filter: `samples` rollouts of each problem.
-    Evaluation: `samples` rollouts of each problem of all sets, every `evaluate.every` steps and after the last step; the local
-    trainer also evaluates the model before RL and after each stage.
+    Filter: `samples` rollouts of each problem. Evaluation: `samples` rollouts of each problem of all sets, every
+    `evaluate.every` steps and after the last step; the local trainer also evaluates the model before RL and after each stage.
     """
     seconds: dict[str, float] = {}
     missing: list[str] = []
@@ -357,22 +387,20 @@ def other_time(model: Architecture, recipe: Recipe, profile: Profile) -> OtherTi
             if entry.count is None and not entry.file.is_file():
                 missing.append(f"SFT ({entry.file} is missing)")
             conversations += entry.count or (_row_count(entry.file) if entry.file.is_file() else 0)
-        tokens = sft.epochs * conversations * min(SFT_TOKENS, sft.max_tokens)
-        rate = max(1, profile.hardware.gpus) * profile.hardware.bf16_tflops * 1e12 * profile.measured.training_mfu
-        seconds["SFT"] = 4 * model.forward_flops(tokens, SFT_TOKENS) / rate
+        seconds["SFT"] = costs.sft(conversations)
     for stage in recipe.stages:
         if stage.filter:
             part, limit = f"filter of stage {stage.name}", recipe.settings(stage).limits.max_response_tokens
             problems = sum(count(section, part) for section in recipe.stage_problems(stage))
             if problems:
-                seconds[part] = rollout_seconds(model, recipe, profile, problems * stage.filter.samples, limit)
+                seconds[part] = costs.generate(problems * stage.filter.samples, limit)
     evaluate = recipe.evaluate
     sizes = [count(section, f"evaluation of {name}", SET_SIZES.get(name, 0)) for name, section in evaluate.sets.items()]
     if sum(sizes):
         steps = sum(stage.steps for stage in recipe.stages)
         times = 1 + (steps // evaluate.every if evaluate.every else 0)
-        times += len(recipe.stages) if profile.trainer == "local" else 0
-        one = rollout_seconds(model, recipe, profile, sum(sizes) * evaluate.samples, evaluate.max_response_tokens)
+        times += len(recipe.stages) if trainer == "local" else 0
+        one = costs.generate(sum(sizes) * evaluate.samples, evaluate.max_response_tokens)
         seconds[f"evaluation ({times} times)"] = times * one
     return OtherTime({part: value for part, value in seconds.items() if value}, list(dict.fromkeys(missing)))
 

@@ -263,34 +263,38 @@ def devices(context: CheckContext) -> str:
 
 
 def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
-    """Estimate seconds per step and hours in total, by estimate.FORMULA, with SFT, filters and evaluations.
+    """Estimate seconds per step and hours in total, with SFT, filters and evaluations: on GPUs by estimate.FORMULA, on a CPU from
+    the speed of this machine.
 
     For the paper's machine, also give the paper's time.
     """
-    if not context.profile.hardware.gpus:
-        return cpu.duration(context)
-    profile = context.profile
-    if not profile.hardware.hbm_tb_per_s or not profile.hardware.bf16_tflops:
+    profile, recipe = context.profile, context.recipe
+    if not profile.hardware.gpus:
+        costs = cpu.costs(context)
+    elif profile.hardware.hbm_tb_per_s and profile.hardware.bf16_tflops:
+        costs = estimate.gpu_costs(context.architecture, recipe, profile)
+    else:
         raise Skip(f"profile {profile.name} has no peak rates (hbm_tb_per_s, bf16_tflops)")
     lines, stages, seconds, steps = [], [], 0.0, 0
-    for stage in context.recipe.stages:
-        step = estimate.step_time(context.architecture, context.recipe.settings(stage), profile, context.recipe)
-        phases = {name: value for name, value in vars(step).items() if name != "communication"}
-        parts = ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in phases.items())
-        parts += f"; {step.communication:.0f} of them communication"
-        lines.append(f"{stage.name}: {step.total:.0f} s per step ({parts})")
-        stages.append({"name": stage.name, "steps": stage.steps, "step_s": step.total})
-        seconds += stage.steps * step.total
+    for stage in recipe.stages:
+        step_s, parts = costs.step(recipe.settings(stage))
+        lines.append(f"{stage.name}: {step_s:.0f} s per step ({parts})")
+        stages.append({"name": stage.name, "steps": stage.steps, "step_s": step_s})
+        seconds += stage.steps * step_s
         steps += stage.steps
-    message = f"{'; '.join(lines)}; {steps} steps = {seconds / 3600:.0f} h"
-    other = estimate.other_time(context.architecture, context.recipe, profile)
-    message += "".join(f"; {part} = {value / 3600:.1f} h" for part, value in other.seconds.items())
+    lines.append(f"{steps} steps = {_time(seconds)}")
+    other = estimate.other_time(recipe, profile.trainer, costs)
+    lines += [f"{part} = {_time(value)}" for part, value in other.seconds.items()]
     if other.missing:
-        message += f"; not counted: {', '.join(other.missing)}"
-    parts_h = {part: value / 3600 for part, value in other.seconds.items()}
+        lines.append(f"not counted: {', '.join(other.missing)}")
     if steps == PAPER_STEPS and profile.hardware.gpus == 64 and (profile.hardware.gpu or "").startswith("MI300X"):
         a_step = PAPER_HOURS * 3600 / PAPER_STEPS
-        message += f"; the paper: {PAPER_STEPS} steps in one week = {PAPER_HOURS:.0f} h, {a_step:.0f} s per step"
-    hours, gpus = seconds / 3600 + sum(parts_h.values()), profile.hardware.gpus
+        lines.append(f"the paper: {PAPER_STEPS} steps in one week = {PAPER_HOURS:.0f} h, {a_step:.0f} s per step")
+    hours, gpus = (seconds + sum(other.seconds.values())) / 3600, profile.hardware.gpus
+    parts_h = {part: value / 3600 for part, value in other.seconds.items()}
     numbers = {"stages": stages, "parts_h": parts_h, "not_counted": other.missing, "hours": hours}
-    return message, numbers | {"gpus": gpus, "gpu_hours": hours * gpus}
+    return "; ".join(lines) + costs.note, numbers | {"gpus": gpus, "gpu_hours": hours * gpus}
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.0f} min"

@@ -7,14 +7,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks import gpu
 from rstar_lab.cli.preflight import app
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import RECIPES, load_recipe
+from rstar_lab.rl.preflight import dry_run as dry_run_module
 from rstar_lab.rl.preflight import estimate, launch, run
 from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
 from rstar_lab.rl.preflight.dry_run import dry_run, dry_run_rows, recommended, sweep
 from rstar_lab.rl.preflight.dry_run_fake import fake_tensors
+from rstar_lab.rl.preflight.dry_run_local import run_update
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
 from rstar_lab.rl.preflight.run import Status, preflight
 
@@ -193,6 +196,18 @@ def test_the_table_of_peaks_is_that_of_the_dry_run(row):
     result = next(dry_run(recipe, load_profile(row["profile"])))
     assert result.name == row["stage"] and result.host_gb < 2
     assert result.peak_gb == pytest.approx(row["peak_gb"], rel=0.01)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("size", "model"), [("0.5B", "Qwen2.5-0.5B"), ("1.7B", "Qwen3-1.7B"), ("4B", "Qwen3-4B")])
+def test_the_stated_bounds_of_mfu_are_those_of_the_dry_run(size, model):
+    profile, shape = load_profile("one_gpu"), KNOWN[model]
+    rows, tokens = (1, gpu.TOKENS), gpu.ROLLOUTS * gpu.TOKENS
+    recipe = small("qwen3_1_7b_one_gpu", model=model)
+    meter = dry_run_module._meter(profile, shape)
+    run_update(recipe, gpu.update_keys(gpu.TOKENS, "bf16"), shape, *rows, meter)
+    result = dry_run_module._result("update", recipe, profile, shape, meter, rows, tokens, 1, 0.0)
+    assert 100 * result.mfu_bound == pytest.approx(gpu.MFU_BOUNDS[size], abs=1)
 
 
 def test_peaks_at_full_size_agree_with_an_independent_measurement():

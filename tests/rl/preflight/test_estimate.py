@@ -8,7 +8,7 @@ from benchmarks.published import PUBLISHED, table
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.resources import resource_folder
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
-from rstar_lab.rl.preflight import cpu, estimate
+from rstar_lab.rl.preflight import cpu, estimate, machine
 from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Warn
 from rstar_lab.rl.recipe import EngineSection, Recipe, RlSection
@@ -129,6 +129,15 @@ def test_the_table_of_the_docs_is_the_one_that_the_code_computes():
     assert table() in page
 
 
+def test_old_log_probs_cost_a_pass_unless_the_update_has_them():
+    model, recipe = KNOWN["Qwen3-1.7B"], load_recipe("qwen3_1_7b_one_gpu")
+    rl, profile = recipe.settings(recipe.stages[0]), load_profile("one_gpu")
+    two, verl = rl.model_copy(update={"mini_batches": 2}), profile.model_copy(update={"trainer": "verl"})
+    assert estimate.step_time(model, rl, profile, recipe).old_log_probs == 0
+    assert estimate.step_time(model, two, profile, recipe).old_log_probs > 0
+    assert estimate.step_time(model, rl, verl, recipe).old_log_probs > 0
+
+
 def test_a_checkpoint_counts_what_is_written():
     """verl writes fp32 weights, two moments and an fp32 export, each once; the local trainer no second copy."""
     model, rl = KNOWN["Qwen3-14B"], RlSection()
@@ -156,12 +165,16 @@ def test_a_laptop_says_what_fits_and_how_long(tmp_path):
 
     def checks(**changes):
         context = CheckContext(parse_recipe(data | {"name": "r"} | changes), load_profile("laptop"), {})
-        return cpu.memory(context), cpu.duration(context)
+        return cpu.memory(context), machine.duration(context)
 
     message, (duration, numbers) = checks()
     assert "of 8 GB" in message and 3 < float(message.split()[1]) < 8
     (stage,) = numbers["stages"]
     assert "SFT " in duration and stage["steps"] == 10 and 0 < 10 * stage["step_s"] < numbers["hours"] * 3600
+    filtered = data["stages"][0] | {"filter": {"samples": 4}}
+    evaluate = {"sets": {"held": {"synthetic": {"count": 20}}}, "samples": 2, "every": 5}
+    parts = checks(stages=[filtered], evaluate=evaluate)[1][1]["parts_h"]
+    assert parts["filter of stage a"] > 0 and parts["evaluation (4 times)"] > 0
     with pytest.raises(Warn, match=r"does not fit; set engine\.count=1, processes=1"):
         checks(processes=2)
     assert "does not fit" not in checks(sft=None, rl=data["rl"] | {"lora": {"rank": 8}})[0]
@@ -175,7 +188,7 @@ def test_the_time_of_a_job_includes_sft_filters_and_evaluations(tmp_path):
     file.write_text("".join(f'{{"question": "q{i}", "answer": "1"}}\n' for i in range(600)))
     changes = {f"stages.{number}.problems.file": str(file) for number in range(3)}
     recipe = load_recipe("qwen3_14b_mi300x", {**changes, "evaluate.every": 100})
-    found = estimate.other_time(model, recipe, profile)
+    found = estimate.other_time(recipe, "verl", estimate.gpu_costs(model, recipe, profile))
     conversations = sum(entry.count for entry in recipe.sft.conversations)
     seconds = 4 * model.forward_flops(600, 600) * 3 * conversations / (64 * profile.hardware.bf16_tflops * 1e12)
     assert conversations == 222_000
@@ -188,5 +201,6 @@ def test_the_time_of_a_job_includes_sft_filters_and_evaluations(tmp_path):
     step = estimate.step_time(model, plain, profile, recipe)
     assert found.seconds["filter of stage three"] == pytest.approx(step.generation + step.tail, rel=0.01)
     assert found.seconds["evaluation (6 times)"] > 0 and not found.missing
-    missing = estimate.other_time(model, load_recipe("qwen3_14b_mi300x"), profile)
+    bare = load_recipe("qwen3_14b_mi300x")
+    missing = estimate.other_time(bare, "verl", estimate.gpu_costs(model, bare, profile))
     assert "filter of stage three" not in missing.seconds and "filter of stage three (" in missing.missing[0]

@@ -68,7 +68,8 @@ def test_mini_batches_over_all_ranks_equal_the_local_trainers(ranks, parts, real
 
 
 @pytest.mark.parametrize(
-    ("groups", "ranks", "parts"), [(128, 4, 1), (512, 64, 1), (512, 64, 4), (120, 4, 2), (16, 16, 2), (24, 16, 3), (39, 8, 6)]
+    ("groups", "ranks", "parts"),
+    [(128, 4, 1), (512, 64, 1), (512, 64, 4), (120, 4, 2), (16, 16, 2), (24, 16, 3), (39, 8, 6)],
 )
 @pytest.mark.parametrize("kept", [1.0, 0.9])
 def test_ranks_get_equal_work_if_groups_have_different_lengths(groups, ranks, parts, kept):
