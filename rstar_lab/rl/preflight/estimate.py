@@ -96,7 +96,8 @@ def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
     bf16 = rl.precision != "fp32"
     state = STATE_BYTES * model.parameters
     if rl.lora is not None:
-        state = LORA_BASE_BYTES * model.parameters + STATE_BYTES * lora_parameters(model, rl.lora)
+        base = LORA_BASE_BYTES if bf16 else 4
+        state = base * model.parameters + STATE_BYTES * lora_parameters(model, rl.lora)
     copies = 0 if rl.lora is not None or not bf16 else 2 * model.parameters
     of_layer = (
         (2 if bf16 else 4) * model.hidden if rl.gradient_checkpointing else layer_activations(model, bf16, fused=True)
@@ -167,7 +168,7 @@ def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Pr
     parameters, moments = 4 * (model.parameters + adapters) / shards, 8 * trained / shards
     state = parameters + 1.5 * moments  # gradients take half of the moments
     tokens = max(parallel.tokens_per_gpu, -(-longest // parallel.sequence_parallel))
-    bf16 = recipe.engine.dtype != "float32"
+    bf16 = rl.precision == "bf16" or (rl.precision == "auto" and engine.dtype != "float32")
     number = 2 if bf16 else 4
     logits = tokens * model.vocabulary * (2 * number + 12 / VERL_CHUNKS)
     head = model.vocabulary * model.hidden * (2 if adapters else 12)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.profiles import Profile
+from rstar_lab.hardware.container import is_amd
 from rstar_lab.rl.preflight import cpu, estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 
@@ -197,7 +197,10 @@ def gpu_variables(context: CheckContext) -> str:
         )
     if hip is not None and cuda is not None and hip != cuda:
         raise UserError(f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: unset one")
-    context.gpu_profile  # noqa: B018
+    profile = context.gpu_profile
+    is_inherited = profile.backend != "slurm"  # the batch script unsets them
+    if is_amd(profile) and profile.trainer == "verl" and is_inherited and (hip is not None or cuda is not None):
+        raise UserError("HIP_ or CUDA_VISIBLE_DEVICES is set: vLLM stops when verl sets another value; unset both")
     if "expandable_segments:True" in merged.get("PYTORCH_CUDA_ALLOC_CONF", ""):
         raise UserError(
             "PYTORCH_CUDA_ALLOC_CONF contains expandable_segments:True, with which vLLM's sleep mode cannot release memory; unset it"
@@ -221,7 +224,9 @@ def versions(context: CheckContext) -> str:
         raise Warn(f"{summary}: the adapters were tested with verl 0.9.1")
     if context.profile.trainer == "verl":
         _check_trl()
-    return f"{summary}; attention: {attention_implementation(context.profile)}"
+    flash = importlib.util.find_spec("flash_attn") and context.profile.hardware.gpus
+    attention = "flash_attention_2" if flash else "sdpa"
+    return f"{summary}; attention: {attention}" + ("" if flash else " (flash-attn is not installed)")
 
 
 def _check_trl() -> None:
@@ -237,14 +242,6 @@ def _check_trl() -> None:
                 f"verl cannot build a model beside the TRL in {folder}, which has no AutoModelForCausalLMWithValueHead; "
                 "run `pip uninstall trl` in this environment"
             )
-
-
-def attention_implementation(profile: Profile) -> str:
-    """Return the attention implementation of the trainer on this machine: flash-attn if it is installed and there is a
-    GPU."""
-    if not profile.hardware.gpus:
-        return "sdpa"
-    return "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa (flash-attn is not installed)"
 
 
 def devices(context: CheckContext) -> str:

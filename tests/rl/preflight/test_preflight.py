@@ -263,11 +263,16 @@ def test_programs_and_containers_that_the_job_starts_must_exist(recipe, storage,
     assert logger.status is Status.FAIL and "package swanlab" in logger.message
 
 
-def test_gpu_variables_that_verl_rejects_fail(recipe, monkeypatch):
+def test_gpu_variables_that_verl_rejects_fail(recipe, storage, monkeypatch):
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
     finding = findings_of(recipe(), "mi300x_8x8")["GPU variables"]
     assert finding.status is Status.FAIL and "unset ROCR" in finding.message
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert findings_of(recipe(), "mi300x_8x8")["GPU variables"].status is Status.PASS, "the batch script unsets them"
+    finding = findings_of(recipe(), storage(backend="ray"))["GPU variables"]
+    assert finding.status is Status.FAIL and "unset both" in finding.message
 
 
 @pytest.mark.parametrize(
