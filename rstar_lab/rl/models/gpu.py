@@ -110,7 +110,7 @@ def _with_fused_norm(norm: type[nn.Module]) -> type[nn.Module]:
 @cache
 def _with_fused_swiglu(mlp: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, x: Tensor) -> Tensor:
-        if not _in_bf16(x):
+        if not is_gpu(x.device) or not _in_bf16(x):
             return mlp.forward(self, x)
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 

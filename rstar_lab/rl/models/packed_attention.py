@@ -2,6 +2,8 @@
 
 Position ids that restart at 0 separate the sequences. Each is computed by a call of torch's SDPA, which uses its flash kernel for
 causal attention. transformers would build a mask of tokens x tokens, with which SDPA computes all pairs of the row.
+
+A row can also hold the common beginning of several sequences once, followed by the rest of each.
 """
 
 from collections.abc import Sequence
@@ -9,29 +11,33 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "rstar_sequences"  # of the implementation in transformers
-_lengths = WeakTensorKeyDictionary()  # the layers of a model share their position ids
+_CPU_KEYS = 640  # up to this many keys, plain products in bf16 fit into memory and are faster than SDPA's CPU kernel
+_layouts = WeakTensorKeyDictionary()  # the layers of a model share their position ids
 
 
-def use_packed_attention(model: "PreTrainedModel", positions: Tensor, lengths: list[int]) -> None:
+def use_packed_attention(model: "PreTrainedModel", positions: Tensor, lengths: list[int], common: int = 0) -> None:
     """Compute packed rows of this model sequence by sequence from now on, instead of with SDPA and a mask.
 
     Args:
         model: a model without sliding windows.
         positions: position ids of a row, (1, tokens). The forward pass must get this tensor.
         lengths: lengths of its sequences.
+        common: number of tokens at the start of the row that all sequences share. The lengths, which must be equal then, are
+            without them.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, flash_attention_mask)  # returns None for rows without padding
-    _lengths[positions] = lengths
+    _layouts[positions] = common, lengths
     if model.config._attn_implementation != NAME:
         model.set_attn_implementation(NAME)
 
@@ -66,7 +72,40 @@ def _attention(
 ) -> tuple[Tensor, None]:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    lengths = None if position_ids is None else _lengths.get(position_ids)
+    common, lengths = (0, None) if position_ids is None else _layouts.get(position_ids, (0, None))
     if lengths is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if common:
+        return _attend_after(common, len(lengths), query, key, value, options["scaling"]), None
     return attend_within(module, query, key, value, lengths, **options), None
+
+
+def _attend_after(common: int, count: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Return causal attention of `count` sequences of equal length after their common beginning, (1, tokens, heads, head size)."""
+
+    def rest(tensor: Tensor) -> Tensor:
+        """(1, heads, tokens, head size) to (count, heads, tokens of a sequence, head size)."""
+        return tensor[0, :, common:].unflatten(1, (count, -1)).transpose(0, 1)
+
+    first = [tensor[:, :, :common] for tensor in (query, key, value)]
+    keys, values = (
+        torch.cat([head.expand(count, -1, -1, -1), rest(tensor)], 2)
+        for head, tensor in zip(first[1:], (key, value), strict=True)
+    )
+    parts = _causal(*first, scale), _causal(rest(query), keys, values, scale)
+    return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])[None]
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Return attention in which the queries are the last tokens of the keys, (rows, heads, tokens, head size)."""
+    rows, heads, T, _ = query.shape
+    groups, K = key.shape[1:3]
+    mask = torch.full((T, T), -torch.inf, dtype=query.dtype, device=query.device).triu(1)
+    mask = pad(mask, (K - T, 0))
+    if query.dtype != torch.bfloat16 or K > _CPU_KEYS:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    # The queries of all heads that share a key: (rows * groups, heads of a group * tokens, head size).
+    shared = query.unflatten(1, (groups, -1)).flatten(2, 3).flatten(0, 1)
+    scores = torch.baddbmm(mask.repeat(heads // groups, 1), shared, key.flatten(0, 1).transpose(1, 2), alpha=scale)
+    out = scores.softmax(-1) @ value.flatten(0, 1)
+    return out.unflatten(0, (rows, groups)).unflatten(2, (-1, T)).flatten(1, 2)

@@ -44,7 +44,7 @@ _BUCKET_BATCHES = 50
 _LOGITS_AT_ONCE, _CPU_LOGITS_AT_ONCE = 2**26, 2**25
 # On a CPU, a micro-batch has at most _CPU_TOKENS tokens, and fewer if their activations take more than _CPU_ACTIVATIONS.
 # More are not faster, and the machine's memory is also that of engines and sandbox.
-_CPU_TOKENS, _CPU_ACTIVATIONS = 2048, 2 * 2**30
+_CPU_TOKENS, _CPU_ACTIVATIONS = 3072, 2 * 2**30
 _EAGER_TOKENS = 512  # longest conversation for which a matrix of tokens x tokens per head fits into memory
 _WIDTH_MULTIPLE = 16
 _TARGETS_MULTIPLE = 64
@@ -136,25 +136,30 @@ def _train(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.train()
     on_cpu, longest = model.device.type == "cpu", max(len(example.ids) for example in examples)
-    if on_cpu and bf16 and not config.packing and longest <= _EAGER_TOKENS:
-        model.set_attn_implementation("eager")  # its matrix products run in bf16; SDPA's CPU kernel is slower in bf16
-    if gpu.is_gpu(model.device) and bf16:
+    if bf16:
         gpu.use_bf16_stream(model)
+    common = 0
+    if on_cpu:
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+            common = common_beginning(examples) if forward_path(model).splits else 0
+        config = config.model_copy(
+            update={"micro_batch_tokens": min(config.micro_batch_tokens, _cpu_tokens(model, bf16=bf16))}
+        )
+    if on_cpu and bf16 and not config.packing and not common and longest <= _EAGER_TOKENS:
+        model.set_attn_implementation("eager")  # its matrix products run in bf16; SDPA's CPU kernel is slower in bf16
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
         packs = forward_path(model).packs
     if config.packing and not packs:
         config = config.model_copy(update={"packing": False})
-    if on_cpu:
-        config = config.model_copy(update={"micro_batch_tokens": min(config.micro_batch_tokens, _cpu_tokens(model))})
     for step, batch in iterate_batches(examples, config, range(len(history) + 1, steps + 1)):
         targets = sum(sum(example.mask) for example in batch)
         loss_sum = torch.zeros((), device=model.device)
         with gpu.bf16_weights(model):
-            for rows in _micro_batches(batch[ranks.rank :: ranks.size], config):
+            for rows in _micro_batches(batch[ranks.rank :: ranks.size], config, common):
                 with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-                    loss = _loss(model, rows, config.packing)
+                    loss = _loss(model, rows, config.packing, common)
                 (loss / targets).backward()
                 loss_sum += loss.detach()
         for parameter in parameters:
@@ -195,17 +200,25 @@ def _train(
 class SftRows:
     """Conversations as rows of tokens. ids_BT, positions_BT: of the rows. targets_N: tokens that the model generates, and
     ignored ones that round the number up. before_N: flat index of the token before each, in the rows without their last
-    token. lengths: tokens of each conversation, if they share one row."""
+    token. lengths: tokens of each conversation, if they share one row. common: number of tokens at the start of the row that
+    all of them share, which `lengths` does not count."""
 
     ids_BT: Tensor
     positions_BT: Tensor
     targets_N: Tensor
     before_N: Tensor
     lengths: list[int] | None
+    common: int = 0
 
     @classmethod
-    def of(cls, examples: list[Example], packing: bool) -> "SftRows":
-        """Arrange conversations: with `packing` in one row, else each in a row of its own."""
+    def of(cls, examples: list[Example], packing: bool, common: int = 0) -> "SftRows":
+        """Arrange conversations: with `packing` in one row, else each in a row of its own.
+
+        common: a number of tokens that all of them begin with (`common_beginning`). These are then once at the start of one
+        row, and the rests of the conversations follow with equal lengths.
+        """
+        if common:
+            return cls._after(common, examples)
         lengths = [len(example.ids) for example in examples]
         # Round the width up, so that there are few shapes: on a CPU every new shape prepares and caches kernels.
         width = sum(lengths) if packing else -(-max(lengths) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
@@ -228,20 +241,42 @@ class SftRows:
         targets_N = pad(ids_BT[:, 1:].flatten()[own], (0, added), value=_IGNORED)
         return cls(ids_BT, positions_BT, targets_N, pad(own, (0, added)), lengths if packing else None)
 
+    @classmethod
+    def _after(cls, common: int, examples: list[Example]) -> "SftRows":
+        first = cls.of([Example(examples[0].ids[:common], [False] * common)], packing=True)
+        rest = cls.of([Example(row.ids[common:], row.mask[common:]) for row in examples], packing=False)
+        count, width = rest.ids_BT.shape
+        # `rest.before_N` counts rows of width - 1.
+        before_N = common + rest.before_N + rest.before_N // (width - 1)
+        ids_BT = torch.cat([first.ids_BT, rest.ids_BT.reshape(1, -1)], 1)
+        positions_BT = torch.cat([first.positions_BT, common + rest.positions_BT.reshape(1, -1)], 1)
+        return cls(ids_BT, positions_BT, rest.targets_N, before_N, [width] * count, common)
 
-def _loss(model: "PreTrainedModel", examples: list[Example], packing: bool) -> Tensor:
+
+def common_beginning(examples: Sequence[Example]) -> int:
+    """Return the number of tokens at the start that all conversations share and that the loss does not depend on; 0 for one
+    conversation."""
+    if len(examples) < 2:
+        return 0
+    shortest, longest = min(row.ids for row in examples), max(row.ids for row in examples)
+    same = next((i for i, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
+    # The last of these tokens is left out where the next one is trained on, because its logits are needed in each row.
+    return max(0, min(same, *(row.mask.index(True) - 1 for row in examples)))
+
+
+def _loss(model: "PreTrainedModel", examples: list[Example], packing: bool, common: int = 0) -> Tensor:
     """Return the summed negative log-likelihood of the model's tokens.
 
-    packing: put the conversations into one row, if the model keeps them apart there."""
-    return rows_loss(model, SftRows.of(examples, packing and forward_path(model).packs))
+    packing: put the conversations into one row, if the model keeps them apart there. common: see `SftRows.of`."""
+    return rows_loss(model, SftRows.of(examples, packing and forward_path(model).packs, common))
 
 
 def rows_loss(model: "PreTrainedModel", rows: SftRows) -> Tensor:
     """Return the summed negative log-likelihood of the targets. The LM head is computed only where it is needed."""
     path, device = forward_path(model), model.device
     positions_BT = rows.positions_BT.to(device)
-    if rows.lengths is not None and path.splits:
-        packed_attention.use_packed_attention(model, positions_BT, rows.lengths)
+    if rows.lengths is not None and (path.splits or rows.common):
+        packed_attention.use_packed_attention(model, positions_BT, rows.lengths, rows.common)
     # Padding is on the right: causal attention needs no mask for it.
     states_BTH = path.states(model, rows.ids_BT.to(device), positions_BT)
     targets_N, states_NH = rows.targets_N.to(device), states_BTH[:, :-1].flatten(0, 1)[rows.before_N.to(device)]
@@ -282,13 +317,16 @@ def iterate_batches(examples: list[Example], config: SftConfig, steps: range) ->
         yield step, batches[(step - 1) % steps_per_epoch]
 
 
-def _micro_batches(batch: list[Example], config: SftConfig) -> Iterator[list[Example]]:
-    """Yield parts of the batch with at most micro_batch_tokens, including padding, and at least one conversation."""
+def _micro_batches(batch: list[Example], config: SftConfig, common: int = 0) -> Iterator[list[Example]]:
+    """Yield parts of the batch with at most micro_batch_tokens, including padding, and at least one conversation.
+
+    common: number of tokens that a part contains once."""
     rows: list[Example] = []
     for example in batch:
         wider = [*rows, example]
-        lengths = [len(row.ids) for row in wider]
-        if rows and (sum(lengths) if config.packing else len(wider) * max(lengths)) > config.micro_batch_tokens:
+        lengths = [len(row.ids) - common for row in wider]
+        padded = common or not config.packing
+        if rows and common + (len(wider) * max(lengths) if padded else sum(lengths)) > config.micro_batch_tokens:
             yield rows
             wider = [example]
         rows = wider
@@ -296,11 +334,12 @@ def _micro_batches(batch: list[Example], config: SftConfig) -> Iterator[list[Exa
         yield rows
 
 
-def _cpu_tokens(model: "PreTrainedModel") -> int:
+def _cpu_tokens(model: "PreTrainedModel", *, bf16: bool) -> int:
     """Return the largest number of tokens of a micro-batch on a CPU, from the memory of the activations of a token."""
     config = model.config.get_text_config()
-    # A layer keeps about 20 values per hidden unit in float32 for the backward pass (measured: 19 for SmolLM2-135M).
-    return min(_CPU_TOKENS, max(1, _CPU_ACTIVATIONS // (config.num_hidden_layers * config.hidden_size * 20 * 4)))
+    # A layer keeps about 20 values per hidden unit for the backward pass (measured: 19 for SmolLM2-135M in float32).
+    size = 20 * (2 if bf16 else 4)
+    return min(_CPU_TOKENS, max(1, _CPU_ACTIVATIONS // (config.num_hidden_layers * config.hidden_size * size)))
 
 
 def lr_scale(step: int, steps: int, config: SftConfig) -> float:

@@ -17,13 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3ForCausalLM
 
 from rstar_lab.errors import UserError
+from rstar_lab.rl.models.gpu import use_bf16_stream
 from rstar_lab.rl.models.model import build_tiny, has_bf16, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.encoding import Example, encode
 from rstar_lab.rl.training.data_parallel import HelperProcesses
-from rstar_lab.rl.training.sft import _loss, _micro_batches, iterate_batches, lr_scale, sft
+from rstar_lab.rl.training.sft import _loss, _micro_batches, common_beginning, iterate_batches, lr_scale, sft
 
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
 TINY = {
@@ -129,6 +130,34 @@ def test_packed_conversations_are_attended_one_by_one_without_a_mask(monkeypatch
     assert {length for length, _ in calls} == {len(example.ids) for example in examples}
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_common_beginning_is_computed_once_with_equal_gradients(bf16, early):
+    """early: the first trained tokens differ and directly follow the common tokens."""
+    model, (examples, _) = fresh(), encode(DATASET[:7], TOKENIZER, 256)
+    if early:
+        examples = [Example([5, 6, 7, 8, 10 + i, *range(20, 40 + i)], [False] * 4 + [True] * (21 + i)) for i in range(5)]
+    common = common_beginning(examples)
+    same = [ids for ids in zip(*(example.ids for example in examples), strict=False) if len(set(ids)) == 1]
+    assert common == (3 if early else common) > 2 and common <= len(same)
+    expected = reference_loss(model, examples)
+    wanted = torch.autograd.grad(expected, list(model.parameters()))
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        if bf16:
+            use_bf16_stream(model)
+        loss = _loss(model, examples, False, common)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-2 if bf16 else 1e-5)
+    for gradient, exact in zip(torch.autograd.grad(loss, list(model.parameters())), wanted, strict=True):
+        limit = (0.05 if bf16 else 1e-4) * exact.norm()
+        assert (gradient - exact).norm() <= limit
+
+
+def test_conversations_without_a_common_beginning_share_nothing():
+    assert common_beginning([Example([1, 2], [False, True]), Example([3, 2], [False, True])]) == 0
+    assert common_beginning([Example([1, 2, 3], [False, False, True])]) == 0
+    assert common_beginning([Example([1, 2, 3], [False, False, True])] * 2) == 1
 
 
 def test_loss_does_not_depend_on_the_chunk_size(monkeypatch):
