@@ -11,6 +11,7 @@ from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.synthetic.traces import TraceMix
 
 SHAPE = {
     "model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -56,6 +57,14 @@ def test_the_recipe_loads_and_is_short(folder, profile, model, large):
     questions = [{problem.question for problem in load_problems(part.file)} for part in (train, held_out)]
     assert [len(part) for part in questions] == [2, 1] and not questions[0] & questions[1]
     assert {p.answer for part in (train, held_out) for p in load_problems(part.file)} == {"5", "9", "7"}
+
+
+def test_sft_teaches_tools_on_word_problems_with_correct_answers(folder):
+    init("--model", "knows-none", "--problems", "p.csv", "--profile", "laptop")
+    sft = load_recipe("recipe.yaml").sft
+    assert sft.problems.synthetic.families == ("words",)
+    weights = TraceMix(**sft.mix).weights(level=4)
+    assert not any(weights[kind] for kind in ("wrong_code", "guess", "error_then_guess"))
 
 
 def test_what_the_flags_say_decides(folder):

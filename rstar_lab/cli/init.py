@@ -205,7 +205,8 @@ def recipe_text(model: str, profile: "Profile", *, sft: bool, train: Path, held_
         reason = "the chat template knows no tools" if not knows_tools else "the format of the paper"
         lines += [
             f"sft:  # teaches tool calls and the answer format: {reason}",
-            "  problems: {synthetic: {count: 128, seed: 1}}  # conversations whose programs run in the sandbox",
+            "  problems: {synthetic: {count: 128, seed: 1, families: [words]}}  # word problems; their programs are executed",
+            "  mix: {clean: 0.8, error_then_fix: 0.2, wrong_code: 0, guess: 0, error_then_guess: 0, hardness: 0}",
             "  epochs: 1", "  batch_size: 8", "  lr: 1.0e-4", "  max_tokens: 1024", *adapters,
         ]  # fmt: skip
     lines += [

@@ -233,18 +233,42 @@ def _rows(parsed: ParsedSource) -> Iterator[tuple[int, Any]]:
         yield from read_rows(parsed.path)
         return
     source = parsed.source
+    assert source.hub is not None
     try:
-        from datasets import load_dataset
+        from datasets import config, load_dataset
+        from huggingface_hub import constants
     except ImportError:
         raise ProblemError(
             f"{source.name}: reading from the hub requires `pip install 'rstar_lab[hub]'`; or give {source.name}=FILE"
         ) from None
+    unreachable = _connection_error(source.hub)
+    modules = (config, constants) if unreachable else ()
     try:
+        for module in modules:  # reads the cache at once; datasets would repeat each request for 25 s before
+            module.HF_HUB_OFFLINE = True
         # Sets that are filtered by row are large, and read without storing them.
         rows = load_dataset(source.hub, source.config, split=source.split, streaming=source.keep is not None)
         yield from enumerate(rows, 1)
     except Exception as error:  # datasets also raises the errors of huggingface_hub and of its HTTP library
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        if unreachable:
+            reason = f"no connection to {constants.ENDPOINT}, {unreachable}, and its cache has no copy"
         raise ProblemError(
             f"{source.hub}: could not be read from the hub ({reason}); or give {source.name}=FILE"
         ) from None
+    finally:
+        for module in modules:
+            module.HF_HUB_OFFLINE = False
+
+
+def _connection_error(name: str) -> str:
+    """Return why the hub cannot be asked for a data set; empty if it answers, or if requests are disabled."""
+    from huggingface_hub import HfApi, errors
+
+    try:
+        HfApi().dataset_info(name, timeout=10)
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled):
+        return ""
+    except Exception as error:  # of the HTTP library
+        return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return ""

@@ -25,6 +25,13 @@ except Exception as error:
 """
 
 
+def run_code(environment: dict[str, str]) -> tuple[list[str], str]:
+    """Run CODE in a process. Return its lines and what it wrote to stderr."""
+    ended = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment)
+    assert not ended.returncode, ended.stderr
+    return ended.stdout.strip().splitlines(), ended.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "hub", "config", "split", "fields"),
     [
@@ -56,8 +63,9 @@ def test_recipes_and_evaluate_read_a_set_from_the_hub(tmp_path):
     (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with fake_hub(folder) as (url, _):
         environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home")}
-        ended = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment)
-    assert not ended.returncode, ended.stderr
-    first, second, question, error = ended.stdout.strip().splitlines()
+        (first, second, question, error), _ = run_code(environment)
     assert [json.loads(line)["answer"] for line in (first, second)] == ["2", "5"] and question == "1 + 1?"
     assert error.startswith("evaluate.sets.none: org/none: could not be read from the hub")
+    # Without the server, the cache answers. A set that it does not hold is an error at once.
+    (*cached, error), messages = run_code(environment)
+    assert cached == [first, second, question] and f"no connection to {url}" in error and "Retry" not in messages

@@ -138,7 +138,9 @@ def test_a_common_beginning_is_computed_once_with_equal_gradients(bf16, early):
     """early: the first trained tokens differ and directly follow the common tokens."""
     model, (examples, _) = fresh(), encode(DATASET[:7], TOKENIZER, 256)
     if early:
-        examples = [Example([5, 6, 7, 8, 10 + i, *range(20, 40 + i)], [False] * 4 + [True] * (21 + i)) for i in range(5)]
+        examples = [
+            Example([5, 6, 7, 8, 10 + i, *range(20, 40 + i)], [False] * 4 + [True] * (21 + i)) for i in range(5)
+        ]
     common = common_beginning(examples)
     same = [ids for ids in zip(*(example.ids for example in examples), strict=False) if len(set(ids)) == 1]
     assert common == (3 if early else common) > 2 and common <= len(same)
