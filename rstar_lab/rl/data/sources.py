@@ -242,7 +242,7 @@ def _rows(parsed: ParsedSource) -> Iterator[tuple[int, Any]]:
             f"{source.name}: reading from the hub requires `pip install 'rstar_lab[hub]'`; or give {source.name}=FILE"
         ) from None
     unreachable = _connection_error(source.hub)
-    modules = (config, constants) if unreachable else ()
+    modules: list[Any] = [config, constants] if unreachable else []
     try:
         for module in modules:  # reads the cache at once; datasets would repeat each request for 25 s before
             module.HF_HUB_OFFLINE = True

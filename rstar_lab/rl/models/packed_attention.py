@@ -87,12 +87,12 @@ def _attend_after(common: int, count: int, query: Tensor, key: Tensor, value: Te
         """(1, heads, tokens, head size) to (count, heads, tokens of a sequence, head size)."""
         return tensor[0, :, common:].unflatten(1, (count, -1)).transpose(0, 1)
 
-    first = [tensor[:, :, :common] for tensor in (query, key, value)]
+    first_query, first_key, first_value = (tensor[:, :, :common] for tensor in (query, key, value))
     keys, values = (
-        torch.cat([head.expand(count, -1, -1, -1), rest(tensor)], 2)
-        for head, tensor in zip(first[1:], (key, value), strict=True)
+        torch.cat([first.expand(count, -1, -1, -1), rest(tensor)], 2)
+        for first, tensor in ((first_key, key), (first_value, value))
     )
-    parts = _causal(*first, scale), _causal(rest(query), keys, values, scale)
+    parts = _causal(first_query, first_key, first_value, scale), _causal(rest(query), keys, values, scale)
     return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])[None]
 
 
