@@ -45,7 +45,7 @@ class Selection:
     @property
     def advantages(self) -> list[float]:
         """The advantage of each rollout: the mean over its trained tokens."""
-        return [mean_advantage(t, own) for t, own in zip(self.trajectories, self.streams, strict=True)]
+        return [mean_advantage(t, stream) for t, stream in zip(self.trajectories, self.streams, strict=True)]
 
     @property
     def metrics(self) -> dict[str, int]:
@@ -62,7 +62,7 @@ class Selection:
 
     def add(self, streams: Sequence[Streams]) -> "Selection":
         """Return the selection with further streams, one per rollout; see `Streams.plus`."""
-        return replace(self, streams=[own.plus(more) for own, more in zip(self.streams, streams, strict=True)])
+        return replace(self, streams=[stream.plus(more) for stream, more in zip(self.streams, streams, strict=True)])
 
 
 def select_rollouts(trajectories: Sequence[Trajectory], methods: Sequence[MethodHooks], seed: int) -> Selection:
@@ -105,8 +105,8 @@ def select_rollouts(trajectories: Sequence[Trajectory], methods: Sequence[Method
     with_policy = [i for i, trained in enumerate(policy_groups) if trained]
     for method in methods:
         scored = method.score([groups[i] for i in with_policy], [streams[i] for i in with_policy])
-        for i, own in zip(with_policy, scored, strict=True):
-            streams[i] = own
+        for i, stream in zip(with_policy, scored, strict=True):
+            streams[i] = stream
     for i, trained in enumerate(policy_groups):
         if not trained:
             streams[i] = [Streams(loss_weight_T=0.0)] * len(groups[i].rollouts)
@@ -122,7 +122,9 @@ def select_rollouts(trajectories: Sequence[Trajectory], methods: Sequence[Method
             if left is not None:
                 kept.append(rollout)
                 kept_streams.append(left)
-    trained_groups = {t.group_id for t, own in zip(kept, kept_streams, strict=True) if np.any(own.loss_weight_T != 0.0)}
+    trained_groups = {
+        t.group_id for t, stream in zip(kept, kept_streams, strict=True) if np.any(stream.loss_weight_T != 0.0)
+    }
     return Selection(kept, kept_streams, equal_groups, len(trained_groups), left_out)
 
 

@@ -40,13 +40,13 @@ class OtbHooks(GrpoHooks):
         found, trained = await passes.statistics(selection.trajectories), selection.trajectories
         masks = [np.asarray(t.loss_mask, dtype=bool) for t in trained]
         energies = [
-            (1 - 2 * np.exp(log_probs) + squares)[own]
-            for log_probs, squares, own in zip(found.log_probs, found.squares, masks, strict=True)
+            (1 - 2 * np.exp(log_probs) + squares)[mask]
+            for log_probs, squares, mask in zip(found.log_probs, found.squares, masks, strict=True)
         ]
         of_tokens = optimal_token_advantages(selection.advantages, [t.group_id for t in trained], energies)
         streams = []
-        for own, values, old in zip(masks, of_tokens, selection.streams, strict=True):
-            advantage_T = np.zeros(len(own))
-            advantage_T[own] = values
+        for mask, values, old in zip(masks, of_tokens, selection.streams, strict=True):
+            advantage_T = np.zeros(len(mask))
+            advantage_T[mask] = values
             streams.append(replace(old, advantage_T=advantage_T))
         return replace(selection, streams=streams, measured=(found.log_probs, found.entropies))

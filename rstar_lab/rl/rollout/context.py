@@ -98,13 +98,15 @@ class RolloutContext:
         others = {
             name: replace(
                 self,
-                codec=Codec(self.codec.tokenizer, own.tools, replace(self.codec.style, instruction=own.instruction)),
-                tools=own.tools,
-                reward=own.reward,
-                limits=replace(self.limits, **own.limits),
-                environment=own.environment,
+                codec=Codec(
+                    self.codec.tokenizer, entry.tools, replace(self.codec.style, instruction=entry.instruction)
+                ),
+                tools=entry.tools,
+                reward=entry.reward,
+                limits=replace(self.limits, **entry.limits),
+                environment=entry.environment,
             )
-            for name, own in environments.items()
+            for name, entry in environments.items()
         }
         return replace(self, others=others)
 

@@ -74,9 +74,9 @@ class ServeOptions:
 
 def check_options(options: ServeOptions) -> None:
     """Raise UserError for options that cannot work."""
-    own = [name for name, renderer in RENDERERS.items() if renderer.has_template]
-    if options.prompt_format not in (None, *own):
-        raise UserError(f"--prompt-format {options.prompt_format}: choose from {', '.join(own)}")
+    formats = [name for name, renderer in RENDERERS.items() if renderer.has_template]
+    if options.prompt_format not in (None, *formats):
+        raise UserError(f"--prompt-format {options.prompt_format}: choose from {', '.join(formats)}")
     if not (options.model / "config.json").is_file():
         raise UserError(f"model {options.model}: no folder with a config.json")
     check_readable(options.model)
@@ -194,17 +194,17 @@ class Replica:
         return self.options.max_model_len or config.get("max_position_embeddings", 8192)
 
     def environment(self) -> dict[str, str]:
-        own = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
-        own["VLLM_SERVER_DEV_MODE"] = "1" if self.options.updatable else "0"
+        variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
+        variables["VLLM_SERVER_DEV_MODE"] = "1" if self.options.updatable else "0"
         if self.token:
-            own[TOKEN] = self.token
+            variables[TOKEN] = self.token
         if gpus := visible_gpus():
             first = self.number * self.options.tensor_parallel
-            own |= environment_for(gpus[first : first + self.options.tensor_parallel])
+            variables |= environment_for(gpus[first : first + self.options.tensor_parallel])
         else:
-            own |= CPU_ENVIRONMENT
+            variables |= CPU_ENVIRONMENT
         kept = {key: value for key, value in os.environ.items() if key not in (API_KEY, "VLLM_API_KEY")}
-        return kept | own
+        return kept | variables
 
     @property
     def pid(self) -> int | None:

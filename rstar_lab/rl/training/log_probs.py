@@ -161,10 +161,10 @@ def _micro_batch(
         row_ids_RW[r, :P], part_RW[r, :P] = prompt, 0
         start = P
         for part, i in enumerate(row, 1):
-            response, own = torch.tensor(batch[i].response_ids), torch.tensor(batch[i].loss_mask, dtype=torch.bool)
+            response, mask = torch.tensor(batch[i].response_ids), torch.tensor(batch[i].loss_mask, dtype=torch.bool)
             L = len(response)
-            ids_BT[b, :P], ids_BT[b, P : P + L], mask_BT[b, P : P + L] = prompt, response, own
-            scored = own if also_scored is None else own | torch.as_tensor(also_scored[i], dtype=torch.bool)
+            ids_BT[b, :P], ids_BT[b, P : P + L], mask_BT[b, P : P + L] = prompt, response, mask
+            scored = mask if also_scored is None else mask | torch.as_tensor(also_scored[i], dtype=torch.bool)
             scored_BT[b, P : P + L] = scored
             span = slice(start, start + L)
             row_ids_RW[r, span], positions_RW[r, span], part_RW[r, span] = response, torch.arange(P, P + L), part

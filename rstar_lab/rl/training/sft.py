@@ -236,10 +236,10 @@ class SftRows:
                 positions_BT[where] = torch.arange(len(row.ids))
                 start += len(row.ids)
         # Round the number of targets up for the same reason. Added targets are ignored.
-        own = mask_BT[:, 1:].flatten().nonzero().flatten()
-        added = -len(own) % _TARGETS_MULTIPLE
-        targets_N = pad(ids_BT[:, 1:].flatten()[own], (0, added), value=_IGNORED)
-        return cls(ids_BT, positions_BT, targets_N, pad(own, (0, added)), lengths if packing else None)
+        trained = mask_BT[:, 1:].flatten().nonzero().flatten()
+        added = -len(trained) % _TARGETS_MULTIPLE
+        targets_N = pad(ids_BT[:, 1:].flatten()[trained], (0, added), value=_IGNORED)
+        return cls(ids_BT, positions_BT, targets_N, pad(trained, (0, added)), lengths if packing else None)
 
     @classmethod
     def _after(cls, common: int, examples: list[Example]) -> "SftRows":

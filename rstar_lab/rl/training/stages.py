@@ -107,17 +107,17 @@ def stage_table(recipe: Recipe, run_dir: Path) -> list[dict[str, Any]]:
     parent = reader.info.get("parent")
     table = []
     for stage in recipe.stages:
-        own = [line for line in lines if line["stage"] == stage.name]
-        if not own:
+        finished = [line for line in lines if line["stage"] == stage.name]
+        if not finished:
             continue
-        first, last = own[0]["step"], own[-1]["step"]
+        first, last = finished[0]["step"], finished[-1]["step"]
         difficulty = difficulty_file(run_dir, stage.name)
         table.append(
             {
                 "stage": stage.name,
                 "first_step": first,
                 "last_step": last,
-                "ended_by": stage_end_reason(stage, own) or "retired",
+                "ended_by": stage_end_reason(stage, finished) or "retired",
                 "parent": {"run": run_dir.name, "step": first - 1} if first > 1 else parent,
                 "difficulty": str(difficulty.relative_to(run_dir)) if difficulty.exists() else None,
             }

@@ -273,10 +273,10 @@ class Batch:
         elif aggregation != "token-mean":
             normaliser = sum(count > 0 for count in tokens)
         weighted = None
-        if any(own.ce_weight_T is not None for own in streams):
+        if any(stream.ce_weight_T is not None for stream in streams):
             weighted = [
-                np.broadcast_to(0.0 if own.ce_weight_T is None else own.ce_weight_T, len(t.response_ids)) != 0
-                for t, own in zip(trajectories, streams, strict=True)
+                np.broadcast_to(0.0 if stream.ce_weight_T is None else stream.ce_weight_T, len(t.response_ids)) != 0
+                for t, stream in zip(trajectories, streams, strict=True)
             ]
         ce_tokens = sum(int(row.sum()) for row in weighted or ())
         return cls(trajectories, streams, normaliser, sum(tokens), weighted, ce_tokens)
@@ -285,7 +285,7 @@ class Batch:
         """Return the streams of a micro-batch. reference_log_probs: those of the reference model, if there is one."""
 
         def scattered(name: str, missing: float) -> Tensor | None:
-            rows = [getattr(own, name) for own in self.streams]
+            rows = [getattr(stream, name) for stream in self.streams]
             if all(row is None for row in rows):
                 return None
             return micro.scatter([missing if row is None else row for row in rows], self.trajectories)
@@ -293,7 +293,7 @@ class Batch:
         weights = scattered("loss_weight_T", 1.0)
         normaliser = self.normaliser
         return Terms(
-            advantages=micro.scatter([own.advantage_T for own in self.streams], self.trajectories),
+            advantages=micro.scatter([stream.advantage_T for stream in self.streams], self.trajectories),
             mask=micro.mask_BT if weights is None else micro.mask_BT & (weights != 0),
             loss_weights=weights,
             ce_weights=scattered("ce_weight_T", 0.0),
@@ -382,8 +382,8 @@ class UpdateResult:
     ) -> None:
         """Store log-probs, entropy and squares (unless None) of a micro-batch by rollout. offset: index in the selection of
         the first rollout of `batch`."""
-        own = [batch[i] for i in micro.index]
-        spans = [slice(len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids)) for t in own]
+        members = [batch[i] for i in micro.index]
+        spans = [slice(len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids)) for t in members]
         places = [offset + i for i in micro.index]
         for kind, values_BT in zip(self._arrays, (log_probs, entropy, squares), strict=True):
             if values_BT is not None:
@@ -455,11 +455,11 @@ class UpdateResult:
         rollouts = zip(selection.trajectories, selection.streams, self.log_probs, strict=True)
         for t, streams, measured in rollouts:
             if measured is not None:
-                own = trained_mask(t, streams)
+                mask = trained_mask(t, streams)
                 difference = np.abs(np.asarray(measured) - np.asarray(t.log_probs))
-                compared = own if version is None else own & (np.asarray(t.token_versions) >= version)
+                compared = mask if version is None else mask & (np.asarray(t.token_versions) >= version)
                 gaps.append(difference[compared])
-                all_gaps.append(difference[own])
+                all_gaps.append(difference[mask])
         if version is not None and all_gaps:
             self.extra["policy_gap"] = float(np.concatenate(all_gaps).mean())
         gap = np.concatenate(gaps) if gaps else np.empty(0)

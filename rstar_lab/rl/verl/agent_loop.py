@@ -154,10 +154,12 @@ class RstarAgentLoop(AgentLoopBase):
             step, group = int(kwargs["group_step"]), int(kwargs["group"])
             task = rollout_task(problem, run=worker.settings.run, seed=seed, step=step, group=group, sample=sample)
             context, group_size = worker.context, worker.settings.rollouts_per_group
-        own = context.of(problem)
+        rollout_context = context.of(problem)
         if not run:
-            own = replace(own, temperature=sampling_params["temperature"], top_p=sampling_params["top_p"])
-        reward = own.reward
+            rollout_context = replace(
+                rollout_context, temperature=sampling_params["temperature"], top_p=sampling_params["top_p"]
+            )
+        reward = rollout_context.reward
         function = reward.function if isinstance(reward, UserReward) else reward
 
         def watched(*values: Any, **named: Any) -> Any:
@@ -165,13 +167,15 @@ class RstarAgentLoop(AgentLoopBase):
                 return function(*values, **named)
 
         if not isinstance(reward, HiddenTests):  # its calls have the time limits of the sandbox
-            own = replace(own, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched)
+            rollout_context = replace(
+                rollout_context, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched
+            )
         siblings = worker.group_scores.join(task, context, group_size)
 
         async def attempt(task: RolloutTask) -> tuple[Trajectory, list[int]]:
             engine = ScheduledEngine(self.server_manager, task.traj_id, task.problem.problem_id)
             try:
-                context = replace(own, others={problem.environment: own})
+                context = replace(rollout_context, others={problem.environment: rollout_context})
                 return await run_rollout(task, engine, context, on_turn=engine.on_turn), engine.versions
             finally:
                 engine.leave()
@@ -204,7 +208,7 @@ def as_output(
     return AgentLoopOutput(
         prompt_ids=trajectory.prompt_ids,
         response_ids=[end_id] if empty else trajectory.response_ids,
-        response_mask=[0] if empty else [int(own) for own in trajectory.loss_mask],
+        response_mask=[0] if empty else [int(generated) for generated in trajectory.loss_mask],
         response_logprobs=[0.0] if empty else trajectory.log_probs,
         reward_score=trajectory.reward,
         num_turns=len(trajectory.turns),

@@ -63,14 +63,14 @@ class OneReplicaCheckpoints(FSDPCheckpointManager):
 
     @contextmanager
     def _as(self, rank: int, *, save: Sequence[str] | None = None, load: Sequence[str] | None = None) -> Iterator[None]:
-        own = (self.rank, self.checkpoint_save_contents, self.checkpoint_load_contents)
+        saved = (self.rank, self.checkpoint_save_contents, self.checkpoint_load_contents)
         self.rank = rank
-        self.checkpoint_save_contents = own[1] if save is None else list(save)
-        self.checkpoint_load_contents = own[2] if load is None else list(load)
+        self.checkpoint_save_contents = saved[1] if save is None else list(save)
+        self.checkpoint_load_contents = saved[2] if load is None else list(load)
         try:
             yield
         finally:
-            self.rank, self.checkpoint_save_contents, self.checkpoint_load_contents = own
+            self.rank, self.checkpoint_save_contents, self.checkpoint_load_contents = saved
 
 
 transformer_impl.FSDPCheckpointManager = OneReplicaCheckpoints  # type: ignore[misc]

@@ -55,8 +55,8 @@ FIXED_KEYS = {
 
 def split_overrides(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split overrides into (recipe keys, verl keys without their prefix)."""
-    own = {key.removeprefix(PREFIX): value for key, value in overrides.items() if key.startswith(PREFIX)}
-    return {key: value for key, value in overrides.items() if not key.startswith(PREFIX)}, own
+    verl_keys = {key.removeprefix(PREFIX): value for key, value in overrides.items() if key.startswith(PREFIX)}
+    return {key: value for key, value in overrides.items() if not key.startswith(PREFIX)}, verl_keys
 
 
 def overrides(
@@ -68,7 +68,9 @@ def overrides(
     run_dir = settings.run_dir
     on_cpu = hardware.gpus == 0
     for key in extra or {}:
-        if fixed := max((own for own in FIXED_KEYS if key.lstrip("+~").startswith(own)), key=len, default=None):
+        if fixed := max(
+            (fixed_key for fixed_key in FIXED_KEYS if key.lstrip("+~").startswith(fixed_key)), key=len, default=None
+        ):
             raise UserError(f"verl.{key}: {FIXED_KEYS[fixed]}")
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.limits.max_response_tokens

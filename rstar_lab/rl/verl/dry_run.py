@@ -76,15 +76,15 @@ def run_stage(recipe: Recipe, stage: Stage, profile: Profile, hf_config: Any, le
     stream_loss, prompt = StreamLoss(settings.rl), lengths[0] // 4
 
     def loss(log_probs: Tensor) -> Tensor:
-        own = pad_sequence([row[prompt:] for row in log_probs.split(lengths)], batch_first=True)
-        ones = torch.ones_like(own)
+        response_log_probs = pad_sequence([row[prompt:] for row in log_probs.split(lengths)], batch_first=True)
+        ones = torch.ones_like(response_log_probs)
         tensors = {
             "response_mask": ones,
-            "old_log_probs": own.detach(),
-            "advantages": torch.zeros_like(own),
+            "old_log_probs": response_log_probs.detach(),
+            "advantages": torch.zeros_like(response_log_probs),
             POLICY_WEIGHTS: ones,
         }
-        return stream_loss.loss(own, tensors)[0]
+        return stream_loss.loss(response_log_probs, tensors)[0]
 
     _run(actor, model, profile, hf_config, lengths, loss, meter)
 

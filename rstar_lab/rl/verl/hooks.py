@@ -30,16 +30,16 @@ class StageSchedule(LambdaLR):
         decay = [group["weight_decay"] for group in optimizer.param_groups]
 
         def keep_own(loaded: Optimizer) -> None:
-            for group, base, own in zip(loaded.param_groups, self.base_lrs, decay, strict=True):
-                group |= {"initial_lr": base, "weight_decay": own}
+            for group, base, weight_decay in zip(loaded.param_groups, self.base_lrs, decay, strict=True):
+                group |= {"initial_lr": base, "weight_decay": weight_decay}
             self._apply()
 
         optimizer.register_load_state_dict_post_hook(keep_own)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        own = self.base_lrs
+        rates = self.base_lrs
         super().load_state_dict(state_dict)
-        self.base_lrs = own
+        self.base_lrs = rates
         self._apply()
 
     def _apply(self) -> None:

@@ -111,21 +111,22 @@ def stream_tensors(
         rl: settings of the stage.
     """
     found = [
-        Streams(loss_weight_T=0.0) if own is None or not mask.any() else own
-        for own, mask in zip(streams, masks, strict=True)
+        Streams(loss_weight_T=0.0) if stream is None or not mask.any() else stream
+        for stream, mask in zip(streams, masks, strict=True)
     ]
     weights = [
-        mask * _row(1.0 if own.loss_weight_T is None else own.loss_weight_T, mask)
-        for own, mask in zip(found, masks, strict=True)
+        mask * _row(1.0 if stream.loss_weight_T is None else stream.loss_weight_T, mask)
+        for stream, mask in zip(found, masks, strict=True)
     ]
     tokens = [int((row != 0).sum()) for row in weights]
     of_rows = aggregation_weights(tokens, groups, rl)
     ce_weights = [
-        _row(0.0 if own.ce_weight_T is None else own.ce_weight_T, mask) for own, mask in zip(found, masks, strict=True)
+        _row(0.0 if stream.ce_weight_T is None else stream.ce_weight_T, mask)
+        for stream, mask in zip(found, masks, strict=True)
     ]
     ce_tokens = max(1, sum(int((row != 0).sum()) for row in ce_weights))
     return {
-        "advantages": [_row(own.advantage_T, mask) * mask for own, mask in zip(found, masks, strict=True)],
+        "advantages": [_row(stream.advantage_T, mask) * mask for stream, mask in zip(found, masks, strict=True)],
         POLICY_WEIGHTS: [row * weight for row, weight in zip(weights, of_rows, strict=True)],
         CE_WEIGHTS: [row / ce_tokens for row in ce_weights],
     }
@@ -167,12 +168,12 @@ def teacher_advantages(
     """
     found: list[torch.Tensor] = []
     total, tokens = 0.0, 0.0
-    for row, own, old, mask in zip(advantages, streams, old_log_probs, masks, strict=True):
-        tokens += float(mask.sum()) if own is not None else 0.0
-        if own is None or own.reference_log_prob_T is None:
+    for row, stream, old, mask in zip(advantages, streams, old_log_probs, masks, strict=True):
+        tokens += float(mask.sum()) if stream is not None else 0.0
+        if stream is None or stream.reference_log_prob_T is None:
             found.append(row)
             continue
-        gap = ((_row(own.reference_log_prob_T, mask) - old.float()) * mask).nan_to_num(0.0)
+        gap = ((_row(stream.reference_log_prob_T, mask) - old.float()) * mask).nan_to_num(0.0)
         total += float(gap.sum())
         found.append(row + config.kl_coefficient * gap)
     return found, {config.kl_metric: -total / max(1.0, tokens)}

@@ -42,8 +42,8 @@ def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
     folders = {"TENSORBOARD_DIR": str(run_dir / "tensorboard"), "WANDB_DIR": str(run_dir)}
     # verl registers its FSDP engine for cuda and npu only, so the CPU platform uses the name cuda.
     on_cpu = {"VERL_PLATFORM": "rstar_cpu", "VERL_ENGINE_DEVICE": "cuda"}
-    own = {"VERL_USE_EXTERNAL_MODULES": PLUGIN} | folders | profile.env
-    return own | (on_cpu if not profile.hardware.gpus else {})
+    variables = {"VERL_USE_EXTERNAL_MODULES": PLUGIN} | folders | profile.env
+    return variables | (on_cpu if not profile.hardware.gpus else {})
 
 
 @contextmanager
@@ -218,8 +218,8 @@ def main(
                     if attempts == 1 and settings.is_last:
                         train_stage(settings, chosen, start, verls)  # the last stage needs no second process
                         break
-                    own = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:]]
-                    if not (code := subprocess.run([*own, "--stage", settings.stage.name]).returncode):
+                    command = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:]]
+                    if not (code := subprocess.run([*command, "--stage", settings.stage.name]).returncode):
                         break
                     if not left:
                         raise typer.Exit(code)

@@ -248,9 +248,9 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         if step.kept.trajectories:
             step.kept = asyncio.run(self._forward(step.kept, step.trajectories))
         streams_of = {
-            step.keys[t.traj_id]: own for t, own in zip(step.kept.trajectories, step.kept.streams, strict=True)
+            step.keys[t.traj_id]: stream for t, stream in zip(step.kept.trajectories, step.kept.streams, strict=True)
         }
-        teacher = any(own.reference_log_prob_T is not None for own in step.kept.streams)
+        teacher = any(stream.reference_log_prob_T is not None for stream in step.kept.streams)
         corrected = bool(step.kept.trajectories) and config.correction != "none"
         fields = ["response_mask"] + ["old_log_probs"] * (teacher or corrected) + ["rollout_log_probs"] * corrected
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
@@ -280,7 +280,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             metrics |= stats
             self.correction_limit.check(stats["corrected_share"], rl)
         self.ce_weight = float(np.mean([weight for weight in ce_weights if weight] or [1.0]))
-        if not any(own.ce_weight_T is not None for own in step.kept.streams):
+        if not any(stream.ce_weight_T is not None for stream in step.kept.streams):
             del tensors[CE_WEIGHTS]
         nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in tensors.items()}
         put = tq.kv_batch_put(
