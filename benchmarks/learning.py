@@ -1,0 +1,155 @@
+"""Comparison of training modes by held-out pass@1: notebook 12 and docs/async.md.
+
+The learning table compares arms (runs with the same recipe key `label`) by held-out pass@1 at equal trained tokens and at equal
+time, paired by seed, with Student's 95% interval over the seeds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.runs import Runs
+from rstar_lab.errors import UserError
+from rstar_lab.estimates import mean_interval
+from rstar_lab.figure_theme import line_styles, translucent
+
+
+def learning_curves(runs: Runs, evaluation: str = "held_out") -> pd.DataFrame:
+    """Return one row per run and evaluation: arm, seed, step, tokens (trained so far), seconds (of the steps so far, without the
+    evaluations), pass1.
+
+    evaluation: name of the evaluation set, which `evaluate.every` evaluates. Raises UserError if no run has it.
+    """
+    column = f"eval/{evaluation}/pass1"
+    run_rows = {row["run_id"]: row for row in runs.runs().to_dict("records")}
+    frames = []
+    for run_id, steps in runs.steps().groupby("run_id"):
+        if column not in steps or run_id not in run_rows:
+            continue
+        steps = steps.sort_values("step")
+        seconds = steps.step_s - (steps.evaluate_s.fillna(0) if "evaluate_s" in steps else 0)
+        trained = steps.update_tokens.fillna(0) if "update_tokens" in steps else 0 * steps.step  # no step had an update
+        frame = pd.DataFrame(
+            {
+                "arm": run_rows[run_id].get("recipe.label") or run_id,
+                "seed": run_rows[run_id]["seed"],
+                "step": steps.step,
+                "tokens": trained.cumsum(),
+                "seconds": seconds.cumsum(),
+                "pass1": steps[column],
+            }
+        )
+        frames.append(frame[frame.pass1.notna()])
+    if not frames:
+        raise UserError(f"{runs.path}: no run has evaluations of {evaluation!r}; train with evaluate.every")
+    return pd.concat(frames, ignore_index=True)
+
+
+@dataclass(frozen=True)
+class LearningTable:
+    """Result of `learning_table`. table: one row per arm: pass1_tokens, pass1_seconds (means over seeds), and for each the
+    difference to the control with its interval: difference_*, low_*, high_*; seeds (pairs); speed (trained tokens per second,
+    relative to the control; NaN if a run of the control trained no token)."""
+
+    control: str
+    at_tokens: float
+    at_seconds: float
+    table: pd.DataFrame
+
+    def to_markdown(self) -> str:
+        """Return the table as Markdown."""
+        lines = [
+            "| arm | seeds | trained tokens per second | pass@1 at equal trained tokens | pass@1 at equal time |",
+            "|---|---|---|---|---|",
+        ]
+        for row in self.table.to_dict("records"):
+            cells = [str(row["arm"]), str(row["seeds"]), "-" if np.isnan(row["speed"]) else f"{row['speed']:.2f}x"]
+            for at in ("tokens", "seconds"):
+                text = f"{row[f'pass1_{at}']:.1%}"
+                if row["arm"] != self.control:
+                    difference, low, high = (100 * row[f"{name}_{at}"] for name in ("difference", "low", "high"))
+                    text += f", {difference:+.1f}" + ("" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]")
+                cells.append(text)
+            lines.append(f"| {' | '.join(cells)} |")
+        lines += [
+            "",
+            f"Held-out pass@1 after {self.at_tokens:,.0f} trained tokens and after {self.at_seconds:.0f} s of training, interpolated "
+            f"between evaluations. Differences to `{self.control}` in points, paired by seed, with Student's 95% interval.",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def learning_table(curves: pd.DataFrame, control: str = "sync") -> LearningTable:
+    """Compare the arms of `learning_curves` with a control.
+
+    The comparison is made at the largest numbers of tokens and of seconds that every run of the control reached. A run that
+    ended earlier counts with its last evaluation. The row of an arm uses the seeds that it has in common with the control;
+    an arm without a common seed has no row.
+    Raises UserError if the control is missing.
+    """
+    if control not in set(curves.arm):
+        raise UserError(f"no arm {control!r}; there are: {', '.join(sorted(set(curves.arm)))}")
+    runs = {key: frame.sort_values("step") for key, frame in curves.groupby(["arm", "seed"])}
+    controls = [frame for (arm, _), frame in runs.items() if arm == control]
+    at = {name: float(min(frame[name].iloc[-1] for frame in controls)) for name in ("tokens", "seconds")}
+    values = {
+        name: {key: float(np.interp(at[name], frame[name], frame.pass1)) for key, frame in runs.items()} for name in at
+    }
+    speeds = {key: float(frame.tokens.iloc[-1] / frame.seconds.iloc[-1]) for key, frame in runs.items()}
+    rows = []
+    for arm in dict.fromkeys([control, *curves.arm]):
+        seeds = [seed for seed in sorted(set(curves.seed)) if (arm, seed) in runs and (control, seed) in runs]
+        if not seeds:
+            continue
+        row = {
+            "arm": arm,
+            "seeds": len(seeds),
+            "speed": float(np.mean([speeds[arm, seed] / (speeds[control, seed] or np.nan) for seed in seeds])),
+        }
+        for name in at:
+            row[f"pass1_{name}"] = float(np.mean([values[name][arm, seed] for seed in seeds]))
+            differences = [values[name][arm, seed] - values[name][control, seed] for seed in seeds]
+            mean, low, high = _interval(differences) if arm != control else (0.0, np.nan, np.nan)
+            row |= {f"difference_{name}": mean, f"low_{name}": low, f"high_{name}": high}
+        rows.append(row)
+    return LearningTable(control, at["tokens"], at["seconds"], pd.DataFrame(rows))
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) < 2:
+        return (values[0] if values else np.nan), np.nan, np.nan
+    mean, low, high, _ = mean_interval(values)
+    return mean, low, high
+
+
+def plot_learning(curves: pd.DataFrame, x: str = "tokens", *, mode: str = "light") -> Figure:
+    """Plot held-out pass@1 of each arm over `tokens` or `seconds`: mean over seeds with Student's 95% interval.
+
+    mode: "light" or "dark" page.
+    """
+    titles = {"tokens": "trained tokens", "seconds": "seconds of training"}
+    figure = go.Figure()
+    styles = line_styles(list(dict.fromkeys(curves.arm)))
+    for arm, frame in curves.groupby("arm", sort=False):
+        points = []
+        for _, group in frame.groupby("step"):
+            mean, low, high = _interval(group.pass1.tolist())
+            points.append((group[x].mean(), mean, low, high))
+        xs, means, lows, highs = (np.array(column) for column in zip(*points, strict=True))
+        colour, dash, symbol = styles[arm]
+        if not np.isnan(lows).all():
+            figure.add_scatter(
+                x=np.concatenate([xs, xs[::-1]]), y=np.concatenate([highs, lows[::-1]]), fill="toself", mode="none",
+                fillcolor=translucent(colour, 0.12), hoverinfo="skip", showlegend=False, legendgroup=arm,
+            )  # fmt: skip
+        figure.add_scatter(
+            x=xs, y=means, mode="lines+markers", name=arm, legendgroup=arm,
+            line={"color": colour, "dash": dash}, marker_symbol=symbol,
+            hovertemplate=f"{arm}: %{{y:.1%}} at %{{x:,.0f}}<extra></extra>",
+        )  # fmt: skip
+    figure.update_layout(height=460, xaxis_title=titles[x], yaxis={"title": "held-out pass@1", "tickformat": ".0%"})
+    return Figure(figure, curves, mode)
