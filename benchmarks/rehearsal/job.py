@@ -24,10 +24,18 @@ PHASE_TIMEOUT_S = 900.0
 class RehearsalJob:
     """Submits the job of a rehearsal, watches its runs, and kills its processes."""
 
-    def __init__(self, recipe: Path, profile: Path, runs_dir: Path, name: str, environment: Mapping[str, str]):
-        """environment: additional environment variables of the command that submits the job."""
+    def __init__(
+        self,
+        recipe: Path,
+        profile: Path,
+        runs_dir: Path,
+        name: str,
+        environment: Mapping[str, str],
+        overrides: Mapping[str, Any] | None = None,
+    ):
+        """environment: additional environment variables of the command that submits the job. overrides: its values of `--set`."""
         self.recipe, self.profile, self.runs_dir, self.name = recipe, profile, runs_dir, name
-        self.environment = environment
+        self.environment, self.overrides = environment, dict(overrides or {})
         self.id = ""
 
     @property
@@ -40,6 +48,8 @@ class RehearsalJob:
             sys.executable, "-m", "rstar_lab.cli", "jobs", "submit", str(self.recipe), "--profile", str(self.profile),
             "--runs-dir", str(self.runs_dir), "--no-preflight", "--json",
         ]  # fmt: skip
+        for key, value in self.overrides.items():
+            command += ["--set", f"{key}={json.dumps(value)}"]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **self.environment})
         if done.returncode:
             raise UserError(f"jobs submit failed: {done.stderr.strip()[-800:]}")

@@ -32,6 +32,7 @@ from rstar_lab.rl.preflight.launch import dry_run_in_child
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage
 from rstar_lab.rl.training.stages import difficulty_file
+from rstar_lab.rl.verl.config import PREFIX, split_overrides
 from rstar_lab.runs.reader import RunReader
 
 # A rank of verl's trainer, or an engine of the local trainer.
@@ -159,7 +160,8 @@ class Rehearsal:
     def resolve(self) -> str:
         """Read the recipe and the profile, and write small versions of both."""
         self.profile: Profile = load_profile(self.profile_name)
-        self.recipe: Recipe = load_recipe(self.recipe_name, self.overrides, self.profile)
+        self.own_keys, verl_keys = split_overrides(self.overrides, self.profile)
+        self.recipe: Recipe = load_recipe(self.recipe_name, self.own_keys, self.profile)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.small = shrink_recipe(self.recipe, self.folder)
         self.small_profile = shrink_profile(self.profile, self.folder)
@@ -167,7 +169,10 @@ class Rehearsal:
         recipe_file.write_text(yaml.safe_dump(_without_none(self.small.model_dump(mode="json")), sort_keys=False))
         profile_file.write_text(yaml.safe_dump(self.small_profile.model_dump(mode="json"), sort_keys=False))
         self.environment = {VARIABLE: str(reads_folder(self.folder))}
-        self.job = RehearsalJob(recipe_file, profile_file, self.folder / "runs", self.small.name, self.environment)
+        self.job = RehearsalJob(
+            recipe_file, profile_file, self.folder / "runs", self.small.name, self.environment,
+            {f"{PREFIX}{key}": value for key, value in verl_keys.items()},
+        )  # fmt: skip
         return f"{len(self.small.stages)} stages; trainer {self.profile.trainer}, 2 ranks, 2 engines"
 
     def preflight(self) -> str:
@@ -198,9 +203,8 @@ class Rehearsal:
 
     def dry_run(self) -> str:
         """Run one update at full size, on fake tensors and a fake group of all ranks."""
-        ours = {key: value for key, value in self.overrides.items() if not key.startswith("verl.")}
         environment = {VARIABLE: str(reads_folder(self.folder, dry=True))}
-        rows, _ = dry_run_in_child(self.recipe_name, self.profile_name, ours, environment=environment)
+        rows, _ = dry_run_in_child(self.recipe_name, self.profile_name, self.own_keys, environment=environment)
         found = "; ".join(f"{row['dry_run']}: {row['with_margin_gb']:.1f} GB per GPU" for row in rows)
         if not all(row["fits"] for row in rows):
             raise UserError(f"does not fit into {self.profile.hardware.hbm_gb:g} GB: {found}")
@@ -210,7 +214,7 @@ class Rehearsal:
         """Make the data and the model, and run preflight of the small job."""
         details = [write_data(self.small), make_model(self.small, self.folder)]
         self.weights = Path(self.small.model)  # of the last part of the job that was checked
-        findings = list(preflight(str(self.job.recipe), str(self.job.profile)))
+        findings = list(preflight(str(self.job.recipe), str(self.job.profile), self.job.overrides))
         failed = [f"{f.check}: {f.message}" for f in findings if f.status is Status.FAIL]
         if failed:
             raise UserError("the small job fails its preflight: " + "; ".join(failed))

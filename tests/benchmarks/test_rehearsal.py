@@ -26,6 +26,7 @@ from rstar_lab.jobs import local
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.key_reads import VARIABLE, recorded_reads
 from rstar_lab.rl.overrides import RECIPES, load_recipe
+from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.problems import load_problems
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
@@ -206,6 +207,17 @@ def test_data_files_of_the_small_recipe_can_be_read(tmp_path):
     assert all(len(section) == 16 for section in problems)
     held_out = [p.question for section in small.evaluate.sets.values() for p in load_problems(section.file)]
     assert not {p.question for section in problems for p in section} & set(held_out), "else training would be refused"
+
+
+def test_keys_of_verl_reach_the_job_and_not_the_recipe(tmp_path):
+    keys = {"rl.lr": 2e-6, "verl.trainer.logger": ["console"]}
+    rehearsal = Rehearsal("release_dapo", "h100x8", keys, tmp_path, lambda phase: None)
+    rehearsal.resolve()
+    assert rehearsal.recipe.rl.lr == 2e-6 and rehearsal.job.overrides == {"verl.trainer.logger": ["console"]}
+    with pytest.raises(UserError, match=r"verl\.trainer\.logger: profile laptop does not use verl; leave the key out"):
+        Rehearsal("tiny", "laptop", keys, tmp_path, lambda phase: None).resolve()
+    (finding,) = preflight("tiny", "laptop", keys)
+    assert finding.status is Status.FAIL and "profile laptop does not use verl" in finding.message
 
 
 def test_after_a_failed_phase_nothing_runs_and_the_report_fails():

@@ -14,6 +14,7 @@ from rstar_lab.rl.preflight import estimate, launch, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.preflight.repeated import repeated_problems
+from rstar_lab.rl.verl.config import split_overrides
 
 
 class Status(StrEnum):
@@ -65,14 +66,13 @@ def preflight(
 
     trainer: local or verl; default: that of the profile. dry_run: include the dry run, which takes up to a minute.
     """
-    own = {key.removeprefix("verl."): value for key, value in (overrides or {}).items() if key.startswith("verl.")}
-    ours = {key: value for key, value in (overrides or {}).items() if not key.startswith("verl.")}
     machine_profile = profile_error = None
     try:
         machine_profile = _load_profile(profile, trainer)
     except UserError as error:
         profile_error = error
     try:
+        ours, own = split_overrides(overrides or {}, machine_profile)
         loaded = load_recipe(recipe, ours, machine_profile)
         yield Finding("recipe", Status.PASS, f"{loaded.name}: {len(loaded.stages)} stages, all keys known")
     except UserError as error:

@@ -16,64 +16,17 @@ from rstar_lab.rl.reward import HiddenTests, UserReward, make_reward, warm_up
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.plan import rollout_task
-from rstar_lab.rl.rollout.retry import failure, retry_task
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.session import needs_sandbox, program_runner, tool_maker
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ScheduledEngine
+from rstar_lab.rl.verl.groups import Groups
 from rstar_lab.rl.verl.pending import PENDING, WatchedTool
 from rstar_lab.rl.verl.scheduler import ScheduledClient
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.transcripts import RolloutNumbers, find_writer, split
-
-
-class Group:
-    """The rollouts of one group. size: their number."""
-
-    def __init__(self, size: int, context: RolloutContext):
-        self.running, self.context = size, context
-        self.ended: list[tuple[RolloutTask, Trajectory]] = []
-        self.result: asyncio.Future[dict[str, Trajectory]] = asyncio.get_running_loop().create_future()
-
-    async def scored(self, task: RolloutTask, trajectory: Trajectory) -> Trajectory:
-        """Wait until the group has ended; return the rollout with the group's parts of its reward added."""
-        self.ended.append((task, trajectory))
-        await self.leave()
-        return (await self.result)[task.traj_id]
-
-    async def leave(self) -> None:
-        """Count a rollout as ended. Called directly for a rollout that raised an exception: the group is scored without it."""
-        self.running -= 1
-        if self.running:
-            return
-        pairs = sorted(self.ended, key=lambda pair: pair[0].sample)
-        try:
-            found = await score_groups([pair[1] for pair in pairs], [pair[0] for pair in pairs], self.context)
-        except BaseException as error:
-            self.result.set_exception(error)
-            raise
-        self.result.set_result({trajectory.traj_id: trajectory for trajectory in found})
-
-
-class GroupScores:
-    """The groups of one worker that are in progress and whose environment scores groups."""
-
-    def __init__(self) -> None:
-        self._groups: dict[str, Group] = {}
-
-    def join(self, task: RolloutTask, context: RolloutContext, size: int) -> Group | None:
-        """Return the group of a rollout that starts; None if its environment does not score groups.
-
-        context: that of all environments. size: number of rollouts in the group.
-        """
-        environment = context.of(task.problem).environment
-        if environment is None or not environment.scores_groups:
-            return None
-        self._groups = {name: group for name, group in self._groups.items() if group.running}
-        return self._groups.setdefault(task.group_id, Group(size, context))
 
 
 @dataclass(frozen=True)
@@ -84,7 +37,7 @@ class WorkerState:
     context: RolloutContext
     evaluation: RolloutContext
     transcripts: Any
-    group_scores: GroupScores = field(default_factory=GroupScores)
+    groups: Groups = field(default_factory=Groups)
 
     @classmethod
     async def open(cls, config: Any, tokenizer: Any) -> "WorkerState":
@@ -170,29 +123,24 @@ class RstarAgentLoop(AgentLoopBase):
             rollout_context = replace(
                 rollout_context, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched
             )
-        siblings = worker.group_scores.join(task, context, group_size)
+        versions: list[int] = []
 
-        async def attempt(task: RolloutTask) -> tuple[Trajectory, list[int]]:
+        async def generate(task: RolloutTask) -> Trajectory:
             engine = ScheduledEngine(self.server_manager, task.traj_id, task.problem.problem_id)
             try:
                 context = replace(rollout_context, others={problem.environment: rollout_context})
-                return await run_rollout(task, engine, context, on_turn=engine.on_turn), engine.versions
+                return await run_rollout(task, engine, context, on_turn=engine.on_turn)
             finally:
                 engine.leave()
+                versions[:] = engine.versions
 
-        try:
-            trajectory, versions = await attempt(task)
-            if not run and worker.settings.rl.on_infrastructure_failure == "retry" and failure(trajectory):
-                trajectory, versions = await attempt(retry_task(task, 1))
-        except BaseException:
-            if siblings is not None:
-                await siblings.leave()
-            raise
-        if siblings is not None:
-            trajectory = await siblings.scored(task, trajectory)
+        retries = not run and worker.settings.rl.on_infrastructure_failure == "retry"
+        siblings = worker.groups.join(task, context, group_size, retries)
+        trajectory = await (generate(task) if siblings is None else siblings.run(task, generate))
         rollout: Trajectory | RolloutNumbers = trajectory
         if not run:
-            rollout, transcript = split(trajectory, with_texts=worker.settings.reads_texts)
+            retried = 0 if siblings is None else siblings.retried[trajectory.traj_id]
+            rollout, transcript = split(trajectory, with_texts=worker.settings.reads_texts, retried=retried)
             await worker.transcripts.add.remote(trajectory.traj_id, transcript)
         return as_output(trajectory, rollout, versions, end_id=worker.context.codec.end_id)
 

@@ -53,9 +53,14 @@ FIXED_KEYS = {
 }
 
 
-def split_overrides(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split overrides into (recipe keys, verl keys without their prefix)."""
+def split_overrides(
+    overrides: Mapping[str, Any], profile: Profile | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split overrides into (recipe keys, verl keys without their prefix). Raises UserError for a key of verl if the profile has
+    another trainer."""
     verl_keys = {key.removeprefix(PREFIX): value for key, value in overrides.items() if key.startswith(PREFIX)}
+    if verl_keys and profile is not None and profile.trainer != "verl":
+        raise UserError(f"{PREFIX}{min(verl_keys)}: profile {profile.name} does not use verl; leave the key out")
     return {key: value for key, value in overrides.items() if not key.startswith(PREFIX)}, verl_keys
 
 

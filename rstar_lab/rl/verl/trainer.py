@@ -366,6 +366,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         row = (
             rollout_metrics(step.trajectories, rl.metrics)
             | {"groups": step.groups, "solved_groups": solved_groups(step.trajectories)}
+            | {"retried": sum(rollout.retried for rollout in stored)}
             | kept.metrics
             | {"retired": len(self.state.retired), "update_tokens": sum(t.model_tokens for t in kept.trajectories)}
             # Tokens that go through forward and backward with RoC, and without it (all rollouts of the same groups).

@@ -29,16 +29,17 @@ _AT_ONCE = 256  # rollouts
 @dataclass(frozen=True, slots=True)
 class RolloutNumbers:
     """The data of a rollout in the trainer's process. outline: used by the selection and the metrics; see `outline`.
-    row, calls: rows of the run store, without the labels of training. ended_at: Unix time.
+    row, calls: rows of the run store, without the labels of training. ended_at: Unix time. retried: number of further attempts.
     """
 
     outline: Trajectory
     row: dict[str, Any]
     calls: list[dict[str, Any]]
     ended_at: float = 0.0
+    retried: int = 0
 
 
-def split(trajectory: Trajectory, *, with_texts: bool) -> tuple[RolloutNumbers, bytes]:
+def split(trajectory: Trajectory, *, with_texts: bool, retried: int = 0) -> tuple[RolloutNumbers, bytes]:
     """Return the numbers of a rollout and its pickled transcript. with_texts: if True, the outline is the trajectory
     itself."""
     row = transcript_row(trajectory, NOT_KEPT, arrays=True) | {
@@ -50,7 +51,7 @@ def split(trajectory: Trajectory, *, with_texts: bool) -> tuple[RolloutNumbers, 
         "versions": _versions(trajectory),
     }
     kept = trajectory if with_texts else outline(trajectory)
-    numbers = RolloutNumbers(kept, trajectory_row(trajectory, NOT_KEPT), call_rows(trajectory), time.time())
+    numbers = RolloutNumbers(kept, trajectory_row(trajectory, NOT_KEPT), call_rows(trajectory), time.time(), retried)
     return numbers, pickle.dumps(row)
 
 
