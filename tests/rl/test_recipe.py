@@ -106,7 +106,7 @@ def test_set_reaches_the_keys_of_sections_and_of_added_methods():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rl.method.type=maxlr", "rl.method.type: 'maxlr' is not one of grpo, maxrl, otb or a module:function; did you mean maxrl"),
+        ("rl.method.type=maxlr", "'maxlr' is not one of grpo, maxrl, otb, reinforce_pp or a module:function; did you mean maxrl"),
         ("rl.method={type: maxrl, normalise_std: true}", "rl.method.normalise_std: not a key of type: maxrl; it belongs to grpo"),
         ("rl.method={type: maxrl, clip_lo: 1}", "rl.method.clip_lo: unknown key of type: maxrl; did you mean clip_low"),
         ("rl.method.add=[{type: eco}]", r"rl.method.add.0.type: 'eco' is not one of echo, .*; did you mean echo"),

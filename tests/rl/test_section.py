@@ -51,8 +51,11 @@ def test_the_type_selects_the_section_and_survives_a_dump(keys: dict[str, Any], 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"type": "grop"}, "'grop' is not one of grpo, maxrl, otb or a module:function; did you mean grpo?"),
-        ({"type": 3}, "3 is not one of grpo, maxrl, otb or a module:function"),
+        (
+            {"type": "grop"},
+            "'grop' is not one of grpo, maxrl, otb, reinforce_pp or a module:function; did you mean grpo?",
+        ),
+        ({"type": 3}, "3 is not one of grpo, maxrl, otb, reinforce_pp or a module:function"),
         ({"add": [{"weight": 0.1}]}, "required: one of echo, opd, sdpo"),
         ({"add": ["echo"]}, "give a mapping such as {type: echo}"),
         ({"add": [{"type": "void_turns"}] * 2}, "void_turns is given twice"),

@@ -14,6 +14,7 @@ from rstar_lab.rl.methods.otb import Otb
 from rstar_lab.rl.methods.overlong_buffer import OverlongBuffer
 from rstar_lab.rl.methods.overlong_filter import OverlongFilter
 from rstar_lab.rl.methods.own import OwnMethod
+from rstar_lab.rl.methods.reinforce_pp import ReinforcePP
 from rstar_lab.rl.methods.repetition import Repetition
 from rstar_lab.rl.methods.roc import Roc
 from rstar_lab.rl.methods.samplers import EasyFirst, ImprovementPotential, Learnability, Sampler, Thompson
@@ -23,7 +24,7 @@ from rstar_lab.rl.methods.tool_budget import ToolBudget
 from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.section import ByType
 
-AnyMethod = Annotated[Grpo | Maxrl | Otb | OwnMethod, ByType()]
+AnyMethod = Annotated[Grpo | Maxrl | Otb | ReinforcePP | OwnMethod, ByType()]
 
 __all__ = [
     "Addition",
@@ -43,6 +44,7 @@ __all__ = [
     "OverlongBuffer",
     "OverlongFilter",
     "OwnMethod",
+    "ReinforcePP",
     "Repetition",
     "Roc",
     "Sampler",

@@ -4,7 +4,7 @@ The advantages of all tokens of a task in a step get mean 0 and standard deviati
 task is an entry of `rl.environments`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
 from rstar_lab.rl.section import Section
+from rstar_lab.rl.trajectory import Trajectory
 
 EPS = 1e-6
 
@@ -29,22 +30,27 @@ class TaskNormalisationHooks(MethodHooks):
     """Normalises the advantages of the methods before it."""
 
     def score(self, groups: Sequence[Group], streams: list[list[Streams]]) -> list[list[Streams]]:
-        tokens: dict[str, list[np.ndarray]] = {}
-        for group, scores in zip(groups, streams, strict=True):
-            for rollout, own in zip(group.rollouts, scores, strict=True):
-                mask = trained_mask(rollout, own)
-                tokens.setdefault(rollout.environment, []).append(np.broadcast_to(own.advantage_T, mask.shape)[mask])
-        moments = {}
-        for task, arrays in tokens.items():
-            values = np.concatenate(arrays)
-            moments[task] = (values.mean(), values.std() + EPS) if len(values) else (0.0, 1.0)
-        return [
-            [
-                _normalised(own, *moments[rollout.environment])
-                for rollout, own in zip(group.rollouts, scores, strict=True)
-            ]
-            for group, scores in zip(groups, streams, strict=True)
-        ]
+        return normalise_tokens(groups, streams, lambda rollout: rollout.environment)
+
+
+def normalise_tokens(
+    groups: Sequence[Group], streams: list[list[Streams]], part_of: Callable[[Trajectory], str]
+) -> list[list[Streams]]:
+    """Return the streams with advantages that have mean 0 and standard deviation 1 over the trained tokens of each part of the
+    step. part_of: returns the part of a rollout."""
+    tokens: dict[str, list[np.ndarray]] = {}
+    for group, scores in zip(groups, streams, strict=True):
+        for rollout, own in zip(group.rollouts, scores, strict=True):
+            mask = trained_mask(rollout, own)
+            tokens.setdefault(part_of(rollout), []).append(np.broadcast_to(own.advantage_T, mask.shape)[mask])
+    moments = {}
+    for part, arrays in tokens.items():
+        values = np.concatenate(arrays)
+        moments[part] = (values.mean(), values.std() + EPS) if len(values) else (0.0, 1.0)
+    return [
+        [_normalised(own, *moments[part_of(rollout)]) for rollout, own in zip(group.rollouts, scores, strict=True)]
+        for group, scores in zip(groups, streams, strict=True)
+    ]
 
 
 def _normalised(streams: Streams, mean: float, std: float) -> Streams:

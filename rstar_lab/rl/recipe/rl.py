@@ -16,6 +16,7 @@ from rstar_lab.rl.methods.otb import Otb, OtbHooks
 from rstar_lab.rl.methods.overlong_buffer import OverlongBuffer, OverlongBufferHooks
 from rstar_lab.rl.methods.overlong_filter import OverlongFilter, OverlongFilterHooks
 from rstar_lab.rl.methods.own import own_hooks
+from rstar_lab.rl.methods.reinforce_pp import ReinforcePP, ReinforcePPHooks
 from rstar_lab.rl.methods.repetition import Repetition, RepetitionHooks
 from rstar_lab.rl.methods.roc import RocHooks
 from rstar_lab.rl.methods.sdpo import Sdpo, SdpoHooks
@@ -339,6 +340,8 @@ def method_hooks(rl: RlSection) -> tuple[MethodHooks, ...]:
         methods.append(MaxrlHooks())
     elif isinstance(method, Otb):
         methods.append(OtbHooks())
+    elif isinstance(method, ReinforcePP):
+        methods.append(ReinforcePPHooks(method.baseline))
     else:
         methods.append(own_hooks(method.type, "rl.method.type"))
     if overlong := method.added(OverlongBuffer):

@@ -39,6 +39,10 @@ class Teacher:
         return [np.asarray(row, dtype=np.float32) for row in scored]
 
 
+class NeedsPolicy(UserError):
+    """Raised if a method requests a forward pass of the policy that the trainer does not have."""
+
+
 class TeacherPasses:
     """The part of `hooks.ForwardPasses` that needs no policy. verl supports only this part: its workers score the rows of the
     batch, with the prompts that the rollouts had, and return no sums over the vocabulary."""
@@ -54,13 +58,13 @@ class TeacherPasses:
         return await self.teacher.score(rollouts)
 
     async def statistics(self, rollouts: Sequence[Trajectory]) -> TokenStatistics:
-        raise UserError("verl does not support methods that need forward passes of the policy; use the local trainer")
+        raise NeedsPolicy("verl does not support methods that need forward passes of the policy; use the local trainer")
 
     async def log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
         return (await self.statistics(rollouts)).log_probs
 
     def prompt_ids(self, rollout: Trajectory, question: str) -> list[int]:
-        raise UserError("verl does not support methods that change a prompt; use the local trainer")
+        raise NeedsPolicy("verl does not support methods that change a prompt; use the local trainer")
 
 
 @asynccontextmanager

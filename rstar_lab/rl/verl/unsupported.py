@@ -1,10 +1,18 @@
 """Recipe options that the verl trainer does not support. Checked at start-up, so that no key is ignored silently."""
 
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
 from rstar_lab.errors import UserError
-from rstar_lab.rl.methods import Branching, CrossPolicy, Otb, Sdpo
-from rstar_lab.rl.recipe import OneStepOff, Recipe
+from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.methods import Branching, CrossPolicy, Otb, OwnMethod, Sdpo
+from rstar_lab.rl.recipe import OneStepOff, Recipe, RlSection
+from rstar_lab.rl.training.teacher import NeedsPolicy, TeacherPasses
+from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
 
 
 def unsupported_options(recipe: Recipe) -> list[str]:
@@ -27,6 +35,8 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             lines.append(
                 f"stages.{stage.name}: method.type: otb: verl's forward pass returns no sums over the vocabulary; use grpo"
             )
+        if isinstance(rl.method, OwnMethod) and (reason := policy_pass(rl)):
+            lines.append(f"stages.{stage.name}: method.type: {rl.method.type}: the hook `forward`: {reason}")
         if rl.method.added(Branching):
             lines.append(
                 f"stages.{stage.name}: method.add: branching: verl's workers start all rollouts of a group at once; leave it out"
@@ -59,6 +69,42 @@ def unsupported_options(recipe: Recipe) -> list[str]:
                 f"{rl.mini_batches} equal parts, which verl requires"
             )
     return lines
+
+
+class _Passes(TeacherPasses):
+    """Passes of a teacher to which every token has the probability 1."""
+
+    async def teacher_log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
+        return [np.zeros(len(t.response_ids), np.float32) for t in rollouts]
+
+
+def policy_pass(rl: RlSection) -> str | None:
+    """Return the error of a method whose hook `forward` requests a pass of the policy; None if it does not.
+
+    Calls the hook with two invented rollouts of one group, a right and a wrong one.
+    """
+    turn = Turn(0, 3, "<answer>1</answer>", 0.0, 0.0, 0.0)
+    rollouts = [
+        Trajectory(
+            traj_id=f"t{sample}", problem_id="p", group_id="g", sample=sample, question="1 + 0?", truth="1", prompt_ids=[1, 2],
+            response_ids=[3, 4, 5], loss_mask=[True] * 3, log_probs=[-1.0] * 3, turns=(turn,), calls=(),
+            stop_reason=StopReason.ANSWERED, text=turn.text, answer="1", reward=1.0 - sample, p_err=0.0, p_format=0.0, engine="",
+            policy_version=0,
+        )
+        for sample in range(2)
+    ]  # fmt: skip
+    for method in rl.hooks:
+        if method.forward_phase is None:
+            continue
+        with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop, as a notebook does
+            found = method.forward(Selection.of(rollouts, [1.0, -1.0]), rollouts, _Passes(None))
+            try:
+                thread.submit(asyncio.run, found).result()
+            except NeedsPolicy as error:
+                return str(error)
+            except UserError:  # invented rollouts may lack what the hook needs
+                continue
+    return None
 
 
 def unsupported_sft_options(recipe: Recipe) -> list[str]:

@@ -2,9 +2,11 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from helpers.scripted_training import recipe_of
 from helpers.trajectories import trajectory
 
@@ -43,6 +45,42 @@ def test_truncated_rollouts_count_in_the_mean_but_not_in_the_loss():
     assert [t.traj_id for t in filtered.trajectories] == ["g0", "g2", "g3"]
     assert filtered.advantages == [plain.advantages[i] for i in (0, 2, 3)]
     assert filtered.metrics["class/masked/overlong"] == 1
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_reinforce_pp_normalises_the_advantages_over_the_tokens_of_the_step(baseline):
+    rollouts = group([1, 0, 0, 1], "a") + group([1, 1, 1, 1], "b") + group([0.5, 0, 0, 0], "c")
+    method = {"type": "reinforce_pp", "baseline": baseline, "roc": {"rule": "none"}}
+    kept = select_rollouts(rollouts, RlSection(method=method).hooks, 0)
+    assert kept.trajectories == rollouts and kept.metrics["class/trained"] == 12
+    mean = {"a": 0.5, "b": 1.0, "c": 0.125} if baseline else {}
+    tokens = [t.reward - mean.get(t.group_id, 0) for t in rollouts for own in t.loss_mask if own]
+    expected = [(t.reward - mean.get(t.group_id, 0) - np.mean(tokens)) / (np.std(tokens) + 1e-6) for t in rollouts]
+    np.testing.assert_allclose(kept.advantages, expected, rtol=1e-9)
+
+
+@pytest.mark.slow  # verl takes seconds to import
+@pytest.mark.parametrize("baseline", [True, False])
+def test_reinforce_pp_equals_verls(baseline):
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+    rollouts = group([1, 0, 0, 1], "a") + group([0.5, 0, 1, 0], "b")
+    method = {"type": "reinforce_pp", "baseline": baseline, "roc": {"rule": "none"}}
+    ours = select_rollouts(rollouts, RlSection(method=method).hooks, 0).advantages
+    width = max(len(t.loss_mask) for t in rollouts)
+    mask = torch.tensor([[*t.loss_mask, *[False] * (width - len(t.loss_mask))] for t in rollouts]).float()
+    rewards = torch.zeros_like(mask)
+    for row, t in enumerate(rollouts):
+        rewards[row, int(mask[row].nonzero()[-1])] = t.reward
+    name = f"reinforce_plus_plus{'_baseline' if baseline else ''}"
+    found, _ = core_algos.get_adv_estimator_fn(name)(
+        token_level_rewards=rewards,
+        response_mask=mask,
+        index=[t.group_id for t in rollouts],
+        config=SimpleNamespace(gamma=1.0),
+    )
+    np.testing.assert_allclose(
+        ours, (found * mask).sum(1) / mask.sum(1), rtol=0.01
+    )  # verl's deviation is that of a sample
 
 
 def repeated(sequences, n):
