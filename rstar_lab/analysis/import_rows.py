@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -104,16 +105,31 @@ def write_run(
         by_step[rollout["step"]].append(rollout)
     if not by_step:
         raise UserError(f"{source} contains no rollouts")
+    created = not run_dir.exists()
+    try:
+        _write(by_step, run_dir, {"source": kind, "path": str(source)}, vocabulary, metrics or {})
+    except (KeyError, ValueError, TypeError, pa.ArrowException) as error:
+        if created:  # otherwise the next attempt would find half a run
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise UserError(f"{source}: a value cannot be stored: {error}") from error
+    return run_dir
+
+
+def _write(
+    by_step: Mapping[int, list[Row]],
+    run_dir: Path,
+    recipe: Row,
+    vocabulary: Sequence[str] | None,
+    metrics: Mapping[int, Mapping[str, Any]],
+) -> None:
     rewards: list[Row] = []
-    with RunWriter.open(
-        runs_dir, run_id, kind="import", recipe={"source": kind, "path": str(source)}, seed=0
-    ) as writer:
+    with RunWriter.open(run_dir.parent, run_dir.name, kind="import", recipe=recipe, seed=0) as writer:
         for step, rollouts_of_step in sorted(by_step.items()):
-            rows = _level_rows(run_id, step, rollouts_of_step)
+            rows = _level_rows(run_dir.name, step, rollouts_of_step)
             for row, rollout in zip(rows["trajectories"], rollouts_of_step, strict=True):
                 if rollout.get("rewards"):
                     rewards.append({"traj_id": row["traj_id"], **rollout["rewards"]})
-            line = (metrics or {}).get(step) or _step_metrics(rows["trajectories"])
+            line = metrics.get(step) or _step_metrics(rows["trajectories"])
             given = {name: value for name, value in line.items() if name not in ("stage", "step")}
             writer.write_step(rollouts_of_step[0].get("stage") or _STAGE, step, **rows, metrics=given)
         if vocabulary is not None:
@@ -124,7 +140,6 @@ def write_run(
             with atomic_write(run_dir / REWARDS_FILE) as file:
                 pq.write_table(pa.Table.from_pylist(rewards, schema), file)
         writer.finish("finished")
-    return run_dir
 
 
 def _step_metrics(trajectories: Sequence[Row]) -> Row:

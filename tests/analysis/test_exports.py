@@ -7,7 +7,18 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.analysis_runs import make_run
 
-from rstar_lab.analysis import export_atif, export_preferences, export_sft, import_atif, import_messages, open_runs
+from rstar_lab.analysis import (
+    curves,
+    export_atif,
+    export_preferences,
+    export_sft,
+    import_atif,
+    import_messages,
+    inspect,
+    open_runs,
+)
+from rstar_lab.analysis.doctor import doctor
+from rstar_lab.analysis.report import report_html
 from rstar_lab.errors import UserError
 from rstar_lab.rl.renderers.conversations import read_conversations
 from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS
@@ -123,6 +134,63 @@ def test_continued_documents_are_joined(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(first))
     (tmp_path / "b.json").write_text(json.dumps(second))
     assert list(open_runs(import_atif(tmp_path, tmp_path / "runs")).trajectories().turns) == [2]
+
+
+DOCUMENTS = (
+    Path(__file__).parent / "atif_documents"
+)  # with the structure of those of OpenHands (1.5) and Terminus 2 (1.7)
+
+
+@pytest.mark.parametrize("package", ["atif", "harbor.models.trajectories"])
+@pytest.mark.parametrize("path", sorted(DOCUMENTS.glob("*.json")), ids=lambda path: path.stem)
+def test_the_documents_of_other_agents_are_valid(path, package):
+    pytest.importorskip(package, exc_type=ImportError).Trajectory.model_validate_json(path.read_text())
+
+
+@pytest.mark.parametrize("path", sorted(DOCUMENTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_document_of_openhands_or_terminus_is_one_rollout_that_every_reader_shows(path, tmp_path):
+    run = import_atif(path, tmp_path / "runs")
+    runs = open_runs(run)
+    row = runs.trajectories().iloc[0]
+    steps = [step for step in json.loads(path.read_text())["steps"] if not step.get("is_copied_context")]
+    turns = [step for step in steps if step["source"] == "agent"]
+    assert len(runs.trajectories()) == 1 and row.turns == len(turns)
+    assert row.model_tokens == sum(step["metrics"]["completion_tokens"] for step in turns)
+    record = runs.record(row.traj_id)
+    assert "greeting.txt" in record["question"]
+    tools = [message["content"] for message in json.loads(record["messages"]) if message["role"] == "tool"]
+    assert len(tools) == sum("observation" in step for step in turns) and all(tools)
+    (log,) = doctor(run).logs
+    assert len(log.rollouts) == 1
+    assert curves(runs, ["turns"]).turns.tolist() == [len(turns)] and len(inspect(runs).rows()) == 1
+    assert report_html(run, sample=1)
+
+
+def test_a_folder_of_documents_is_one_run(tmp_path):
+    run = import_atif(DOCUMENTS, tmp_path / "runs", run_id="all")
+    assert len(open_runs(run).trajectories()) == 4 and not doctor(run).findings
+    # Under the name that the first document gives for its continuation, both are one rollout.
+    (tmp_path / "joined").mkdir()
+    for name in ("trajectory", "trajectory.cont-1"):
+        (tmp_path / "joined" / f"{name}.json").write_text((DOCUMENTS / f"terminus_2.{name}.json").read_text())
+    assert open_runs(import_atif(tmp_path / "joined", tmp_path / "runs")).trajectories().turns.tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": "x"}, {"steps": [1]}, {"steps": [{"source": "agent", "tool_calls": 3}]},
+        {"steps": [{"source": "agent", "observation": {"results": ["x"]}}]},
+        {"steps": [{"source": "agent", "metrics": {"completion_token_ids": ["a"], "prompt_token_ids": [1]}}]},
+        {"extra": {"rstar_lab": {"trajectory": {"traj_id": "t", "outcomes": ["unknown"]}}}},
+        {"extra": {"rstar_lab": {"trajectory": {"traj_id": "t", "step": "one"}}}},
+    ],
+)  # fmt: skip
+def test_a_damaged_document_is_an_error_that_names_the_file_and_leaves_no_run(change, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(FOREIGN | change))
+    with pytest.raises(UserError, match=r"a\.json"):
+        import_atif(tmp_path / "a.json", tmp_path / "runs")
+    assert not (tmp_path / "runs" / "a").exists()
 
 
 def test_errors_name_the_file(run_dir, tmp_path):

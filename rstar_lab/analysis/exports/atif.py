@@ -216,7 +216,12 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
         RunStoreError: The run exists.
     """
     source = Path(source)
-    rollouts = [from_atif(document, place) for place, document in _documents(source)]
+    rollouts = []
+    for place, document in _documents(source):
+        try:
+            rollouts.append(from_atif(document, place))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{place}: not a valid ATIF document: {type(error).__name__}: {error}") from error
     sessions = {str(rollout["session"]) for rollout in rollouts}
     if run_id is None and len(sessions) == 1 and all(rollout["own"] for rollout in rollouts):
         run_id = sessions.pop()
@@ -259,6 +264,8 @@ def _documents(source: Path) -> Iterator[tuple[Path, Row]]:
         raise UserError(f"{source} contains no ATIF documents (schema_version: ATIF-v1.x)")
     following = {path: _following(path, document) for path, document in read.items()}
     for path, document in read.items():
+        if not isinstance(document.get("steps") or [], list):
+            raise UserError(f"{path}: steps is not a list")
         if path in following.values():
             continue
         steps, seen, current = list(document.get("steps") or []), {path}, path
@@ -298,6 +305,8 @@ def from_atif(document: Row, place: Path | str = "document") -> Row:
         if step["source"] == "agent":
             tokens.add(_dict(step.get("metrics")))
         for result in _dict(step.get("observation")).get("results") or []:
+            if result.get("content") is None and "subagent_trajectory_ref" in result:
+                continue
             extra = _dict(result.get("extra"))
             known = _dict(extra.get(OWN))
             tool = (
@@ -313,7 +322,10 @@ def from_atif(document: Row, place: Path | str = "document") -> Row:
             }
             messages.append(message | known | {"tool": tool, "outcome": known.get("outcome", extra.get("outcome"))})
     final = _dict(document.get("final_metrics"))
-    question = own.get("question") or next((m["content"] for m in messages if m["role"] == "user"), None)
+    asked = [_text(step.get("message")) for step in document.get("steps") or [] if step["source"] == "user"]
+    question = own.get("question") or next(
+        (m["content"] for m in messages if m["role"] == "user"), next(iter(asked), None)
+    )
     arrays = own.get("arrays") or tokens.arrays(_dict(own.get("tail")))
     trajectory = _dict(own.get("trajectory"))
     outcomes = [message.get("outcome") for message in messages if message["role"] == "tool"]
@@ -331,6 +343,8 @@ def from_atif(document: Row, place: Path | str = "document") -> Row:
         "call_rows": _call_rows(document),
         "arrays": arrays,
         "reward": _dict(final.get("extra")).get("reward"),
+        "response_tokens": len(arrays["response_ids"]) if arrays and arrays.get("response_ids") else None,
+        "model_tokens": None if None in tokens.counts else sum(tokens.counts) or None,
     }
 
 
@@ -371,6 +385,7 @@ class _Tokens:
 
     def __init__(self) -> None:
         self.complete, self.any = True, False
+        self.counts: list[int | None] = []  # tokens of each turn of the model, if the document says it
         self.prompt: list[int] | None = None
         self.ids: list[int] = []
         self.mask: list[bool] = []
@@ -380,6 +395,7 @@ class _Tokens:
         new: list[int] | None = metrics.get("completion_token_ids")
         history: list[int] | None = metrics.get("prompt_token_ids")
         more = _dict(metrics.get("extra"))
+        self.counts.append(metrics.get("completion_tokens") if new is None else len(new))
         between: list[int] = more.get("observation_token_ids") or []
         if not self.complete or new is None or (self.prompt is None and history is None):
             self.complete = False
