@@ -44,7 +44,7 @@ def settings_of(**method):
     """Return the settings of a stage with a method."""
     recipe = {
         "name": "m", "model": "/models/m", "engine": {"teacher_url": "http://127.0.0.1:9"},
-        "rl": {"problems_per_step": 4, "group_size": 8, "method": method},
+        "rl": {"problems_per_step": 4, "group_size": 8, "method": method, "correction": {"type": "tis"}},
         "stages": [{"name": "one", "problems": {"synthetic": {"count": 4}}, "steps": 1}],
     }  # fmt: skip
     if "opd" not in str(method):
