@@ -7,7 +7,6 @@ import resource
 import socket
 import sys
 import threading
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -92,20 +91,13 @@ def raise_open_files() -> int:
 
 
 def process_tree_bytes(pid: int) -> int:
-    """Return the memory of a process and its descendants in bytes. Shared pages are counted once (proportional set
-    size)."""
+    """Return the memory of a process and its descendants in bytes. Shared pages are counted once (proportional set size)."""
     total = 0
-    pending = [pid]
-    while pending:
-        folder = Path(f"/proc/{pending.pop()}")
-        try:
-            for line in (folder / "smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
-            for task in (folder / "task").iterdir():
-                pending += map(int, (task / "children").read_text().split())
-        except OSError:  # the process has ended
-            continue
+    with contextlib.suppress(*GONE):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(*GONE):
+                total += one.memory_full_info().pss
     return total
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -52,24 +52,10 @@ def _print(console: Console, event: Event) -> None:
 
 
 async def chat_command(
-    model_or_url: str,
-    options: ChatOptions,
-    *,
-    prompt: str | None,
-    tokenizer: Path | None,
-    plain: bool,
-    engine: str,
-    sandbox: str,
-    save: bool,
-    name: str | None,
-    runs_dir: Path,
-    as_json: bool,
+    model_or_url: str, options: ChatOptions, *, prompt: str | None, as_json: bool, **opening: Any
 ) -> None:
-    """Run `rstar-lab chat`. Raises UserError."""
-    opened = open_chat(
-        model_or_url, options, tokenizer=tokenizer, plain=plain, engine=engine, sandbox=sandbox, save=save, name=name,
-        runs_dir=runs_dir,
-    )  # fmt: skip
+    """Run `rstar-lab chat`. opening: see `open_chat`. Raises UserError."""
+    opened = open_chat(model_or_url, options, **opening)
     console = Console(highlight=False)
     async with opened as chat:
         if prompt is None:
