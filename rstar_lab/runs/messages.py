@@ -23,7 +23,7 @@ def read_messages(messages: str | Sequence[Mapping[str, Any]] | None) -> list[di
 
     Returns:
         Messages with role (one of ROLES or OTHER), content (Unicode text), tool (text or None), outcome (an outcome or None), and
-        generate_s, reward and policy_versions where they are stored.
+        generate_s, reward, control_token and policy_versions where they are stored.
 
     Raises:
         RunStoreError: the text is not a JSON list of objects.
@@ -49,6 +49,8 @@ def _checked(message: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("generate_s", "reward"):
         if isinstance(value := message.get(name), int | float) and not isinstance(value, bool) and math.isfinite(value):
             checked[name] = value
+    if message.get("control_token") is True:
+        checked["control_token"] = True
     versions = message.get("policy_versions")
     if isinstance(versions, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair) for pair in versions

@@ -1,6 +1,5 @@
 """Conversion of rows of the run store back to trajectories."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from rstar_lab.rl.renderers.turns import is_void_turn
 from rstar_lab.rl.rollout.agent_loop import make_trajectory
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader, read_steps
 from rstar_lab.tool_calls import parse_stored_calls
 from rstar_lab.verify import AnswerFormat
@@ -61,7 +61,7 @@ def stored_trajectory(
     answer_format: recipe key `rl.answer`, which decides whether a turn is void. The penalties are computed again, because
     they are stored in single precision.
     """
-    messages = json.loads(transcript["messages"])
+    messages = read_messages(transcript["messages"])
     ids, mask, log_probs, prompt_ids = _arrays(row, transcript)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], np.asarray(mask, dtype=int), [0]])))
     spans = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -11,8 +11,8 @@ from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.records import step_rows
-from rstar_lab.rl.rollout.stored import read_trajectories
-from rstar_lab.runs import RunWriter
+from rstar_lab.rl.rollout.stored import read_trajectories, stored_trajectory
+from rstar_lab.runs import RunStoreError, RunWriter
 from rstar_lab.runs.reader import RunReader
 
 
@@ -30,3 +30,9 @@ async def test_stored_turns_are_void_by_answer_format_and_keep_control_tokens(tm
     (stored,), _ = read_trajectories(RunReader(tmp_path / "r"), 1)
     assert [turn.void for turn in stored.turns] == [turn.void for turn in rollout.turns] == [void]
     assert [turn.control_token for turn in stored.turns] == [turn.control_token for turn in rollout.turns] == [True]
+
+
+@pytest.mark.parametrize("messages", ['["text"]', "{}", "no JSON"])
+def test_messages_of_another_form_are_an_error_of_the_run_store(messages):
+    with pytest.raises(RunStoreError, match="a transcript cannot be read"):
+        stored_trajectory({}, {"messages": messages}, ())
