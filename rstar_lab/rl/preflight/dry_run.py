@@ -157,6 +157,12 @@ def _shape(recipe: Recipe, profile: Profile) -> Architecture:
     shape = architecture_of(recipe.model)
     if shape is None:
         raise UserError(f"model: the shape of {recipe.model} is unknown; set model to a folder with a config.json")
+    parallel = profile.parallelism.sequence_parallel
+    if profile.trainer == "verl" and shape.heads % parallel:
+        raise UserError(
+            f"parallelism.sequence_parallel: {parallel} in profile {profile.name} does not divide the {shape.heads} attention "
+            f"heads of {recipe.model}"
+        )
     return shape
 
 

@@ -41,7 +41,9 @@ def dry_run(context: CheckContext, arguments: tuple[str, str, Mapping[str, Any],
         engine = " beside the engine" if profile.trainer == "local" else ""
         raise UserError(f"{'; '.join(found)}: does not fit into {profile.hardware.hbm_gb:g} GB{engine}")
     if not finished:
-        found.append(f"the rest takes more than {DRY_RUN_S} s on this machine; run it with --dry-run")
+        found.append(
+            f"{'the rest' if rows else 'it'} takes more than {DRY_RUN_S} s on this machine; run it with --dry-run"
+        )
     if not rows:
         raise Skip(found[-1])
     return f"peak per GPU: {'; '.join(found)}"

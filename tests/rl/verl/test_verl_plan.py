@@ -14,6 +14,7 @@ from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
+from rstar_lab.rl.models import gpu
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import SftConfig
@@ -25,6 +26,7 @@ from rstar_lab.rl.verl.objective import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.resume import has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.train import drop_overlong, environment, secrets_file
+from rstar_lab.rl.verl.trainer import _peak_memory
 from rstar_lab.rl.verl.unsupported import check, check_architecture, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
 
@@ -413,3 +415,12 @@ def test_problems_with_overlong_prompts_are_left_out_of_a_stage(memorized_model,
     again = Settings(recipe, recipe.stages[0], "r", tmp_path, 1)
     drop_overlong(again, memorized_model[0])
     assert [problem.problem_id for problem in again.problems] == ["a"], "the same problems in every process"
+
+
+def test_a_measured_peak_has_one_name_under_both_trainers():
+    with gpu.peak_memory(torch.device("cpu")) as peak:
+        assert peak == {}
+    assert peak == {} == _peak_memory({}) == _peak_memory({"actor/perf/max_memory_allocated_gb": 0.0})
+    assert _peak_memory({"actor/perf/max_memory_allocated_gb": 40.0}) == {
+        "update_gpu_gb": pytest.approx(42.95, abs=0.01)
+    }
