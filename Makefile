@@ -76,7 +76,7 @@ docs: setup  ## build the documentation into site/ (warnings are errors, no netw
 	$(BIN)/mkdocs build --strict --quiet
 
 docs-keys: setup  ## regenerate the tables of recipe keys in docs/recipe-keys.md
-	$(BIN)/python -m rstar_lab.rl.recipe.keys docs/recipe-keys.md
+	$(BIN)/python docs/key_tables.py docs/recipe-keys.md
 
 screenshots: setup services  ## take the screenshots of the README from the golden run
 	$(PYTEST) -q tests/browser/test_readme_screenshots.py
