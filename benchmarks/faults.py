@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from rich.console import Console
+from rich.table import Table
+
 from benchmarks.planted import PLANTED, Planted, unchecked
 from benchmarks.trl_faults import NOT_APPLICABLE, PROMPTS, TrlRun, run_trl
 from rstar_lab.analysis import find_alerts, open_runs
@@ -276,6 +279,22 @@ def _write_problems(
         "stages.0.problems": {"file": str(folder / "training.jsonl")},
         "evaluate.sets": {"held_out": {"file": str(folder / "evaluation.jsonl")}},
     }
+
+
+def print_findings(findings: Sequence[FaultResult], trainer: str, as_json: bool) -> int:
+    """Print the findings as a table or as JSON. Return 1 if a fault is not noticed or a check fires without a fault; for TRL only
+    if it fails without a fault."""
+    if as_json:
+        print(to_json(findings))
+    else:
+        table = Table("fault", "noticed", "step", "check", "message")
+        for found in findings:
+            step = "" if found.step is None else "before the first" if found.step == 0 else str(found.step)
+            noticed = {True: "yes", False: "no", None: "cannot occur"}[found.noticed]
+            table.add_row(found.fault, noticed, step, found.check or "", found.message)
+        Console().print(table)
+    wrong = [found.fault for found in findings if found.noticed == (found.fault == NONE.name)]
+    return int(NONE.name in wrong if trainer == "trl" else bool(wrong))
 
 
 def to_json(findings: Sequence[FaultResult]) -> str:

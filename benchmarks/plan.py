@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import plotly.graph_objects as go
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.step_simulator import Costs, Workload, simulate
 from rstar_lab.errors import UserError
@@ -184,6 +187,41 @@ def _with_gpus(profile: Profile, gpus: int) -> Profile:
     per_node = min(gpus, profile.hardware.gpus_per_node)
     hardware = profile.hardware.model_copy(update={"nodes": gpus // per_node, "gpus_per_node": per_node})
     return profile.model_copy(update={"hardware": hardware})
+
+
+def print_plan(plan: Plan, trainer: str) -> None:
+    """Print the rows, fastest first, and the recommendation. trainer: that of the profile."""
+    table = Table(
+        title=f"{plan.recipe}, stage {plan.stage}, on {plan.profile}: predicted, not measured", box=SIMPLE_HEAD
+    )
+    for heading in ("mode", "GPUs", "batch", "step", "speed", "idle", ""):
+        table.add_column(heading, no_wrap=True)
+    best, runnable = plan.recommended, plan.runnable
+    for row in sorted(plan.rows, key=lambda row: -row.rollouts_per_s):
+        notes = {"recommended": row is best, "does not fit": not row.fits, "not supported": not row.supported}
+        table.add_row(
+            row.label,
+            row.gpus,
+            str(row.problems_per_step),
+            f"{row.step_s:.0f} s",
+            f"{row.over_sync:.2f}x",
+            f"{row.idle_generator:.0%}, {row.idle_trainer:.0%}",
+            next((note for note, applies in notes.items() if applies), ""),
+            style="bold" if row is best else None,
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        "GPUs: trainer + generator; one number: both in turn. Speed: rollouts per second relative to sync. "
+        "Idle: share of the time, generator and trainer."
+    )
+    if not best.supported:
+        text = f"The {trainer} trainer of this profile does not support {best.label} on {best.gpus} GPUs"
+        if runnable:
+            text += (
+                f"; the fastest that it supports: {runnable.label} on {runnable.gpus} GPUs, {runnable.over_sync:.2f}x"
+            )
+        console.print(f"{text}.")
 
 
 def plot_plan(plan: Plan, *, mode: str = "light") -> go.Figure:

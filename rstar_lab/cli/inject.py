@@ -42,24 +42,10 @@ def inject(
     the log. `none` is the control: nothing is broken, and no check may fire. Exits with 1 if a fault is
     not noticed, or if a check fires without a fault; with `--trainer trl`, only if TRL fails without a fault.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from rstar_lab.progress import Reporter
     from rstar_lab.resources import load_benchmark
 
-    faults_module = load_benchmark("faults")
-    none, to_json = faults_module.NONE, faults_module.to_json
-    names = faults or [*faults_module.FAULTS, none.name]
-    findings = run_async(faults_module.inject(recipe, names, Reporter(as_json), runs_dir=folder, trainer=trainer))
-    if as_json:
-        print(to_json(findings))
-    else:
-        table = Table("fault", "noticed", "step", "check", "message")
-        for found in findings:
-            step = "" if found.step is None else "before the first" if found.step == 0 else str(found.step)
-            noticed = {True: "yes", False: "no", None: "cannot occur"}[found.noticed]
-            table.add_row(found.fault, noticed, step, found.check or "", found.message)
-        Console().print(table)
-    wrong = [found.fault for found in findings if found.noticed == (found.fault == none.name)]
-    raise typer.Exit(none.name in wrong if trainer == "trl" else bool(wrong))
+    bench = load_benchmark("faults")
+    names = faults or [*bench.FAULTS, bench.NONE.name]
+    findings = run_async(bench.inject(recipe, names, Reporter(as_json), runs_dir=folder, trainer=trainer))
+    raise typer.Exit(bench.print_findings(findings, trainer, as_json))
