@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.guarantees import MODES, table
 from helpers.sandbox_processes import ROOT
 
 from rstar_lab.sandbox import LocalSandbox
-from rstar_lab.sandbox.check import GUARANTEES, MODES, LayersMissing, check, holds, table
+from rstar_lab.sandbox.check import GUARANTEES, LayersMissing, check, holds
 from rstar_lab.sandbox.runtime import isolation, landlock
 from rstar_lab.sandbox.runtime.isolation import LAYERS
 
