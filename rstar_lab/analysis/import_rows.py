@@ -24,6 +24,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.runs import TRAJECTORIES, RunStoreError, RunWriter
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reflection_words import count_reflection_words
+from rstar_lab.runs.schema import is_valid_name
 from rstar_lab.tool_calls import parse_stored_calls
 
 Row = dict[str, Any]
@@ -89,14 +90,18 @@ def write_run(
     *,
     vocabulary: Sequence[str] | None = None,
     metrics: Mapping[int, Mapping[str, Any]] | None = None,
+    reward: str | None = None,
 ) -> Path:
     """Write the rollouts as a run, grouped by step, and return the run's folder.
 
-    vocabulary: text of each token id. metrics: metrics by step; default: those that follow from the rollouts.
+    vocabulary: text of each token id. metrics: metrics by step; default: those that follow from the rollouts. reward: recipe key
+    `rl.reward` of the run, which says whether a reward above 0 is a correct answer.
 
     Raises RunStoreError if the run exists, UserError if there are no rollouts.
     """
     run_id = run_id or re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or kind
+    if not is_valid_name(run_id):
+        raise UserError(f"run id {run_id!r} is not a valid folder's name: use letters, digits, '.', '_' and '-'")
     run_dir = Path(runs_dir) / run_id
     if (run_dir / "run.json").exists():
         raise RunStoreError(f"{run_dir} exists already: choose another run_id or remove the run")
@@ -107,7 +112,8 @@ def write_run(
         raise UserError(f"{source} contains no rollouts")
     created = not run_dir.exists()
     try:
-        _write(by_step, run_dir, {"source": kind, "path": str(source)}, vocabulary, metrics or {})
+        recipe = {"source": kind, "path": str(source)} | ({"rl": {"reward": reward}} if reward else {})
+        _write(by_step, run_dir, recipe, vocabulary, metrics or {})
     except (KeyError, ValueError, TypeError, pa.ArrowException) as error:
         if created:  # otherwise the next attempt would find half a run
             shutil.rmtree(run_dir, ignore_errors=True)

@@ -211,13 +211,12 @@ class Views:
         )
 
     def _runs_with_own_reward(self) -> list[str]:
-        """Return the runs whose recipe names a reward function of the user (`rl.reward` other than `verify` and `released`) or
-        environments."""
+        """Return the runs whose recipe names a reward function of the user or environments."""
         run_ids = []
         for reader in self.readers():
             section = (reader.info.get("recipe") or {}).get("rl")
             if isinstance(section, dict) and (
-                section.get("reward", "verify") not in ("verify", "released") or section.get("environments")
+                section.get("reward", "verify") not in ("verify", "released", "tests") or section.get("environments")
             ):
                 run_ids.append(reader.run_id)
         return run_ids

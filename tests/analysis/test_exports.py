@@ -61,6 +61,17 @@ def test_a_round_trip_through_atif_keeps_everything(run_dir, tmp_path):
     )
 
 
+@pytest.mark.parametrize(("reward", "known"), [("verify", True), ("tests", True), ("my_parts:own", False)])
+def test_whether_a_reward_is_a_correct_answer_survives_the_round_trip(reward, known, run_dir, tmp_path):
+    info = json.loads((run_dir / "run.json").read_text())
+    info["recipe"]["rl"]["reward"] = reward
+    (run_dir / "run.json").write_text(json.dumps(info))
+    export_atif(open_runs(run_dir), tmp_path / "atif", "step = 1")
+    for path in (run_dir, import_atif(tmp_path / "atif", tmp_path / "other")):
+        rows = open_runs(path).trajectories("step = 1")
+        assert rows.correct.isna().any() != known and (not known or (rows.correct == (rows.reward > 0)).all())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny_fast-rl", "tiny_fast-eval-base"])
 def test_runs_of_models_come_back_as_they_were(name, tmp_path):
@@ -191,6 +202,15 @@ def test_a_damaged_document_is_an_error_that_names_the_file_and_leaves_no_run(ch
     with pytest.raises(UserError, match=r"a\.json"):
         import_atif(tmp_path / "a.json", tmp_path / "runs")
     assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_document_cannot_choose_a_folder_outside_of_the_runs(run_dir, tmp_path):
+    export_atif(open_runs(run_dir), tmp_path / "atif", "step = 1")
+    for path in (tmp_path / "atif").glob("0*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"session_id": "../outside"}))
+    with pytest.raises(UserError, match=r"run id '\.\./outside' is not a valid folder's name"):
+        import_atif(tmp_path / "atif", tmp_path / "runs2")
+    assert not (tmp_path / "outside").exists()
 
 
 def test_errors_name_the_file(run_dir, tmp_path):

@@ -81,8 +81,11 @@ def new_folder(folder: str | Path) -> Path:
 def _agent(runs: Runs, run_id: str) -> Row:
     info = RunReader(runs.run_dir(run_id)).info
     versions = info.get("versions") or {}
-    model = (info.get("recipe") or {}).get("model")
+    recipe = info.get("recipe") or {}
+    model, rl = recipe.get("model"), recipe.get("rl") or {}
     agent: Row = {"name": OWN, "version": str(versions.get(OWN) or versions.get("rstar-lab") or "unknown")}
+    if reward := "environments" if rl.get("environments") else rl.get("reward"):
+        agent["extra"] = {OWN: {"reward": str(reward)}}
     return agent | ({"model_name": str(model)} if model else {})
 
 
@@ -229,10 +232,12 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
         if rollout["own"] and run_id != rollout["session"] and (Path(runs_dir) / str(rollout["session"])).exists():
             rollout["traj_id"] = f"{run_id}/{rollout['traj_id']}"  # ids are unique over the runs of a folder
     own = all(rollout["own"] for rollout in rollouts)
+    rewards = {rollout["reward_key"] for rollout in rollouts}
     vocabulary = _list_beside(source, VOCABULARY) if own else None
     lines = (_list_beside(source, METRICS) or []) if own else []
     metrics = {line["step"]: line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)}
-    return write_run(rollouts, source, runs_dir, run_id, "atif", vocabulary=vocabulary, metrics=metrics)
+    reward = rewards.pop() if own and len(rewards) == 1 else None
+    return write_run(rollouts, source, runs_dir, run_id, "atif", vocabulary=vocabulary, metrics=metrics, reward=reward)
 
 
 def _list_beside(source: Path, name: str) -> list[Any] | None:
@@ -333,6 +338,7 @@ def from_atif(document: Row, place: Path | str = "document") -> Row:
     return {
         "own": trajectory,
         "session": document.get("session_id"),
+        "reward_key": str(_dict(_dict(_dict(document.get("agent")).get("extra")).get(OWN)).get("reward") or "") or None,
         "stage": trajectory.get("stage"),
         "step": trajectory.get("step") or 0,
         "outcomes": outcomes if outcomes and set(outcomes) <= valid else None,
