@@ -9,16 +9,15 @@ with TrainingLoop("tiny_fast", "runs/tiny_fast-sft/sft/model", name="mine") as l
 
 import asyncio
 import itertools
-import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError, Future, TimeoutError
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from rstar_lab.blocking import LoopThread
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.selection import Selection
@@ -40,16 +39,6 @@ from rstar_lab.rl.seeds import derive_seed, step_seed
 from rstar_lab.rl.session import RunSession, open_run, read_stage_problems, vocabulary
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Trajectory
-
-
-def _wait(future: "Future[Any]") -> Any:
-    """Return the result of a future. Ctrl-C interrupts the waiting."""
-    while not future.done():
-        try:
-            return future.result(timeout=0.2)
-        except TimeoutError:
-            pass
-    return future.result()
 
 
 class TrainingLoop:
@@ -97,13 +86,12 @@ class TrainingLoop:
         self._reporter = reporter or Reporter()
         self._sampled: list[Trajectory] = []
         self._groups = 0  # groups sampled since the last update
-        self._loop = asyncio.new_event_loop()
 
     def open(self) -> Self:
         """Start engines and sandbox and create the run. Called at the start of a `with` block."""
-        threading.Thread(target=self._loop.run_forever, name="rstar_lab loop", daemon=True).start()
+        self._thread = LoopThread("training loop")
         try:
-            self._call(self._open())
+            self._thread.call(self._open())
         except BaseException:
             self.close()
             raise
@@ -117,34 +105,9 @@ class TrainingLoop:
     def close(self) -> None:
         """Stop engines and sandbox and close the run. Called at the end of a `with` block."""
         if stack := self.__dict__.pop("_stack", None):
-            self._call(stack.aclose())
-        if self._loop.is_running():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _call(self, work: Coroutine[Any, Any, Any], *, completes: bool = False) -> Any:
-        """Run a coroutine in the thread of the loop and wait for it. Ctrl-C cancels it, or waits for its end if it `completes`."""
-        # Cancelling the future of `run_coroutine_threadsafe` would not wait for the end of the coroutine.
-        task: list[asyncio.Task[Any]] = []
-
-        async def run() -> Any:
-            task.append(asyncio.create_task(work))
-            return await task[0]
-
-        def cancel() -> None:
-            if task:
-                task[0].cancel()
-            else:
-                self._loop.call_soon(cancel)
-
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        try:
-            return _wait(future)
-        except KeyboardInterrupt:
-            if not completes:
-                self._loop.call_soon_threadsafe(cancel)
-            with suppress(CancelledError, asyncio.CancelledError):
-                _wait(future)
-            raise
+            self._thread.call(stack.aclose())
+        if thread := self.__dict__.pop("_thread", None):
+            thread.stop()
 
     async def _open(self) -> None:
         recipe, self._stack = self.recipe, AsyncExitStack()
@@ -177,7 +140,7 @@ class TrainingLoop:
         Returns:
             The rollouts, group by group. `trajectory.group_id` is new for every problem and call.
         """
-        return self._call(self._sample(problems, n))
+        return self._thread.call(self._sample(problems, n))
 
     async def _sample(self, problems: Sequence[Problem], n: int) -> list[Trajectory]:
         tasks = [
@@ -242,7 +205,7 @@ class TrainingLoop:
             The metrics of the step, as in metrics.jsonl.
         """
         streams = as_streams(advantages, rollouts, "advantages")
-        return self._call(self._update(Selection([*rollouts], streams)), completes=True)
+        return self._thread.call(self._update(Selection([*rollouts], streams)), completes=True)
 
     async def _update(self, selection: Selection) -> dict[str, Any]:
         rl, seed = self.rl, step_seed(self.recipe.seed, self.step + 1)
@@ -267,7 +230,7 @@ class TrainingLoop:
             problems: Held-out problems.
             samples: Rollouts of each problem. They are stored as a run of their own.
         """
-        return self._call(self._evaluate(problems, samples))
+        return self._thread.call(self._evaluate(problems, samples))
 
     async def _evaluate(self, problems: Sequence[Problem], samples: int) -> dict[str, Any]:
         suffix, parent = f"loop-eval-{self.step:06d}", {"run": self.run_dir.name, "step": self.step}

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers.tiny_models import make_model
 
-from rstar_lab.rl import TrainingLoop
+from rstar_lab.blocking import LoopThread
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.scheduling.lockstep import Lockstep
 
@@ -21,13 +20,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def loop(tmp_path):
-    """Return a loop that has started nothing but its thread."""
-    make_model(tmp_path)
-    made = TrainingLoop("tiny_fast", tmp_path)
-    threading.Thread(target=made._loop.run_forever, daemon=True).start()
-    yield made
-    made.close()
+def loop():
+    thread = LoopThread("test")
+    yield thread
+    thread.stop()
 
 
 def interrupt_in(seconds):
@@ -46,9 +42,9 @@ def test_an_interrupted_call_has_ended_when_the_cell_returns(loop):
 
     interrupt_in(0.3)
     with pytest.raises(KeyboardInterrupt):
-        loop._call(work())
+        loop.call(work())
     assert ended == ["cleaned up"]
-    assert loop._call(asyncio.sleep(0, "next")) == "next"
+    assert loop.call(asyncio.sleep(0, "next")) == "next"
 
 
 def test_an_update_is_completed_before_the_interrupt_is_raised(loop):
@@ -60,7 +56,7 @@ def test_an_update_is_completed_before_the_interrupt_is_raised(loop):
 
     interrupt_in(0.2)
     with pytest.raises(KeyboardInterrupt):
-        loop._call(update(), completes=True)
+        loop.call(update(), completes=True)
     assert done == ["stored"]
 
 
@@ -87,7 +83,7 @@ async def test_cancelled_rollouts_in_lockstep_leave_the_engine():
 SCRIPT = """
 from pathlib import Path
 from helpers.tiny_models import make_model
-from rstar_lab.rl import TrainingLoop
+from rstar_lab.blocking import LoopThread
 from rstar_lab.rl.session import read_stage_problems
 
 make_model(Path("model"))

@@ -5,7 +5,6 @@ with its user id, an answer could read files and keys, or change later rewards. 
 that of the tool calls and imports sympy once.
 """
 
-import asyncio
 import atexit
 import importlib.util
 import inspect
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.blocking import LoopThread
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
@@ -38,25 +38,21 @@ class GraderBox:
     """A sandbox for graders, in a thread with an event loop of its own. Its methods can be called from any thread."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="grader-box", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("grader-box")
         self._sandbox = LocalSandbox(Limits(timeout_s=TIMEOUT_S), workers=WORKERS, preload=PRELOAD)
-
-    def _wait(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def start(self) -> None:
         """Start the sandbox (imports sympy). Raises UserError if it cannot start."""
         try:
-            self._wait(self._sandbox.start())
+            self._thread.call(self._sandbox.start())
         except RuntimeError as error:
             raise UserError(f"rl.reward: the sandbox of the grader did not start: {error}") from error
 
     def run(self, program: str, request: dict[str, Any], timeout_s: float = TIMEOUT_S) -> CallResult:
         """Return the result of a program with a request on its stdin. Raises Undecided if the sandbox failed."""
         self.start()
-        result: CallResult = self._wait(self._sandbox.run(program, json.dumps(request), seed=0, timeout_s=timeout_s))
+        call = self._sandbox.run(program, json.dumps(request), seed=0, timeout_s=timeout_s)
+        result: CallResult = self._thread.call(call)
         if result.outcome in (Outcome.SANDBOX_ERROR, Outcome.QUEUE_TIMEOUT):
             raise Undecided(f"the sandbox of the grader failed: {result.outcome.value}")
         return result
@@ -64,10 +60,10 @@ class GraderBox:
     def close(self) -> None:
         """End the processes of the sandbox."""
         try:
-            asyncio.run_coroutine_threadsafe(self._sandbox.aclose(), self._loop).result(10)
+            self._thread.call(self._sandbox.aclose(), timeout_s=10)
         except Exception:  # at the exit of the process; its processes end with it
             pass
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.stop()
 
 
 _lock = threading.Lock()

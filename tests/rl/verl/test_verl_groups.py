@@ -57,9 +57,7 @@ async def run_group(sandbox, *, retries=True):
 
 
 @pytest.mark.parametrize(("down", "attempts"), [((), 0), ((1,), 1), ((1,), 9), ((0, 1, 2), 3), ((0, 1, 2, 3), 4)])
-async def test_failed_rollouts_are_retried_and_the_run_pauses_as_in_the_local_trainer(
-    down, attempts, monkeypatch, caplog
-):
+async def test_retries_and_pauses_are_those_of_the_local_trainer(down, attempts, monkeypatch, caplog):
     monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.0)
     local = Sandbox(down, attempts)
 

@@ -73,7 +73,7 @@ async def streams_of(settings, rollouts):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.get("type") or method["add"][0]["type"])
-async def test_a_method_has_the_streams_of_the_local_trainer_or_is_refused_by_name(method):
+async def test_a_method_has_the_local_trainers_streams_or_is_refused(method):
     name = method.get("type") or method["add"][0]["type"]
     settings = settings_of(**method)
     refused = unsupported_options(settings.recipe)
@@ -130,9 +130,7 @@ class Fails:
         ("Fails", None),
     ],
 )
-async def test_an_own_method_that_needs_passes_of_the_policy_is_refused_by_preflight(
-    name, words, tmp_path, monkeypatch
-):
+async def test_preflight_refuses_own_methods_that_need_passes_of_the_policy(name, words, tmp_path, monkeypatch):
     (tmp_path / "own_forward.py").write_text(FORWARD)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
