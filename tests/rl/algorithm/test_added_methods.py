@@ -48,7 +48,7 @@ def test_truncated_rollouts_count_in_the_mean_but_not_in_the_loss():
 
 
 @pytest.mark.parametrize("baseline", [True, False])
-def test_reinforce_pp_normalises_the_advantages_over_the_tokens_of_the_step(baseline):
+def test_reinforce_pp_normalises_advantages_over_the_tokens_of_a_step(baseline):
     rollouts = group([1, 0, 0, 1], "a") + group([1, 1, 1, 1], "b") + group([0.5, 0, 0, 0], "c")
     method = {"type": "reinforce_pp", "baseline": baseline, "roc": {"rule": "none"}}
     kept = select_rollouts(rollouts, RlSection(method=method).hooks, 0)

@@ -114,7 +114,7 @@ def test_the_command_prints_a_line_of_json_per_stage_and_refuses_a_laptop():
     assert isinstance(result.exception, UserError) or result.exit_code != 0
 
 
-def test_heads_that_do_not_divide_among_the_gpus_of_a_sequence_are_an_error():
+def test_heads_that_do_not_divide_among_the_gpus_are_an_error():
     profile = load_profile("h100x8")
     parallel = profile.parallelism.model_copy(update={"sequence_parallel": 4})
     with pytest.raises(
