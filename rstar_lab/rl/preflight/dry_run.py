@@ -157,6 +157,8 @@ def _shape(recipe: Recipe, profile: Profile) -> Architecture:
     shape = architecture_of(recipe.model)
     if shape is None:
         raise UserError(f"model: the shape of {recipe.model} is unknown; set model to a folder with a config.json")
+    if profile.trainer == "local" and shape.experts:
+        raise UserError("--dry-run: the kernels of experts in fp32 have no fake version; use a profile with verl")
     parallel = profile.parallelism.sequence_parallel
     if profile.trainer == "verl" and shape.heads % parallel:
         raise UserError(

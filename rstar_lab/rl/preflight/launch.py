@@ -26,7 +26,7 @@ DRY_RUN_S, DRY_RUN_GB = 60, 2.0  # limit of the time of a dry run in preflight, 
 def dry_run(context: CheckContext, arguments: tuple[str, str, Mapping[str, Any], str | None]) -> str:
     """Run one update at full size on fake tensors, in another process. arguments: those of `dry_run_in_child`.
 
-    Raises Skip if memory or time does not suffice, and UserError if an update does not fit into a GPU.
+    Raises Skip if memory or time does not suffice or the dry run fails, and UserError if an update does not fit into a GPU.
     """
     profile = context.gpu_profile
     if not (profile.hardware.bf16_tflops and profile.hardware.hbm_tb_per_s):
@@ -35,7 +35,10 @@ def dry_run(context: CheckContext, arguments: tuple[str, str, Mapping[str, Any],
     free = psutil.virtual_memory().available / GB
     if free < DRY_RUN_GB:
         raise Skip(f"it needs {DRY_RUN_GB:g} GB of memory; {free:.1f} GB are available on this machine")
-    rows, finished = dry_run_in_child(*arguments, timeout_s=DRY_RUN_S)
+    try:
+        rows, finished = dry_run_in_child(*arguments, timeout_s=DRY_RUN_S)
+    except UserError as error:
+        raise Skip(str(error)) from error
     found = [f"{row['dry_run']} {row['peak_gb']:.1f} GB, with margin {row['with_margin_gb']:.1f} GB" for row in rows]
     if not all(row["fits"] for row in rows):
         engine = " beside the engine" if profile.trainer == "local" else ""
@@ -78,7 +81,7 @@ def dry_run_in_child(
             finished = False
     rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     if finished and process.returncode and (not rows or all(row["fits"] for row in rows)):
-        raise UserError(f"the dry run failed: {errors.strip()[-800:]}")
+        raise UserError(f"the dry run failed: {errors.strip()[-400:]}")
     return rows, finished
 
 

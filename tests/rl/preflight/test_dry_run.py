@@ -145,6 +145,11 @@ def test_preflight_skips_the_dry_run_where_memory_or_time_does_not_suffice(monke
     monkeypatch.setattr(launch, "DRY_RUN_S", 0.01)
     found = dry_run_finding()
     assert found.status is Status.SKIP and found.message.startswith("it takes more than 0.01 s")
+    monkeypatch.setattr(launch, "DRY_RUN_S", 600)
+    (found,) = (
+        f for f in preflight("tiny", "one_gpu", {"model": "Qwen3-30B-A3B"}, dry_run=True) if f.check == "dry run"
+    )
+    assert found.status is Status.SKIP and "the kernels of experts" in found.message
     monkeypatch.setattr(launch, "DRY_RUN_GB", 1e6)
     found = dry_run_finding()
     assert found.status is Status.SKIP and "GB are available on this machine" in found.message
