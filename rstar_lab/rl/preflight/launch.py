@@ -69,20 +69,17 @@ def dry_run_in_child(
     command += ["--trainer", trainer] if trainer else []
     for key, value in overrides.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout_s)
-            finished = True
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, errors = process.communicate()
-            finished = False
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **(environment or {})}
+        )
+        output, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as expired:
+        output, code = (expired.stdout or b"").decode(), None
     rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    if finished and process.returncode and (not rows or all(row["fits"] for row in rows)):
-        raise UserError(f"the dry run failed: {errors.strip()[-400:]}")
-    return rows, finished
+    if code and all(row["fits"] for row in rows):
+        raise UserError(f"the dry run failed: {done.stderr.strip()[-400:]}")
+    return rows, code is not None
 
 
 def parallelism(context: CheckContext) -> str:

@@ -62,6 +62,9 @@ def test_merged_weights_have_the_names_of_the_base_and_compute_the_same():
     model, _ = trained()
     merged, base = full_state(model), tiny()
     assert merged.keys() == base.state_dict().keys()
+    layer = model.model.layers[0].mlp.up_proj
+    expected = layer.base_layer.weight + layer.get_delta_weight("default")
+    assert torch.equal(merged["model.layers.0.mlp.up_proj.weight"], expected), "the bits are those of peft"
     base.load_state_dict(merged)
     torch.testing.assert_close(base(IDS).logits, model(IDS).logits, atol=1e-5, rtol=1e-4)
     tensors, _ = tensors_to_send(merged, torch.bfloat16)

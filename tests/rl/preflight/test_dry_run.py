@@ -140,6 +140,7 @@ def test_preflight_has_a_line_of_the_dry_run_in_another_process(monkeypatch):
     assert found.status is Status.FAIL and "does not fit into 80 GB beside the engine" in found.message
 
 
+@pytest.mark.slow
 def test_preflight_skips_the_dry_run_where_memory_or_time_does_not_suffice(monkeypatch):
     monkeypatch.setattr(run, "CHECKS", {})
     monkeypatch.setattr(launch, "DRY_RUN_S", 0.01)
@@ -156,7 +157,8 @@ def test_preflight_skips_the_dry_run_where_memory_or_time_does_not_suffice(monke
     assert "dry run" not in {finding.check for finding in preflight(*ARGUMENTS)}
 
 
-def test_a_dry_run_that_ends_with_an_error_is_a_failure(monkeypatch):
+@pytest.mark.slow
+def test_a_dry_run_that_ends_with_an_error_is_a_failure():
     with pytest.raises(UserError, match=r"the dry run failed: (.|\n)*no_such_key"):
         launch.dry_run_in_child("qwen3_1_7b_one_gpu", "one_gpu", {"rl.no_such_key": 1})
 
