@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.calibration import recorded_measurements
 from benchmarks.figures import plot_calibration
+from benchmarks.sandbox_load import Sample, plot_load, plot_outcomes
 from benchmarks.scheduler_figures import plot_gantt, plot_turns
 from benchmarks.simulated_engine import EngineSpec, Rates
 from benchmarks.simulator import ScriptedRollout, ScriptedTurn, SimulationResult, simulate
 from rstar_lab.figure_theme import COLOURS, apply_theme, outcome_marker, template
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.scheduling.policies import Static
-from rstar_lab.sandbox.load import Sample, plot_load, plot_outcomes
 
 ROOT = Path(__file__).parents[1] / "rstar_lab"
 SAMPLES = [Sample("print", Outcome.OK, 0.1 * i, 0.02, 0.0, 0.01) for i in range(20)]

@@ -107,25 +107,28 @@ sandbox.missing_layers or "no layer is missing"
 # %% [markdown]
 # ## Measure latency under load
 #
-# A mix of calls as in a rollout: most programs are short, some import numpy or sympy, a few fail, and 2% never end.
+# A mix of calls as in a rollout: most programs are short, some import numpy or sympy, a few fail, and 2% never end. The load test
+# is in the repository, not in an installed package.
 
 # %%
 from rstar_lab.analysis import LinkedFigure
-from rstar_lab.sandbox.load import MIX, mixed, plot_load, plot_outcomes, run_load
+from rstar_lab.resources import load_benchmark
 
-kinds = dict(zip((code for code, _ in MIX), ("short", "numpy", "sympy", "fails", "never ends"), strict=True))
-load = [(kinds[code], code) for code in mixed(calls)]
+load_test = load_benchmark("sandbox_load")
+
+kinds = dict(zip((code for code, _ in load_test.MIX), ("short", "numpy", "sympy", "fails", "never ends"), strict=True))
+load = [(kinds[code], code) for code in load_test.mixed(calls)]
 
 live = None
-async for samples in run_load(sandbox, load, in_flight=in_flight):
+async for samples in load_test.run_load(sandbox, load, in_flight=in_flight):
     if samples and live is None:
-        live = LinkedFigure(plot_load(samples), None)
+        live = LinkedFigure(load_test.plot_load(samples), None)
         display(live)
     elif samples:
-        live.update_figure(plot_load(samples))
+        live.update_figure(load_test.plot_load(samples))
 
 # %%
-LinkedFigure(plot_outcomes(samples), None)
+LinkedFigure(load_test.plot_outcomes(samples), None)
 
 # %%
 frame = pd.DataFrame(samples)
