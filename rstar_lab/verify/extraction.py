@@ -4,28 +4,35 @@ import re
 from collections import deque
 from typing import Literal, get_args
 
+from rstar_lab.verify.rules import VULGAR_FRACTIONS
+
 AnswerFormat = Literal["tagged", "boxed", "last_number"]
 ANSWER_FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
 
 MAX_SEARCHED = 2_000_000  # number of characters at the end of a response that are searched for an answer
 
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\(?:boxed|f(?:rame)?box)\s*\{|\\.|[{}]", re.DOTALL)
 # `\boxed 2`, `\boxed\frac12`: TeX boxes the next symbol.
 _ARGUMENT = r"\s*(?:\{[^{}]*\}|\d|[A-Za-z])"
 _UNBRACED = re.compile(
-    rf"(?<!\\)\\(?:boxed|fbox)\s*(\\[dt]?frac{_ARGUMENT}{_ARGUMENT}|\\sqrt{_ARGUMENT}|-?\d+(?:[.,]\d+)*|\\[A-Za-z]+|[A-Za-z](?![A-Za-z]))"
+    rf"(?<!\\)\\(?:boxed|f(?:rame)?box)\s*(\\[dt]?frac{_ARGUMENT}{_ARGUMENT}|\\sqrt{_ARGUMENT}|-?\d+(?:[.,]\d+)*|\\[A-Za-z]+|[A-Za-z](?![A-Za-z]))"
 )
-# What may stand between the boxes of one answer: `$\boxed{3}$ and $\boxed{5}$`.
+# What may stand between the boxes of one answer: `$\boxed{3}$ and $\boxed{5}$`, or only space.
 _BETWEEN = re.compile(
-    r"(?:[\s$]|\\[,;: ()\[\]]|\\quad)*(?:,|;|、|和|或|,?\s*(?:\\text\{\s*)?(?:and|or)(?:\s*\})?|&)"
+    r"(?:[\s$]|\\[,;: ()\[\]\\]|\\quad)*(?:[-*•]\s|,|;|、|和|或|,?\s*(?:\\text\{\s*)?(?:and|or)(?:\s*\})?|&)?"
     r"(?:[\s$]|\\[,;: ()\[\]]|\\quad)*(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?[\s$]*"
 )
 _GROUP = r"(?:,|\{,\}|\\[,!;:]|\\!,|[ \u00a0\u2009\u202f])"
+_VULGAR = "".join(VULGAR_FRACTIONS)
+_EXPONENT = r"(?:\s*\^\s*\{?[-+−]?\d+\}?|[⁺⁻]?[⁰¹²³⁴-⁹]+)"
+_FRACTION = r"\\[dt]?frac\{\d+\}\{\d+\}"
 # A minus sign after a digit, a letter or a closing bracket is a subtraction, not a sign. Only ASCII letters belong to a
 # name with digits; in other scripts words and numbers stand side by side.
 _NUMBER = re.compile(
-    rf"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?<![)\]}}])[-+−])?(?:(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
-    r"(?:[eE][-+]?\d+(?![\w.])|\s*(?:\\times|×)\s*10\s*\^\s*\{?[-+−]?\d+\}?)?(?:/\d+)?(?:\\?%)?"
+    rf"(?<![A-Za-z0-9_^])(?<![0-9]\.)(?<!\^\{{)(?<!\^\{{-)(?:(?<![)\]}}])[-+−](?:\\?[$€£])?)?(?:(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+    rf"(?:[eE][-+]?\d+(?![\w.])|(?:\s*(?:\\times|×|\*)\s*10)?{_EXPONENT}|[{_VULGAR}]|\s*{_FRACTION})?"
+    r"(?:/\d+|(?<=\d) \d+/\d+)?(?:\\?%)?"
+    rf"|[-+−]?{_FRACTION}|[-+−]?[{_VULGAR}]"
 )
 
 
@@ -46,7 +53,7 @@ def last_boxed(text: str) -> str | None:
                 boxes.append((starts.pop(start), start, match.start()))
         elif token == "{":
             open_braces.append(None)
-        elif token.startswith(("\\boxed", "\\fbox")):
+        elif token.startswith(("\\boxed", "\\fbox", "\\framebox")):
             open_braces.append(match.end())
             starts[match.end()] = match.start()
     found = [box for box in sorted(boxes, key=lambda box: box[1])]
@@ -61,7 +68,8 @@ def last_boxed(text: str) -> str | None:
         before = filled.pop()
         if not _BETWEEN.fullmatch(text[before[2] + (text[before[2] : before[2] + 1] == "}") : last[0]]):
             break
-        parts.insert(0, text[before[1] : before[2]])
+        if text[before[1] : before[2]].strip() != parts[0].strip():
+            parts.insert(0, text[before[1] : before[2]])
         last = before
     return ", ".join(parts)
 

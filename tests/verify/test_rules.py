@@ -245,6 +245,18 @@ def test_different_answers(rule):
         (r"1\,234", "last_number", "1234", True),
         ("The answer is 3.5e3", "last_number", "3500", True),
         ("x18", "last_number", "18", False),
+        ("It loses -$18", "last_number", "-18", True),
+        ("3×10⁴", "last_number", "30000", True),
+        ("10^5", "last_number", "5", False),
+        ("2½ cups", "last_number", "2.5", True),
+        ("1 1/2 cups", "last_number", "1.5", True),
+        (r"\boxed{\frac{1}{2}}", "last_number", "2", False),
+        (r"So 2 \frac{1}{2}", "last_number", "2.5", True),
+        ("12 m^2", "last_number", "12", True),
+        (r"\boxed{41}\quad\boxed{42}", "boxed", "42", False),
+        ("- $\\boxed{3}$\n- $\\boxed{5}$", "boxed", "3,5", True),
+        (r"\boxed{42} \boxed{42}", "boxed", "42", True),
+        (r"\framebox{42}", "boxed", "42", True),
     ],
 )
 def test_where_the_answer_is_read(text, answer_format, answer, equal):
