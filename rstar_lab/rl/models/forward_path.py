@@ -90,8 +90,9 @@ class ForwardPath:
             logits = logits / divisor
         if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere
             logits = logits * factor
-        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma
-            logits = torch.tanh(logits / cap) * cap
+        for name in ("final_logit_softcapping", "logits_soft_cap"):  # Gemma, RecurrentGemma
+            if (cap := getattr(config, name, None)) is not None:
+                logits = torch.tanh(logits / cap) * cap
         return logits
 
 
