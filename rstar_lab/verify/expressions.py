@@ -6,6 +6,7 @@ Two formulas are equal if their values agree to 40 digits at several points, or 
 
 import logging
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,8 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig, normal
 from sympy.core.function import AppliedUndef
 
 from rstar_lab.verify.exact import Value, plain_value, rounds_to
+
+Decimals = tuple[Value | None, Value | None]  # of two formulas, those that are plain numbers
 
 DIGITS = 50
 MAX_DIGITS, MAX_DEGREE, MAX_FACTORIAL = 100_000, 1_000, 10_000
@@ -85,8 +88,7 @@ def equal(first: str, second: str) -> bool:
         raise
     except Exception:  # the parser raises errors of many kinds for what is not a formula
         return False
-    decimals = [value for text in (first, second) if (value := plain_value(text)) is not None and value.decimals]
-    return objects_equal(left, right, decimals)
+    return objects_equal(left, right, (plain_value(first), plain_value(second)))
 
 
 def is_formula(text: str) -> bool:
@@ -100,7 +102,7 @@ def is_formula(text: str) -> bool:
     return True
 
 
-def objects_equal(left: Any, right: Any, decimals: list[Value]) -> bool:
+def objects_equal(left: Any, right: Any, decimals: Decimals) -> bool:
     if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
         return _matrices_equal(left, right, decimals)
     if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
@@ -116,7 +118,7 @@ def objects_equal(left: Any, right: Any, decimals: list[Value]) -> bool:
     return _expressions_equal(left, right, decimals)
 
 
-def _matrices_equal(left: Any, right: Any, decimals: list[Value]) -> bool:
+def _matrices_equal(left: Any, right: Any, decimals: Decimals) -> bool:
     left, right = (value.doit() if hasattr(value, "doit") else value for value in (left, right))
     if not (isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase)) or left.shape != right.shape:
         return False
@@ -153,7 +155,7 @@ def _equations_equal(left: sympy.Eq, right: sympy.Eq) -> bool:
         if all(isinstance(found, list) and found for found in solutions) and len(solutions[0]) == len(solutions[1]):
             remaining = list(solutions[1])
             for one in solutions[0]:
-                match = next((other for other in remaining if _expressions_equal(one, other, [])), None)
+                match = next((other for other in remaining if _expressions_equal(one, other)), None)
                 if match is None:
                     break
                 remaining.remove(match)
@@ -216,7 +218,7 @@ def _real_roots(expression: sympy.Expr) -> sympy.Expr:
     return expression.replace(is_odd_root, lambda node: (-1) ** (node.exp.p % 2) * sympy.Pow(-node.base, node.exp))
 
 
-def _expressions_equal(left: sympy.Expr, right: sympy.Expr, decimals: list[Value]) -> bool:
+def _expressions_equal(left: sympy.Expr, right: sympy.Expr, decimals: Decimals = (None, None)) -> bool:
     if left == right:
         return True
     if left.free_symbols or right.free_symbols:
@@ -228,11 +230,8 @@ def _expressions_equal(left: sympy.Expr, right: sympy.Expr, decimals: list[Value
     if exact[0] is not None and exact[1] is not None:
         if exact[0] == exact[1]:
             return True
-        return any(
-            rounds_to(Fraction(int(value.p), int(value.q)), decimal)
-            for value in exact
-            if value is not None
-            for decimal in decimals
+        return _rounds_to_other(
+            [Fraction(int(value.p), int(value.q)) for value in exact if value is not None], decimals
         )
     if left in (sympy.oo, -sympy.oo) or right in (sympy.oo, -sympy.oo):
         return bool(left.doit() == right.doit())
@@ -246,10 +245,14 @@ def _expressions_equal(left: sympy.Expr, right: sympy.Expr, decimals: list[Value
         return True
     if any(_close_parts(values[0], values[1])):
         return True
-    for value, decimal in ((value, decimal) for decimal in decimals for value in values):
-        if value.is_real and rounds_to(Fraction(str(value)), decimal):
-            return True
-    return False
+    numbers = [Fraction(str(value)) if value.is_real else None for value in values]
+    return _rounds_to_other(numbers, decimals)
+
+
+def _rounds_to_other(values: Sequence[Fraction | None], decimals: Decimals) -> bool:
+    """Return whether one of two values is the other, written as a decimal, before rounding."""
+    pairs = zip(values, reversed(decimals), strict=True)
+    return any(value is not None and decimal is not None and rounds_to(value, decimal) for value, decimal in pairs)
 
 
 def _close_parts(first: Any, second: Any) -> tuple[bool, ...]:
