@@ -29,9 +29,8 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation, RewardPart, Scores
-from rstar_lab.rl.environments.problem_file import write_problem_file
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.problems import Problem, write_problem_file
 from rstar_lab.rl.tools.base import ToolResult
 from rstar_lab.rl.trajectory import ToolCallRecord, Trajectory
 from rstar_lab.tool_calls import parse_stored_turn

@@ -21,9 +21,8 @@ from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
 from rstar_lab.rl.methods import CrossPolicy, Opd
-from rstar_lab.rl.models.attention import attention_implementation
 from rstar_lab.rl.models.lora import attach_lora
-from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.model import attention_implementation, build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.sources import get_model, origin_entry
 from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem

@@ -5,7 +5,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,19 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
         types = [(name, pa.float64() if name == "difficulty" else pa.string()) for name in names]
         with atomic_write(path) as file:
             pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(types)), file)
+
+
+def write_problem_file(module: str, problems_of: Callable[[str], Sequence[Problem]]) -> None:
+    """Write problems to a file. This is the main function of `python -m MODULE MODULE:NAME PROBLEMS.jsonl`.
+
+    problems_of: returns the problems of `module:name`. For wrong arguments or a UserError, exits with a message.
+    """
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: python -m {module} MODULE:NAME PROBLEMS.jsonl")
+    target, path = sys.argv[1:]
+    try:
+        problems = problems_of(target)
+        write_problems(path, problems)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    print(f"{len(problems)} problems written to {path}")

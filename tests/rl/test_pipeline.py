@@ -13,7 +13,7 @@ from rstar_lab.rl import pipeline
 from rstar_lab.rl import session as session_module
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import local_rollouts
-from rstar_lab.rl.models.attention import attention_implementation
+from rstar_lab.rl.models.model import attention_implementation
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.rollout.codec import Codec

@@ -14,9 +14,8 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.base import Environment, RewardPart, Scores
-from rstar_lab.rl.environments.problem_file import write_problem_file
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.problems import Problem, write_problem_file
 from rstar_lab.rl.trajectory import Trajectory
 
 ANSWER_BLOCK = re.compile(r"<answer>.*", re.DOTALL)

@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.environments.problem_file import write_problem_file
-from rstar_lab.rl.problems import Problem, load_problems
+from rstar_lab.rl.problems import Problem, load_problems, write_problem_file
 
 
 def problems_of(target: str) -> list[Problem]:
