@@ -1,14 +1,23 @@
 """The figures and tables of the rStar2-Agent paper, made from one's own runs."""
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figures import plot_curves
+from rstar_lab.analysis.figures import plot_ablation, plot_curves
 from rstar_lab.analysis.metrics import curves, evaluations, measure
 from rstar_lab.analysis.paper import published
-from rstar_lab.analysis.runs import Runs
+from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.analysis.tokens import plot_high_entropy_words, plot_token_kinds, token_table
+from rstar_lab.figure_theme import line_styles
+from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.reader import RunReader
+
+SETS = ("math500", "aime24", "aime25", "hmmt25")
 
 
 def results_table(runs: Runs | None = None) -> pd.DataFrame:
@@ -22,34 +31,83 @@ def results_table(runs: Runs | None = None) -> pd.DataFrame:
         kinds = dict(zip(table.run_id, table.kind, strict=True))
         for row in measure(runs, ["pass1"]).to_dict("records"):
             run_id = str(row["run_id"])
-            if kinds.get(run_id) == "evaluate":
-                problems = next(
-                    (name for name in ("math500", "aime24", "aime25", "hmmt25") if name in run_id), "other set"
-                )
-                rows.append({"model": run_id, problems: float(row["value"])})
+            if kinds.get(run_id) != "evaluate":
+                continue
+            sets = (RunReader(runs.run_dir(run_id)).info.get("result") or {}).get("sets")
+            if sets:  # several sets in one evaluation
+                values = {name: float(result["pass1"][0]) for name, result in sets.items()}
+            else:
+                values = {next((name for name in SETS if name in run_id), "other set"): float(row["value"])}
+            rows.append({"model": run_id} | values)
     return pd.DataFrame(rows)
 
 
-def figures_of_the_paper(runs: Runs) -> dict[str, Figure | pd.DataFrame]:
+def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataFrame]:
     """Return the paper's figures and tables, made from your own runs, by name. Those that the runs have no data for are left out.
 
-    `held-out accuracy`: evaluations during training, with the published values as lines. `training`: pass@1, tool errors in correct
-    trajectories, response length and reflection words. `tool calls`: calls per step and seconds per call. `stages`: accuracy and length per
-    stage. `results`: pass@1 by model and benchmark.
+    | name | content |
+    |---|---|
+    | `training` | pass@1, tool errors in correct trajectories, response length and reflection words |
+    | `held-out accuracy` | evaluations during training, with the published values as lines |
+    | `ablation` | the same curves, and response length and tool errors, by the label of the recipes, if there are several |
+    | `tool calls` | calls per step, and seconds per call with the time in the queue |
+    | `tokens`, `words` | entropy of tokens before and after tool responses; words whose first token has the highest entropy |
+    | `stages` | accuracy and length per stage |
+    | `results` | pass@1 by model and benchmark |
+    | `accuracy by turns` | pass@1 of evaluations over `evaluate.max_turns`, if it has several values |
+
+    Args:
+        runs: The runs, or their folder.
     """
+    if not isinstance(runs, Runs):
+        runs = open_runs(runs)
     found: dict[str, Figure | pd.DataFrame] = {"training": plot_curves(runs)}
     held_out = [name for name in evaluations(runs) if name.endswith("/pass1")]
     if held_out:
         found["held-out accuracy"] = plot_curves(runs, held_out, reference=True)
+    table = runs.runs()
+    if "recipe.label" in table and table[table.kind == "train"]["recipe.label"].nunique() > 1:
+        found["ablation"] = plot_ablation(
+            runs, "label", [*held_out, "pass1", "response_tokens", "tool_error_rate_correct"]
+        )
     calls = runs.sql(
         """SELECT run_id, stage, step, count(*) AS calls, avg(run_s) AS seconds_per_call, avg(queue_s) AS queue_s
            FROM calls GROUP BY ALL ORDER BY ALL"""
     )
     if len(calls):
-        found["tool calls"] = calls
+        found["tool calls"] = _plot(
+            calls, "run_id", "step", {"calls": "calls per step", "seconds_per_call": "seconds per call"}
+        )
+    with suppress(RunStoreError):  # without token arrays
+        tokens = token_table(runs)
+        found |= {"tokens": plot_token_kinds(tokens), "words": plot_high_entropy_words(tokens)}
     found["stages"] = stage_table(runs)
     found["results"] = results_table(runs)
+    turns = table[table.kind == "evaluate"]
+    if "recipe.evaluate.max_turns" in turns and turns["recipe.evaluate.max_turns"].nunique() > 1:
+        frame = (
+            measure(runs, ["pass1"])
+            .merge(turns, on="run_id")
+            .rename(columns={"recipe.evaluate.max_turns": "max_turns"})
+        )
+        name = next((key for key in ("extra.model", "recipe.model") if key in frame), "kind")
+        found["accuracy by turns"] = _plot(frame.sort_values("max_turns"), name, "max_turns", {"value": "pass@1"})
     return found
+
+
+def _plot(frame: pd.DataFrame, lines: str, x: str, panels: dict[str, str]) -> Figure:
+    """Plot each column of `panels` over `x` in a panel of that title, with one line per value of the column `lines`."""
+    figure = make_subplots(1, len(panels), subplot_titles=list(panels.values()), horizontal_spacing=0.1)
+    for line, (colour, dash, symbol) in line_styles([str(value) for value in frame[lines].unique()]).items():
+        part = frame[frame[lines].astype(str) == line]
+        for column, name in enumerate(panels, start=1):
+            figure.add_scatter(
+                x=part[x], y=part[name], name=line, legendgroup=line, showlegend=column == 1, mode="lines+markers",
+                line={"color": colour, "dash": dash}, marker_symbol=symbol, row=1, col=column,
+            )  # fmt: skip
+    figure.update_xaxes(title=x.replace("_", " "))
+    figure.update_layout(height=400)
+    return Figure(figure, frame)
 
 
 def stage_table(runs: Runs) -> pd.DataFrame:

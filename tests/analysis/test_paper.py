@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.analysis_runs import make_run
 from helpers.run_rows import rows
 
 from rstar_lab.analysis import open_runs
@@ -72,6 +73,31 @@ def test_figures_of_the_paper_are_made_from_own_runs(runs):
     assert stages.loc[("run-0-rl", "two"), "last_step"] == 6 and stages.loc[
         ("run-0-rl", "two"), "eval/aime24/pass1"
     ] == pytest.approx(0.6)
+
+
+def test_figures_of_ablations_calls_and_turns(tmp_path):
+    for label in ("RoC", "none"):
+        make_run(tmp_path, f"{label}-rl", steps=2, label=label)
+    for turns in (2, 6):
+        recipe = {"model": "tiny", "evaluate": {"max_turns": turns}}
+        with RunWriter.open(tmp_path, f"eval-{turns}", kind="evaluate", recipe=recipe, seed=0) as writer:
+            made = rows(1)
+            for level in made.values():
+                for row in level:
+                    row["traj_id"] = f"eval-{turns}/{row['traj_id']}"
+            writer.write_step("evaluate", 1, **made, metrics={})
+            sets = {"aime24": {"pass1": [0.5, 0.4, 0.6]}, "aime25": {"pass1": [0.25, 0.1, 0.4]}}
+            writer.finish("finished", result={"pass1": [0.4, 0.3, 0.5], "sets": sets if turns == 6 else None})
+    made = figures_of_the_paper(tmp_path)
+    assert {"ablation", "tool calls", "accuracy by turns"} <= set(made)
+    calls = open_runs(tmp_path).sql("SELECT count(*) AS n FROM calls WHERE run_id = 'RoC-rl' AND step = 2").n[0]
+    frame = made["tool calls"].frame.set_index(["run_id", "step"])
+    assert frame.loc[("RoC-rl", 2), "calls"] == calls
+    assert made["accuracy by turns"].frame.max_turns.tolist() == [2, 6]
+    table = made["results"].set_index("model")
+    assert table.loc["eval-6", ["aime24", "aime25"]].tolist() == [0.5, 0.25] and table.loc["eval-2", "other set"] >= 0
+    alone = figures_of_the_paper(open_runs(tmp_path / "eval-2"))
+    assert set(alone) == {"training", "tool calls", "stages", "results"}
 
 
 def test_published_numbers_are_complete_and_have_their_source():

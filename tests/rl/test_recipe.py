@@ -174,6 +174,20 @@ def test_every_key_of_the_scripts_of_the_release_has_an_answer():
     assert len(keys) == 57 and [key for key in keys if advice(key) is None] == []
 
 
+def test_keys_of_the_release_are_known_as_the_page_shortens_them():
+    """The left column of the table of settings, with and without the sections of verl, is answered with the right column."""
+    page = (Path(__file__).parents[2] / "docs/coming-from-rstar.md").read_text().partition("## Settings")[2]
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 15
+    for left, right in rows:
+        for name in re.findall(r"`([\w.]+)(?:=\w+)?`", left):
+            for key in (name, f"actor_rollout_ref.{name}"):
+                with pytest.raises(RecipeError, match="a key of microsoft/rStar") as error:
+                    load_recipe("release_dapo", {key: "1"})
+                named = re.findall(r"`((?:rl|evaluate|stages|engine)\.[\w.]*\w)", right)
+                assert not named or any(part in str(error.value) for part in named), (key, named, str(error.value))
+
+
 def test_advice_on_keys_of_the_release_names_keys_that_exist():
     recipe, named = load_recipe("release_dapo"), 0
     for text in RELEASE_KEYS.values():

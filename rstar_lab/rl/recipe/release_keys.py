@@ -6,7 +6,11 @@ The names are those of examples/*.sh and rstar2_agent/config in microsoft/rStar.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-ROOTS = ("augmentation", "data", "actor_rollout_ref", "algorithm", "reward_model", "trainer", "critic", "ray_init")
+ROOTS = (
+    "augmentation", "data", "actor_rollout_ref", "algorithm", "reward_model", "trainer", "critic", "ray_init",
+    # Beginnings of keys as docs/coming-from-rstar.md shortens them
+    "down_sampling_config", "rollout", "actor", "multi_turn", "val_kwargs", "custom_reward_function",
+)  # fmt: skip
 RELEASE_KEYS = {
     "down_sample_to_n": "set rl.group_size",
     "rollout.n": "set rl.method.roc.oversample, so that rl.group_size * oversample is this number",
@@ -57,6 +61,7 @@ RELEASE_KEYS = {
     "rollout.name": "leave it out: the engines are vLLM; SGLang is not supported",
     "rollout.temperature": "set rl.temperature",
     "rollout.mode": "leave it out: set rl.schedule.lockstep, which is off by default",
+    "rollout.trace": "leave it out: the run store has every rollout; the inspector shows them",
     "trace.backend": "leave it out: the run store has every rollout; the inspector shows them",
     "trace.token2text": "leave it out: the run store has texts and tokens",
     "agent.num_workers": "leave it out: the profile decides",
@@ -66,6 +71,8 @@ RELEASE_KEYS = {
     "val_kwargs.do_sample": "set evaluate.temperature; 0 is greedy",
     "tensor_model_parallel_size": "set engine.tensor_parallel in the profile",
     "gpu_memory_utilization": "set engine.memory_utilization in the profile, or engine.gpu_memory_utilization without verl",
+    "custom_reward_function.path": "set rl.reward, to your own module:function",
+    "custom_reward_function.name": "set rl.reward, to your own module:function",
     "reward_manager": "set rl.reward, such as released",
     "total_training_steps": "set stages.0.steps",
     "total_epochs": "set stages.0.steps",
