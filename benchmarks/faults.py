@@ -23,7 +23,7 @@ from rstar_lab.analysis import find_alerts, open_runs
 from rstar_lab.analysis.doctor import doctor
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.progress import Reporter
+from rstar_lab.progress import Reporter, plain
 from rstar_lab.rl import session
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.overrides import load_recipe
@@ -291,7 +291,7 @@ def print_findings(findings: Sequence[FaultResult], trainer: str, as_json: bool)
         for found in findings:
             step = "" if found.step is None else "before the first" if found.step == 0 else str(found.step)
             noticed = {True: "yes", False: "no", None: "cannot occur"}[found.noticed]
-            table.add_row(found.fault, noticed, step, found.check or "", found.message)
+            table.add_row(found.fault, noticed, step, found.check or "", plain(found.message))
         Console().print(table)
     wrong = [found.fault for found in findings if found.noticed == (found.fault == NONE.name)]
     return int(NONE.name in wrong if trainer == "trl" else bool(wrong))

@@ -17,6 +17,7 @@ from benchmarks.step_simulator import Costs, Workload, simulate
 from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS, apply_theme
 from rstar_lab.hardware.profiles import Profile
+from rstar_lab.progress import plain
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
 from rstar_lab.rl.recipe import Recipe, RlSection
@@ -192,7 +193,7 @@ def _with_gpus(profile: Profile, gpus: int) -> Profile:
 def print_plan(plan: Plan, trainer: str) -> None:
     """Print the rows, fastest first, and the recommendation. trainer: that of the profile."""
     table = Table(
-        title=f"{plan.recipe}, stage {plan.stage}, on {plan.profile}: predicted, not measured", box=SIMPLE_HEAD
+        title=plain(f"{plan.recipe}, stage {plan.stage}, on {plan.profile}: predicted, not measured"), box=SIMPLE_HEAD
     )
     for heading in ("mode", "GPUs", "batch", "step", "speed", "idle", ""):
         table.add_column(heading, no_wrap=True)
@@ -200,8 +201,8 @@ def print_plan(plan: Plan, trainer: str) -> None:
     for row in sorted(plan.rows, key=lambda row: -row.rollouts_per_s):
         notes = {"recommended": row is best, "does not fit": not row.fits, "not supported": not row.supported}
         table.add_row(
-            row.label,
-            row.gpus,
+            plain(row.label),
+            plain(row.gpus),
             str(row.problems_per_step),
             f"{row.step_s:.0f} s",
             f"{row.over_sync:.2f}x",

@@ -4,9 +4,12 @@ Each scrape reads the run store. Therefore the exporter works for the local trai
 copied from another machine, and the training process needs no change.
 """
 
+import contextlib
 import hmac
 import math
 import re
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +26,8 @@ from rstar_lab.runs.reader import RunReader, run_folders
 from rstar_lab.sandbox.access import check_exposure, is_loopback
 from rstar_lab.sandbox.metrics import CONTENT_TYPE
 
+# Limits of a connection that has not sent the token.
+MAX_CONNECTIONS, MAX_HEADER_BYTES, HEADER_TIMEOUT_S = 64, 64 * 1024, 20.0
 RECENT_S = 24 * 3600.0  # finished runs older than this are not exported
 GAUGES = {
     "rstar_lab_run_running": "1 while the run is running, else 0",
@@ -82,9 +87,58 @@ def _is_number(value: Any) -> bool:
 
 
 class Exporter(ThreadingHTTPServer):
-    """A server of `/metrics`. token: required bearer token; None: every user of this machine may read the metrics."""
+    """A server of `/metrics`. token: required bearer token; None: every user of this machine may read the metrics.
+
+    If more than MAX_CONNECTIONS have not sent the token, the oldest is closed.
+    """
 
     token: str | None = None
+    request_queue_size = 128
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any):
+        self._strangers: dict[Any, None] = {}  # sockets, in the order in which they were opened
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._strangers[request] = None
+        if len(self._strangers) > MAX_CONNECTIONS:
+            close(next(iter(self._strangers)))
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.trust(request)
+        super().shutdown_request(request)
+
+    def trust(self, request: Any) -> None:
+        """Stop counting a connection: it has sent the token, or it is closed."""
+        self._strangers.pop(request, None)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: a client has closed the connection or sent too much."""
+
+
+def close(connection: socket.socket) -> None:
+    """End a connection that another thread reads."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class Head:
+    """Reads the lines of a request's head, of together at most MAX_HEADER_BYTES."""
+
+    def __init__(self, file: Any):
+        self.file, self.left, self.closed = file, MAX_HEADER_BYTES, False
+
+    def readline(self, size: int = -1) -> bytes:
+        line = self.file.readline(self.left + 1)
+        self.left -= len(line)
+        if self.left < 0:
+            raise ConnectionError("the head of the request is too large")
+        return line
+
+    def close(self) -> None:
+        self.file.close()
 
 
 def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Exporter:
@@ -97,7 +151,20 @@ def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Ex
     registry.register(RunCollector(runs_dir))
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = HEADER_TIMEOUT_S  # of each wait
+
+        def handle(self) -> None:
+            self.rfile = Head(self.rfile)  # type: ignore[assignment]
+            self.deadline = threading.Timer(HEADER_TIMEOUT_S, close, [self.connection])
+            self.deadline.daemon = True
+            self.deadline.start()
+            try:
+                super().handle()
+            finally:
+                self.deadline.cancel()
+
         def do_GET(self) -> None:
+            self.deadline.cancel()
             given, token = self.headers.get("Authorization", ""), server.token
             if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 self._answer(401, b"send the token as `Authorization: Bearer TOKEN`\n")
@@ -106,6 +173,7 @@ def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Ex
             elif self.path != "/metrics":
                 self._answer(404, b"the metrics are at /metrics\n")
             else:
+                server.trust(self.request)
                 self._answer(200, generate_latest(registry))
 
         def _answer(self, status: int, body: bytes) -> None:

@@ -4,6 +4,7 @@ A model becomes a model repository and a run becomes a data set, each with a car
 sent and fetched: safetensors, JSON, text and Parquet, by exact names; never pickles, Python files or links.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
+from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader, check_file
 
 Kind = Literal["model", "run"]
@@ -265,15 +267,15 @@ def _evaluations(run: RunReader, folder: Path) -> list[str]:
     """Return a table of the finished evaluations of exactly this model folder, beside its run."""
     rows = []
     for path in sorted(run.run_dir.parent.glob("*/run.json")):
-        info = json.loads(path.read_text())
-        model = (info.get("extra") or {}).get("model")
-        if info.get("kind") != "evaluate" or info.get("status") != "finished" or not model:
-            continue
-        if Path(model).resolve() == folder.resolve():
-            result = info["result"]
-            rows.append(
-                f"| {info['run_id']} | {format_interval(result['pass1'])} | {result['problems']} | {result['samples']} |"
-            )
+        with contextlib.suppress(*READ_ERRORS):  # of a run that is being written, or of somebody else
+            info = RunReader(path.parent).info
+            model = (info.get("extra") or {}).get("model")
+            if info["kind"] != "evaluate" or info["status"] != "finished" or not model:
+                continue
+            if Path(model).resolve() == folder.resolve():
+                result = info["result"]
+                numbers = f"{int(result['problems'])} | {int(result['samples'])}"
+                rows.append(f"| {info['run_id']} | {format_interval(result['pass1'])} | {numbers} |")
     head = ["| evaluation | pass@1, 95% interval | problems | samples |", "|---|---|---|---|"]
     return ["## Evaluation", "", *head, *rows, ""] if rows else []
 

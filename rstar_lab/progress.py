@@ -8,6 +8,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from rstar_lab.visible_text import printable
+
+
+def plain(value: object, style: str = "") -> Text:
+    """Return a value for rich as it is: a name, an answer or an error of a run or model is no markup and controls no terminal."""
+    return Text(printable(value), style)
 
 
 class Reporter:
@@ -20,7 +28,7 @@ class Reporter:
     def print_line(self, text: str) -> None:
         """Print a line, unless the output is for programs."""
         if not self.as_json:
-            self.console.print(text)
+            self.console.print(plain(text))
 
     def emit(self, event: str, **fields: Any) -> None:
         """Print an event as a JSON line, if the output is for programs."""
@@ -33,8 +41,8 @@ class Reporter:
         if self.as_json or not self.console.is_terminal:
             yield Work(self, name, total, None)
             return
-        columns = [TextColumn("{task.description:10}"), BarColumn(24), MofNCompleteColumn()]
-        columns += [TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}")]
+        columns = [TextColumn("{task.description:10}", markup=False), BarColumn(24), MofNCompleteColumn()]
+        columns += [TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
         with Progress(*columns, console=self.console) as progress:
             yield Work(self, name, total, progress)
 
@@ -46,7 +54,7 @@ class Work:
         self.reporter, self.name, self.total, self.progress = reporter, name, total, progress
         self.started = self.printed_at = time.monotonic()
         if progress:
-            self.task = progress.add_task(name, total=total, note="")
+            self.task = progress.add_task(printable(name), total=total, note="")
 
     def update(self, done: int, note: str = "", *, every_s: float = 0.0, **fields: Any) -> None:
         """Set the number of finished parts. Without a terminal, at most one line is printed every `every_s` seconds.
@@ -54,7 +62,7 @@ class Work:
         note: text after the numbers. fields: metrics for the JSON line.
         """
         if self.progress:
-            self.progress.update(self.task, completed=done, note=note)
+            self.progress.update(self.task, completed=done, note=printable(note))
             return
         now = time.monotonic()
         if done != self.total and now - self.printed_at < every_s:

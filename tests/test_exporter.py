@@ -1,9 +1,11 @@
 """Tests of `rstar-lab monitor`, and that dashboard and alerts use only metrics that exist."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import yaml
 from helpers.run_rows import rows
 from prometheus_client.parser import text_string_to_metric_families
 
+from rstar_lab import exporter
 from rstar_lab.errors import UserError
 from rstar_lab.exporter import GAUGES, make_exporter
 from rstar_lab.runs import RunWriter
@@ -67,6 +70,30 @@ def test_the_last_step_of_every_run_is_exported(runs_dir, serve):
     metrics = {sample.labels["name"]: sample.value for sample in found if "name" in sample.labels}
     assert metrics == {"correct": 0.5, "mismatch": 1e-6, "eval_held_out_pass1": 0.25}
     assert ("rstar_lab_run_step", "done") not in samples, "a run without a step has no last step"
+
+
+def test_connections_and_heads_are_limited_before_the_token(runs_dir, serve, monkeypatch):
+    monkeypatch.setattr(exporter, "HEADER_TIMEOUT_S", 1.0)
+    token = "0123456789abcdef"
+    url = serve(runs_dir, "127.0.0.1", 0, token)
+    address = ("127.0.0.1", int(url.split(":")[2].split("/")[0]))
+    idle = [socket.create_connection(address, timeout=10) for _ in range(exporter.MAX_CONNECTIONS + 20)]
+    assert scrape(url, Authorization=f"Bearer {token}").status_code == 200
+    assert idle[0].recv(1) == b"", "the oldest is closed"
+    threads = threading.active_count()
+    assert threads < 3 * exporter.MAX_CONNECTIONS
+    with socket.create_connection(address, timeout=10) as connection:
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"GET /metrics HTTP/1.0\r\n")
+            while sent < 64 << 20:
+                connection.sendall(b"a: b\r\n" * 1000)
+                sent += 6000
+        assert sent < 20 << 20
+    for connection in idle[1:]:
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(1) == b"", "without a head within the time limit"
+        connection.close()
 
 
 def test_a_token_is_required_beyond_this_machine(runs_dir, serve):

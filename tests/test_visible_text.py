@@ -1,8 +1,12 @@
 """No text of a model, tool, run or service reaches a terminal with control sequences or as markup."""
 
+import contextlib
 import io
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +17,7 @@ from typer.testing import CliRunner
 from rstar_lab.cli.command_line import app
 from rstar_lab.cli.shared import fail
 from rstar_lab.exporter import RunCollector
+from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat.events import Event, Kind
 from rstar_lab.rl.chat.view import show
 from rstar_lab.visible_text import printable
@@ -121,3 +126,53 @@ def test_rescore_prints_answers_without_control_sequences(monkeypatch, runs):
     monkeypatch.setattr(rescore, "rescore", lambda *arguments, **options: found)
     done = CliRunner().invoke(app, ["rescore", "good", "--runs-dir", str(runs)])
     assert done.exit_code == 0 and "1 of 1 rewards change" in done.stdout and is_plain(done.stdout)
+
+
+def test_a_reporter_prints_text_as_it_is():
+    output = io.StringIO()
+    reporter = Reporter(console=Console(file=output, width=300, highlight=False, force_terminal=True))
+    reporter.print_line(HOSTILE)
+    with reporter.work(HOSTILE, 2) as work:
+        work.update(1, HOSTILE)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "")
+    assert is_plain(shown) and shown.count("[/x] [bold]b[/]") >= 2
+
+
+def test_an_evaluation_prints_answers_of_the_model_as_they_are():
+    from rstar_lab.rl.evaluate_command import print_result
+
+    interval = (0.5, 0.4, 0.6)
+    row = {
+        "problem_id": HOSTILE, "correct": 1, "majority": f"[/x]{HOSTILE}", "truth": f"[/x]{HOSTILE}", "majority_correct": True,
+        "response_tokens": 5.0, "calls": 1, "samples": 1, "errors": 0,
+    }  # fmt: skip
+    names = ("response_tokens", "calls", "error_rate", "truncated")
+    result = {
+        "samples": 1, "problems": 1, "n": 1, "pass1": interval, "maj1": interval, "error_rate": 0.5, "calls": 1.0, "truncated": 0.0,
+        "response_tokens": 5.0, "intervals": dict.fromkeys(names, interval),
+    }  # fmt: skip
+    output = io.StringIO()
+    with contextlib.suppress(KeyError):  # the lines below the table need more keys
+        print_result(
+            result, [row], Path(f"runs/{HOSTILE}"), Reporter(console=Console(file=output, width=300)), tools=True
+        )
+    assert is_plain(output.getvalue()) and output.getvalue().count("[/x]") >= 3
+
+
+def test_preflight_prints_findings_as_they_are(monkeypatch, capsys):
+    from rstar_lab.rl.preflight import run
+
+    finding = run.Finding("model", run.Status.FAIL, HOSTILE)
+    monkeypatch.setattr(run, "preflight", lambda *_: iter([finding]))
+    assert run.run_preflight(HOSTILE, HOSTILE, {}) == 1
+    assert is_plain(text := capsys.readouterr().out) and "[/x]" in text and "[bold]" in text
+
+
+def test_warnings_and_log_lines_are_printable():
+    code = (
+        "import logging, sys, warnings\nfrom rstar_lab.cli import command_line\n"
+        f"text = {HOSTILE!r}\ncommand_line.app = lambda **_: (warnings.warn(text), logging.getLogger('x').warning(text))\n"
+        "command_line.run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert is_plain(done.stderr) and done.stderr.count("[/x] [bold]b[/]") == 2, done.stderr

@@ -25,6 +25,7 @@ from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_rec
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.key_reads import VARIABLE, recorded_reads
+from rstar_lab.progress import plain
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.architecture import architecture_of
@@ -378,7 +379,7 @@ def rehearse(recipe: str, profile: str, overrides: Mapping[str, Any], *, folder:
 
     def print_phase(phase: Phase) -> None:
         console.print(
-            f"{phase.name}: {phase.status} after {phase.seconds:.0f} s. {phase.detail}", markup=False, soft_wrap=True
+            plain(f"{phase.name}: {phase.status} after {phase.seconds:.0f} s. {phase.detail}"), soft_wrap=True
         )
 
     # The job runs in processes of its own: an exception of this process ends it, a signal would not.
@@ -389,11 +390,11 @@ def rehearse(recipe: str, profile: str, overrides: Mapping[str, Any], *, folder:
     if as_json:
         print(json.dumps(report.as_json()))
         return int(report.failed)
-    table = Table("phase", "status", "seconds", "detail", title=f"rehearsal of {recipe} on {profile}")
+    table = Table("phase", "status", "seconds", "detail", title=plain(f"rehearsal of {recipe} on {profile}"))
     for phase in report.phases:
-        table.add_row(phase.name, phase.status, f"{phase.seconds:.0f}", phase.detail)
+        table.add_row(phase.name, phase.status, f"{phase.seconds:.0f}", plain(phase.detail))
     console.print(table)
     console.print(f"{len(report.covered)} keys executed. Not covered:", markup=False)
     for line in report.not_covered:
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+        console.print(plain(f"  {line}"), soft_wrap=True)
     return int(report.failed)

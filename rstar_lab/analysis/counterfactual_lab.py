@@ -5,7 +5,7 @@ The rollouts are selected, weighted and differentiated by the functions that tra
 gradients need torch, a stored checkpoint, and the token arrays of the selected rollouts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,7 @@ def counterfactual(
     *,
     draws: int = 20,
     gradients: bool = True,
+    functions: Collection[str] = (),
 ) -> Counterfactual:
     """Compare the selection that a step of a run was trained on with the selections of other recipe keys.
 
@@ -85,7 +86,8 @@ def counterfactual(
     `rl` to changed values, such as {"method.roc.penalties": ["errors"]}. draws: number of
     draws of a random rule from which kept_share is computed; the other columns use the draw with the seed of training.
     gradients: compute losses and gradients, at the weights of the stored checkpoint that is nearest to the step (column
-    weights_step).
+    weights_step). functions: functions in the run's method that are yours. Others are not imported, because the run folder may come
+    from somebody else.
 
     Raises RunStoreError for an unknown rule, run or step, and RecipeError for an unknown key.
     """
@@ -97,7 +99,7 @@ def counterfactual(
     model: Any = None
     loaded: Path | None = None
     for number in [step] if isinstance(step, int | np.integer) else step:
-        stored = lab.StoredStep(Path(run), int(number))
+        stored = lab.StoredStep(Path(run), int(number), functions)
         weights = stored.checkpoint() if gradients else None
         if weights is not None and weights[1] != loaded:
             model, loaded = lab.open_model(weights[1]), weights[1]

@@ -8,11 +8,12 @@ the table `transcripts`), and own (a row of a run store, which is kept as it is,
 
 import hashlib
 import json
-import math
 import re
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ import pyarrow.parquet as pq
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.runs import TRAJECTORIES, RunStoreError, RunWriter
-from rstar_lab.runs.files import atomic_write
+from rstar_lab.runs.errors import READ_ERRORS
+from rstar_lab.runs.files import atomic_write, open_lines, parse_json
 from rstar_lab.runs.reflection_words import count_reflection_words
 from rstar_lab.runs.schema import is_valid_name
 from rstar_lab.tool_calls import parse_stored_calls
@@ -106,15 +108,16 @@ def write_run(
     if (run_dir / "run.json").exists():
         raise RunStoreError(f"{run_dir} exists already: choose another run_id or remove the run")
     by_step: dict[int, list[Row]] = defaultdict(list)
-    for rollout in rollouts:
-        by_step[rollout["step"]].append(rollout)
+    with name_unreadable(source):
+        for rollout in rollouts:
+            by_step[step_number(rollout["step"], str(source), "step")].append(rollout)
     if not by_step:
         raise UserError(f"{source} contains no rollouts")
     created = not run_dir.exists()
     try:
         recipe = {"source": kind, "path": str(source)} | ({"rl": {"reward": reward}} if reward else {})
         _write(by_step, run_dir, recipe, vocabulary, metrics or {})
-    except (KeyError, ValueError, TypeError, pa.ArrowException) as error:
+    except (AttributeError, ArithmeticError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
         if created:  # otherwise the next attempt would find half a run
             shutil.rmtree(run_dir, ignore_errors=True)
         raise UserError(f"{source}: a value cannot be stored: {error}") from error
@@ -146,6 +149,17 @@ def _write(
             with atomic_write(run_dir / REWARDS_FILE) as file:
                 pq.write_table(pa.Table.from_pylist(rewards, schema), file)
         writer.finish("finished")
+
+
+@contextmanager
+def name_unreadable(source: Path) -> Iterator[None]:
+    """Convert what a file of somebody else can raise to UserError that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except READ_ERRORS as error:
+        raise UserError(f"{source} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _step_metrics(trajectories: Sequence[Row]) -> Row:
@@ -221,13 +235,13 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
 
 def json_lines(file: Path) -> Iterator[tuple[str, Row]]:
     """Yield (place, row) for each object of a JSON-lines file. Raises UserError for a line that is not an object."""
-    with file.open(encoding="utf-8", errors="replace") as lines:
+    with open_lines(file) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             place = f"{file}, line {number}"
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError as error:
                 raise UserError(f"{place} is not valid JSON: {error}") from error
             if not isinstance(row, dict):
@@ -275,12 +289,12 @@ def number_or_none(value: Any, place: str, name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool | int | float):
-        return float(value) if math.isfinite(value) else None
+        return float(value) if abs(value) <= sys.float_info.max else None  # also for integers that no float can hold
     raise UserError(f"{place}: field {name!r} is not a number: {str(value)[:80]!r}")
 
 
 def step_number(value: Any, place: str, name: str) -> int:
-    if isinstance(value, int | float) and math.isfinite(value) and value == int(value) and 0 <= value < 2**31:
+    if isinstance(value, int | float) and 0 <= value < 2**31 and value == int(value):
         return int(value)
     raise UserError(f"{place}: field {name!r} is not a step number: {str(value)[:80]!r}")
 

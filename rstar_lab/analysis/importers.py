@@ -6,6 +6,7 @@ metrics that need them are NaN.
 
 import json
 import math
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rstar_lab.analysis.import_rows import (
 )
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
+from rstar_lab.runs.files import open_to_read, parse_json
 from rstar_lab.runs.messages import OTHER, ROLES
 
 # --- verl ------------------------------------------------------------------------------------------------------------
@@ -57,7 +59,7 @@ def import_verl(
                 messages = conversation_messages(output)
                 own = "".join(message["content"] for message in messages if message["role"] == "assistant")
                 extra = {
-                    name: float(value)
+                    name: number_or_none(value, place, name)
                     for name, value in row.items()
                     if name not in _VERL_FIELDS and isinstance(value, int | float)
                 }
@@ -114,7 +116,8 @@ def import_trl(
     def rollouts() -> Iterator[Row]:
         for file in files:
             try:
-                table = pq.ParquetFile(file).read()
+                with open_to_read(file) as opened:
+                    table = pq.ParquetFile(opened).read()
             except (OSError, pa.ArrowInvalid) as error:
                 raise UserError(f"{file} is not a complete Parquet file: {str(error).splitlines()[0]}") from error
             if missing := {"step", "prompt", "completion"} - set(table.column_names):
@@ -254,7 +257,7 @@ def _call_text(name: str | None, arguments: Any) -> str:
 def _arguments(function: Row) -> Any:
     arguments = function.get("arguments")
     try:
-        loaded = json.loads(arguments) if isinstance(arguments, str) else arguments
+        loaded = parse_json(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
     # Parquet gives every call the arguments of all calls, null where it has none.
@@ -263,6 +266,8 @@ def _arguments(function: Row) -> Any:
 
 # --- inspect_ai ------------------------------------------------------------------------------------------------------
 
+# A log that unpacks to more bytes than this, and this many times its size, is not read.
+MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 256 * 2**20, 50
 # inspect_ai's error types; every other error is an exception of the model's code.
 _INSPECT_ERRORS = {
     "timeout": Outcome.TIMEOUT,
@@ -288,6 +293,7 @@ def import_inspect(
     if not path.exists():
         raise UserError(f"{path} does not exist")
     try:
+        _check_eval_log(path)
         log = read_eval_log(str(path))
     except Exception as error:
         raise UserError(f"{path} is not an inspect_ai log: {error}") from error
@@ -317,6 +323,15 @@ def import_inspect(
             }
 
     return write_run(rollouts(), path, runs_dir, run_id or path.stem, "inspect_ai")
+
+
+def _check_eval_log(path: Path) -> None:
+    """Raise OSError or ValueError for a file that is no regular file, or a ZIP archive that unpacks to far more than its size."""
+    with open_to_read(path) as file:
+        if zipfile.is_zipfile(file):
+            unpacked = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
+            if unpacked > MAX_UNPACKED_BYTES + MAX_UNPACKED_RATIO * path.stat().st_size:
+                raise ValueError(f"it unpacks to {unpacked / 1e9:.1f} GB")
 
 
 # Texts of inspect_ai's scores, as its `value_to_float` reads them. Other texts, lists and mappings are not a reward.

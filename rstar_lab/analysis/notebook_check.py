@@ -9,7 +9,6 @@ intervals").
 """
 
 import base64
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.errors import UserError
+from rstar_lab.runs.files import parse_json, read_text
 
 _NUMBER = re.compile(
     r"""(?<![\w.])(?P<sign>[-+\u2212])?(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?P<power>[eE][-+\u2212]?\d+)?
@@ -119,10 +119,10 @@ def _missing(cell: int, source: str, start: int, kind: str, text: str) -> Missin
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        cells = parse_json(read_text(path))["cells"]
         code = [(index, cell, cell["outputs"]) for index, cell in enumerate(cells) if cell["cell_type"] == "code"]
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
+        raise UserError(f"{path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a notebook of nbformat 4") from error
     for index, cell, outputs in code:

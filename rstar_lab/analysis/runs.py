@@ -23,6 +23,7 @@ from rstar_lab.analysis.queries import check_query
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.errors import READ_ERRORS
+from rstar_lab.runs.files import open_to_read
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.questions import copied_questions
 from rstar_lab.runs.reader import RunReader, StoredFile, read_steps, run_folders
@@ -539,7 +540,8 @@ def _flat(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
 def _reward_columns(file: Path) -> pd.DataFrame:
     """Return the reward columns of an imported run. Raises RunStoreError if the file is damaged or has other columns."""
     try:
-        frame = pq.ParquetFile(file).read().to_pandas()
+        with open_to_read(file) as opened:
+            frame = pq.ParquetFile(opened).read().to_pandas(ignore_metadata=True)
         numbers = [name for name in frame if name not in ("traj_id", "run_id")]
         return pd.concat([frame[["traj_id"]].astype(str), frame[numbers].astype(float)], axis=1)
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rstar_lab.visible_text import printable
+
 app = typer.Typer(no_args_is_help=True, help="Compare the arms of an ablation.")
 
 
@@ -66,7 +68,7 @@ def report(
         for row in result.table.to_dict("records"):
             print(json.dumps(json_safe(row)))
     else:
-        print(result.to_markdown(), end="")
+        print(printable(result.to_markdown()), end="")
 
 
 def _is_labelled(folder: Path) -> bool:

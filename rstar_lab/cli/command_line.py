@@ -1,7 +1,9 @@
 """All commands of `rstar-lab`. Heavy imports wait until a command needs them, so `--help` is fast and needs no extra."""
 
+import logging
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
@@ -12,6 +14,7 @@ import typer.core
 from rstar_lab import __version__
 from rstar_lab.cli.shared import fail
 from rstar_lab.errors import UserError, os_error_message
+from rstar_lab.visible_text import printable
 
 
 class Interrupted(Exception):
@@ -141,8 +144,17 @@ def _fail_usage(error: Any) -> NoReturn:
     fail(f"{message[:1].lower()}{message[1:]}{hint}", error.exit_code)
 
 
+def _make_messages_printable() -> None:
+    """Warnings and log lines may contain text of a run, a model or a tool."""
+    warning, formatter = warnings.formatwarning, logging.Formatter()
+    warnings.formatwarning = lambda *arguments, **options: printable(warning(*arguments, **options))
+    if logging.lastResort is not None:
+        logging.lastResort.format = lambda record: printable(formatter.format(record))  # type: ignore[method-assign]
+
+
 def run() -> None:
     """Run the command line; print errors that a user can fix as one line instead of a traceback."""
+    _make_messages_printable()
     try:
         try:
             code = app(standalone_mode=False)

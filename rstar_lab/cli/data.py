@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, read_recipe, run_async
+from rstar_lab.visible_text import printable
 
 if TYPE_CHECKING:
     from rstar_lab.rl.data.converters import ConversionReport
@@ -124,7 +125,7 @@ def prepare(
         drop_bad_rows=drop_bad_rows, on_filter=show,
     )  # fmt: skip
     for bad in [] if as_json else card.bad_rows:
-        print(f"bad row: {bad}")
+        print(printable(f"bad row: {bad}"))
     if as_json:
         overlaps = {entry["name"]: entry["overlaps"] for entry in card.against}
         print(json.dumps({"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}))
@@ -162,7 +163,7 @@ def _print_report(report: "ConversionReport", out: Path, as_json: bool) -> NoRet
     else:
         print(f"{report.converted:,} of {report.rows:,} conversations in {out}")
         for reason, count in report.refused.most_common():
-            print(f"{count:>9,} rejected: {reason} (example: {report.examples[reason]})")
+            print(printable(f"{count:>9,} rejected: {reason} (example: {report.examples[reason]})"))
     raise typer.Exit(0 if report.converted else 1)
 
 
@@ -252,13 +253,9 @@ def lint(
         raise typer.Exit(_lint_problems(file, fields, as_json))
     loaded = None
     if tokenizer is not None:
-        from transformers import AutoTokenizer
+        from rstar_lab.rl.models.model import load_tokenizer
 
-        from rstar_lab.errors import UserError
-
-        if not tokenizer.is_dir():
-            raise UserError(f"{tokenizer}: no such folder")
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        loaded = load_tokenizer(tokenizer)
     count = faulty = 0
     for conversation in read_conversations(file):
         count += 1
@@ -266,10 +263,8 @@ def lint(
         faulty += bool(findings)
         for finding in findings:
             line = {"conversation_id": conversation.conversation_id, "message": finding.message, "rule": finding.rule}
-            text = (
-                json.dumps({**line, "text": finding.text}) if as_json else f"{conversation.conversation_id}: {finding}"
-            )
-            print(text)
+            shown = f"{conversation.conversation_id}: {finding}"
+            print(json.dumps({**line, "text": finding.text}) if as_json else printable(shown))
     print(json.dumps({"conversations": count, "faulty": faulty}) if as_json else f"{faulty:,} of {count:,} faulty")
     raise typer.Exit(1 if faulty else 0)
 
@@ -291,7 +286,7 @@ def _lint_problems(file: Path, fields: str, as_json: bool) -> int:
     rows = set()
     for finding in lint_problems(file, parse_fields(fields)):
         rows.add(finding.row)
-        print(json.dumps(asdict(finding)) if as_json else str(finding))
+        print(json.dumps(asdict(finding)) if as_json else printable(finding))
     count = sum(1 for _ in read_rows(file))
     print(
         json.dumps({"problems": count, "faulty": len(rows)}) if as_json else f"{len(rows):,} of {count:,} rows faulty"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples
+from rstar_lab.cli.shared import AsJson, examples, fail
 from rstar_lab.errors import UserError
 from rstar_lab.visible_text import visible
 
@@ -39,6 +39,7 @@ def doctor(
     """
     from rstar_lab.analysis.doctor import doctor as diagnose
     from rstar_lab.analysis.doctor.diagnosis import to_json
+    from rstar_lab.runs.files import atomic_write
 
     for path in paths:
         if path.exists():
@@ -46,9 +47,9 @@ def doctor(
     try:
         diagnosis = diagnose(*paths, rules=rule or [])
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+        fail(str(error), 2)
     if html:
-        html.write_text(diagnosis.to_html(), encoding="utf-8")
+        with atomic_write(html) as file:
+            file.write(diagnosis.to_html().encode("utf-8", "replace"))
     print(to_json(diagnosis) if as_json else "\n".join(map(visible, diagnosis.to_text().splitlines())))
     raise typer.Exit(1 if diagnosis.findings else 0)

@@ -41,7 +41,7 @@ def push(
         for name in upload.files:
             print(printable(name))
         return
-    print(f"{send(upload, repo, public=public)} ({len(upload.files)} files, {upload.size / 1e6:.1f} MB)")
+    print(printable(f"{send(upload, repo, public=public)} ({len(upload.files)} files, {upload.size / 1e6:.1f} MB)"))
 
 
 @app.command(
@@ -56,4 +56,4 @@ def pull(
     from rstar_lab.hub import pull as fetch
 
     kind, folder = fetch(repo, to, revision=revision)
-    print(f"{kind} {folder}")
+    print(printable(f"{kind} {folder}"))

@@ -9,6 +9,7 @@ import typer
 
 from rstar_lab.cli.shared import examples
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import printable
 
 if TYPE_CHECKING:
     from rstar_lab.hardware.profiles import Profile
@@ -139,7 +140,7 @@ def _split(source: str, fields: str) -> tuple[str, "list[Problem]", "list[Proble
     bad: list[str] = []
     found = {candidate.problem.question.strip(): candidate.problem for candidate in read_source(parsed, bad.append)}
     if bad:
-        print(f"left out rows: {len(bad)}; the first: {bad[0]}")
+        print(printable(f"left out rows: {len(bad)}; the first: {bad[0]}"))
     if len(found) < 2:
         raise UserError(
             f"--problems {source}: {len(found)} different problems; at least 2 are needed, one of them held out"

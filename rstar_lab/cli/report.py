@@ -9,6 +9,7 @@ import typer
 
 from rstar_lab.cli.shared import RunsFolder, examples, find_run
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import printable
 
 app = typer.Typer()
 
@@ -93,16 +94,30 @@ def report(
 
 def _dry_run(folder: Path, profile: str) -> list[dict[str, Any]]:
     from rstar_lab.hardware.profiles import load_profile
-    from rstar_lab.rl.overrides import parse_recipe
+    from rstar_lab.rl.models.sources import SMOLLM2, is_named
+    from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe
     from rstar_lab.rl.preflight.dry_run import dry_run_rows
     from rstar_lab.runs import RunReader
 
-    recipe = RunReader(folder).info.get("recipe")
-    if not recipe or not recipe.get("stages"):
+    info = RunReader(folder).info
+    if not (info.get("recipe") or {}).get("stages"):
         raise UserError(f"--dry-run: the recipe of run {folder.name} has no RL stage")
     # The other sections are not used, and those of an older version may have keys that no longer exist.
-    data = {key: recipe[key] for key in ("name", "model", "seed", "rl", "stages", "engine") if key in recipe}
-    return list(dry_run_rows(parse_recipe(data, f"of run {folder.name}"), load_profile(profile)))
+    recipe = parse_stored_recipe(info, ("name", "model", "seed", "rl", "stages", "engine"))
+    if is_named(recipe.model) and recipe.model != SMOLLM2:  # known by name, or in the cache; nothing is downloaded
+        recipe = parse_recipe(recipe.model_dump(mode="json") | {"model": _local_model(recipe.model)})
+    return list(dry_run_rows(recipe, load_profile(profile)))
+
+
+def _local_model(name: str) -> str:
+    """Return the folder of a model in the cache of the Hub; if it has none, the last part of its name."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from rstar_lab.rl.models.sources import hub_name
+
+    repository, revision = hub_name(name) or ("", None)
+    found = try_to_load_from_cache(repository, "config.json", revision=revision) if repository else None
+    return str(Path(found).parent) if isinstance(found, str) else Path(name).name
 
 
 def _check(notebook: Path, as_json: bool) -> None:
@@ -114,7 +129,8 @@ def _check(notebook: Path, as_json: bool) -> None:
     else:
         for missing in found.missing:
             source = "" if missing.kind == "quotation" else f": {missing.context}"
-            print(f"cell {missing.cell}, line {missing.line}: {missing.kind} {missing.text!r} is in no output{source}")
+            line = f"cell {missing.cell}, line {missing.line}: {missing.kind} {missing.text!r} is in no output{source}"
+            print(printable(line))
         checked = f"{found.numbers} numbers and {found.quotations} quotations"
         print(f"{notebook}: {checked} checked, {len(found.missing)} in no output")
     if found.missing:

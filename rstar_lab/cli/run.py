@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, examples, read_recipe, run_async
+from rstar_lab.visible_text import printable
 
 if TYPE_CHECKING:
     from rstar_lab.rl.recipe import Recipe
@@ -34,4 +35,4 @@ def run_parts(recipe: "Recipe", as_json: bool, *, stages: bool, evaluations: boo
         if name.startswith("model_"):
             print(f"{name.removeprefix('model_')} model: {path}")
     if "nothing_learnt" in result:
-        print(result["nothing_learnt"])
+        print(printable(result["nothing_learnt"]))

@@ -179,9 +179,10 @@ def check(
     from rstar_lab.sandbox.check import check as find_layers
 
     layers = find_layers(isolation)
+    missing = {layer.name.replace(" ", "_") for layer in layers if layer.detail[:7] != "present"} | NOT_PROVIDED[
+        isolation
+    ]
     if guarantees:
-        missing = {layer.name.replace(" ", "_") for layer in layers if layer.detail[:7] != "present"}
-        missing |= NOT_PROVIDED[isolation]
         for name in GUARANTEES:
             kept = holds(name, missing)
             typer.echo(
@@ -194,6 +195,9 @@ def check(
             state = "yes" if layer.present else f"NO   {layer.detail}"
             risk = f"\n{'':21}risk: {layer.leaves_open}" if layer.leaves_open else ""
             typer.echo(f"{layer.name:20} {state}{risk}")
+    if not guarantees and not as_json:
+        for name in (name for name in GUARANTEES if not holds(name, missing)):
+            typer.echo(f"not guaranteed: a program {name}")
     if strict and not all(layer.present for layer in layers):
         raise typer.Exit(1)
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.errors import UserError, os_error_message
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.backends import backend_named, choose
@@ -19,6 +19,7 @@ from rstar_lab.jobs.prepare import Submission, recipe_name, trainer_and_action
 from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec, check_name
+from rstar_lab.runs.files import read_text
 from rstar_lab.runs.locate import find_runs_dir
 from rstar_lab.visible_text import printable
 
@@ -113,9 +114,11 @@ class Job:
             with contextlib.suppress(UserError):  # without a connection, return the part that was copied before
                 self.backend.copy_log(self.folder, self.spec)
         try:
-            text = self.folder.log.read_text(errors="replace")
+            text = read_text(self.folder.log, errors="replace")
         except FileNotFoundError:
             text = self.backend.logs(self.folder, self.spec) or ""
+        except OSError as error:
+            raise UserError(os_error_message(error, self.folder.log)) from error
         return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:])
 
     def follow(self, *, every_s: float = 0.5, timeout_s: float | None = None) -> Iterator[str]:
@@ -229,7 +232,9 @@ class Job:
             return None
         runs = Path(self.spec.runs_dir)
         candidates = [runs / self.spec.run, runs / f"{self.spec.run.removesuffix('-rl')}-sft"]
-        return next((path for path in candidates if (path / "run.json").exists()), None)
+        with contextlib.suppress(OSError):  # a name that is too long
+            return next((path for path in candidates if (path / "run.json").exists()), None)
+        return None
 
 
 def submit(

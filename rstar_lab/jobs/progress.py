@@ -1,11 +1,12 @@
 """Read the progress of a job from the end of its log and of its run's metrics."""
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.runs.files import open_to_read, parse_json
+
 TAIL_BYTES = 65_536  # longer than any line of metrics.jsonl
+LARGEST = 1e15  # of a number in an event
 NUMBERS = {"done", "total", "reward", "error_rate", "loss", "step_s"}
 
 
@@ -37,8 +38,8 @@ def parse_event(line: str) -> dict[str, Any] | None:
     """Return the JSON object of a log line, or None if the line is text. Fields of an event that have another type than those
     that the trainers write are left out: any program of the job can print a JSON line."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return None
     if not isinstance(event, dict):
         return None
@@ -49,16 +50,16 @@ def parse_event(line: str) -> dict[str, Any] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < LARGEST
 
 
 def _tail(path: Path) -> list[str]:
-    """Return the complete lines among the last 64 KiB of a file; none if there is no file."""
+    """Return the complete lines among the last 64 KiB of a file; none if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             start = max(0, path.stat().st_size - TAIL_BYTES)
             file.seek(start)
             lines = file.read().rpartition(b"\n")[0].decode(errors="replace").splitlines()
-    except FileNotFoundError:
+    except OSError:
         return []
     return lines[1:] if start and len(lines) > 1 else lines

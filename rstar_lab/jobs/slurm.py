@@ -14,6 +14,7 @@ from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import array_script, sbatch_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.runs.files import read_text
 
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"}
@@ -55,7 +56,7 @@ class Slurm(Backend):
     def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
         """Return the output of the batch script, which precedes the run's own log."""
         path = folder.path / "slurm.out"
-        return path.read_text(errors="replace") if path.exists() else None
+        return read_text(path, errors="replace") if path.exists() else None
 
 
 def start_array(name: str, jobs: list[JobFolder], folder: Path, *, concurrency: int, after: str | None) -> None:

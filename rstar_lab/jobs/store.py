@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rstar_lab.errors import DISK_FULL, UserError, os_error_message
+from rstar_lab.runs.files import parse_json, read_text
 
 SECRETS_FILE = "secrets.json"
 REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends before the job
@@ -204,9 +205,9 @@ class JobFolder:
 
     def write(self, name: str, content: dict[str, Any], *, mode: int = 0o644) -> None:
         """Write a file. Raises UserError that names it if the disk or the user's quota is full."""
-        temporary = self.path / f".{name}.{os.getpid()}"
+        temporary = self.path / f".{name}.{secrets.token_hex(8)}"
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "w") as file:
                 json.dump(content, file, indent=1)
             temporary.rename(self.path / name)
@@ -219,12 +220,12 @@ class JobFolder:
         """Return the content of a file, or None if it does not exist. Raises UserError if it is not JSON."""
         path = self.path / name
         try:
-            content = json.loads(path.read_text())
+            content = parse_json(read_text(path))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise UserError(os_error_message(error, path)) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UserError(f"{path}: not valid JSON ({error}); delete the job's folder") from error
         if not isinstance(content, dict):
             raise UserError(f"{path}: not a JSON object; delete the job's folder")

@@ -146,7 +146,7 @@ def print_result(result: dict[str, Any], reporter: Reporter) -> None:
     transfer = "   ".join(f"{name} {format_interval(pass1)}" for name, pass1 in far.items())
     transfer = f"other problems, pass@1   {transfer}\n" if far else ""
     reporter.print_line(
-        f"\n[bold]held-out pass@1[/]   before {format_interval(result['pass1_base'])}"
+        f"\nheld-out pass@1   before {format_interval(result['pass1_base'])}"
         f"   after SFT {format_interval(result['pass1_sft'])}   after GRPO-RoC {format_interval(result['pass1_rl'])}\n"
         f"tool errors inside correct trajectories   {rate(result['error_rate_correct_sft'])} -> "
         f"{rate(result['error_rate_correct_rl'])}\n"

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
-from rstar_lab.progress import Reporter
+from rstar_lab.progress import Reporter, plain
 from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source
 from rstar_lab.rl.evaluation import per_problem, summarise_usable, usable_rows
@@ -207,12 +207,12 @@ def print_result(
         "problem", f"correct of {k}", "majority", "truth", "tokens", "calls", "errors", title_justify="left"
     )
     for row in sorted(table, key=lambda row: row["correct"])[:SHOWN]:
-        majority = f"[{'green' if row['majority_correct'] else 'red'}]{str(row['majority'])[:24]}[/]"
+        majority = plain(str(row["majority"])[:24], "green" if row["majority_correct"] else "red")
         cells = (
-            row["problem_id"],
+            plain(row["problem_id"]),
             str(row["correct"]),
             majority,
-            str(row["truth"])[:24],
+            plain(str(row["truth"])[:24]),
             f"{row['response_tokens']:.0f}",
         )
         printed.add_row(*cells, f"{row['calls'] / row['samples']:.1f}", str(row["errors"]))

@@ -6,7 +6,7 @@ state of that turn. The `python` tool keeps no state between calls.
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from typing import Any
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.models.model import load_tokenizer
-from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import CODE_TOOLS, Recipe
 from rstar_lab.rl.reward import make_reward
@@ -35,7 +35,7 @@ from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
-from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+from rstar_lab.sandbox import Limits, LocalSandbox
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,19 @@ def fork(
     model: Path | None = None,
     url: str = "",
     seed: int = 0,
+    functions: Collection[str] = (),
 ) -> ForkedRun:
     """Sample `k` continuations of a stored rollout from the start of a turn, and store them as a run beside its run.
 
     turn: from 0; None: every turn. edit: text with which the model's turn starts; the loss mask excludes it. model:
     model folder to sample from with transformers in this process; default: the run's checkpoint nearest to the weights
     of the rollout. url: server to sample from instead; the tokenizer is still read from `model` or the checkpoint.
+    functions: your functions, tools and MCP servers that the run's recipe names; others are not imported or contacted, because
+    the run folder may come from somebody else. Code tools run in a sandbox on this machine.
     Raises UserError if the rollout has no token arrays or belongs to an environment, if the run has no checkpoint, or if
-    the tokens of the rollout have other texts in the model's tokenizer.
+    the tokens of the rollout have other texts in the model's tokenizer, or if the recipe names functions that are not in `functions`.
     """
-    job = _Fork(run_dir, traj_id, step, turn, k, edit, model, url, seed)
+    job = _Fork(run_dir, traj_id, step, turn, k, edit, model, url, seed, functions)
     # In a notebook, this thread already runs an event loop.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(job.run())).result()
@@ -85,7 +88,7 @@ def fork(
 class _Fork:
     def __init__(
         self, run_dir: Path, traj_id: str, step: int, turn: int | None, k: int, edit: str, model: Path | None, url: str,
-        seed: int,
+        seed: int, functions: Collection[str],
     ):  # fmt: skip
         self.reader, self.step, self.k, self.edit, self.url, self.seed = RunReader(run_dir), step, k, edit, url, seed
         if k < 1:
@@ -109,18 +112,18 @@ class _Fork:
         if edit and turn is None:
             raise UserError("edit requires a turn")
         self.model = model or self.reader.nearest_checkpoint(step)
-        self.recipe = self._recipe()
+        self.recipe = self._recipe(functions)
         self.replayed = self.differing = 0
 
-    def _recipe(self) -> Recipe:
-        """Return the run's recipe with the engine of the fork."""
-        stored = self.reader.info["recipe"]
+    def _recipe(self, functions: Collection[str]) -> Recipe:
+        """Return the run's recipe with the engine and the sandbox of the fork."""
         names = ("name", "model", "seed", "rl", "stages", "evaluate", "sandbox")
+        recipe = parse_stored_recipe(self.reader.info, names, functions, rollouts=True)
         engine: dict[str, Any] = {"kind": "transformers", "dtype": "float32"}
         if self.url:
             engine = {"kind": "server", "urls": [self.url]}
-        data = {name: stored[name] for name in names if name in stored} | {"engine": engine}
-        data["rl"] = data["rl"] | {"schedule": {"type": "sync"}}
+        data = recipe.model_dump(mode="json") | {"engine": engine}
+        data["rl"] |= {"schedule": {"type": "sync"}}
         return parse_recipe(data, f"of run {self.reader.run_id}")
 
     async def run(self) -> ForkedRun:
@@ -130,10 +133,8 @@ class _Fork:
             if set(recipe.rl.tools) & set(CODE_TOOLS):
                 section = recipe.sandbox
                 limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
-                local = LocalSandbox(limits, section.workers, isolation=section.isolation)
-                sandbox = await stack.enter_async_context(
-                    local if section.url == "local" else SandboxClient(section.url)
-                )
+                # Not section.url: the run folder may come from somebody else.
+                sandbox = await stack.enter_async_context(LocalSandbox(limits, isolation=section.isolation))
             tools = make_tools(
                 recipe.rl.tools, sandbox, recipe.sandbox.timeout_s, recipe.sandbox.memory_mb,
                 own_timeout_s=recipe.rl.limits.tool_timeout_s, prompt_format=recipe.rl.prompt.format,

@@ -41,7 +41,8 @@ def compact(run_dir: str | Path) -> Compacted:
     """
     run_dir = Path(run_dir)
     reader = RunReader(run_dir)
-    lock = RunLock(run_dir)
+    with name_disk_errors(run_dir):
+        lock = RunLock(run_dir)
     try:
         _restore_rollup(reader)
         before = after = 0

@@ -7,6 +7,7 @@ predicted, and only regular files are read.
 import contextlib
 import fcntl
 import glob
+import io
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from rstar_lab.runs.errors import RunStoreError
 
@@ -82,14 +83,68 @@ def open_regular(path: Path, flags: int) -> int:
     return fd
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a regular file, or of one that `path` links to.
+def open_to_read(path: str | Path) -> BinaryIO:
+    """Open a regular file, or one that `path` links to, for reading bytes. Never waits for the writer of a pipe.
 
-    Raises OSError if it cannot be read, also for a pipe and a device, and UnicodeDecodeError (a ValueError).
+    Raises OSError if it cannot be opened, also for a folder, a pipe and a device.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(f"{path.name} is not a regular file")
-    return path.read_text(encoding="utf-8")
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{Path(path).name} is not a regular file")
+    return os.fdopen(fd, "rb")
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """Return the content of a regular file. Raises OSError as `open_to_read`."""
+    with open_to_read(path) as file:
+        return file.read()
+
+
+def read_text(path: str | Path, errors: str = "strict") -> str:
+    """Return the text of a regular file, with `\\n` as the line break. Raises OSError as `open_to_read`, and UnicodeDecodeError
+    (a ValueError)."""
+    with io.TextIOWrapper(open_to_read(path), encoding="utf-8", errors=errors) as file:
+        return file.read()
+
+
+_MAX_DEPTH = 100
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of JSON text of somebody else. Raises ValueError, also if it is nested more than 100 levels deep."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level, depth = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        if (depth := depth + 1) > _MAX_DEPTH:
+            raise ValueError("it is nested too deeply")
+        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+    return value
+
+
+def open_lines(path: str | Path) -> IO[str]:
+    """Open a regular file for reading text; bytes that are not UTF-8 are replaced. Raises OSError as `open_to_read`."""
+    return io.TextIOWrapper(open_to_read(path), encoding="utf-8", errors="replace")
+
+
+def check_no_links(folder: Path) -> None:
+    """Raise OSError if a folder contains a link or a pipe, except below its checkpoints, or is a link of another user.
+
+    A program that writes into the folder would follow the link, and could change or delete files elsewhere.
+    """
+    if folder.is_symlink() and folder.lstat().st_uid != os.geteuid():
+        raise OSError(f"{folder.name} is a link of another user; remove it")
+    pending = [folder]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink() or (not entry.is_dir() and stat.S_ISFIFO(entry.stat().st_mode)):
+                    raise OSError(f"{Path(entry.path).relative_to(folder)} is a link or a pipe; remove it")
+                if entry.is_dir() and Path(entry.path).parent.name != "checkpoints":
+                    pending.append(Path(entry.path))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from rstar_lab.runs.errors import RunLocked
-from rstar_lab.runs.files import open_regular, read_text
+from rstar_lab.runs.files import check_no_links, open_regular, read_text
 
 _LOCK = ".lock"
 
@@ -20,7 +20,9 @@ class RunLock:
     """
 
     def __init__(self, run_dir: Path, timeout_s: float = 1.0):
-        """Acquire the lock. Raises RunLocked with the holder's pid if another process holds it for `timeout_s`."""
+        """Acquire the lock. Raises RunLocked with the holder's pid if another process holds it for `timeout_s`, and OSError if
+        the folder contains a link."""
+        check_no_links(run_dir)
         fd = open_regular(run_dir / _LOCK, os.O_RDWR | os.O_CREAT)
         give_up = time.monotonic() + timeout_s  # `is_locked` of a reader holds a shared lock briefly
         while True:

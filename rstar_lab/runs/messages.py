@@ -8,6 +8,7 @@ from typing import Any
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.runs.files import parse_json
 
 ROLES = ("system", "user", "assistant", "tool", "environment")
 OTHER = "other"  # role of a message whose role is none of ROLES
@@ -29,10 +30,10 @@ def read_messages(messages: str | Sequence[Mapping[str, Any]] | None) -> list[di
         RunStoreError: the text is not a JSON list of objects.
     """
     try:
-        loaded = json.loads(messages) if isinstance(messages, str) else list(messages if messages is not None else [])
+        loaded = parse_json(messages) if isinstance(messages, str) else list(messages if messages is not None else [])
         if not isinstance(loaded, list) or not all(isinstance(message, Mapping) for message in loaded):
             raise ValueError("it must be a list of messages")
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise RunStoreError(f"a transcript cannot be read: {error}") from error
     return [_checked(message) for message in loaded]
 

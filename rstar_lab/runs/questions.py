@@ -1,9 +1,10 @@
 """Beginnings of the questions of a run. A copy of a run stores them if its transcripts stay on the host, for lists of rollouts."""
 
-import json
 from functools import lru_cache
 from pathlib import Path
 
+from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.runs.files import parse_json, read_text
 from rstar_lab.runs.reader import RunReader, read_steps
 
 QUESTION_LENGTH = 160  # maximum characters
@@ -34,4 +35,10 @@ def copied_questions(run_dir: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=32)
 def _read(path: Path, _mtime_ns: int) -> dict[str, str]:
-    return json.loads(path.read_text())
+    try:
+        stored = parse_json(read_text(path))
+        if not isinstance(stored, dict) or not all(isinstance(text, str) for text in stored.values()):
+            raise ValueError("it must be an object of texts")
+    except (OSError, ValueError) as error:
+        raise RunStoreError(f"{path} cannot be read: {error}") from error
+    return stored

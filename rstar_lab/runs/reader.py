@@ -3,14 +3,15 @@
 Temporary files and files of uncommitted steps are ignored. A damaged file of a committed step raises RunStoreError.
 """
 
-import json
 import re
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from types import NoneType
 from typing import Any
 
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 
 from rstar_lab.old_recipes import upgraded
 from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
-from rstar_lab.runs.files import read_text
+from rstar_lab.runs.files import parse_json, read_bytes, read_text
 from rstar_lab.runs.lock import is_locked
 from rstar_lab.runs.schema import (
     ADDED_COLUMNS,
@@ -48,6 +49,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "commit": (str, NoneType),
     "versions": (dict, NoneType),
     "hardware": (dict, NoneType),
+    "extra": (dict, NoneType),
+    "result": (dict, NoneType),
+    "error": (str, NoneType),
 }
 _STATES = ("running", "finished", "failed", "stopped")
 MIRROR_FILE = "mirror.json"  # file in a copied run: the host, the run's status there, and the time of the last pull
@@ -64,7 +68,7 @@ def read_mirror(run_dir: Path) -> dict[str, Any] | None:
     """
     path = run_dir / MIRROR_FILE
     try:
-        mirror = json.loads(read_text(path))
+        mirror = parse_json(read_text(path))
         if not isinstance(mirror, dict) or not mirror.keys() >= _MIRROR_TYPES.keys():
             raise ValueError(f"it must have the keys {', '.join(sorted(_MIRROR_TYPES))}")
         for key, kind in _MIRROR_TYPES.items():
@@ -111,16 +115,19 @@ class RunReader:
     def _read_info(self) -> dict[str, Any]:
         path = self.run_dir / "run.json"
         try:
-            info = json.loads(read_text(path))
+            info = parse_json(read_text(path))
         except FileNotFoundError:
             raise RunStoreError(f"{self.run_dir} is not a run: it has no run.json") from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise RunStoreError(f"{path} cannot be read: {error}") from error
         if not isinstance(info, dict) or not info.keys() >= _REQUIRED:
             raise RunStoreError(f"{path} is not a valid run.json; it must have the keys {', '.join(sorted(_REQUIRED))}")
         _check_version(path, info["schema_version"])
         _check_info(path, info)
-        return info | {"recipe": upgraded(info["recipe"])} if "recipe" in info else info
+        try:
+            return info | {"recipe": upgraded(info["recipe"])} if "recipe" in info else info
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            raise RunStoreError(f"{path}: recipe cannot be read: {error}") from error
 
     @property
     def status(self) -> str:
@@ -141,9 +148,11 @@ class RunReader:
     def steps(self) -> dict[int, str]:
         """Return {step: stage} of the committed steps, in order."""
         try:
-            data = (self.run_dir / "metrics.jsonl").read_bytes()
+            data = read_bytes(self.run_dir / "metrics.jsonl")
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise RunStoreError(f"{self.run_dir / 'metrics.jsonl'} cannot be read: {error}") from error
         marks = _MARK.findall(data, 0, data.rfind(b"\n") + 1)
         # All lines start as the writer formats them, so parsing JSON is not needed.
         if len(marks) == data.count(b"\n") and all(len(step) < 10 for _, step in marks):
@@ -195,9 +204,14 @@ class RunReader:
         """Return the files of `steps` in order, without a check that all rows exist. To read rows, use `files`."""
         covered: set[int] = set()
         stored = []
+        ordered = sorted(steps)
         for path, first, last in _by_width(self.run_dir / level):
             stage = path.parent.name.removeprefix("stage=")
-            inside = [step for step in range(first, last + 1) if steps.get(step) == stage and step not in covered]
+            inside = [
+                step
+                for step in ordered[bisect_left(ordered, first) : bisect_right(ordered, last)]
+                if steps[step] == stage and step not in covered
+            ]
             if not inside:
                 continue
             footer = check_file(path, level)
@@ -238,13 +252,13 @@ class RunReader:
         """Return the text of each token id, or None if the run has no vocabulary."""
         path = self.run_dir / "tokens.json"
         try:
-            tokens = json.loads(read_text(path))
+            tokens = parse_json(read_text(path))
             if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
                 raise ValueError("it must be a list of texts")
             return tokens
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise RunStoreError(f"{path} cannot be read: {error}") from error
 
     def checkpoints(self) -> dict[int, Path]:
@@ -295,8 +309,10 @@ def check_file(path: Path, level: str) -> Footer:
     """Return row count and steps of a file. Raises RunStoreError if it is damaged, foreign or of a newer version."""
     try:
         stat = path.stat()
+        if not S_ISREG(stat.st_mode):
+            raise OSError(f"{path.name} is not a regular file")
     except OSError as error:
-        raise RunStoreError(f"{path} cannot be read: {error.strerror}") from error
+        raise RunStoreError(f"{path} cannot be read: {error.strerror or error}") from error
     return _check_file(path, level, stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
@@ -310,7 +326,7 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
     if VERSION_KEY.encode() not in marks or marks.get(LEVEL_KEY.encode()) != level.encode():
         raise RunStoreError(f"{path} is not a {level} file of a run store; remove it from the run's folder")
     version = marks[VERSION_KEY.encode()]
-    _check_version(path, int(version) if version.isdigit() else version.decode(errors="replace"))
+    _check_version(path, int(version) if version.isdigit() and len(version) < 10 else version.decode(errors="replace"))
     schema = LEVELS.get(level, ROLLUP)
     try:
         stored = footer.schema.to_arrow_schema()
@@ -325,8 +341,8 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
     if lost := missing - lacking:
         raise RunStoreError(f"{path} is damaged: it lacks the column {min(lost)!r}")
     try:
-        steps = tuple(int(step) for step in json.loads(marks.get(STEPS_KEY.encode(), b"[]")))
-    except (ValueError, TypeError) as error:
+        steps = tuple(int(step) for step in parse_json(marks.get(STEPS_KEY.encode(), b"[]")))
+    except (ValueError, TypeError, OverflowError) as error:
         raise RunStoreError(f"{path}: the list of its steps is damaged: {error}") from error
     return Footer(footer.num_rows, steps, lacking)
 
@@ -345,6 +361,8 @@ def _check_info(path: Path, info: dict[str, Any]) -> None:
         if not isinstance(value, kinds) or isinstance(value, bool):
             names = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
             raise RunStoreError(f"{path}: {key} must be {names}, not {type(value).__name__}")
+    if not 0 <= (info.get("attempts") or 0) < 2**15:  # the type of the column `attempt`
+        raise RunStoreError(f"{path}: attempts must be from 0 to {2**15 - 1}")
     if info["status"] not in _STATES:
         raise RunStoreError(f"{path}: status {info['status'][:80]!r} is not one of {', '.join(_STATES)}")
     for key in ("created", "ended"):
@@ -373,20 +391,22 @@ def _by_width(folder: Path) -> Iterator[tuple[Path, int, int]]:
 def read_metrics_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the complete lines of metrics.jsonl and their size in bytes. A last line without newline is not committed."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         return [], 0
+    except OSError as error:
+        raise RunStoreError(f"{path} cannot be read: {error}") from error
     end = data.rfind(b"\n") + 1
     lines = []
     for number, line in enumerate(data[:end].splitlines(), 1):
         try:
-            value = json.loads(line)
+            value = parse_json(line)
             step, stage = value["step"], value["stage"]
             if type(step) is not int or not 0 <= step <= _MAX_STEP:
                 raise ValueError(f"step must be an integer from 0 to {_MAX_STEP}")
             if not isinstance(stage, str) or not is_valid_name(stage):
                 raise ValueError("stage is not a valid name")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise RunStoreError(f"{path}, line {number} is damaged: {error}") from error
         lines.append(value)
     return lines, end

@@ -16,9 +16,9 @@ MAX_FRAMING_BYTES = 1024 * 1024
 HEADER_TIMEOUT_S = 20.0
 # Seconds in which a client must read the data sent to it, except for the last 64 KiB.
 READ_TIMEOUT_S = 120.0
-# Connections that have not sent a request with the token yet, together and from one address. If there are more, the oldest is
-# closed, so that clients with the token can always connect.
-MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS = 256, 128
+# Connections that have not sent a request with the token yet (at most half of all), and bytes of their unfinished headers. If there
+# are more, one from the address with the most is closed, so that clients with the token can always connect.
+MAX_STRANGERS, MAX_STRANGER_BYTES = 4096, 8 * 1024**2
 # Descriptors that are left for everything else, and most connections.
 OTHER_DESCRIPTORS, MAX_CONNECTIONS = 512, 16_384
 
@@ -29,29 +29,42 @@ class Connections:
     def __init__(self, most: int) -> None:
         """most: connections that may be open at once."""
         self.most = max(1, most)
-        self.open = 0
+        self.open = self.bytes = 0  # bytes: of unfinished headers of strangers
         # In the order in which they were opened.
         self._strangers: dict[LimitedHTTPProtocol, str] = {}
         self._per_address: Counter[str] = Counter()
 
     def add(self, connection: "LimitedHTTPProtocol", address: str) -> bool:
-        """Count a new connection, and close older ones that have not shown the token if there are too many.
+        """Count a new connection, and close an older one that has not shown the token if there are too many.
 
         Returns False if the new one must be closed.
         """
         self.open += 1
         self._strangers[connection] = address
         self._per_address[address] += 1
-        if self._per_address[address] > MAX_STRANGERS_PER_ADDRESS:
-            self._close(next(other for other, origin in self._strangers.items() if origin == address))
-        elif len(self._strangers) > min(MAX_STRANGERS, self.most):
-            self._close(next(iter(self._strangers)))
+        if len(self._strangers) > min(MAX_STRANGERS, max(1, self.most // 2)):
+            crowd = max(self._per_address, key=self._per_address.__getitem__)
+            self._close(next(other for other, origin in self._strangers.items() if origin == crowd))
         return self.open <= self.most
+
+    def receive(self, connection: "LimitedHTTPProtocol", size: int) -> None:
+        """Count bytes of unfinished headers, and close the stranger with the most if there are too many."""
+        if connection in self._strangers:
+            connection.unfinished += size
+            self.bytes += size
+            if self.bytes > MAX_STRANGER_BYTES:
+                self._close(max(self._strangers, key=lambda other: other.unfinished))
+
+    def finish_headers(self, connection: "LimitedHTTPProtocol") -> None:
+        """Stop counting the bytes of a connection's headers."""
+        self.bytes -= connection.unfinished
+        connection.unfinished = 0
 
     def trust(self, connection: "LimitedHTTPProtocol") -> None:
         """Stop counting a connection as that of a stranger: it has sent a request with the token, or it is closed."""
         address = self._strangers.pop(connection, None)
         if address is not None:
+            self.finish_headers(connection)
             self._per_address[address] -= 1
             if not self._per_address[address]:
                 del self._per_address[address]
@@ -78,6 +91,7 @@ class LimitedHTTPProtocol(HttpToolsProtocol):
     # Bytes that are not part of a body, since the start of the headers or since their end.
     _framing_bytes = 0
     _counted = False
+    unfinished = 0  # bytes counted by `Connections.receive`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -99,6 +113,10 @@ class LimitedHTTPProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._framing_bytes += len(data)
+        if self._in_headers:
+            self.registry.receive(self, len(data))
+        if self.transport.is_closing():
+            return
         super().data_received(data)
         if self._framing_bytes > (MAX_HEADER_BYTES if self._in_headers else MAX_FRAMING_BYTES):
             self.send_400_response("The headers of the request are too large.")
@@ -113,6 +131,7 @@ class LimitedHTTPProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._in_headers, self._framing_bytes = False, 0
+        self.registry.finish_headers(self)
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= len(body)

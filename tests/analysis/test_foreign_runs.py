@@ -17,9 +17,11 @@ from rstar_lab.analysis.report import report_html
 from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
 from rstar_lab.exporter import RunCollector
-from rstar_lab.runs import RunReader, RunStoreError
+from rstar_lab.runs import RunReader, RunStoreError, RunWriter
+from rstar_lab.runs.compact import compact
 from rstar_lab.runs.files import atomic_write, lock_file, write_json
 from rstar_lab.runs.lock import RunLock, is_locked
+from rstar_lab.runs.questions import copied_questions
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +144,76 @@ def test_temporary_files_are_new_and_those_of_killed_writers_are_removed(tmp_pat
     assert path.read_text() == "[]" and [each.name for each in tmp_path.iterdir()] == ["x.json"]
 
 
+LINKS = [
+    "checkpoints",
+    "trajectories",
+    "metrics.jsonl",
+    "run.json",
+    "rollup.parquet",
+    ".lock",
+    ".x.tmp",
+    "calls/stage=rl",
+]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_no_writer_follows_a_link_in_a_run_folder(run, tmp_path, name):
+    """`checkpoints -> HOME` deleted the hidden files of HOME."""
+    home = tmp_path / "home"
+    (home / "stage=rl").mkdir(parents=True)
+    files = [home / ".ssh" / "key", home / ".bashrc", home / "stage=rl" / ".netrc", home / "step=000009.parquet"]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    link = run / name
+    info = (run / "run.json").read_text()
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(home if link.suffix in ("", ".tmp") and name != ".lock" else files[1])
+    if name == "run.json":
+        files[1].write_text(info)
+    before = {file: file.read_text() for file in files}
+    with pytest.raises(RunStoreError, match=r"is a link or a pipe|regular file|cannot"):
+        RunWriter.open(run.parent, "a", kind="train", recipe={}, seed=0)
+    with contextlib.suppress(UserError, OSError):
+        compact(run)
+    assert {file: file.read_text() for file in files} == before and sorted(home.rglob("*"))
+    assert {path.name for path in home.iterdir()} == {".ssh", ".bashrc", "stage=rl", "step=000009.parquet"}
+
+
+def test_a_run_folder_that_another_user_has_linked_is_not_written(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "runs").mkdir()
+    link = tmp_path / "runs" / "a"
+    link.symlink_to(home)
+    with RunWriter.open(tmp_path / "runs", "a", kind="train", recipe={}, seed=0):
+        pass  # a link of one's own, for example to a larger disk
+    if os.geteuid() == 0:
+        os.lchown(link, 65534, 65534)
+        with pytest.raises(RunStoreError, match="link of another user"):
+            RunWriter.open(tmp_path / "runs", "a", kind="train", recipe={}, seed=0)
+
+
+def test_pipes_in_place_of_the_files_of_a_run_block_nobody(run):
+    table = next((run / "trajectories").glob("stage=*/*.parquet"))
+    for name in ("metrics.jsonl", "rollup.parquet", "questions.json", str(table.relative_to(run))):
+        broken = shutil.copytree(run, run.parent / "broken")
+        (broken / name).unlink(missing_ok=True)
+        os.mkfifo(broken / name)
+        reader = RunReader(broken)
+        for read in (reader.metrics, reader.steps, reader.rollup, lambda reader=reader: reader.read("trajectories")):
+            with contextlib.suppress(RunStoreError):
+                read()
+        with contextlib.suppress(RunStoreError):
+            copied_questions(broken)
+        overview(run.parent)
+        assert CliRunner().invoke(app, ["runs", "list", "--runs-dir", str(run.parent)]).exit_code == 0
+        shutil.rmtree(broken)
+
+
 def test_a_pipe_in_a_run_folder_blocks_nobody(run):
     for name in (".lock", f".{NOTES}.lock", NOTES, VIEWS, "tokens.json", "mirror.json"):
         (run / name).unlink(missing_ok=True)
@@ -166,8 +238,11 @@ BROKEN = {
     "created": [5, "yesterday", {}],
     "recipe": ["x", 5],
     "parent": ["x", 5],
-    "attempts": ["x", 1.5, True],
+    "attempts": ["x", 1.5, True, -1, 10**30],
     "seed": ["x"],
+    "extra": ["x", 5],
+    "result": ["x", 5],
+    "error": [5, ["x"]],
     "schema_version": ["1", True, None],
 }
 
@@ -205,11 +280,36 @@ def break_run(folder, way):
             (folder / "rollup.parquet").write_bytes(b"PAR1")
         case "mirror":
             (folder / "mirror.json").write_text('{"host": 5, "status": "<b>", "transcripts": "no"}')
+        case "nested":
+            info = json.loads((folder / "run.json").read_text())
+            for _ in range(150):
+                info["recipe"] = {"rl": info["recipe"]}
+            (folder / "run.json").write_text(json.dumps(info))
+        case "old":
+            info = json.loads((folder / "run.json").read_text())
+            info["recipe"] = {"rl": {"advantage": [], "roc": "paper"}, "stages": 5}
+            (folder / "run.json").write_text(json.dumps(info))
+        case "range":
+            file.rename(file.with_name("steps=000000-2147483647.parquet"))
         case "binary":
             (folder / "run.json").write_bytes(b"\xff\xfe\x00")
 
 
-WAYS = ["json", "deep", "id", "step", "stage", "metric", "column", "rollup", "mirror", "binary"]
+WAYS = [
+    "json",
+    "deep",
+    "id",
+    "step",
+    "stage",
+    "metric",
+    "column",
+    "rollup",
+    "mirror",
+    "binary",
+    "nested",
+    "old",
+    "range",
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -225,7 +325,11 @@ def test_one_broken_run_ends_no_list(run, way):
     assert rows["a"] == "finished" and len(rows) == 2
     names = {sample.labels["run"] for family in RunCollector(root).collect() for sample in family.samples}
     assert "a" in names
-    with pytest.warns(UserWarning) if way in ("json", "deep", "id", "binary") else contextlib.nullcontext():
+    with (
+        pytest.warns(UserWarning)
+        if way in ("json", "deep", "id", "binary", "nested", "old")
+        else contextlib.nullcontext()
+    ):
         table = open_runs(root).runs()
     assert "a" in set(table.run_id) and table.set_index("run_id").status["a"] == "finished"
 

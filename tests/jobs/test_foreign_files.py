@@ -5,10 +5,12 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
 
+import psutil
 import pytest
 from helpers.run_rows import rows
 from typer.testing import CliRunner
@@ -20,9 +22,10 @@ from rstar_lab.jobs import JobBoard, JobStatus, attach, job_row, list_jobs, subm
 from rstar_lab.jobs.pack import tree_digest, verify_script
 from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.render import array_script, sbatch_script
+from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Connection
 from rstar_lab.jobs.ssh.host import profile_of_host
-from rstar_lab.jobs.ssh.mirror import fetch_transcripts
+from rstar_lab.jobs.ssh.mirror import fetch_transcripts, pull_run
 from rstar_lab.jobs.store import JobFolder, JobSpec, jobs_folder
 from rstar_lab.runs import RunWriter
 
@@ -229,10 +232,83 @@ def test_the_connection_of_a_copied_run_is_that_of_the_users_job(copied_run, ssh
     assert words[words.index("evil.example") - 1] == "--"
 
 
+def test_a_pull_follows_no_link_in_a_run_folder(tmp_path, ssh_log):
+    """`.mirror.lock -> ~/.bashrc` emptied the file at the next pull."""
+    victim = tmp_path / "bashrc"
+    victim.write_text("mine")
+    handle = {"ssh": {"host": "evil.example"}, "code": "/x", "runs": "/y"}
+    own_job(tmp_path, backend="ssh", handle=handle)
+    folder = tmp_path / "mine-rl"
+    mirror = {"host": "evil.example", "status": "running", "transcripts": False, "job": "mine"}
+    for name in (".mirror.lock", ".run.json.tmp", "transcripts"):
+        folder.mkdir()
+        (folder / "mirror.json").write_text(json.dumps(mirror))
+        (folder / name).symlink_to(tmp_path if name == "transcripts" else victim)
+        with pytest.raises(UserError, match=r"link or a pipe|not a regular file|cannot write"):
+            pull_run(agent_of(JobFolder.of(tmp_path, "mine").spec()), "mine-rl", tmp_path, False, True)
+        assert victim.read_text() == "mine" and not ssh_log.exists()
+        shutil.rmtree(folder)
+
+
+def test_pipes_in_job_folders_block_no_list_and_no_log(tmp_path):
+    own_job(tmp_path)
+    for job_id in ("job.json", "exit.json", "supervisor.json", "log.txt"):
+        folder = own_job(tmp_path, job_id).path
+        (folder / job_id).unlink(missing_ok=True)
+        os.mkfifo(folder / job_id)
+    found = {job_id: row["status"] for job_id, row in list_rows(tmp_path).items()}
+    assert found == {"mine": "queued", "log.txt": "queued"} | dict.fromkeys(
+        ("job.json", "exit.json", "supervisor.json"), "unknown"
+    )
+    assert {row.id: row.status for row in JobBoard(tmp_path).rows()} == found
+    with pytest.raises(UserError, match="not a regular file"):
+        attach("log.txt", runs_dir=tmp_path).logs()
+
+
+def test_a_file_of_a_job_is_not_written_through_a_link(tmp_path):
+    folder, victim = own_job(tmp_path), tmp_path / "bashrc"
+    victim.write_text("mine")
+    (folder.path / f".exit.json.{os.getpid()}").symlink_to(victim)
+    (folder.path / "exit.json").symlink_to(victim)
+    folder.write("exit.json", {"code": 0, "stopped": False})
+    assert victim.read_text() == "mine" and folder.exit().code == 0
+
+
+@pytest.mark.parametrize(
+    "event", ['{"event": "rl", "done": 1e308, "total": 1e-300, "step_s": 1e308}', '{"event": "rl", "done": 1e400}']
+)
+def test_numbers_in_a_log_do_not_end_the_board(tmp_path, event):
+    folder = own_job(tmp_path)
+    folder.log.write_text(f'{{"event": "rl", "done": 1, "total": 1e14, "step_s": 1e14}}\n{event}\n')
+    folder.write("supervisor.json", {"pid": os.getpid(), "created": psutil.Process().create_time()})
+    (row,) = JobBoard(tmp_path).rows()
+    assert row.status == "running" and row.cells()
+
+
+def test_a_name_that_is_too_long_does_not_end_the_list(tmp_path):
+    own_job(tmp_path, runs_dir="x" * 100_000, recipe="x" * 100_000, profile="x" * 100_000)
+    assert list_rows(tmp_path)["mine"]["status"] == "queued" and JobBoard(tmp_path).rows()
+
+
 # Hosts
 
 
-@pytest.mark.parametrize("host", ["-oProxyCommand=id", "a b", "a\nb", "$(id)", "a;id", "`id`", "--"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "-oProxyCommand=id",
+        "a@-x",
+        "a,-oProxyCommand=id",
+        "ssh://a@-x",
+        "[-x]",
+        "a b",
+        "a\nb",
+        "$(id)",
+        "a;id",
+        "`id`",
+        "--",
+    ],
+)
 @pytest.mark.parametrize("key", ["host", "user", "jump"])
 def test_a_host_cannot_be_an_option_or_a_command(host, key, ssh_log):
     with pytest.raises(UserError, match=rf"ssh\.{key} .*not the name of a host or user"):

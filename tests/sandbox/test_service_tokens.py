@@ -17,7 +17,7 @@ import pytest
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.sandbox import SandboxClient
-from rstar_lab.sandbox.http_limits import MAX_HEADER_BYTES, MAX_STRANGERS_PER_ADDRESS, Connections
+from rstar_lab.sandbox.http_limits import MAX_HEADER_BYTES, MAX_STRANGER_BYTES, Connections
 from rstar_lab.sandbox.launch import serving
 from rstar_lab.service_tokens import find_token, published_token
 
@@ -163,8 +163,8 @@ async def test_headers_are_limited_before_authentication():
 @pytest.mark.slow
 async def test_idle_connections_do_not_keep_clients_out():
     """With the usual soft limit of 1,024 open files, 1,019 idle connections made every call fail."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    prepare = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, {min(hard, 4096)}))"
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    prepare = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))"
     with serving("serve", "--port", "0", "--workers", "1", prepare=prepare) as ready:
         connections = [connect(ready["url"]) for _ in range(min(1000, soft - 100))]
         try:
@@ -172,7 +172,7 @@ async def test_idle_connections_do_not_keep_clients_out():
                 results = await asyncio.gather(*(client.run(f"print({number})") for number in range(8)))
             assert [result.stdout for result in results] == [f"{number}\n" for number in range(8)]
             await asyncio.sleep(0.2)
-            assert len(psutil.Process(ready["pid"]).net_connections()) < MAX_STRANGERS_PER_ADDRESS + 50
+            assert len(psutil.Process(ready["pid"]).net_connections()) < 256 + 50
         finally:
             for connection in connections:
                 connection.close()
@@ -182,15 +182,15 @@ class Stranger:
     """A connection that records that it was closed."""
 
     def __init__(self):
-        self.transport, self.closed = self, False
+        self.transport, self.closed, self.unfinished = self, False, 0
 
     def abort(self):
         self.closed = True
 
 
 def test_the_oldest_connections_without_the_token_are_closed():
-    connections = Connections(1000)
-    first, trusted, *others = [Stranger() for _ in range(MAX_STRANGERS_PER_ADDRESS + 2)]
+    connections = Connections(200)
+    first, trusted, *others = [Stranger() for _ in range(101)]
     other_address = Stranger()
     assert connections.add(other_address, "10.0.0.2") and connections.add(first, "10.0.0.1")
     assert connections.add(trusted, "10.0.0.1")
@@ -203,6 +203,38 @@ def test_the_oldest_connections_without_the_token_are_closed():
     for connection in (first, trusted, other_address, *others):
         connections.remove(connection)
     assert connections.open == 0 and not connections._strangers and not connections._per_address
+
+
+def test_unfinished_headers_of_all_strangers_are_limited():
+    connections = Connections(1000)
+    small, large, trusted = Stranger(), Stranger(), Stranger()
+    for connection in (small, large, trusted):
+        connections.add(connection, "10.0.0.1")
+    connections.trust(trusted)
+    connections.receive(trusted, MAX_STRANGER_BYTES)
+    connections.receive(large, MAX_STRANGER_BYTES - 10)
+    assert not large.closed
+    connections.receive(small, 20)
+    assert large.closed and not small.closed and not trusted.closed
+    connections.finish_headers(small)
+    assert connections.bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_s", [0, 1.5])
+async def test_a_burst_of_600_connections_loses_none(wait_s):
+    """Of a burst of new connections, those beyond 128 were closed before they could send the token."""
+    with serving("serve", "--port", "0", "--workers", "1") as ready:
+        token = Path(ready["token_file"]).read_text()
+        head = f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+        connections = [connect(ready["url"]) for _ in range(600)]
+        await asyncio.sleep(wait_s)
+        for connection in connections:
+            connection.sendall(head.encode())
+        answers = [receive_all(connection)[:15] for connection in connections]
+        assert set(answers) == {b"HTTP/1.1 200 OK"}
+        for connection in connections:
+            connection.close()
 
 
 def test_connections_are_limited_in_total():

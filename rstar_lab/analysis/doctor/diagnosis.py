@@ -1,6 +1,5 @@
 """The diagnosis of a run: findings ordered by cost, what looks healthy, and what the log does not show."""
 
-import html
 import importlib
 import json
 import tempfile
@@ -16,6 +15,7 @@ from rstar_lab.analysis.doctor.logs import read_logs
 from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule
 from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import escaped
 
 RATES_FILE = Path(__file__).parent / "rates.json"
 
@@ -150,26 +150,29 @@ class Diagnosis:
 
     def to_html(self) -> str:
         """Return the diagnosis as one HTML page without scripts."""
+        from rstar_lab.analysis.inspector.export import content_hash
+
         parts = []
         for finding in self.findings:
             item = finding.as_dict()
-            opened = ", ".join(f"<code>{html.escape(name)}</code>" for name in finding.evidence.trajectories)
+            opened = ", ".join(f"<code>{escaped(name)}</code>" for name in finding.evidence.trajectories)
             parts.append(
-                f"<h2>{html.escape(item['rule'])}</h2><p>{html.escape(item['evidence'])}</p>"
-                f"<dl><dt>Cause</dt><dd>{html.escape(item['cause'])}</dd><dt>Remedy</dt><dd>{html.escape(item['remedy'])}</dd>"
-                f"<dt>Steps</dt><dd>{html.escape(_steps(item['steps']) or '–')}</dd><dt>Rollouts</dt><dd>{opened or '–'}</dd>"
-                f"<dt>Source</dt><dd>{html.escape(item['source'])}</dd></dl>"
+                f"<h2>{escaped(item['rule'])}</h2><p>{escaped(item['evidence'])}</p>"
+                f"<dl><dt>Cause</dt><dd>{escaped(item['cause'])}</dd><dt>Remedy</dt><dd>{escaped(item['remedy'])}</dd>"
+                f"<dt>Steps</dt><dd>{escaped(_steps(item['steps']) or '–')}</dd><dt>Rollouts</dt><dd>{opened or '–'}</dd>"
+                f"<dt>Source</dt><dd>{escaped(item['source'])}</dd></dl>"
             )
-        rest = html.escape("\n".join(self._rest()))
+        rest = escaped("\n".join(self._rest()))
         style = "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}dt{font-weight:600}pre{white-space:pre-wrap}"
+        policy = f"default-src 'none'; style-src {content_hash(style)}; base-uri 'none'; form-action 'none'"
         return (
             "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Diagnosis</title>"
-            "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-            f"<style>{style}</style></head><body><h1>{html.escape(self.verdict)}</h1>{''.join(parts)}<pre>{rest}</pre></body></html>"
+            f"<meta http-equiv='Content-Security-Policy' content=\"{policy}\">"
+            f"<style>{style}</style></head><body><h1>{escaped(self.verdict)}</h1>{''.join(parts)}<pre>{rest}</pre></body></html>"
         )
 
     def _repr_html_(self) -> str:
-        return f"<div><b>{html.escape(self.verdict)}</b><pre>{html.escape(self.to_text())}</pre></div>"
+        return f"<div><b>{escaped(self.verdict)}</b><pre>{escaped(self.to_text())}</pre></div>"
 
 
 def doctor(*paths: str | Path, rules: Sequence[str] = ()) -> Diagnosis:

@@ -4,6 +4,7 @@ The format is recognised by the names and fields of the files. Rollouts of other
 importers of `analysis.importers`, so that the doctor and the inspector read them in the same way.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ from rstar_lab.analysis.doctor.rule import Log
 from rstar_lab.analysis.exports.atif import import_atif
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.errors import UserError
+from rstar_lab.runs.files import open_lines, parse_json, read_text
 
 COLUMNS = (
     "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "correct", "rewarded", "kept", "advantage",
@@ -55,8 +57,8 @@ def read_logs(path: Path, work_dir: Path) -> list[Log]:
 def _notes(path: Path, metrics: pd.DataFrame) -> tuple[str, ...]:
     """Return what of a foreign log was not understood: broken lines, and metrics of which no rule knows a name."""
     notes = []
-    for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
-        with file.open(encoding="utf-8", errors="replace") as lines:
+    for file in [path] if path.is_file() else _regular(path.rglob("*.jsonl")):
+        with open_lines(file) as lines:
             broken = (
                 [number for number, line in enumerate(lines, 1) if line.strip() and not _is_object(line)]
                 if file.suffix == ".jsonl"
@@ -76,7 +78,7 @@ def _notes(path: Path, metrics: pd.DataFrame) -> tuple[str, ...]:
 
 def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(parse_json(line), dict)
     except ValueError:
         return False
 
@@ -141,7 +143,7 @@ def _rollouts(path: Path, work_dir: Path) -> Iterator[tuple[str, Runs]]:
 
 def _recognised(path: Path) -> Iterator[tuple[str, Path]]:
     """Yield (format, file or folder) of the rollouts at `path`."""
-    if path.is_dir() and any(path.rglob("step_*/*rollouts.jsonl")):
+    if path.is_dir() and _regular(path.rglob("step_*/*rollouts.jsonl")):
         yield "prime-rl", path
         return
     folders = [path, *sorted(child for child in path.iterdir() if child.is_dir())] if path.is_dir() else [path]
@@ -149,14 +151,14 @@ def _recognised(path: Path) -> Iterator[tuple[str, Path]]:
         if place.is_dir():
             if list(place.glob("completions_*.parquet")):
                 yield "trl", place
-            numbered = [file for file in place.glob("*.jsonl") if file.stem.isdigit()]
+            numbered = [file for file in _regular(place.glob("*.jsonl")) if file.stem.isdigit()]
             if numbered and (kind := _jsonl_format(numbered[0])):
                 yield kind, place
                 continue
-            for file in sorted(place.glob("*.jsonl")):
+            for file in _regular(place.glob("*.jsonl")):
                 if kind := _jsonl_format(file):
                     yield kind, file
-            yield from (("inspect", file) for file in sorted(place.glob("*.eval")))
+            yield from (("inspect", file) for file in _regular(place.glob("*.eval")))
             if any(map(_is_atif, place.glob("*.json"))):
                 yield "atif", place
         elif place.suffix == ".eval":
@@ -170,8 +172,9 @@ def _recognised(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _is_atif(file: Path) -> bool:
-    with file.open(encoding="utf-8", errors="replace") as text:
+    with contextlib.suppress(OSError), open_lines(file) as text:
         return '"ATIF-v' in text.read(4096)
+    return False
 
 
 def _jsonl_format(file: Path) -> str | None:
@@ -188,7 +191,7 @@ def _as_messages(source: Path, target: Path) -> Path:
 
     source: A file of verifiers, or a folder of prime-rl with `step_N/*rollouts.jsonl`.
     """
-    files = [source] if source.is_file() else sorted(source.rglob("step_*/*rollouts.jsonl"))
+    files = [source] if source.is_file() else _regular(source.rglob("step_*/*rollouts.jsonl"))
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w") as written:
         for file in (file for file in files if not file.name.startswith("eval")):
@@ -216,11 +219,11 @@ def _chat(value: object, role: str) -> list[dict[str, Any]]:
 
 
 def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8", errors="replace") as lines:
+    with open_lines(file) as lines:
         for line in lines:
             if line.strip():
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                 except ValueError:
                     continue  # a torn last line of a run that was killed
                 if isinstance(row, dict):
@@ -232,25 +235,41 @@ def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 def _metrics(path: Path) -> pd.DataFrame:
     """Return the metrics by step of all files at `path` that have any."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    files = [path] if path.is_file() else _regular(path.rglob("*"))
     lines: dict[int, dict[str, Any]] = {}
     for file in files:
         for step, values in _metric_lines(file):
-            lines.setdefault(step, {}).update(values)
+            if _is_step(step):
+                lines.setdefault(int(step), {}).update({name: _number(value) for name, value in values.items()})
     return _named(pd.DataFrame([{"step": step} | lines[step] for step in sorted(lines)]))
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 2**31 and value == int(value)
+
+
+def _number(value: Any) -> Any:
+    """Return a metric; None for a list, an object, and an integer that no float can hold."""
+    return None if isinstance(value, list | dict) or (isinstance(value, int) and abs(value) > 1e300) else value
+
+
+def _regular(files: Iterable[Path]) -> list[Path]:
+    return sorted(file for file in files if file.is_file())
 
 
 def _metric_lines(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     if file.name == "trainer_state.json":
-        state = json.loads(file.read_text())
-        return [(int(line["step"]), line) for line in state.get("log_history", []) if "step" in line]
+        state = parse_json(read_text(file))
+        history = state.get("log_history") if isinstance(state, dict) else None
+        lines = [line for line in history if isinstance(line, dict)] if isinstance(history, list) else []
+        return [(line["step"], line) for line in lines if _is_step(line.get("step"))]
     if file.suffix == ".wandb":
         return wandb.history(file)
     if file.name.startswith("events.out.tfevents"):
         return tensorboard.scalars(file)
     if file.suffix == ".jsonl" and _jsonl_format(file) is None:
         rows = ((row.get("step"), row.get("data", row)) for row in _json_rows(file))
-        return [(step, values) for step, values in rows if isinstance(step, int) and isinstance(values, dict)]
+        return [(step, values) for step, values in rows if _is_step(step) and isinstance(values, dict)]
     return []
 
 

@@ -8,10 +8,12 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from rstar_lab.runs.files import read_bytes
+
 
 def scalars(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield (step, {tag: value}) of each event with scalars. A torn last record ends the file."""
-    data = file.read_bytes()
+    data = read_bytes(file)
     start = 0
     while start + 12 <= len(data):
         (length,) = struct.unpack_from("<Q", data, start)
@@ -68,7 +70,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
-    while at < len(data):
+    while at < len(data) and shift < 64:
         byte = data[at]
         at += 1
         value |= (byte & 127) << shift

@@ -5,12 +5,12 @@ messages are protobuf. Only the fields that metrics need are read: Record.histor
 HistoryItem.key (1), nested_key (2), value_json (16). Sources: wandb/proto/wandb_internal.proto, leveldb/doc/log_format.md.
 """
 
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from rstar_lab.analysis.doctor.tensorboard import fields
+from rstar_lab.runs.files import parse_json, read_bytes
 
 BLOCK, HEADER, IDENT = 32768, 7, b":W&B"
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
@@ -18,7 +18,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 def history(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield (step, {metric: number}) of each logged step. A torn or damaged end ends the file."""
-    for message in _messages(file.read_bytes()):
+    for message in _messages(read_bytes(file)):
         for number, content in fields(message):
             if number == 2 and isinstance(content, bytes):
                 step, values = _row(content)
@@ -29,7 +29,7 @@ def history(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
 def _messages(data: bytes) -> Iterator[bytes]:
     if data[:4] != IDENT:
         return
-    at, parts = HEADER, b""
+    at, parts = HEADER, bytearray()
     while at + HEADER <= len(data):
         if BLOCK - at % BLOCK < HEADER:  # the rest of a block that is too short for a record
             at += BLOCK - at % BLOCK
@@ -39,9 +39,11 @@ def _messages(data: bytes) -> Iterator[bytes]:
         if not FULL <= kind <= LAST or len(content) < length:
             return
         at += HEADER + length
-        parts = content if kind in (FULL, FIRST) else parts + content
+        if kind in (FULL, FIRST):
+            parts.clear()
+        parts += content
         if kind in (FULL, LAST):
-            yield parts
+            yield bytes(parts)
 
 
 def _row(data: bytes) -> tuple[int | None, dict[str, float]]:
@@ -60,11 +62,11 @@ def _row(data: bytes) -> tuple[int | None, dict[str, float]]:
                 elif field == 16 and isinstance(value, bytes):
                     text = value
             try:
-                loaded = json.loads(text)
+                loaded = parse_json(text)
             except ValueError:
                 continue
             if name == "_step" and isinstance(loaded, int):
                 step = loaded
-            elif isinstance(loaded, int | float) and not isinstance(loaded, bool) and not name.startswith("_"):
+            elif type(loaded) in (int, float) and abs(loaded) < 1e300 and not name.startswith("_"):
                 values[name] = float(loaded)
     return step, values

@@ -20,7 +20,7 @@ from rstar_lab.analysis.import_rows import write_run
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.runs.files import write_json
+from rstar_lab.runs.files import parse_json, read_text, write_json
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.tool_calls import parse_stored_turn
 
@@ -225,7 +225,7 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
             rollouts.append(from_atif(document, place))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{place}: not a valid ATIF document: {type(error).__name__}: {error}") from error
-    sessions = {str(rollout["session"]) for rollout in rollouts}
+    sessions = {str(rollout["session"])[:150] for rollout in rollouts}
     if run_id is None and len(sessions) == 1 and all(rollout["own"] for rollout in rollouts):
         run_id = sessions.pop()
     for rollout in rollouts:
@@ -246,8 +246,8 @@ def _list_beside(source: Path, name: str) -> list[Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = parse_json(read_text(path))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     return found if isinstance(found, list) else None
 
@@ -258,7 +258,7 @@ def _documents(source: Path) -> Iterator[tuple[Path, Row]]:
     read: dict[Path, Row] = {}
     for path in paths:
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = parse_json(read_text(path))
         except (ValueError, OSError) as error:
             raise UserError(f"{path} is not a JSON document: {error}") from error
         if isinstance(document, dict) and str(document.get("schema_version", "")).startswith("ATIF-v"):
@@ -288,7 +288,7 @@ def _following(path: Path, document: Row) -> Path | None:
 
 def _shown(document: Any) -> str:
     return (
-        repr(document.get("schema_version"))
+        repr(document.get("schema_version"))[:80]
         if isinstance(document, dict)
         else f"missing in a {type(document).__name__}"
     )

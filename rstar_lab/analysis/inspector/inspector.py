@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -181,11 +181,13 @@ class Inspector(NotebookWidget):
         model: str | Path | None = None,
         url: str = "",
         seed: int = 0,
+        functions: Collection[str] = (),
     ) -> "Fork":
         """Sample `k` continuations of a trajectory (default: the selected one) from the start of a turn.
 
         turn: from 0; None: every turn. edit: text with which the turn starts. model: model folder; default: the checkpoint
-        of the run that is nearest to the weights of the rollout. url: server to sample from instead of a checkpoint.
+        of the run that is nearest to the weights of the rollout. url: server to sample from instead of a checkpoint. functions: as in
+        `rl.fork.fork`.
         The continuations have the limits, tools and reward of the run, and are stored beside it as a run of kind `fork`.
         Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
         """
@@ -197,7 +199,9 @@ class Inspector(NotebookWidget):
         if folder is None:
             raise UserError("cannot fork: these rows are not in a run folder on this machine")
         path = None if model is None else Path(model)
-        made = fork(folder, row["traj_id"], int(row["step"]), turn=turn, k=k, edit=edit, model=path, url=url, seed=seed)
+        made = fork(
+            folder, row["traj_id"], int(row["step"]), turn=turn, k=k, edit=edit, model=path, url=url, seed=seed, functions=functions,
+        )  # fmt: skip
         return Fork(made.run, row["traj_id"], float(row["reward"]), made.state, made.differing, made.weights)
 
     def alternatives(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.runs.files import atomic_write, lock_file, read_text
+from rstar_lab.runs.files import atomic_write, lock_file, parse_json, read_text
 
 NOTES = "notes.jsonl"
 
@@ -26,7 +26,7 @@ def read_notes(run_dir: Path) -> dict[str, dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             notes[str(entry["traj_id"])] = {
                 "traj_id": str(entry["traj_id"]),
                 "note": str(entry.get("note", "")),
@@ -69,7 +69,7 @@ def read_views(folder: Path) -> dict[str, View]:
     """Return the views stored in a folder: name to filters, scope, sort and columns. Raises UserError for an invalid file."""
     path = folder / VIEWS
     try:
-        stored = json.loads(read_text(path))
+        stored = parse_json(read_text(path))
         return {str(name): _checked(view) for name, view in stored.items()}
     except FileNotFoundError:
         return {}

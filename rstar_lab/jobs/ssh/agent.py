@@ -21,6 +21,7 @@ from rstar_lab.jobs.job import Job, attach, describe, job_row, list_jobs, submit
 from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
 from rstar_lab.jobs.store import check_name, check_private, jobs_folder
+from rstar_lab.runs.files import open_to_read, read_bytes
 from rstar_lab.runs.questions import question_beginnings
 from rstar_lab.runs.reader import RunReader, run_folders
 
@@ -84,7 +85,7 @@ class Operations:
         job = attach(job_id, runs_dir=self.runs)
         status = job.status_or_unknown()
         try:
-            with job.folder.log.open("rb") as file:
+            with open_to_read(job.folder.log) as file:
                 file.seek(offset)
                 data = file.read(LOG_BYTES)
         except FileNotFoundError:
@@ -114,7 +115,7 @@ class Operations:
         """
         folder = self.runs / run_id
         metrics = folder / "metrics.jsonl"
-        data = metrics.read_bytes() if metrics.exists() else b""
+        data = read_bytes(metrics) if metrics.exists() else b""
         committed = data[: data.rfind(b"\n") + 1]
         states = {}
         for path in _files_below(folder):

@@ -1,7 +1,6 @@
 """The backend `ssh`: passes every operation to the backend of the job on its host."""
 
 import base64
-import fcntl
 import os
 import shutil
 import time
@@ -22,6 +21,7 @@ from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
 from rstar_lab.jobs.ssh.host import check_run_names, connect
 from rstar_lab.jobs.ssh.mirror import pull, start_mirror
 from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.runs.files import lock_file
 
 # Preflight composes the trainer's configuration, which takes up to a minute on a slow file system.
 SUBMIT_S = 300
@@ -41,8 +41,9 @@ class OverSsh(Backend):
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Copy the new part of the job's log, and its exit code if it has ended; return its state. Raises
         ConnectionLost."""
-        with (folder.path / ".log.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two notebooks may watch one job, and each byte must be appended once
+        with lock_file(
+            folder.path / ".log.lock"
+        ):  # two notebooks may watch one job, and each byte must be appended once
             while True:
                 size = folder.log.stat().st_size if folder.log.exists() else 0
                 part = agent_of(spec).request("log", job_id=spec.id, offset=size)

@@ -25,8 +25,8 @@ CONNECT_S = 15
 # Without an answer for ALIVE_S * ALIVE_COUNT seconds the connection counts as lost.
 ALIVE_S, ALIVE_COUNT = 5, 3
 READY = "rstar-lab-agent"
-# Hosts, users and lists of jump hosts, also as ssh:// and with IPv6 addresses.
-ADDRESS = re.compile(r"[A-Za-z0-9_[][A-Za-z0-9._@:,/%\[\]+-]*")
+# Hosts, users and lists of jump hosts, also as ssh:// and with IPv6 addresses. No part begins with a hyphen.
+ADDRESS = re.compile(r"(?!.*[@,/:\[]-)[A-Za-z0-9_[][A-Za-z0-9._@:,/%\[\]+-]*")
 
 
 class ConnectionLost(UserError):

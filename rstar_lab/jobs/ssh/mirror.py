@@ -6,7 +6,6 @@ rsync.
 """
 
 import base64
-import fcntl
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
 from rstar_lab.jobs.store import JobFolder, JobSpec, check_name
-from rstar_lab.runs.files import atomic_write, write_json
+from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, write_json
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.reader import MIRROR_FILE, read_mirror
 from rstar_lab.runs.schema import LEVELS, step_range_of
@@ -101,8 +100,8 @@ def pull_run(
     if problem := foreign_run(folder, agent.connection.host, f"{agent.runs}/{run_id}"):
         raise NotACopy(problem)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock_file(folder / LOCK):
+        _refuse_links(folder)
         for attempt in range(3):
             remote = agent.request("files", run_id=run_id)
             for name in remote["files"]:
@@ -118,6 +117,13 @@ def pull_run(
             break
         _mark(agent, remote, folder, transcripts, job_id)
     return Pulled(run_id, new, total, files, size, time.monotonic() - started)
+
+
+def _refuse_links(folder: Path) -> None:
+    try:
+        check_no_links(folder)
+    except OSError as error:
+        raise UserError(f"cannot copy to {folder}: {error}") from error
 
 
 def _mark(agent: Agent, remote: dict[str, Any], folder: Path, transcripts: bool, job_id: str | None) -> None:
@@ -349,5 +355,6 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
     ]
     if not names:
         raise UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
+    _refuse_links(run_dir)
     copy_files(agent, remote["folder"], run_dir, names)
     return sum(remote["files"][name][0] for name in names)

@@ -4,7 +4,6 @@ Weights are read from safetensors files only. Code in a model folder runs only w
 """
 
 import functools
-import json
 import logging
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from rstar_lab.rl.models.sources import ModelError, get_model
 from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import control_tokens
+from rstar_lab.runs.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -188,9 +188,11 @@ def _bf16_speedup() -> float:
 def _check(folder: Path, trust_remote_code: bool) -> Path:
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = parse_json(read_text(path))
     except FileNotFoundError:
         raise ModelError(f"model folder {folder} has no config.json") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict) or "model_type" not in config:
@@ -213,7 +215,7 @@ def _weight_files(folder: Path) -> set[str]:
     path = folder / _INDEX
     if path.is_file():
         try:
-            return set(json.loads(path.read_text())["weight_map"].values())
+            return set(parse_json(read_text(path))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{path} is not an index of weights: {_first_line(error)}") from None
     others = ("*.safetensors", "*.bin", "*.pt*")

@@ -279,8 +279,8 @@ def _dequantise(file: Path, out: Path) -> None:
         logging.disable_progress_bar()
     _say(f"dequantises {file.name} ({file.stat().st_size / 1e9:.3g} GB)")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+        loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     except Exception as error:  # gguf and transformers raise different exceptions for broken files
         raise ModelError(f"{file}: cannot be read as GGUF: {str(error).strip().splitlines()[0]}") from error
     config = loaded.config

@@ -31,7 +31,8 @@ def model_config(model: str, shape: Architecture) -> Any:
     from transformers import AutoConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
     if shape not in KNOWN.values():
-        return AutoConfig.from_pretrained(get_model(model, weights=False), local_files_only=True)
+        folder = get_model(model, weights=False)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     sizes = {
         "vocab_size": shape.vocabulary, "hidden_size": shape.hidden, "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,

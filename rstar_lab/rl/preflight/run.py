@@ -9,6 +9,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, load_profile
+from rstar_lab.progress import plain
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate, launch, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks
@@ -123,14 +124,14 @@ def run_preflight(
     from rich.table import Table
 
     colours = {Status.PASS: "green", Status.WARN: "yellow", Status.SKIP: "cyan", Status.FAIL: "bold red"}
-    table = Table("check", "status", "message", title=f"preflight {recipe} on {profile}")
+    table = Table("check", "status", "message", title=plain(f"preflight {recipe} on {profile}"))
     counts = dict.fromkeys(Status, 0)
     for finding in preflight(recipe, profile, overrides, trainer, dry_run):
         counts[finding.status] += 1
         if as_json:
             row = {"check": finding.check, "status": str(finding.status), "message": finding.message}
             print(json.dumps(row | ({"numbers": finding.numbers} if finding.numbers else {})), flush=True)
-        table.add_row(finding.check, f"[{colours[finding.status]}]{finding.status}[/]", finding.message)
+        table.add_row(finding.check, plain(finding.status, colours[finding.status]), plain(finding.message))
     code = 1 if counts[Status.FAIL] or (strict and counts[Status.SKIP]) else 0
     if as_json:
         print(

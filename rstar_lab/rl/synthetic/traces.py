@@ -23,6 +23,8 @@ from rstar_lab.rl.renderers.base import Renderer
 from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.synthetic import families
+from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.runs.files import atomic_write
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.tool_calls import parse_tool_calls
 
@@ -134,11 +136,11 @@ async def make_traces(
         await _execute(problem, script, results, renderer) for problem, script in zip(problems, scripts, strict=True)
     ]
     if path:
-        with contextlib.suppress(PermissionError):  # in a shared runs folder, the cache can belong to another user
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(asdict(trace)) + "\n" for trace in traces))
-            temporary.replace(path)
+        with contextlib.suppress(
+            PermissionError, RunStoreError
+        ):  # in a shared runs folder, the cache can belong to another user
+            with atomic_write(path) as file:
+                file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces).encode())
     return traces
 
 

@@ -3,7 +3,7 @@
 `analysis.counterfactual` compares the results of several changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.methods import Echo, Opd, Otb, Sdpo
 from rstar_lab.rl.models.model import load_model
-from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.rl import roc_hooks
 from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
@@ -45,13 +45,15 @@ class StoredStep:
     rollouts: in the stored order. trained: the selection that was trained on, with its stored advantages.
     """
 
-    def __init__(self, run_dir: Path, step: int):
-        """Raises RunStoreError if the run has no such step, and UserError if the run has no RL stage."""
+    def __init__(self, run_dir: Path, step: int, functions: Collection[str] = ()):
+        """functions: functions in the run's recipe that are yours; others are not imported.
+
+        Raises RunStoreError if the run has no such step, and UserError if the run has no RL stage or its method names other functions.
+        """
         self.reader, self.step = RunReader(run_dir), step
         info = self.reader.info
         # The other sections are not used, and those of an older version may have keys that no longer exist.
-        data = {key: info["recipe"][key] for key in ("name", "model", "seed", "rl", "stages")}
-        self.recipe = parse_recipe(data, f"of run {self.reader.run_id}")
+        self.recipe = parse_stored_recipe(info, ("name", "model", "seed", "rl", "stages"), functions)
         self.rollouts, advantages = read_trajectories(self.reader, step)
         name = self.reader.steps()[step]
         self.stage = next((stage for stage in self.recipe.stages if stage.name == name), None)

@@ -134,7 +134,7 @@ def check_architecture(folder: Path) -> None:
 
     from rstar_lab.rl.models.forward_path import mixes_tokens_by_attention_only
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not mixes_tokens_by_attention_only(config):
         raise UserError(
             f"model {folder}: {config.model_type} has layers with a state, whose sequences verl would mix; train it with "

@@ -1,0 +1,202 @@
+"""Logs from somebody else are data: pipes, hostile values and archives end with a named error or are left out, and quickly."""
+
+import base64
+import json
+import os
+import struct
+import zipfile
+
+import pytest
+from typer.testing import CliRunner
+
+from rstar_lab.analysis import importers, open_runs
+from rstar_lab.analysis.doctor import doctor
+from rstar_lab.analysis.doctor.tensorboard import fields, scalars
+from rstar_lab.analysis.doctor.wandb import BLOCK, FIRST, HEADER, IDENT, MIDDLE, history
+from rstar_lab.analysis.exports.atif import import_atif
+from rstar_lab.analysis.notebook_check import check_notebook
+from rstar_lab.cli.command_line import app
+from rstar_lab.errors import UserError
+
+HUGE = "1" + "0" * 400  # an integer that no float can hold
+DEEP = "[" * 200_000 + "]" * 200_000
+NAMES = ("1.jsonl", "messages.jsonl", "completions_1.parquet", "a.json", "x.eval", "run.wandb", "trainer_state.json")
+IMPORTERS = (
+    importers.import_verl,
+    importers.import_trl,
+    importers.import_messages,
+    importers.import_inspect,
+    import_atif,
+)
+
+
+@pytest.fixture
+def pipes(tmp_path):
+    folder = tmp_path / "log"
+    (folder / "step_1").mkdir(parents=True)
+    for name in (*NAMES, "events.out.tfevents.1", "step_1/rollouts.jsonl"):
+        os.mkfifo(folder / name)
+    return folder
+
+
+def test_pipes_in_a_folder_of_logs_block_no_reader(pipes, tmp_path):
+    with pytest.raises(UserError, match="no log was recognised"):
+        doctor(pipes)
+    (pipes / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.25}\n')
+    assert doctor(pipes).logs[0].steps.reward.tolist() == [0.5, 0.25]
+    for number, read in enumerate(IMPORTERS):
+        for source in (pipes, *map(pipes.joinpath, NAMES)):
+            with pytest.raises((UserError, OSError)):
+                read(source, tmp_path / f"runs-{number}", run_id="x")
+    with pytest.raises(UserError, match="not a regular file"):
+        check_notebook(pipes / "a.json")
+
+
+LINES = {
+    "step": [HUGE, '"1"', "-1", "NaN", "1e400", "null", "[]", "true", "1.5"],
+    "reward": [HUGE, "NaN", "1e400", '"x"', "[1]", "{}", DEEP],
+    "loss": [HUGE, "-Infinity", DEEP, '"\\u001b[2J"'],
+}
+
+
+@pytest.mark.parametrize("key, value", [(key, value) for key, values in LINES.items() for value in values])
+def test_hostile_numbers_in_a_log_do_not_end_the_doctor(tmp_path, key, value):
+    row = {"step": "3", "reward": "0.5", "loss": "0.1"} | {key: value}
+    lines = ['{"step": 1, "reward": 0.5, "loss": 1}', '{"step": 2, "reward": 0.25, "loss": 1}']
+    lines.append("{" + ", ".join(f'"{name}": {text}' for name, text in row.items()) + "}")
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    metrics = doctor(tmp_path / "metrics.jsonl").logs[0].steps
+    assert metrics.reward.tolist()[:2] == [0.5, 0.25]
+    state = ", ".join(lines).replace(DEEP, "[]")
+    (tmp_path / "trainer_state.json").write_text(f'{{"log_history": [{state}, 5, null]}}')
+    assert doctor(tmp_path / "trainer_state.json").logs[0].steps.reward.tolist()[:2] == [0.5, 0.25]
+
+
+ROLLOUT = {"input": "1+1?", "output": "2", "score": 1.0, "step": 1, "gts": "2"}
+MESSAGES = {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}], "reward": 1.0}
+ATIF = {
+    "schema_version": "ATIF-v1.5",
+    "session_id": "s",
+    "steps": [
+        {"source": "user", "message": "1+1?"},
+        {"source": "agent", "message": "2", "observation": {"results": []}},
+    ],
+}
+BROKEN = [5, "x", [5], {"a": [5]}, None, True, [[]], "../../x", "\x00", "x" * 300_000]
+
+
+def changed(document, value):
+    """Yield copies of a document with one value, at any depth, replaced."""
+    for key in document if isinstance(document, dict) else range(len(document)):
+        yield type(document)({**document, key: value} if isinstance(document, dict) else [*document[:key], value])
+        if isinstance(document[key], dict | list):
+            for inner in changed(document[key], value):
+                yield {**document, key: inner} if isinstance(document, dict) else [*document[:key], inner]
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)))
+@pytest.mark.parametrize("name", ["verl", "messages", "atif"])
+def test_hostile_values_in_rollouts_are_imported_or_named(tmp_path, name, number):
+    document, read = {
+        "verl": (ROLLOUT, importers.import_verl),
+        "messages": (MESSAGES, importers.import_messages),
+        "atif": (ATIF, import_atif),
+    }[name]
+    for count, hostile in enumerate(changed(document, BROKEN[number])):
+        file = tmp_path / f"{count}.{'json' if name == 'atif' else 'jsonl'}"
+        file.write_text(json.dumps(hostile) + "\n")
+        try:
+            folder = read(file, tmp_path / "runs", run_id=f"r{count}")
+        except UserError as error:
+            assert len(str(error)) < 2000
+        else:
+            assert open_runs(folder).count() == 1
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".jsonl"} <= {"runs"} | {
+        f"{count}.json" for count in range(40)
+    }
+
+
+@pytest.mark.parametrize("session", ["../outside", "/outside", "..", ".hidden", "a/b", "x" * 300])
+def test_a_session_id_names_no_folder_elsewhere(tmp_path, session):
+    document = ATIF | {
+        "session_id": session,
+        "extra": {"rstar_lab": {"trajectory": {"stage": "a", "step": 1, "group_id": "g"}}},
+    }
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text(json.dumps(document))
+    with pytest.raises(UserError):
+        import_atif(tmp_path / "in", tmp_path / "runs")
+    assert {path.name for path in tmp_path.iterdir()} <= {"in", "runs"} and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("text", [HUGE, DEEP, "NaN"])
+def test_hostile_rewards_are_null_or_named(tmp_path, text):
+    (tmp_path / "1.jsonl").write_text(json.dumps(ROLLOUT | {"score": "S", "acc": "S"}).replace('"S"', text) + "\n")
+    if text == DEEP:
+        with pytest.raises(UserError, match="nested too deeply"):
+            importers.import_verl(tmp_path, tmp_path / "runs")
+    else:
+        runs = open_runs(importers.import_verl(tmp_path, tmp_path / "runs"))
+        assert runs.trajectories().reward.isna().all() and runs.rewards().acc.isna().all()
+
+
+def test_an_archive_that_unpacks_to_gigabytes_is_not_read(tmp_path):
+    pytest.importorskip("inspect_ai")
+    bomb = tmp_path / "bomb.eval"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("header.json", "w") as member:
+        for _ in range(300):
+            member.write(b" " * 2**20)
+    with pytest.raises(UserError, match=r"unpacks to 0\.3 GB"):
+        importers.import_inspect(bomb, tmp_path / "runs")
+
+
+def test_numbers_and_records_of_event_files_are_bounded(tmp_path):
+    assert all(value < 2**70 for _, value in fields(b"\x08" + b"\xff" * 100_000))
+    payload = b"\x10" + b"\xff" * 60_000 + b"\x2a\x00"
+    (tmp_path / "events.out.tfevents.1").write_bytes(struct.pack("<QI", len(payload), 0) + payload + b"\0" * 4)
+    assert list(scalars(tmp_path / "events.out.tfevents.1")) == []
+    data = IDENT + b"\0" * (HEADER - 4)
+    for number in range(3000):  # 100 MB in one message: quadratic copies took minutes
+        room = BLOCK - len(data) % BLOCK if number == 0 else BLOCK
+        data = data if number else bytearray(data)
+        data += struct.pack("<IHB", 0, room - HEADER, MIDDLE if number else FIRST) + b"\0" * (room - HEADER)
+    (tmp_path / "run.wandb").write_bytes(data)
+    assert list(history(tmp_path / "run.wandb")) == []
+
+
+def test_commands_print_texts_of_files_as_they_are(tmp_path):
+    hostile = "[/x]\x1b]0;title\x07\x1b[2J[red]"
+    problems = tmp_path / "p.jsonl"
+    problems.write_text(json.dumps({"question": hostile, "answer": 5, hostile: hostile}) + "\n")
+    conversation = [{"role": "user", "content": hostile}, {"role": hostile, "content": hostile}]
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": conversation, "conversation_id": hostile}) + "\n")
+    notebook = {"cells": [{"cell_type": "markdown", "source": f"{hostile} 123.5"}], "nbformat": 4, "metadata": {}}
+    (tmp_path / "n.ipynb").write_text(json.dumps(notebook))
+    (tmp_path / f"{hostile.replace('/', '')}.jsonl").write_text("5\n")
+    commands = [
+        ["data", "lint", problems],
+        ["data", "lint", tmp_path / "c.jsonl"],
+        ["data", "prepare", problems, "--out", tmp_path / "o.jsonl", "--drop-bad-rows"],
+        ["report", "--lab", tmp_path / "n.ipynb"],
+        ["doctor", tmp_path / f"{hostile.replace('/', '')}.jsonl"],
+        ["export", "import", tmp_path / f"{hostile.replace('/', '')}.jsonl", "--runs-dir", tmp_path],
+    ]
+    for command in commands:
+        done = CliRunner().invoke(app, [str(word) for word in command])
+        printed = done.output + (done.stderr if done.stderr_bytes else "")
+        assert "\x1b" not in printed and "\x07" not in printed, command
+        assert done.exception is None or isinstance(done.exception, SystemExit | UserError), (command, done.exception)
+
+
+def test_compressed_test_cases_are_never_executed():
+    from rstar_lab.rl.data.code_problems import _unpack
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("true",)
+
+    import pickle
+    import zlib
+
+    with pytest.raises(ValueError, match="not one text"):
+        _unpack(base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode())
