@@ -99,7 +99,8 @@ constraints:  ## resolve newer versions of all dependencies, for cpu, cuda and r
 	$(BIN)/python constraints/resolve.py update
 	$(BIN)/python constraints/resolve.py lock
 
-sbom: $(READY)  ## print the software bill of materials of the environment (CycloneDX)
+sbom:  ## print the software bill of materials of the environment (CycloneDX)
+	@$(MAKE) --no-print-directory $(READY) >&2  # only the bill goes to standard output
 	@$(BIN)/python constraints/sbom.py constraints/$(BACKEND).lock
 
 clean:  ## remove the environment, runs and reports

@@ -257,19 +257,19 @@ def _regular(files: Iterable[Path]) -> list[Path]:
     return sorted(file for file in files if file.is_file())
 
 
-def _metric_lines(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+def _metric_lines(file: Path) -> Iterable[tuple[Any, dict[str, Any]]]:
     if file.name == "trainer_state.json":
         state = parse_json(read_text(file))
         history = state.get("log_history") if isinstance(state, dict) else None
         lines = [line for line in history if isinstance(line, dict)] if isinstance(history, list) else []
-        return [(line["step"], line) for line in lines if _is_step(line.get("step"))]
+        return [(line.get("step"), line) for line in lines]
     if file.suffix == ".wandb":
         return wandb.history(file)
     if file.name.startswith("events.out.tfevents"):
         return tensorboard.scalars(file)
     if file.suffix == ".jsonl" and _jsonl_format(file) is None:
         rows = ((row.get("step"), row.get("data", row)) for row in _json_rows(file))
-        return [(step, values) for step, values in rows if _is_step(step) and isinstance(values, dict)]
+        return [(step, values) for step, values in rows if isinstance(values, dict)]
     return []
 
 
