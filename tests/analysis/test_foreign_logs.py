@@ -116,7 +116,7 @@ def test_hostile_values_in_rollouts_are_imported_or_named(tmp_path, name, number
     }
 
 
-@pytest.mark.parametrize("session", ["../outside", "/outside", "..", ".hidden", "a/b", "x" * 300])
+@pytest.mark.parametrize("session", ["../outside", "/outside", "..", ".hidden", "a/b"])
 def test_a_session_id_names_no_folder_elsewhere(tmp_path, session):
     document = ATIF | {
         "session_id": session,

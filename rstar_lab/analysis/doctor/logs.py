@@ -149,7 +149,7 @@ def _recognised(path: Path) -> Iterator[tuple[str, Path]]:
     folders = [path, *sorted(child for child in path.iterdir() if child.is_dir())] if path.is_dir() else [path]
     for place in folders:
         if place.is_dir():
-            if list(place.glob("completions_*.parquet")):
+            if _regular(place.glob("completions_*.parquet")):
                 yield "trl", place
             numbered = [file for file in _regular(place.glob("*.jsonl")) if file.stem.isdigit()]
             if numbered and (kind := _jsonl_format(numbered[0])):
@@ -159,7 +159,7 @@ def _recognised(path: Path) -> Iterator[tuple[str, Path]]:
                 if kind := _jsonl_format(file):
                     yield kind, file
             yield from (("inspect", file) for file in _regular(place.glob("*.eval")))
-            if any(map(_is_atif, place.glob("*.json"))):
+            if any(map(_is_atif, _regular(place.glob("*.json")))):
                 yield "atif", place
         elif place.suffix == ".eval":
             yield "inspect", place
