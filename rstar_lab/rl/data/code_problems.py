@@ -23,7 +23,9 @@ STDIO = "The program reads standard input and writes to standard output."
 def apps(row: Row) -> dict[str, Any]:
     """Convert a row of APPS (arXiv 2105.09938) or TACO (arXiv 2312.14852): `question`, `starter_code`, and `input_output`, a JSON
     text {inputs, outputs, fn_name}."""
-    pairs = _json(row.get("input_output"), "input_output")
+    if row.get("input_output") in (None, ""):  # as in a part of the test set of APPS
+        raise ValueError("input_output is empty, so the problem has no tests")
+    pairs = _json(row["input_output"], "input_output")
     if not isinstance(pairs, Mapping):
         raise ValueError("input_output is not an object")
     function = pairs.get("fn_name") or None

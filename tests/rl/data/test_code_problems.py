@@ -59,7 +59,12 @@ def test_prepared_problems_have_the_tests_of_the_row(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("apps", {"input_output": ""}, "row 1: input_output is not JSON"),
+        (
+            "apps",
+            {"input_output": ""},
+            "row 1: input_output is empty, .* `data prepare --drop-bad-rows` leaves such rows out",
+        ),
+        ("apps", {"input_output": "{"}, "row 1: input_output is not JSON"),
         ("apps", {"input_output": '{"inputs": [], "outputs": []}'}, "no tests with an output"),
         ("taco", {"input_output": '{"inputs": ["1"], "outputs": []}'}, "of equal length"),
         ("code_contests", {"input_file": "input.txt"}, "reads or writes a file"),
@@ -72,6 +77,13 @@ def test_a_row_that_cannot_be_graded_names_the_reason(tmp_path, name, changes, r
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[name][0] | changes) + "\n")
     with pytest.raises(ProblemError, match=reason):
         list(read_source(parse_source(f"{name}={tmp_path / 'rows.jsonl'}")))
+
+
+def test_rows_without_tests_can_be_left_out(tmp_path):
+    row = ROWS["apps"][0]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"input_output": ""}) + "\n")
+    card = prepare([f"apps={tmp_path / 'rows.jsonl'}"], tmp_path / "out.parquet", drop_bad_rows=True)
+    assert card.kept == 1 and "row 2: input_output is empty" in card.bad_rows[0]
 
 
 class Payload:
