@@ -42,7 +42,7 @@ REPLACED = {
 DRY_RUN = (
     "profile.hardware.nodes", "profile.hardware.gpus_per_node", "profile.hardware.hbm_gb", "profile.hardware.hbm_tb_per_s",
     "profile.hardware.bf16_tflops", "profile.measured.link_gb_per_s", "profile.measured.network_gb_per_s", "*.precision",
-    "engine.gpu_memory_utilization", "engine.dtype", "profile.engine.dtype",
+    "engine.gpu_memory_utilization", "engine.dtype", "profile.engine.dtype", "profile.engine.memory_utilization",
 )  # fmt: skip
 
 

@@ -133,9 +133,9 @@ def test_keys_that_the_dry_run_executes_are_covered():
     assert set(covered) - set(before) == {
         "profile.hardware.gpus_per_node", "profile.hardware.hbm_gb", "profile.hardware.hbm_tb_per_s",
         "profile.hardware.bf16_tflops", "profile.measured.link_gb_per_s", "profile.measured.network_gb_per_s", "rl.precision",
-        "sft.precision", "engine.gpu_memory_utilization", "engine.dtype", "profile.engine.dtype",
+        "sft.precision", "engine.gpu_memory_utilization", "engine.dtype", "profile.engine.dtype", "profile.engine.memory_utilization",
     }  # fmt: skip
-    assert any(line.startswith("profile.engine.memory_utilization: ") for line in missing)
+    assert any(line.startswith("profile.engine.tensor_parallel: ") for line in missing)
     covered, _ = coverage(recipe, profile, every, every - {"RlSection.precision"})
     assert "rl.precision" not in covered, "the dry run did not read it"
 

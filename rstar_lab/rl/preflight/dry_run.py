@@ -42,7 +42,9 @@ class DryRun:
         micro_batch_tokens: tokens of a micro-batch, of all GPUs that share a sequence.
         peak_gb: the largest memory of training.
         with_margin_gb: peak with an allowance for what a dry run cannot see.
-        fits: whether it fits into the GPU, with the engine where both hold memory at the same time.
+        engine_gb: memory of the engine: of the local trainer beside the update; under verl during generation, with the parameters
+            and moments that are not offloaded.
+        fits: whether both fit into the GPU, where they hold memory at the same time together.
         phases: by phase of the update: memory in GB in total and by kind, largest storage, kernels, and roofline seconds.
         flops: FLOPs of a micro-batch on one rank, recomputation included.
         seconds: roofline seconds of a micro-batch by class of kernel.
@@ -60,6 +62,7 @@ class DryRun:
     micro_batch_tokens: int
     peak_gb: float
     with_margin_gb: float
+    engine_gb: float
     fits: bool
     largest: str
     phases: dict[str, dict[str, Any]]
@@ -202,9 +205,16 @@ def _result(
     peak = max(meter.peaks.values(), key=lambda phase: phase.total)
     peak_gb = peak.total / GB
     with_margin = 1.08 * peak_gb + (3 if ranks > 1 else 1)
-    engine = (
-        recipe.engine.gpu_memory_utilization * hardware.hbm_gb if profile.trainer == "local" and name != "sft" else 0.0
-    )
+    engine_gb, fits = 0.0, with_margin <= hardware.hbm_gb
+    if name != "sft" and profile.trainer == "local":
+        engine_gb = recipe.engine.gpu_memory_utilization * hardware.hbm_gb
+        fits = with_margin + engine_gb <= hardware.hbm_gb
+    elif name != "sft":
+        parallel = profile.parallelism
+        state = {"parameters": parallel.offload_params, "moments": parallel.offload_optimizer}
+        held = sum(meter.peaks["optimizer"].by_kind.get(kind, 0) for kind, is_away in state.items() if not is_away)
+        engine_gb = profile.engine.memory_utilization * hardware.hbm_gb + held / GB
+        fits = fits and engine_gb <= hardware.hbm_gb
     collectives, communication = [], {"micro_batch": 0.0, "optimizer": 0.0}
     for key, count in meter.collectives.items():
         rate = (measured.link_gb_per_s if key.inside else measured.network_gb_per_s) * GB
@@ -231,7 +241,7 @@ def _result(
     }
     by_class = dict(sorted(meter.seconds.items(), key=lambda one: -one[1]))
     return DryRun(
-        name, profile.trainer, ranks, tokens, peak_gb, with_margin, with_margin + engine <= hardware.hbm_gb,
+        name, profile.trainer, ranks, tokens, peak_gb, with_margin, engine_gb, fits,
         f"{peak.largest}, {peak.largest_bytes / GB:.2f} GB", phases, float(meter.flops), by_class,
         kernels + optimizer_steps * meter.phase_kernels["optimizer"], micro_batches, collectives, update,
         model_flops / (update * (hardware.bf16_tflops or 0) * 1e12), time.monotonic() - started,
@@ -347,7 +357,8 @@ def _text(row: dict[str, Any], keys: list[str] | None, number: int) -> Iterator[
 def _summary(result: DryRun) -> str:
     fits = "fits" if result.fits else "does not fit"
     return (
-        f"peak {result.peak_gb:.1f} GB per rank, with margin {result.with_margin_gb:.1f} GB ({fits}); "
+        f"peak {result.peak_gb:.1f} GB per rank, with margin {result.with_margin_gb:.1f} GB, engine {result.engine_gb:.1f} GB "
+        f"({fits}); "
         f"update at least {result.update_s:.1f} s, MFU at most {result.mfu_bound:.0%}"
     )
 

@@ -39,7 +39,10 @@ def dry_run(context: CheckContext, arguments: tuple[str, str, Mapping[str, Any],
         rows, finished = dry_run_in_child(*arguments, timeout_s=DRY_RUN_S)
     except UserError as error:
         raise Skip(str(error)) from error
-    found = [f"{row['dry_run']} {row['peak_gb']:.1f} GB, with margin {row['with_margin_gb']:.1f} GB" for row in rows]
+    found = [
+        f"{row['dry_run']} {row['peak_gb']:.1f} GB, with margin {row['with_margin_gb']:.1f} GB, engine {row['engine_gb']:.1f} GB"
+        for row in rows
+    ]
     if not all(row["fits"] for row in rows):
         engine = " beside the engine" if profile.trainer == "local" else ""
         raise UserError(f"{'; '.join(found)}: does not fit into {profile.hardware.hbm_gb:g} GB{engine}")

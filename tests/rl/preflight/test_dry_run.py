@@ -25,7 +25,7 @@ GB = 1e9
 # Peak of the first stage. To add a row: `rstar-lab preflight RECIPE --profile P --dry-run --json`.
 PEAKS = json.loads(Path(__file__).with_name("dry_run_peaks.json").read_text())
 RATES = Rates(1e15, 1e12)
-ROW = {"dry_run": "one", "peak_gb": 90.0, "with_margin_gb": 98.0}
+ROW = {"dry_run": "one", "peak_gb": 90.0, "with_margin_gb": 98.0, "engine_gb": 9.0}
 
 
 def small(recipe: str, **changes):
@@ -98,6 +98,9 @@ def test_verls_engine_shards_over_all_ranks_and_reduces_between_nodes():
     assert (result.trainer, result.ranks) == ("verl", 64)
     parameters = KNOWN["tiny"].parameters
     assert result.phases["forward"]["by_kind_gb"]["parameters"] * GB == pytest.approx(4 * parameters / 8, rel=0.1)
+    hbm, share = 192, load_profile("mi300x_8x8").engine.memory_utilization
+    kept = 12 * parameters / 8 / GB  # nothing is offloaded
+    assert result.engine_gb == pytest.approx(share * hbm + kept, abs=0.01) and result.fits
     by_name = {(one["phase"], one["name"]): one for one in result.collectives}
     assert by_name["forward", "allgather"]["inside"] and by_name["backward", "reduce_scatter"]["ranks"] == 8
     assert not by_name["backward", "allreduce"]["inside"], "replicas are on different nodes"
