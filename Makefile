@@ -73,7 +73,8 @@ bench: $(READY)  ## measure speed as ratios against peers, each pair in one run
 	for name in trainer sandbox rollout scheduler store verl; do $(BIN)/rstar-lab bench $$name; done
 
 docs: setup  ## build the documentation into site/ (warnings are errors, no network)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "documentation: $(abspath site/index.html)"
 
 docs-keys: setup  ## regenerate the tables of recipe keys in docs/recipe-keys.md
 	$(BIN)/python docs/key_tables.py docs/recipe-keys.md

@@ -47,7 +47,10 @@ def test_the_site_builds_without_warnings_and_loads_nothing_else(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     for page in site.rglob("*.html"):
         assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?https?://", page.read_text()), page
-    assert "rstar-lab demo" in (site / "cli.html").read_text()
+    commands = (site / "cli.html").read_text()
+    assert "rstar-lab demo" in commands and not re.findall(r"<li><code>[\w-]+</code>: [^<]*\.\.\.", commands)
+    pictures = [page.stem for page in (site / "tutorials").glob("*.html") if 'src="../images/' in page.read_text()]
+    assert len(pictures) >= 12, pictures
 
 
 def test_workflows_follow_the_schema_and_run_make_targets():
