@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -18,6 +19,7 @@ COLOURS = (
 _OK_COLOUR, _INFRASTRUCTURE_COLOUR = "#009E73", "#6B6B6B"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+_PANEL_TITLE = 30  # characters of a line above one of several panels in a row
 _LEGEND_WIDTH = 780  # pixels available to one line of the legend; figures are at least 900 pixels wide
 _LINE = 18  # pixels of a further line of a title
 _FORMAT = re.compile(r"\.(\d)([%f])")  # a tick format of plotly with a number of digits
@@ -125,6 +127,9 @@ def place_headings(figure: go.Figure) -> None:
             lines, used = (lines, used + width) if used + width <= _LEGEND_WIDTH or not used else (lines + 1, width)
         top += 8 + 21 * lines
     panels = [note for note in figure.layout.annotations if note.yref == "paper" and note.yanchor == "bottom"]
+    for note in panels:
+        if "<br>" not in note.text and sum(other.y == note.y for other in panels) > 1:
+            note.text = "<br>".join(textwrap.wrap(note.text, _PANEL_TITLE, break_long_words=False))
     if panels:
         top += 26 + _LINE * max(note.text.count("<br>") for note in panels)
     figure.update_layout(layout, margin_t=top + 8)

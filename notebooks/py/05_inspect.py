@@ -118,7 +118,7 @@ else:
 inspector.rows(limit=5)[["traj_id", "step", "reward", "kept", "errors", "answer", "truth"]]
 
 # %%
-with_errors = runs.trajectories("reward > 0 AND errors > 0", columns=["traj_id", "step", "errors", "kept"], order_by="errors DESC, step", limit=5)
+with_errors = runs.trajectories("reward > 0 AND errors > 0 AND kept IS NOT NULL", columns=["traj_id", "step", "errors", "kept"], order_by="errors DESC, step", limit=5)
 display(Markdown("Correct answers with the most tool errors. RoC keeps these less often:"), with_errors)
 # inspector.show("correct after errors", correct=True, errors=True)
 

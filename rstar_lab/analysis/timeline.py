@@ -48,7 +48,7 @@ def plot_timeline(runs: Runs, run_id: str, step: int, *, lanes: int = 100) -> Fi
     if rows.empty:
         raise RunStoreError(f"run {run_id} has no rollouts at step {step}")
     rows = rows.dropna(subset=["generate_s", "tool_s"])
-    if rows.empty:
+    if not (rows.generate_s + rows.tool_s).max() > 0:  # also without rows
         raise RunStoreError(f"run {run_id} has no measured times at step {step}")
     rows["queue_s"] = np.minimum(rows.queue_s.fillna(0), rows.tool_s)
     rows["seconds"] = rows.generate_s + rows.tool_s

@@ -26,7 +26,7 @@ COLOURS = {
     "failed": ("#9a3300", "#ffab85"),
 }  # fmt: skip
 STYLE = (
-    "<style>.rl-jobs{border-collapse:collapse;font:13px/1.5 system-ui,sans-serif;color-scheme:light dark}"
+    "<style>.rl-jobs{border-collapse:collapse;font:13px/1.5 system-ui,sans-serif}"
     "body[data-jp-theme-light=true] .rl-jobs,body.vscode-light .rl-jobs{color-scheme:light}"
     "body[data-jp-theme-light=false] .rl-jobs,body.vscode-dark .rl-jobs{color-scheme:dark}"
     ".rl-jobs :is(th,td){text-align:left!important;padding:3px 12px 3px 6px!important;white-space:nowrap;"

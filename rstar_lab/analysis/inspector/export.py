@@ -123,7 +123,7 @@ def export_html(
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
         f"<title>{escaped(title)}</title><style>{_CSS}</style></head><body><main>{article}</main></body></html>\n"
     )
 

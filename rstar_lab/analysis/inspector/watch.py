@@ -54,7 +54,7 @@ def tile(title: str, values: pd.Series) -> str:
     recorded = values.dropna().astype(float)
     change = float(recorded.iloc[-1] - recorded.head(_FIRST_STEPS).mean())
     since = f"{change:+.3g} since the start" if len(recorded) > _FIRST_STEPS else ""
-    return f"{title}<br><b>{recorded.iloc[-1]:.3g}</b><br><span style='font-size:11px'>{since}</span>"
+    return f"{title}<br><b>{recorded.iloc[-1]:.3g}</b><br>{since}"
 
 
 def planned_steps(recipe: dict[str, Any], stage: str) -> int | None:

@@ -105,16 +105,20 @@ export const committed = (act) => ({ onchange: act, onkeydown: (event) => event.
 
 export const disconnected = "The kernel was restarted or stopped. Run this cell again to reconnect.";
 
-/** Requests to the kernel. A request without a response within 30 s, or its own `wait`, fails. busy(waits): whether a
- *  request has waited for longer than 0.4 s. */
+export const silent = "The kernel does not respond. Wait until it is idle; if it was restarted, run this cell again.";
+
+/** Requests to the kernel. busy(level): 1 while a request waits for longer than 0.4 s, 2 for longer than 30 s or its own
+ *  `wait`, 0 otherwise. A late response is as good as an early one. */
 export function connect(model, busy = () => {}) {
   const waiting = new Map();
   let next = 0;
+  const report = () => busy(Math.max(0, ...[...waiting.values()].map(({ level }) => level)));
   const settle = (id) => {
     const request = waiting.get(id);
     waiting.delete(id);
-    [request?.timer, request?.slow].forEach((timer) => clearTimeout(timer));
-    if (request?.late && ![...waiting.values()].some(({ late }) => late)) busy(false);
+    clearTimeout(request?.slow);
+    clearInterval(request?.timer);
+    if (request?.level) report();
     return request;
   };
   const receive = (message, buffers) => {
@@ -128,18 +132,22 @@ export function connect(model, busy = () => {}) {
     ask(op, values = {}, wait = 30000) {
       return new Promise((resolve, reject) => {
         const id = `${op}-${(next += 1)}`;
-        const timer = setTimeout(() => {
-          settle(id);
-          reject(new Error("The kernel does not respond. Wait until it is idle; if it was restarted, run this cell again."));
-        }, wait);
-        const request = { resolve, reject, timer, slow: setTimeout(() => { request.late = true; busy(true); }, 400) };
-        waiting.set(id, request);
-        try {
-          model.send({ ...values, id, op });
-        } catch {
-          settle(id);
-          reject(new Error(disconnected));
-        }
+        const request = { resolve, reject, level: 0 };
+        const send = () => {
+          try {
+            model.send({ ...values, id, op });
+          } catch {
+            settle(id);
+            reject(new Error(disconnected));
+          }
+        };
+        const late = (level) => {
+          request.level = level;
+          report();
+          if (level === 2 && op === "start") send(); // a kernel that was starting may not have received it
+        };
+        waiting.set(id, Object.assign(request, { slow: setTimeout(() => late(1), 400), timer: setInterval(() => late(2), wait) }));
+        send();
       });
     },
     close() {

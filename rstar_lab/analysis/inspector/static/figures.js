@@ -26,7 +26,7 @@ export class Figures {
   async start() {
     const Plotly = await plotly(this.model);
     this.shown = this.panes.map(({ box, element }, index) => drawFigure({
-      Plotly, box, resized: element, figure: () => compact(JSON.parse(this.model.get("figures")[index].json), element.clientWidth, Math.max(160, element.clientHeight)), fills: true,
+      Plotly, box, resized: element, figure: () => compact(JSON.parse(this.model.get("figures")[index].json), Math.max(160, element.clientHeight)), fills: true,
       darkTemplate: () => this.model.get("dark_template"), linked: () => true, send: (points) => this.send(index, points),
     }));
     this.redraw = () => this.shown.forEach(({ draw }) => draw());
@@ -53,18 +53,13 @@ export class Figures {
   }
 }
 
-/** The figure at the size of its pane (pixels), in smaller type. Its headings are placed as fractions of its own height: keep
- *  their distance in pixels. The titles of panels shrink until they fit side by side. */
-function compact({ data, layout }, width, height) {
+/** The figure at the height of its pane (pixels), in smaller type. Its headings are placed as fractions of its own height:
+ *  keep their distance in pixels. */
+function compact({ data, layout }, height) {
   const own = layout.height ?? 400;
   const place = (y) => (typeof y === "number" ? 1 - ((1 - y) * own) / height : y);
   const title = layout.title && { ...layout.title, y: place(layout.title.y), font: { ...layout.title.font, size: 13 } };
   const legend = layout.legend && { ...layout.legend, y: place(layout.legend.y) };
-  const notes = layout.annotations ?? [];
-  const annotations = notes.map((note) => {
-    const beside = notes.filter((other) => other.y === note.y).length;
-    const fitting = (0.88 * width) / beside / (0.56 * Math.max(1, note.text?.length ?? 1));
-    return { ...note, font: { ...note.font, size: Math.max(8, Math.min(12, Math.floor(fitting))) } };
-  });
+  const annotations = layout.annotations?.map((note) => ({ ...note, font: { ...note.font, size: 12 } }));
   return { data, layout: { ...layout, height, title, legend, annotations, font: { ...layout.font, size: 11 }, margin: { ...layout.margin, b: 46, r: 12 } } };
 }

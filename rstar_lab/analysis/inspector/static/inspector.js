@@ -1,4 +1,4 @@
-import { h, fill, show, splitter, connect, disconnected, greet, hideStatic, pathEnd } from "./dom.js";
+import { h, fill, show, splitter, connect, disconnected, silent, greet, hideStatic, pathEnd } from "./dom.js";
 import { linkedTrajectory, trajectoryIn } from "./links.js";
 import { channelNames } from "./tokens.js";
 import { TrajectoryCache } from "./cache.js";
@@ -20,7 +20,7 @@ class View {
   constructor(model, el) {
     this.model = model;
     this.host = el;
-    this.line = connect(model, (busy) => this.root.classList.toggle("rl-busy", busy));
+    this.line = connect(model, (level) => this.waits(level));
     this.status = h("div", { class: "rl-status", role: "status" }, "Starting …");
     this.root = h("div", { class: "rl rl-app", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true", role: "region", "aria-label": "Trajectory inspector", onkeydown: (event) => this.key(event) }, this.status);
     this.root.style.height = `${model.get("height")}px`;
@@ -34,14 +34,21 @@ class View {
   /** Show a message. Errors are shown above the list, where they are in view. */
   say(text, wrong = false) {
     this.status.textContent = wrong ? "" : text;
-    if (this.alert) this.alert.textContent = wrong ? text : this.isLost ? disconnected : this.failure ?? "";
+    if (this.alert) this.alert.textContent = wrong ? text : this.isLost ? disconnected : this.isSilent ? silent : this.failure ?? "";
     else if (wrong) this.status.textContent = text;
+  }
+
+  /** Show whether requests wait for the kernel; level: see `connect`. */
+  waits(level) {
+    this.root.classList.toggle("rl-busy", level > 0);
+    if ((level === 2) !== Boolean(this.isSilent)) this.say((this.isSilent = level === 2) ? silent : "", this.isSilent);
   }
 
   /** The kernel was restarted: nothing here works until the cell runs again. */
   lost() {
     this.isLost = true;
     this.root.classList.add("rl-lost");
+    this.line.close();
     this.say(disconnected, true);
   }
 
@@ -104,7 +111,7 @@ class View {
       ask: async (offset, limit) => (await this.line.ask("page", { offset, limit, ...this.state() }))[0],
       loaded: (page) => {
         this.count.textContent = `${show(page.total)} of ${show(page.all)} trajectories`;
-        if (!this.isLost) this.alert.textContent = "";
+        if (!this.isLost && !this.isSilent) this.alert.textContent = "";
         this.addQuestions(page.rows);
         this.list.sorted(...(this.state().sort.length ? this.state().sort : [null]));
       },

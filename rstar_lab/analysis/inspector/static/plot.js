@@ -22,7 +22,41 @@ export function plotly(model) {
   return globalThis.__rstarLabPlotly;
 }
 
-const isDark = () => document.body.dataset.jpThemeLight === "false" || document.body.classList.contains("vscode-dark");
+/** Whether the page is dark: by the sign of JupyterLab, VS Code or Colab, or by its CSS property, as marimo's. */
+const isDark = () => {
+  const { body, documentElement } = document;
+  if (body.dataset.jpThemeLight) return body.dataset.jpThemeLight === "false";
+  if (body.matches(".vscode-dark, .vscode-high-contrast:not(.vscode-high-contrast-light)") || documentElement.getAttribute("theme") === "dark") return true;
+  const scheme = getComputedStyle(body).colorScheme;
+  return scheme.includes("dark") && (!scheme.includes("light") || matchMedia("(prefers-color-scheme: dark)").matches);
+};
+
+const arrays = { i1: Int8Array, u1: Uint8Array, i2: Int16Array, u2: Uint16Array, i4: Int32Array, u4: Uint32Array, f4: Float32Array, f8: Float64Array };
+
+/** The values of an array of a figure, which plotly writes as base64 if it came from numpy. */
+const numbers = (values) => (values?.bdata ? [...new arrays[values.dtype](Uint8Array.from(atob(values.bdata), (char) => char.charCodeAt(0)).buffer)] : values ?? []);
+
+/** The layout at a width in pixels: titles shrink until those side by side fit, and steps that do not fit have no label. */
+function fitted(data, layout, width) {
+  const texts = (text) => Math.max(1, ...String(text ?? "").split("<br>").map((line) => line.replace(/<[^>]*>/g, "").length));
+  const shrink = (item, usual, beside) => {
+    const size = Math.floor((0.9 * width) / beside / (0.56 * texts(item.text)));
+    return { ...item, font: { ...item.font, size: Math.max(8, Math.min(item.font?.size ?? usual, size)) } };
+  };
+  const notes = layout.annotations ?? [];
+  const annotations = notes.map((note) => (note.yref === "paper" ? shrink(note, 14, notes.filter(({ y }) => y === note.y).length) : note));
+  const made = { ...layout, annotations, title: layout.title?.text ? shrink(layout.title, 15, 1) : layout.title };
+  for (const [name, axis] of Object.entries(layout)) {
+    if (!/^xaxis\d*$/.test(name) || axis.dtick !== 1) continue;
+    const xs = data.filter((trace) => (trace.xaxis ?? "x") === name.replace("axis", "")).flatMap((trace) => numbers(trace.x));
+    if (!xs.length) continue;
+    const [low, high] = [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))];
+    const [from, to] = axis.domain ?? [0, 1];
+    const needed = (high - low + 1) * (10 + 8 * String(high).length);
+    made[name] = { ...axis, dtick: Math.max(1, Math.ceil(needed / ((to - from) * (width - 80)))), tickangle: 0 };
+  }
+  return made;
+}
 
 /** The layout on the page's own background. On a dark page, its template is replaced by the dark one. */
 function themed(layout, darkTemplate) {
@@ -34,12 +68,15 @@ function themed(layout, darkTemplate) {
  *  pages. linked(): whether points open rollouts. send(points): a click or a selection, [[trace, point], ...]. resized: element
  *  whose size the figure follows. fills: figure() depends on the height of this element. */
 export function drawFigure({ Plotly, box, resized, figure, darkTemplate, linked, send, fills = false }) {
+  const at = (figure) => fitted(figure.data ?? [], figure.layout ?? {}, resized.clientWidth || 700);
+  let fits; // the layout that was drawn last
   const draw = () => {
     if (fills && box.data && !box.offsetWidth) return null; // hidden; drawn when it has a size again
-    const { data, layout } = figure();
+    const made = figure();
+    fits = at(made);
     // A box selection is the default drag if points open rollouts.
     const drag = linked() ? { dragmode: "select", selectdirection: "any" } : {};
-    return Plotly.react(box, data ?? [], { clickmode: "event+select", ...drag, ...themed(layout ?? {}, darkTemplate()), hovermode: "closest", autosize: true }, { displaylogo: false, modeBarButtonsToAdd: ["select2d"] });
+    return Plotly.react(box, made.data ?? [], { clickmode: "event+select", ...drag, ...themed(fits, darkTemplate()), hovermode: "closest", autosize: true }, { displaylogo: false, modeBarButtonsToAdd: ["select2d"] });
   };
   const listen = () => {
     const chosen = (event) => event?.points?.length && send(event.points.map((point) => [point.curveNumber, point.pointIndex ?? point.pointNumber]));
@@ -56,7 +93,8 @@ export function drawFigure({ Plotly, box, resized, figure, darkTemplate, linked,
       send([]);
     });
   };
-  const fit = new ResizeObserver(() => box.offsetWidth && (fills ? draw() : Plotly.Plots.resize(box)));
+  const same = () => JSON.stringify(at(figure())) === JSON.stringify(fits);
+  const fit = new ResizeObserver(() => box.offsetWidth && (fills || !same() ? draw() : Plotly.Plots.resize(box)));
   // While JupyterLab loads a theme, elements have no size.
   const themeChanged = (tries = 0) => (fills && !box.offsetWidth && tries < 60 ? setTimeout(themeChanged, 50, tries + 1) : draw());
   const theme = new MutationObserver(() => themeChanged());

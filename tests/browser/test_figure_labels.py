@@ -1,0 +1,137 @@
+"""The labels of every figure at three widths: ticks of an axis differ, no label covers another one, and none is cut off."""
+
+import json
+
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+from helpers.awkward_runs import make_awkward_runs
+from helpers.notebooks import GOLDEN
+from lab_page import SHOTS
+from plotly.offline import get_plotlyjs
+from widget_page import WidgetPage
+
+from rstar_lab import analysis
+from rstar_lab.analysis import LinkedFigure, open_runs, watch
+from rstar_lab.analysis.figure import Figure
+from rstar_lab.runs import RunStoreError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+WIDTHS = (1400, 900, 620)  # of the page; a cell of JupyterLab at 900 pixels is 620 wide
+# Texts of one axis that are equal, texts that cover each other, and texts outside of the figure.
+DRAW = """async ([figure, width]) => {
+  const box = document.getElementById("figure");
+  Plotly.purge(box);
+  box.style.width = `${width}px`;
+  await Plotly.newPlot(box, figure.data, { ...figure.layout, autosize: true, width: undefined }, { displaylogo: false });
+}"""
+FAULTS = """() => {
+  const box = document.querySelector(".js-plotly-plot");
+  const faults = [], frame = box.querySelector(".main-svg").getBoundingClientRect();
+  const ticks = {};
+  for (const text of box.querySelectorAll(".xtick text, .ytick text")) {
+    const axis = [...text.closest("[class*=tick]").classList].join(" ");
+    const panel = text.closest(".subplot, [class*=yaxislayer], [class*=xaxislayer]");
+    (ticks[`${panel?.getAttribute("class")} ${axis}`] ??= []).push(text.textContent);
+  }
+  for (const [axis, texts] of Object.entries(ticks))
+    if (new Set(texts).size < texts.length) faults.push(`${axis}: equal ticks ${texts.join(" | ")}`);
+  const shown = [...box.querySelectorAll(".main-svg text")].filter((text) => text.textContent.trim() && text.getClientRects().length);
+  const boxes = shown.map((text) => ({ text: text.textContent.slice(0, 40), part: text.closest("g[class]")?.getAttribute("class"),
+    slanted: /rotate\\((?!0|-?90)/.test(text.getAttribute("transform") ?? ""), ...text.getBoundingClientRect().toJSON() }));
+  boxes.forEach((a, i) => {
+    if (a.left < frame.left - 2 || a.right > frame.right + 2 || a.top < frame.top - 2 || a.bottom > frame.bottom + 2)
+      faults.push(`${a.text} is cut off`);
+    for (const b of boxes.slice(i + 1)) {
+      if (a.slanted || b.slanted) continue;
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 3 && down > 4) faults.push(`${a.text} (${a.part}) and ${b.text} (${b.part}) overlap`);
+    }
+  });
+  return [...new Set(faults)];
+}"""
+
+
+def scatter(values: list[float], tickformat: str) -> Figure:
+    figure = go.Figure(go.Scatter(x=list(range(len(values))), y=values))
+    figure.update_yaxes(tickformat=tickformat, title="value")
+    return Figure(figure, pd.DataFrame({"value": values}))
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, go.Figure]:
+    golden = open_runs(GOLDEN)
+    awkward = open_runs(make_awkward_runs(tmp_path_factory.mktemp("runs"), 400))
+    found: dict[str, go.Figure] = {}
+    for name, runs, run in (("golden", golden, "tiny_fast-rl"), ("awkward", awkward, "big-rl")):
+        failed = analysis.failed_rollouts(runs, {"run_id": run})
+        found |= {
+            f"curves of {name} runs": analysis.plot_curves(runs),
+            f"four curves of {name} runs": analysis.plot_curves(runs, ["pass1", "tool_error_rate", "response_tokens", "calls"]),
+            f"ablation of {name} runs": analysis.plot_ablation(runs, "rl.method.roc.rule", ["pass1"]),
+            f"outcomes of {name} runs": analysis.plot_outcomes(runs),
+            f"lengths of {name} runs": analysis.plot_lengths(runs),
+            f"pass@k of {name} runs": analysis.plot_pass_at_k(runs, (1, 2)),
+            f"heat map of {name} runs": analysis.plot_heatmap(runs, run),
+            f"failures of {name} runs": analysis.plot_failures(failed),
+            f"failure map of {name} runs": analysis.plot_failure_map(failed),
+            f"tool use of {name} runs": analysis.plot_tool_use(runs),
+        }  # fmt: skip
+    with pytest.raises(RunStoreError, match="no measured times"):
+        analysis.plot_timeline(awkward, "big-rl", 3)
+    table = analysis.token_table(golden, {"run_id": "tiny_fast-rl"}, limit=60)
+    found |= {
+        "timeline": analysis.plot_timeline(golden, "tiny_fast-rl", 3),
+        "kinds of tokens": analysis.plot_token_kinds(table),
+        "entropy": analysis.plot_entropy(table),
+        "words": analysis.plot_high_entropy_words(table),
+        "one point": scatter([0.5], ".2f"),
+        "no point": scatter([], ".2f"),
+        "equal values": scatter([0.25] * 5, ".1%"),
+        "values that differ by little": scatter([0.99991, 0.99992, 0.99996], ".2f"),
+        "missing values": scatter([float("nan"), 0.1, float("nan"), 0.2], ".0%"),
+        "10,000 points": scatter([i % 97 / 97 for i in range(10_000)], ".0%"),
+    }
+    return found
+
+
+def test_labels_differ_and_do_not_overlap_at_three_widths(browser, figures):
+    page = browser.new_page(viewport={"width": 1450, "height": 1000})
+    page.set_content('<body style="margin: 0"><div id="figure"></div></body>')
+    page.add_script_tag(content=get_plotlyjs())
+    faults = []
+    for name, figure in figures.items():
+        for width in WIDTHS:
+            page.evaluate(DRAW, [json.loads(figure.to_json()), width])
+            found = page.evaluate(FAULTS)
+            if found:
+                SHOTS.mkdir(parents=True, exist_ok=True)
+                page.locator("#figure").screenshot(path=SHOTS / f"labels-{name.replace(' ', '-')}-{width}.png")
+            faults += [f"{name}, {width}: {fault}" for fault in found]
+    page.close()
+    assert not faults, "\n".join(faults)
+
+
+def test_figures_of_widgets_fit_into_a_narrow_cell(browser):
+    """A cell of JupyterLab at 900 pixels with the file browser open is about 460 pixels wide."""
+    golden = open_runs(GOLDEN)
+    figures = {
+        "watch": watch(GOLDEN / "tiny_fast-rl").figure,
+        "curves": LinkedFigure(analysis.plot_curves(golden), None),
+        "timeline": LinkedFigure(analysis.plot_timeline(golden, "tiny_fast-rl", 3), None),
+    }
+    faults = []
+    for name, figure in figures.items():
+        shown = WidgetPage(browser, figure, (900, 500))
+        for width in (900, 460, 640):
+            shown.page.set_viewport_size({"width": width, "height": 500})
+            shown.wait(f"() => document.querySelector('.main-svg')?.getBoundingClientRect().width > {width - 40}")
+            shown.wait(f"() => document.querySelector('.main-svg').getBoundingClientRect().width <= {width}")
+            shown.page.wait_for_timeout(300)
+            faults += [f"{name}, {width}: {fault}" for fault in shown.page.evaluate(FAULTS)]
+            SHOTS.mkdir(parents=True, exist_ok=True)
+            shown.page.screenshot(path=SHOTS / f"narrow-{name}-{width}.png")
+        assert shown.errors == []
+        shown.close()
+    assert not faults, "\n".join(faults)
