@@ -13,6 +13,11 @@ from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.schema import LEVELS
 
 TABLES = frozenset({"runs", "steps", "rewards", "rollup", *LEVELS})  # tables of `Runs.sql`
+# Titles and common names of columns in an SQL condition, and the columns that they mean.
+_TITLES = {
+    "problem": "problem_id", "question": "problem_id", "tokens": "response_tokens", "length": "response_tokens",
+    "tool_calls": "calls", "run": "run_id", "stopped_by": "stop_reason",
+}  # fmt: skip
 _SUBQUERY = re.compile(r"(?i)\b(from|table|select|show|describe|summarize|pivot|unpivot|with)\b")
 _GENERATORS = frozenset({"unnest", "range", "generate_series"})  # table functions without access to files
 
@@ -50,7 +55,7 @@ def check_query(query: str) -> None:
     try:
         statements = duckdb.extract_statements(query)
     except duckdb.Error as error:
-        raise RunStoreError(f"the query failed: {_first_lines(error)}") from error
+        raise RunStoreError(f"the query failed: {error_text(error)}") from error
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise RunStoreError("the query failed: only one SELECT statement is allowed")
 
@@ -68,7 +73,7 @@ def checked_expression(sql: str) -> str:
         duckdb.SQLExpression(sql)
         statements = duckdb.extract_statements(f"SELECT 1 WHERE {inside}")
     except duckdb.Error as error:
-        raise RunStoreError(f"filter sql: write one SQL expression over the columns: {_first_lines(error)}") from error
+        raise RunStoreError(f"filter sql: write one SQL expression over the columns: {error_text(error)}") from error
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise RunStoreError("filter sql: write one SQL expression over the columns, without `;`")
     if _SUBQUERY.search(sql):
@@ -119,6 +124,11 @@ def _parser() -> duckdb.DuckDBPyConnection:
     return connect()
 
 
-def _first_lines(error: Exception) -> str:
-    """Return DuckDB's message without the excerpt of the query."""
-    return " ".join(line.strip() for line in str(error).split("\n\n")[0].splitlines() if line.strip())
+def error_text(error: Exception) -> str:
+    """Return DuckDB's message without the excerpt of the query. A title of the list instead of a column gets its column."""
+    text = " ".join(line.strip() for line in str(error).split("\n\n")[0].splitlines() if line.strip())
+    if (found := re.search(r'Referenced column "(\w+)" not found', text)) and found[1].lower() in _TITLES:
+        return f'there is no column "{found[1]}"; did you mean {_TITLES[found[1].lower()]}?'
+    if found := re.search(r"Could not convert string .* from source column (\w+)", text):
+        return f"{found[1]} is a text: compare it with a text in quotes, such as {found[1]} = '3'"
+    return text

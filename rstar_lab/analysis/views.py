@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rstar_lab.analysis.queries import TABLES, connect, quoted
+from rstar_lab.analysis.queries import TABLES, connect, error_text, quoted
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.errors import TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
@@ -129,7 +129,7 @@ class Views:
                 break
             finally:
                 timer.cancel()
-        raise RunStoreError(f"the query failed: {error}") from error
+        raise RunStoreError(f"the query failed: {error_text(error)}") from error
 
     def _prepare(self, query: str) -> duckdb.DuckDBPyConnection:
         """Return a cursor with up-to-date views of the tables that the query names."""

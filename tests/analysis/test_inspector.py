@@ -369,3 +369,22 @@ def test_views_are_stored_beside_the_runs(tmp_path: Path):
         _ = again.views
     with pytest.raises(UserError, match="cannot store views"):
         Inspector(again.rows()).save_view("a")
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("problem like 'x%'", 'there is no column "problem"; did you mean problem_id?'),
+        ("Tokens > 50", 'there is no column "Tokens"; did you mean response_tokens?'),
+        ("tool_calls > 1", "did you mean calls?"),
+        ("eror > 1", '"errors"'),
+        ("stop_reason = 3", "stop_reason is a text: compare it with a text in quotes"),
+    ],
+)
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_an_error_of_a_condition_names_the_column(inspector: Inspector, sql, message, in_memory):
+    if in_memory:
+        inspector.source.load()
+    with pytest.raises(UserError) as raised:
+        inspector.source.page(inspector._condition({"sql": sql}, {}), (), 0, 5)
+    assert message in str(raised.value) and "\n" not in str(raised.value)

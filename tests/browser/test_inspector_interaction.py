@@ -389,10 +389,10 @@ def test_a_kernel_restart_is_shown_and_clicks_do_not_move_the_list(lab: Lab, fol
     cells = (f"from rstar_lab.analysis import inspect\ninspector = inspect({str(folder)!r})", "inspector")
     with lab.notebook(book(tmp_path, *cells)) as opened:
         opened.run_all()
-        wait_for_head(opened, "sample 0")
+        wait_for_head(opened, "sample 1")
         opened.restart()
         opened.wait(f"() => document.querySelector('{APP} .rl-alert').textContent.includes('Run this cell again')", 30)
         opened.page.locator(f"{APP} .rl-list").click(position={"x": 60, "y": 28 * 4 + 14})
         opened.page.wait_for_timeout(500)
-        assert opened.page.locator(f"{APP} .rl-chosen").get_attribute("data-index") == "0"
-        assert "sample 0" in text(opened, ".rl-dhead")
+        assert opened.page.locator(f"{APP} .rl-chosen").get_attribute("data-index") == "1"
+        assert "sample 1" in text(opened, ".rl-dhead")

@@ -26,6 +26,15 @@ def test_overview_selects_runs_opens_rollouts_and_follows_a_run(lab: Lab, tmp_pa
         wait_for_python(page, "sorted(shown.selected)", "['grpo', 'roc']")
         wait_for_count(page, 384)
         page.shot("overview")
+        shown = "() => [...document.querySelectorAll('.rl-overview tbody tr')].map(row => row.children[1].textContent).join()"
+        sort = page.page.locator(".rl-overview th button", has_text="run").first
+        for order in ("roc,grpo", "grpo,roc"):
+            sort.click()
+            page.wait(f"() => ({shown})() === '{order}'")
+        sort.click()
+        page.page.get_by_label("Filter runs").fill("ro")
+        page.wait(f"() => ({shown})() === 'roc'")
+        page.page.get_by_label("Filter runs").fill("")
         click_point(page, 1)
         wait_for_count(page, 32)
         writing = write_steps(runs, "live", steps=2)

@@ -294,10 +294,11 @@ def _siblings(siblings: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> 
     return f'<h3>Rollouts of the same group</h3><table class="rl-table"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
 
 
-def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str) -> str:
-    """Return the first rows of the list as an HTML table."""
+def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str, questions: Mapping[str, str]) -> str:
+    """Return the first rows of the list as an HTML table. questions: problem id to the beginning of its question."""
+    rows = [{**row, "problem": questions.get(row["problem_id"], row["problem_id"])} for row in rows]
     columns = (
-        "step", "problem_id", "sample", "reward", "kept", "calls", "errors", "response_tokens", "answer", "truth",
+        "step", "problem", "sample", "reward", "kept", "calls", "errors", "response_tokens", "answer", "truth",
     )  # fmt: skip
     head = "".join(f'<th scope="col">{name.replace("_", " ")}</th>' for name in columns)
     lines = "".join(

@@ -374,7 +374,7 @@ class Inspector(NotebookWidget):
         rows = self.source.page(self.where, self.sort, 0, 12)
         with_values = [row for row in rows if row.get("entropy") is not None]
         chosen = self.selected or next((row["traj_id"] for row in with_values or rows), "")
-        page = listing_html(rows, self.source.count(self.where), self.label)
+        page = listing_html(rows, self.source.count(self.where), self.label, self.source.questions(rows))
         if chosen:
             try:
                 page += export_html(*self._load(chosen), fragment=True)

@@ -16,6 +16,7 @@ import pandas as pd
 
 from rstar_lab.analysis.filters import sql_list, sql_literal
 from rstar_lab.analysis.inspector.memory_table import MemoryTable
+from rstar_lab.analysis.queries import error_text
 from rstar_lab.errors import UserError
 from rstar_lab.visible_text import visible
 
@@ -243,11 +244,11 @@ def _in_range(bounds: tuple[Any, Any], value: Any) -> bool:
 
 @contextmanager
 def query_errors() -> Iterator[None]:
-    """Raise an error of DuckDB as UserError with the first line of its message."""
+    """Raise an error of DuckDB as UserError."""
     try:
         yield
     except duckdb.Error as error:
-        raise UserError(str(error).split("\n")[0].strip()) from error
+        raise UserError(error_text(error)) from error
 
 
 def to_json_rows(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:

@@ -34,6 +34,10 @@ _CSS = """
 .rl-overview { max-height: 420px; overflow: auto; }
 .rl-overview table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
 .rl-overview th { position: sticky; top: 0; z-index: 1; background: var(--jp-layout-color0, Canvas); text-align: left; }
+.rl-overview th button { all: unset; cursor: pointer; }
+.rl-overview th button:focus-visible { outline: 2px solid currentColor; }
+.rl-overview [aria-sort=descending] button::after { content: " ↓"; }
+.rl-overview [aria-sort=ascending] button::after { content: " ↑"; }
 .rl-overview th, .rl-overview td { padding: 2px 8px; text-align: left; }
 .rl-overview td { vertical-align: middle; }
 .rl-overview svg { vertical-align: middle; margin-right: 4px; }

@@ -5,6 +5,13 @@ function cell({ text, title, points }) {
   return h("td", { title: title || null }, points ? line(points) : null, text);
 }
 
+/** Compare two cells: numbers by value, other texts by alphabet, missing values last. */
+function compare(a, b) {
+  const [x, y] = [a, b].map((text) => Number.parseFloat(text.replaceAll(",", "").replace("−", "-")));
+  if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? -1 : 1;
+  return Number.isNaN(x) ? a.localeCompare(b) : x - y;
+}
+
 function line(points) {
   const element = (name, attributes) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -46,7 +53,9 @@ export default {
       }
       const ids = rows.map(([id]) => id);
       for (const id of known.keys()) if (!ids.includes(id)) known.delete(id);
-      const wanted = ids.map((id) => known.get(id).row);
+      const shown = rows.filter(([, cells]) => cells.some(({ text }) => text.toLowerCase().includes(search.value.toLowerCase())));
+      if (order) shown.sort(([, a], [, b]) => (order.down ? -1 : 1) * compare(a[order.column].text, b[order.column].text));
+      const wanted = shown.map(([id]) => known.get(id).row);
       // Rows are moved only if the order changed, so that the focus stays.
       if (wanted.length !== body.children.length || wanted.some((row, place) => body.children[place] !== row)) fill(body, wanted);
     };
@@ -57,8 +66,16 @@ export default {
       }
     };
     const draw = () => (update(), mark());
-    const head = h("tr", {}, h("th", { scope: "col" }, "plot"), model.get("columns").map((name) => h("th", { scope: "col" }, name)));
-    el.append(h("div", { class: "rl-overview", tabindex: 0, role: "region", "aria-label": "Runs" }, h("table", {}, h("thead", {}, head), body)));
+    let order = null; // { column, down }; null: newest first
+    const sort = (column) => {
+      order = order?.column !== column ? { column, down: true } : order.down ? { column, down: false } : null;
+      head.querySelectorAll("th").forEach((cell, place) => cell.setAttribute("aria-sort", order?.column !== place - 1 ? "none" : order.down ? "descending" : "ascending"));
+      update();
+    };
+    const search = h("input", { type: "search", placeholder: "Filter runs", "aria-label": "Filter runs", oninput: () => update() });
+    const head = h("tr", {}, h("th", { scope: "col" }, "plot"), model.get("columns").map((name, column) =>
+      h("th", { scope: "col" }, h("button", { type: "button", title: `Sort by ${name}`, onclick: () => sort(column) }, name))));
+    el.append(search, h("div", { class: "rl-overview", tabindex: 0, role: "region", "aria-label": "Runs" }, h("table", {}, h("thead", {}, head), body)));
     draw();
     model.on("change:table_rows", draw);
     model.on("change:selected", mark);
