@@ -128,6 +128,17 @@ def _raise_missing_extra(error: ModuleNotFoundError) -> None:
 _mount()
 
 
+def _hide_types_of_flags() -> None:
+    """Print flags without a type in the help: Typer prints `--fast <bool>`, which reads as if the flag took a value."""
+    option: Any = typer.core.TyperOption
+    shown = getattr(option, "display_type_rich", None)  # other versions of Typer print no type
+    if shown is not None:
+        option.display_type_rich = lambda self, ctx: None if self.is_flag else shown(self, ctx=ctx)
+
+
+_hide_types_of_flags()
+
+
 def _fail_usage(error: Any) -> NoReturn:
     """Print a wrong command, option or argument as one line, which names the help, and end the process."""
     context = getattr(error, "ctx", None)
