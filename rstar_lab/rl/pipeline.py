@@ -15,6 +15,7 @@ import torch
 
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
+from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.environments.mixture import Mixture
@@ -102,6 +103,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
                 stopped.set()
         del model
         release_gpu_memory()  # the engines that start next need it
+        release_free_heap()
         writer.finish("finished", result=result)
     return base, after
 

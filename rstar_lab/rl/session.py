@@ -349,7 +349,8 @@ def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[st
                 raise RecipeError(
                     f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
                 )
-        if is_named(model) and (old_origin := (info.get("extra") or {}).get("model_origin")) not in (
+        # The identity of an evaluation contains the hash of its model.
+        if kind == "train" and is_named(model) and (old_origin := (info.get("extra") or {}).get("model_origin")) not in (
             None, new := origin.get("model_origin")
         ):  # fmt: skip
             raise RecipeError(

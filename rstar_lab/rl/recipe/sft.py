@@ -37,7 +37,7 @@ class SftConfig(Section):
     """Put several conversations into one sequence; attention does not cross conversation boundaries. `false`: batch
     conversations of similar length with padding. Default: our choice."""
     micro_batch_tokens: int = Field(8192, ge=2)
-    """Maximum tokens in one forward pass; on a CPU at most 3,072, and fewer for a large model. Changes memory and speed,
+    """Maximum tokens in one forward pass; on a CPU at most 2,048, and fewer for a large model. Changes memory and speed,
     not the result. Default: our choice."""
     lora: Lora | None = None
     """Train adapters only, as `rl.lora`. RL then starts from the merged model. Default: all weights are trained."""

@@ -44,7 +44,7 @@ _BUCKET_BATCHES = 50
 _LOGITS_AT_ONCE, _CPU_LOGITS_AT_ONCE = 2**26, 2**25
 # On a CPU, a micro-batch has at most _CPU_TOKENS tokens, and fewer if their activations take more than _CPU_ACTIVATIONS.
 # More are not faster, and the machine's memory is also that of engines and sandbox.
-_CPU_TOKENS, _CPU_ACTIVATIONS = 3072, 2 * 2**30
+_CPU_TOKENS, _CPU_ACTIVATIONS = 2048, 2 * 2**30
 _EAGER_TOKENS = 512  # longest conversation for which a matrix of tokens x tokens per head fits into memory
 _WIDTH_MULTIPLE = 16
 _TARGETS_MULTIPLE = 64
@@ -142,9 +142,7 @@ def _train(
     if on_cpu:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
             common = common_beginning(examples) if forward_path(model).splits else 0
-        config = config.model_copy(
-            update={"micro_batch_tokens": min(config.micro_batch_tokens, _cpu_tokens(model, bf16=bf16))}
-        )
+        config = config.model_copy(update={"micro_batch_tokens": min(config.micro_batch_tokens, _cpu_tokens(model))})
     if on_cpu and bf16 and not config.packing and not common and longest <= _EAGER_TOKENS:
         model.set_attn_implementation("eager")  # its matrix products run in bf16; SDPA's CPU kernel is slower in bf16
     if config.gradient_checkpointing:
@@ -173,7 +171,8 @@ def _train(
                 group["lr"] = group["initial_lr"] * scale
             optimizer.step()
         model.zero_grad(set_to_none=True)
-        if step % _RELEASE_EVERY == 0 and on_cpu:
+        # A large model frees GBs in each step, which would fragment the heap to several times its size.
+        if on_cpu and (step % _RELEASE_EVERY == 0 or _cpu_tokens(model) < _CPU_TOKENS):
             release_free_heap()
         line = {
             "step": step,
@@ -334,12 +333,12 @@ def _micro_batches(batch: list[Example], config: SftConfig, common: int = 0) -> 
         yield rows
 
 
-def _cpu_tokens(model: "PreTrainedModel", *, bf16: bool) -> int:
+def _cpu_tokens(model: "PreTrainedModel") -> int:
     """Return the largest number of tokens of a micro-batch on a CPU, from the memory of the activations of a token."""
     config = model.config.get_text_config()
-    # A layer keeps about 20 values per hidden unit for the backward pass (measured: 19 for SmolLM2-135M in float32).
-    size = 20 * (2 if bf16 else 4)
-    return min(_CPU_TOKENS, max(1, _CPU_ACTIVATIONS // (config.num_hidden_layers * config.hidden_size * size)))
+    # A layer keeps about 80 bytes per hidden unit for the backward pass (measured for SmolLM2-135M in float32 and bf16: in bf16,
+    # attention keeps its probabilities).
+    return min(_CPU_TOKENS, max(1, _CPU_ACTIVATIONS // (config.num_hidden_layers * config.hidden_size * 80)))
 
 
 def lr_scale(step: int, steps: int, config: SftConfig) -> float:

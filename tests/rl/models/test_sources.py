@@ -161,6 +161,9 @@ def test_run_records_the_commit_and_resumes_with_the_same_one_only(hub, tmp_path
 
     expected = {"origin": "hub", "name": "org/tiny", "revision": COMMIT}
     assert extra()["model_origin"] == expected and extra()["model_origin"] == expected
+    for _ in range(2):  # an interrupted evaluation of the base model continues
+        with open_run(session, "eval", "evaluate", (), extra={"model_origin": expected}) as writer:
+            assert RunReader(writer.run_dir).info["extra"]["model_origin"] == expected
     hub.head = OLD_COMMIT
     with pytest.raises(RecipeError, match=f"another version of model org/tiny .*{COMMIT}.* then, .*{OLD_COMMIT}.* now"):
         extra()
