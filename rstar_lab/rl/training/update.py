@@ -71,7 +71,7 @@ class Learner:
             self.model.gradient_checkpointing_disable()
         self.model.train()
         for model in filter(None, (self.model, reference)):
-            if gpu.is_gpu(self.device) and uses_bf16(rl, self.device):
+            if uses_bf16(rl, self.device):
                 gpu.use_bf16_stream(model)
         with autocast(rl, self.device):
             forward_path(self.model)  # compares log-probs with those of the model itself, before the first rollout
