@@ -56,6 +56,31 @@ def test_a_command_for_users_of_the_release_exists_with_its_options(line):
     assert {word for word in words if word.startswith("--")} <= options, line
 
 
+def rows_of_the_release() -> list[str]:
+    """Return the right column of each row of the tables on the page."""
+    text = (ROOT / "docs/coming-from-rstar.md").read_text()
+    rows = [
+        line.split(" | ") for line in text.splitlines() if line.startswith("| ") and not line.startswith("| microsoft")
+    ]
+    return [row[1].rstrip("| ") for row in rows if row[0] != "| variable"]
+
+
+@pytest.mark.parametrize("row", rows_of_the_release())
+def test_keys_and_options_of_a_row_for_users_of_the_release_exist(row):
+    recipe = load_recipe("release_dapo")
+    for key, value in re.findall(r"`((?:rl|evaluate|stages|sandbox)\.[\w.]*\w)(?:: ([^`]+))?`", row):
+        here = recipe
+        for part in key.split("."):
+            here = here[int(part)] if part.isdigit() else getattr(here, part)
+        if value:
+            load_recipe("release_dapo", parse_overrides([f"{key}={value.split(' or ')[0].strip('`')}"]))
+    for command, option in re.findall(r"`(sandbox \w+) (--[\w-]+)", row):
+        found = get_command(app)
+        for word in command.split():
+            found = found.commands[word]
+        assert option in {name for parameter in found.params for name in parameter.opts}, row
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "kept"),
     [
