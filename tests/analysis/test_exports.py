@@ -180,6 +180,10 @@ def test_a_document_of_openhands_or_terminus_is_one_rollout(path, tmp_path):
 def test_a_folder_of_documents_is_one_run(tmp_path):
     run = import_atif(DOCUMENTS, tmp_path / "runs", run_id="all")
     assert len(open_runs(run).trajectories()) == 4 and not doctor(run).findings
+    export_atif(open_runs(run), tmp_path / "again")
+    back = import_atif(tmp_path / "again", tmp_path / "other")
+    for level, schema in (("trajectories", TRAJECTORIES), ("transcripts", TRANSCRIPTS), ("calls", CALLS)):
+        assert rows(back, level, schema) == rows(run, level, schema), level
     # Under the name that the first document gives for its continuation, both are one rollout.
     (tmp_path / "joined").mkdir()
     for name in ("trajectory", "trajectory.cont-1"):

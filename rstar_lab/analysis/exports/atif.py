@@ -316,7 +316,7 @@ def from_atif(document: Row, place: Path | str = "document") -> Row:
             known = _dict(extra.get(OWN))
             tool = (
                 known.get("tool", extra.get("tool"))
-                if known or "tool" in extra
+                if OWN in extra or "tool" in extra
                 else tools.get(result.get("source_call_id"))
             )
             message = {
