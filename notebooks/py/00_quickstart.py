@@ -28,7 +28,7 @@
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
-name: str = "tiny"  # the recipe's name: tiny, tiny_fast, or smollm2_laptop (`demo --real`)
+name: str = ""  # the recipe's name: tiny, tiny_fast, or smollm2_laptop (`demo --real`); empty: the newest demo
 
 # %% jupyter={"source_hidden": true}
 from IPython.display import Markdown, display
@@ -40,6 +40,8 @@ from rstar_lab.analysis.metrics import measure
 from rstar_lab.runs import find_runs_dir
 
 root = find_runs_dir(runs_dir, required=True)
+demos = sorted(root.glob("*-eval-rl/run.json"), key=lambda path: path.stat().st_mtime)
+name = name or (demos[-1].parent.name.removesuffix("-eval-rl") if demos else "tiny")
 training = open_runs(root, run_ids=[f"{name}-rl"])
 stages = {"before training": f"{name}-eval-base", "after SFT": f"{name}-eval-sft", "after GRPO-RoC": f"{name}-eval-rl"}
 evaluations = open_runs(root, run_ids=list(stages.values()))

@@ -25,7 +25,7 @@
 # %% tags=["parameters"]
 profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
-models: list[str] = ["tiny-sft", "tiny-rl"]  # model folders, runs (their last model) or server URLs; empty: only show `evaluations`
+models: list[str] = []  # model folders, runs (their last model) or server URLs; empty: only show `evaluations`, or without them those of the newest demo
 problems: str = ""  # a file, the name of a set and a file in its format joined by an equals sign, or aime24, math500 ... from the hub; empty: 32 generated problems
 fields: str = ""  # names of the columns in the file, if they differ from question and answer; see `rstar-lab evaluate --help`
 samples: int = 4  # rollouts per problem; the paper uses 16
@@ -46,6 +46,10 @@ from rstar_lab.parameters import read_list, read_mapping
 models, evaluations = read_list(models, "models"), read_list(evaluations, "evaluations")
 overrides = read_mapping(overrides, "overrides")
 runs_dir = find_job_runs_dir(profile, runs_dir)
+if not models and not evaluations:
+    demos = sorted(runs_dir.glob("*-eval-rl/run.json"), key=lambda path: path.stat().st_mtime)
+    demo = demos[-1].parent.name.removesuffix("-eval-rl") if demos else "tiny"
+    models = [f"{demo}-sft", f"{demo}-rl"]
 
 # %% [markdown]
 # ## Evaluate

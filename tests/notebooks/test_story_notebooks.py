@@ -13,7 +13,7 @@ from rstar_lab.runs.reader import RunReader
 
 @pytest.mark.slow
 def test_quickstart_shows_the_results_of_the_golden_runs(tmp_path):
-    text = outputs(execute("00_quickstart.ipynb", tmp_path, {"runs_dir": str(GOLDEN), "name": "tiny_fast"}))
+    text = outputs(execute("00_quickstart.ipynb", tmp_path, {"runs_dir": str(GOLDEN)}))  # by default the newest demo
     rise = RunReader(GOLDEN / "tiny_fast-eval-rl").info["result"]["pass1"][0]
     assert f"**{rise:.1%}**" in text
     assert "application/vnd.plotly.v1+json" in text

@@ -39,13 +39,13 @@ const numbers = (values) => (values?.bdata ? [...new arrays[values.dtype](Uint8A
 /** The layout at a width in pixels: titles shrink until those side by side fit, and steps that do not fit have no label. */
 function fitted(data, layout, width) {
   const texts = (text) => Math.max(1, ...String(text ?? "").split("<br>").map((line) => line.replace(/<[^>]*>/g, "").length));
-  const shrink = (item, usual, beside) => {
-    const size = Math.floor((0.9 * width) / beside / (0.56 * texts(item.text)));
+  const shrink = (item, usual, room) => {
+    const size = Math.floor(room / (0.56 * texts(item.text)));
     return { ...item, font: { ...item.font, size: Math.max(8, Math.min(item.font?.size ?? usual, size)) } };
   };
   const notes = layout.annotations ?? [];
-  const annotations = notes.map((note) => (note.yref === "paper" ? shrink(note, 14, notes.filter(({ y }) => y === note.y).length) : note));
-  const made = { ...layout, annotations, title: layout.title?.text ? shrink(layout.title, 15, 1) : layout.title };
+  const annotations = notes.map((note) => (note.yref === "paper" ? shrink(note, 14, (0.9 * width) / notes.filter(({ y }) => y === note.y).length) : note));
+  const made = { ...layout, annotations, title: layout.title?.text ? shrink(layout.title, 15, width - 80) : layout.title };
   for (const [name, axis] of Object.entries(layout)) {
     if (!/^xaxis\d*$/.test(name) || axis.dtick !== 1) continue;
     const xs = data.filter((trace) => (trace.xaxis ?? "x") === name.replace("axis", "")).flatMap((trace) => numbers(trace.x));
