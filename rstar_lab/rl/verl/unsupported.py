@@ -22,52 +22,36 @@ def unsupported_options(recipe: Recipe) -> list[str]:
         lines.append("log_to: verl has its own loggers; set verl.trainer.logger=[console, wandb]")
     for number, stage in enumerate(recipe.stages):
         rl = recipe.settings(stage)
-        if rl.lora is not None and rl.method.kl_coefficient and number:
-            lines.append(
-                f"stages.{stage.name}: method.kl_coefficient with rl.lora: verl's reference is the model without adapters, that "
-                "of the first stage; use 0 in later stages"
-            )
-        if rl.fp32_head:
-            lines.append(
-                f"stages.{stage.name}: fp32_head: verl does not support it; precision: fp32 keeps everything in fp32"
-            )
-        if isinstance(rl.method, Otb):
-            lines.append(
-                f"stages.{stage.name}: method.type: otb: verl's forward pass returns no sums over the vocabulary; use grpo"
-            )
-        if isinstance(rl.method, OwnMethod) and (reason := policy_pass(rl)):
-            lines.append(f"stages.{stage.name}: method.type: {rl.method.type}: the hook `forward`: {reason}")
-        if rl.method.added(Branching):
-            lines.append(
-                f"stages.{stage.name}: method.add: branching: verl's workers start all rollouts of a group at once; leave it out"
-            )
-        if rl.method.added(CrossPolicy):
-            lines.append(
-                f"stages.{stage.name}: method.add: cross_policy: all servers of a verl job have the newest weights; leave it out"
-            )
-        if rl.method.added(Sdpo):
-            lines.append(
-                f"stages.{stage.name}: method.add: sdpo: verl scores rollouts with the prompts that they had; leave it out"
-            )
-        if isinstance(rl.schedule, OneStepOff):
-            lines.append(
-                f"stages.{stage.name}: schedule.type: one_step_off: with verl a request in flight continues under the new "
-                "weights; use schedule: {type: async, max_staleness: 1}"
-            )
-        if rl.asynchronous.when_stale == "trim":
-            lines.append(
-                f"stages.{stage.name}: schedule.when_stale: trim: the verl adapter leaves out whole groups; use wait or drop"
-            )
-        if rl.sync.step_time_s is not None:
-            lines.append(
-                f"stages.{stage.name}: schedule.step_time_s: a verl step ends with its last rollout; use limits.time_limit_s, the "
-                "limit of each rollout"
-            )
-        if rl.problems_per_step % rl.mini_batches:
-            lines.append(
-                f"stages.{stage.name}: mini_batches: {rl.problems_per_step} problems_per_step cannot be cut into "
-                f"{rl.mini_batches} equal parts, which verl requires"
-            )
+        own = policy_pass(rl) if isinstance(rl.method, OwnMethod) else None
+        reasons = {
+            "method.kl_coefficient with rl.lora: verl's reference is the model without adapters, that of the first stage; use 0 in "
+            "later stages": rl.lora is not None and rl.method.kl_coefficient and number,
+            "fp32_head: verl does not support it; precision: fp32 keeps everything in fp32": rl.fp32_head,
+            "method.type: otb: verl's forward pass returns no sums over the vocabulary; use grpo": isinstance(
+                rl.method, Otb
+            ),
+            f"method.type: {rl.method.type}: the hook `forward`: {own}": own,  # type: ignore[attr-defined]
+            "method.add: branching: verl's workers start all rollouts of a group at once; leave it out": rl.method.added(
+                Branching
+            ),
+            "method.add: cross_policy: all servers of a verl job have the newest weights; leave it out": rl.method.added(
+                CrossPolicy
+            ),
+            "method.add: sdpo: verl scores rollouts with the prompts that they had; leave it out": rl.method.added(
+                Sdpo
+            ),
+            "schedule.type: one_step_off: with verl a request in flight continues under the new weights; use schedule: {type: async, "
+            "max_staleness: 1}": isinstance(rl.schedule, OneStepOff),
+            "schedule.when_stale: trim: the verl adapter leaves out whole groups; use wait or drop": (
+                rl.asynchronous.when_stale == "trim"
+            ),
+            "schedule.step_time_s: a verl step ends with its last rollout; use limits.time_limit_s, the limit of each rollout": (
+                rl.sync.step_time_s is not None
+            ),
+            f"mini_batches: {rl.problems_per_step} problems_per_step cannot be cut into {rl.mini_batches} equal parts, which verl "
+            "requires": rl.problems_per_step % rl.mini_batches,
+        }
+        lines += [f"stages.{stage.name}: {reason}" for reason, applies in reasons.items() if applies]
     return lines
 
 
