@@ -60,13 +60,8 @@ class Job:
         if self.problem is not None:
             raise self.problem
         if (end := self.folder.exit()) is None:
-            try:
+            with self._name_misfit():
                 state = self.backend.state(self.folder, self.spec)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise UserError(
-                    f"job {self.id}: its files do not fit the backend {self.spec.backend} ({type(error).__name__}: {error}); "
-                    f"delete {self.folder.path} if it is damaged"
-                ) from error
             # The job may have ended since the first check.
             end = self.folder.exit()
             if end is None:
@@ -76,6 +71,17 @@ class Job:
         if end.stopped:
             return JobStatus.STOPPED
         return JobStatus.FINISHED if end.code == 0 else JobStatus.FAILED
+
+    @contextlib.contextmanager
+    def _name_misfit(self) -> Iterator[None]:
+        """Convert what the backend raises for files with other values than its own to UserError."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"job {self.id}: its files do not fit the backend {self.spec.backend} ({type(error).__name__}: {error}); "
+                f"delete {self.folder.path} if it is damaged"
+            ) from error
 
     def status_or_unknown(self) -> JobStatus:
         """Return the job's status: FOREIGN for a job of another user, UNKNOWN if its backend cannot be reached."""
@@ -203,7 +209,8 @@ class Job:
         if self.problem is not None:
             raise self.problem
         if self.folder.exit() is None:
-            self.backend.stop(self.folder, self.spec)
+            with self._name_misfit():
+                self.backend.stop(self.folder, self.spec)
             if self.folder.exit() is None:
                 self.folder.delete_secrets()
                 self.folder.write("exit.json", {"code": None, "stopped": True, "ended": time.time()})

@@ -8,10 +8,20 @@ import sys
 import time
 from typing import Any
 
+import psutil
+
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.processes import alive, end_processes
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec
+
+
+def _is_another(pid: int, created: float) -> bool:
+    """Return whether another process has the id now: ids are reused, and the file may come from somebody else."""
+    try:
+        return abs(psutil.Process(pid).create_time() - created) >= 1
+    except psutil.Error:
+        return False
 
 
 class Local(Backend):
@@ -47,7 +57,7 @@ class Local(Backend):
             deadline = time.monotonic() + GRACE_S + 20
             while alive(**supervisor) and time.monotonic() < deadline:
                 time.sleep(0.05)
-        end_processes(spec.id, root=supervisor["pid"], grace_s=0.5)
+        end_processes(spec.id, root=None if _is_another(**supervisor) else supervisor["pid"], grace_s=0.5)
 
     def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
         """Return None: a local job has no output other than its log file."""

@@ -274,6 +274,19 @@ def test_a_file_of_a_job_is_not_written_through_a_link(tmp_path):
     assert victim.read_text() == "mine" and folder.exit().code == 0
 
 
+def test_stopping_a_job_ends_no_process_that_only_its_folder_names(tmp_path):
+    folder = own_job(tmp_path)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as mine:
+        folder.write("supervisor.json", {"pid": mine.pid, "created": 5.0})
+        attach("mine", runs_dir=tmp_path).stop()
+        assert mine.poll() is None
+        mine.kill()
+    damaged = own_job(tmp_path, "damaged")
+    damaged.write("supervisor.json", {"pid": "x"})
+    with pytest.raises(UserError, match="do not fit the backend"):
+        attach("damaged", runs_dir=tmp_path).stop()
+
+
 @pytest.mark.parametrize(
     "event", ['{"event": "rl", "done": 1e308, "total": 1e-300, "step_s": 1e308}', '{"event": "rl", "done": 1e400}']
 )

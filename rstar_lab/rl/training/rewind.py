@@ -9,7 +9,7 @@ import yaml
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.runs.files import atomic_write, write_json
+from rstar_lab.runs.files import atomic_write, check_no_links, write_json
 from rstar_lab.runs.lock import is_locked
 from rstar_lab.runs.reader import RunReader
 
@@ -54,6 +54,10 @@ def rewind(run: str | Path, step: int, into: str | Path, overrides: Mapping[str,
     if target.exists():
         raise UserError(f"{target} exists; choose a new folder for the rewound run")
     name = source.run_id.removesuffix("-rl")
+    try:
+        check_no_links(source.run_dir)  # a copy has the files that they name
+    except OSError as error:
+        raise UserError(f"{source.run_dir}: {error}") from error
     try:
         target.mkdir(parents=True)
         _copy_run(source, target / source.run_id, before[-1])
