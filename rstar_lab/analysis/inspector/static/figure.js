@@ -8,10 +8,13 @@ export default {
   async render({ model, el }) {
     const box = document.createElement("div");
     box.className = "rl-figure";
+    box.textContent = "Loading the figure …";
     el.append(box);
     hideStatic(el);
+    const Plotly = await plotly(model);
+    box.textContent = "";
     const shown = drawFigure({
-      Plotly: await plotly(model), box, resized: el, figure: () => JSON.parse(model.get("figure_json")), darkTemplate: () => model.get("dark_template"),
+      Plotly, box, resized: el, figure: () => JSON.parse(model.get("figure_json")), darkTemplate: () => model.get("dark_template"),
       linked: () => model.get("linked"), send: (points) => model.send({ op: "points", points }),
     });
     await shown.ready;

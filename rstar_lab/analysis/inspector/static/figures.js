@@ -6,7 +6,7 @@ export class Figures {
   constructor(model) {
     this.model = model;
     this.panes = model.get("figures").map(({ name }, index) => {
-      const box = h("div", { class: "rl-figure" });
+      const box = h("div", { class: "rl-figure" }, h("p", { class: "rl-empty" }, "Loading the figure …"));
       const tab = h("button", { type: "button", class: "rl-toggle", "aria-pressed": "false", onclick: () => this.choose(index) }, name);
       return { box, tab, element: h("div", { class: "rl-plot", role: "group", "aria-label": name }, box) };
     });
@@ -25,6 +25,7 @@ export class Figures {
 
   async start() {
     const Plotly = await plotly(this.model);
+    this.panes.forEach(({ box }) => fill(box));
     this.shown = this.panes.map(({ box, element }, index) => drawFigure({
       Plotly, box, resized: element, figure: () => compact(JSON.parse(this.model.get("figures")[index].json), Math.max(160, element.clientHeight)), fills: true,
       darkTemplate: () => this.model.get("dark_template"), linked: () => true, send: (points) => this.send(index, points),
