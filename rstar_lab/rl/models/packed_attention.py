@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "rstar_sequences"  # of the implementation in transformers
-_CPU_KEYS = 640  # up to this many keys, plain products in bf16 fit into memory and are faster than SDPA's CPU kernel
+_CPU_KEYS = 1024  # up to this many keys, plain products in bf16 fit into memory and are faster than SDPA's CPU kernel
 _layouts = WeakTensorKeyDictionary()  # the layers of a model share their position ids
 
 
@@ -32,12 +32,17 @@ def use_packed_attention(model: "PreTrainedModel", positions: Tensor, lengths: l
         common: number of tokens at the start of the row that all sequences share. The lengths, which must be equal then, are
             without them.
     """
+    _layouts[positions] = common, lengths
+    use_products(model)
+
+
+def use_products(model: "PreTrainedModel") -> None:
+    """On a CPU, compute short rows in bf16 by matrix products from now on, and everything else with SDPA as before."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, flash_attention_mask)  # returns None for rows without padding
-    _layouts[positions] = common, lengths
     if model.config._attn_implementation != NAME:
         model.set_attn_implementation(NAME)
 
@@ -73,6 +78,9 @@ def _attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     common, lengths = (0, None) if position_ids is None else _layouts.get(position_ids, (0, None))
+    if attention_mask is not None and _plain(query, key):
+        mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(~attention_mask, -torch.inf)
+        return _products(query, key, value, mask[:, 0], options["scaling"]).transpose(1, 2), None
     if lengths is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     if common:
@@ -98,14 +106,25 @@ def _attend_after(common: int, count: int, query: Tensor, key: Tensor, value: Te
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Return attention in which the queries are the last tokens of the keys, (rows, heads, tokens, head size)."""
+    T, K = query.shape[2], key.shape[2]
+    mask = pad(torch.full((T, T), -torch.inf, dtype=query.dtype, device=query.device).triu(1), (K - T, 0))
+    if _plain(query, key):
+        return _products(query, key, value, mask.expand(len(query), -1, -1), scale)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def _plain(query: Tensor, key: Tensor) -> bool:
+    """Return whether attention is computed by matrix products, whose probabilities are kept for the backward pass."""
+    return query.dtype == torch.bfloat16 and query.device.type == "cpu" and key.shape[2] <= _CPU_KEYS
+
+
+def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return attention, (rows, heads, tokens, head size). mask: added to the scores, (rows, tokens, keys)."""
     rows, heads, T, _ = query.shape
-    groups, K = key.shape[1:3]
-    mask = torch.full((T, T), -torch.inf, dtype=query.dtype, device=query.device).triu(1)
-    mask = pad(mask, (K - T, 0))
-    if query.dtype != torch.bfloat16 or K > _CPU_KEYS:
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    groups = key.shape[1]
     # The queries of all heads that share a key: (rows * groups, heads of a group * tokens, head size).
     shared = query.unflatten(1, (groups, -1)).flatten(2, 3).flatten(0, 1)
-    scores = torch.baddbmm(mask.repeat(heads // groups, 1), shared, key.flatten(0, 1).transpose(1, 2), alpha=scale)
+    added = mask.repeat(1, heads // groups, 1).repeat_interleave(groups, 0)
+    scores = torch.baddbmm(added, shared, key.flatten(0, 1).transpose(1, 2), alpha=scale)
     out = scores.softmax(-1) @ value.flatten(0, 1)
     return out.unflatten(0, (rows, groups)).unflatten(2, (-1, T)).flatten(1, 2)

@@ -19,7 +19,7 @@ from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.algorithm.objective import Terms, floats, group_normaliser, training_loss_on_device
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask, trained_tokens
-from rstar_lab.rl.models import gpu
+from rstar_lab.rl.models import gpu, packed_attention
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.model import has_bf16
@@ -74,7 +74,9 @@ class Learner:
             if uses_bf16(rl, self.device):
                 gpu.use_bf16_stream(model)
         with autocast(rl, self.device):
-            forward_path(self.model)  # compares log-probs with those of the model itself, before the first rollout
+            path = forward_path(self.model)  # compares log-probs with those of the model, before the first rollout
+            if self.device.type == "cpu" and torch.is_autocast_enabled("cpu") and path.splits:
+                packed_attention.use_products(self.model)
 
     def lead(self, ranks: Ranks, rl: RlSection) -> None:
         """Send model and optimizer to the other ranks, which take part in the updates from here on."""

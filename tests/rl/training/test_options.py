@@ -19,6 +19,7 @@ from rstar_lab.rl.algorithm.streams import Streams, trained_mask
 from rstar_lab.rl.methods import ControlTokens, Grpo, VoidTurns
 from rstar_lab.rl.methods.control_tokens import ControlTokensHooks
 from rstar_lab.rl.methods.otb import OtbHooks
+from rstar_lab.rl.models import packed_attention
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
@@ -287,7 +288,7 @@ def test_fp32_head_is_more_precise_than_bf16():
 
 
 @pytest.mark.slow
-def test_bf16_and_checkpointing_change_the_gradient_little():
+def test_bf16_and_checkpointing_change_the_gradient_little(monkeypatch):
     rollouts = as_rollouts(tokens_of(tiny()))
     _, exact = update(rl_of(), rollouts)
     _, again = update(rl_of(gradient_checkpointing=True), rollouts)
@@ -295,6 +296,14 @@ def test_bf16_and_checkpointing_change_the_gradient_little():
     _, rough = update(rl_of(precision="bf16"), rollouts)
     assert rough.dtype == torch.float32 and not torch.equal(rough, exact)
     assert torch.nn.functional.cosine_similarity(rough, exact, dim=0) > 0.98
+    # Responses that share their prompt, with a mask: on a CPU, attention in bf16 is computed by matrix products.
+    masked, products = [], packed_attention._products
+    monkeypatch.setattr(packed_attention, "_products", lambda *a: (masked.append(a[3].any()), products(*a))[1])
+    together = [replace(rollout, prompt_ids=rollouts[0].prompt_ids) for rollout in rollouts]
+    _, exact = update(rl_of(micro_batch_tokens=600), together)
+    assert not masked
+    _, rough = update(rl_of(precision="bf16", micro_batch_tokens=600), together)
+    assert masked and torch.nn.functional.cosine_similarity(rough, exact, dim=0) > 0.98
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
