@@ -237,6 +237,7 @@ def json_lines(file: Path) -> Iterator[tuple[str, Row]]:
     """Yield (place, row) for each object of a JSON-lines file. Raises UserError for a line that is not an object."""
     with open_lines(file) as lines:
         for number, line in enumerate(lines, 1):
+            line = line.removeprefix("\ufeff")  # byte order mark
             if not line.strip():
                 continue
             place = f"{file}, line {number}"

@@ -225,9 +225,9 @@ def openai_messages(sources: list[Any], place: str) -> list[Row]:
     """Return OpenAI-style messages with reasoning and tool calls in their text. Raises UserError for a message without role."""
     messages: list[Row] = []
     names: dict[str, str | None] = {}
-    for source in sources:
-        if not isinstance(source, dict) or not isinstance(source.get("role"), str):
-            raise UserError(f"{place}: a message has no role")
+    if any(not isinstance(source, dict) or not isinstance(source.get("role"), str) for source in sources):
+        raise UserError(f"{place}: a message has no role")
+    for source in (part for message in sources for part in _without_tool_parts(message)):
         role = _ROLES.get(source["role"], source["role"])
         reasoning = next(
             (source[key] for key in ("reasoning_content", "reasoning") if isinstance(source.get(key), str)), None
@@ -236,7 +236,7 @@ def openai_messages(sources: list[Any], place: str) -> list[Row]:
         calls = source.get("tool_calls") or (
             [{"function": source["function_call"]}] if source.get("function_call") else []
         )
-        for call in calls:
+        for call in _json_or_text(calls):
             if not isinstance(call, dict) or not isinstance(function := call.get("function") or call, dict):
                 raise UserError(f"{place}: a tool call is not an object")
             name = None if function.get("name") is None else str(function["name"])
@@ -250,16 +250,40 @@ def openai_messages(sources: list[Any], place: str) -> list[Row]:
     return messages
 
 
+def _without_tool_parts(source: Row) -> list[Row]:
+    """Return a message with Anthropic's parts `tool_use` and `tool_result` as OpenAI-style calls and messages of tools."""
+    parts = source.get("content")
+    if not isinstance(parts, list):
+        return [source]
+    named: dict[str, list[Row]] = {"tool_use": [], "tool_result": [], "": []}
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        named[kind if kind in ("tool_use", "tool_result") else ""].append(part)
+    results = [
+        {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": part.get("content")}
+        for part in named["tool_result"]
+    ]
+    uses = [
+        {"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")} for part in named["tool_use"]
+    ]
+    calls = {"tool_calls": [*(source.get("tool_calls") or []), *uses]} if uses else {}
+    return [*results, source | {"content": named[""]} | calls] if named[""] or not results else results
+
+
+def _json_or_text(value: Any) -> Any:
+    """Return the value that a text holds as JSON, or the value."""
+    try:
+        return parse_json(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 def _call_text(name: str | None, arguments: Any) -> str:
     return f"\n<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def _arguments(function: Row) -> Any:
-    arguments = function.get("arguments")
-    try:
-        loaded = parse_json(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
+    loaded = _json_or_text(function.get("arguments"))
     # Parquet gives every call the arguments of all calls, null where it has none.
     return {key: value for key, value in loaded.items() if value is not None} if isinstance(loaded, dict) else loaded
 

@@ -275,6 +275,27 @@ def test_reasoning_and_tool_calls_of_every_source_are_in_the_transcript(tmp_path
     assert [part.kind for part in segments(runs.record(runs.trajectories().traj_id[0]))] == ["user", "code", "tool"]
 
 
+def test_calls_as_text_and_as_parts_of_anthropic_are_calls(tmp_path):
+    call = {"id": "c", "type": "function", "function": {"name": "python", "arguments": '{"code": "1"}'}}
+    use = {"type": "tool_use", "id": "c", "name": "python", "input": {"code": "1"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "2"}]}
+    rows = [
+        [{"role": "assistant", "content": "x", "tool_calls": json.dumps([call])}, {"role": "tool", "content": "2"}],
+        [
+            {"role": "assistant", "content": [{"type": "text", "text": "x"}, use]},
+            {"role": "user", "content": [result]},
+        ],
+    ]
+    file = tmp_path / "chats.jsonl"
+    lines = "\n".join(json.dumps({"messages": messages}) for messages in rows)
+    file.write_text("\ufeff" + lines, encoding="utf-8")
+    runs = open_runs(import_messages(file, tmp_path / "runs"))
+    for traj_id in runs.trajectories().traj_id:
+        parts = segments(runs.record(traj_id))
+        assert [(part.kind, part.text) for part in parts] == [("text", "x"), ("code", "1"), ("tool", "2")]
+    assert runs.trajectories().calls.tolist() == [1, 1]
+
+
 def test_a_call_of_another_tool_shows_its_name(tmp_path):
     call = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
     found = segments(
