@@ -16,7 +16,7 @@ app = typer.Typer()
     epilog=examples(
         "rstar-lab doctor runs/tiny-rl",
         "rstar-lab doctor trl_output --html diagnosis.html",
-        "rstar-lab doctor verl_rollouts verl_metrics.jsonl --json",
+        "rstar-lab doctor verl_rollouts verl_metrics.jsonl --profile h100x8 --json",
     )
 )
 def doctor(
@@ -29,6 +29,10 @@ def doctor(
         ),
     ],
     rule: Annotated[list[str] | None, typer.Option(help="A rule of your own, module:NAME. Can be repeated.")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Hardware profile of the runs: lost compute in GPU-hours and, with its price, in money."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the diagnosis to this HTML file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +49,7 @@ def doctor(
         if path.exists():
             typer.echo(f"reading {visible(str(path))}", err=True)
     try:
-        diagnosis = diagnose(*paths, rules=rule or [])
+        diagnosis = diagnose(*paths, rules=rule or [], profile=profile)
     except UserError as error:
         fail(str(error), 2)
     if html:

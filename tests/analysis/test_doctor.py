@@ -1,5 +1,6 @@
 """Tests of the doctor: each planted fault is named, honest logs are healthy, and logs of other trainers are read."""
 
+import gzip
 import json
 import struct
 from dataclasses import replace
@@ -19,6 +20,7 @@ from rstar_lab.analysis.doctor.logs import COLUMNS
 from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import load_profile
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs"
 STEPS, PROBLEMS, GROUP = 12, 8, 8
@@ -41,7 +43,7 @@ def honest(seed: int = 0) -> Log:
                         "advantage": centred if rewards.std() else np.nan, "kept": bool(rewards.std()), "calls": 1 + sample % 2,
                         "errors": int(rng.random() < 0.1), "outcomes": ["ok"] * (1 + sample % 2), "response_tokens": 200,
                         "model_tokens": 150,
-                        "truncated": not reward and bool(rng.random() < 0.05), "answer": "42" if reward else "41", "truth": "42",
+                        "truncated": not reward and bool(rng.random() < 0.05), "answer": "42" if reward else f"{sample}", "truth": "42",
                         "stop_reason": "answered",
                         "engine_log_prob": -0.3, "generate_s": 1.0, "queue_s": 0.01, "engine": f"vllm-{sample % 2}",
                     }
@@ -117,6 +119,9 @@ PLANTED = {
     ),
     "answers in another format": column("answer", None, lambda frame: frame.reward <= 0),
     "right answers get no reward": column("answer", "$42$", lambda frame: frame["sample"] < 4),
+    "true answers look wrong": set_rollouts(
+        lambda frame: frame.__setitem__("truth", np.where(frame.problem_id.str.endswith(("1", "4", "7")), "43", "42"))
+    ),
     "wrong answers are rewarded": column("answer", "41 or 42", lambda frame: frame["sample"] < 4),
     "tools are not used": column("calls", 0, LATE),
     "most tool calls fail": column("errors", 1),
@@ -126,6 +131,7 @@ PLANTED = {
     "advantages have the wrong sign": set_rollouts(lambda frame: frame.__setitem__("advantage", -frame.advantage)),
     "rollouts are old": set_steps(staleness=8.0),
     "waiting for tools": column("queue_s", 5.0),
+    "environments fail": column("stop_reason", "environment_error", lambda frame: frame["sample"] == 7),
     "requests to engines fail": column("stop_reason", "engine_error", lambda frame: frame["sample"] == 7),
     "the engine returns no log-probs": column("engine_log_prob", 0.0),
     "updates change nothing": set_steps(kl_k3=1e-12, ratio_max=1.0 + 1e-7),
@@ -167,7 +173,7 @@ def test_one_update_per_step_does_not_move_the_policy_within_the_step():
 
 
 def test_every_rule_without_texts_has_a_planted_fault():
-    assert {rule.name for rule in RULES if not {"texts", "tokens"} & set(rule.reads)} == set(PLANTED)
+    assert {rule.name for rule in RULES if not {"texts", "tokens", "reward_parts"} & set(rule.reads)} == set(PLANTED)
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert all(rule.cause and rule.remedy and rule.source and rule.reads for rule in RULES)
 
@@ -182,7 +188,7 @@ def test_the_page_lists_every_rule():
 
 def write_verl(folder: Path, change=lambda row, step, i: row, steps: int = 6) -> Path:
     rng = np.random.default_rng(0)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for step in range(1, steps + 1):
         lines = []
         for i in range(32):
@@ -323,6 +329,98 @@ def test_rollouts_of_prime_rl_and_atif_documents_are_read(tmp_path):
     export_atif(open_runs(GOLDEN / "tiny_fast-rl"), tmp_path / "atif", "step <= 2")
     (log,) = doctor(tmp_path / "atif").logs
     assert log.source == "atif" and len(log.rollouts) == 384 and log.rollouts.reward.notna().all()
+
+
+def test_a_reward_that_rises_through_its_format_only_is_named(tmp_path):
+    rows = [
+        {"step": step, "prompt": f"q{i // 8}", "completion": f"text {step} {i} of several more words here",
+         "format": float(i % 12 < step), "correct": float(i % 3 == 0)}
+        for step in range(1, 13) for i in range(24)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions_00001.parquet")
+    (finding,) = [f for f in doctor(tmp_path).findings if f.rule.name == "only a side reward rises"]
+    assert finding.evidence.numbers["format"] > 0.5 and abs(finding.evidence.numbers["correct"]) < 0.01
+    for row in rows:
+        row["correct"], row["format"] = row["format"], 0.5 + 0.5 * (row["step"] % 2)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions_00001.parquet")
+    assert "only a side reward rises" not in {f.rule.name for f in doctor(tmp_path).findings}
+
+
+def test_files_of_several_runs_are_never_mixed(tmp_path):
+    for name, factor in (("falls", 0.5), ("steady", 1.0)):
+        (tmp_path / "events" / name).mkdir(parents=True)
+        lines = b"".join(event(step, actor__entropy=0.9 * factor**step) for step in range(1, 10))
+        (tmp_path / "events" / name / "events.out.tfevents.1.host").write_bytes(lines)
+    diagnosis = doctor(tmp_path / "events")
+    assert sorted(log.name for log in diagnosis.logs) == ["falls", "steady"]
+    assert [(f.rule.name, f.run) for f in diagnosis.findings] == [("entropy collapse", "falls")]
+    write_verl(tmp_path / "projects" / "good" / "rollouts")
+    write_verl(tmp_path / "projects" / "bad" / "rollouts", lambda row, step, i: row | {"score": 0.0})
+    for name in ("good", "bad"):
+        lines = [json.dumps({"step": step, "data": {"actor/grad_norm": float(name == "good")}}) for step in range(1, 7)]
+        (tmp_path / "projects" / name / "metrics.jsonl").write_text("\n".join(lines))
+    logs = {log.name: log for log in doctor(tmp_path / "projects").logs}
+    assert set(logs) == {"good-rollouts", "bad-rollouts"}
+    assert logs["good-rollouts"].steps.grad_norm.min() == 1 and logs["bad-rollouts"].steps.grad_norm.max() == 0
+    for step in (3, 6):  # the state of a later checkpoint repeats that of an earlier one
+        (tmp_path / "trl" / f"checkpoint-{step}").mkdir(parents=True)
+        state = {"log_history": [{"step": n, "reward": 0.1 * n, "grad_norm": 1.0} for n in range(1, step + 1)]}
+        (tmp_path / "trl" / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
+    (log,) = doctor(tmp_path / "trl").logs
+    assert log.steps.step.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_understood_in_part_is_read_with_a_note(tmp_path):
+    lines = (write_verl(tmp_path / "whole") / "1.jsonl").read_text().splitlines()
+    (tmp_path / "torn.jsonl").write_text("\n".join([*lines[:20], lines[20][:30]]))
+    diagnosis = doctor(tmp_path / "torn.jsonl")
+    assert len(diagnosis.logs[0].rollouts) == 20
+    assert "torn.jsonl: 1 lines are no JSON objects and were left out, first line 21" in diagnosis.to_text()
+    mixed = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "reward": 1}]
+    mixed += [{"messages": "none"}, {"messages": [{"role": "user"}], "reward": 1}, {**mixed[0], "reward": "high"}]
+    (tmp_path / "mixed.jsonl").write_text("\n".join(map(json.dumps, mixed)))
+    assert "mixed.jsonl: 2 rows were left out" in doctor(tmp_path / "mixed.jsonl").to_text()
+    for name in ("prompts", "gz"):
+        (tmp_path / name).mkdir()
+        for file in (tmp_path / "whole").glob("*.jsonl"):
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            renamed = [{"prompts": row["input"], "responses": row["output"], "ground_truth": row["gts"],
+                        "reward": row["score"], "global_step": row["step"]} for row in rows]  # fmt: skip
+            text = "\n".join(json.dumps(row) for row in (rows if name == "gz" else renamed))
+            if name == "gz":
+                (tmp_path / name / f"{file.name}.gz").write_bytes(gzip.compress(text.encode()))
+            else:
+                (tmp_path / name / file.name).write_text(text)
+        (log,) = doctor(tmp_path / name).logs
+        assert len(log.rollouts) == 192 and log.rollouts.reward.notna().all() and log.rollouts.truth.eq("7").all()
+        assert log.rollouts.step.nunique() == 6
+    (tmp_path / "sharegpt.jsonl").write_text(json.dumps({"conversations": [], "id": 3}))
+    with pytest.raises(UserError, match=r"no log was recognised.*TensorBoard.*\n.*keys conversations, id"):
+        doctor(tmp_path / "sharegpt.jsonl")
+
+
+def test_rollouts_of_a_finding_are_named_by_file_and_line_and_can_be_opened(tmp_path):
+    diagnosis = doctor(write_verl(tmp_path / "dump", TEXT_FAULTS["empty rollouts count as failures"]))
+    (number,) = [n for n, f in enumerate(diagnosis.findings, 1) if f.rule.name == "empty rollouts count as failures"]
+    assert diagnosis.findings[number - 1].evidence.trajectories[0].startswith("dump/000006/6.jsonl:")
+    opened = diagnosis.inspect(number).rows()
+    assert set(opened.traj_id) == set(diagnosis.findings[number - 1].evidence.trajectories)
+    with pytest.raises(UserError, match="finding 9 does not exist"):
+        diagnosis.inspect(9)
+
+
+def test_lost_compute_is_given_in_gpu_hours_and_money(tmp_path):
+    log = honest()
+    log = replace(log, rollouts=log.rollouts.assign(kept=True), steps=log.steps.assign(generate_s=3600.0))
+    hardware = load_profile("h100x8").hardware.model_copy(update={"price_per_gpu_hour": 2.0})
+    diagnosis = diagnose([log], hardware=hardware)
+    share = sum(diagnosis.waste["honest"].values())
+    assert 0 < share < 1
+    assert diagnosis.lost["honest"] == pytest.approx(
+        {"hours": 12 * share, "gpu_hours": 96 * share, "cost": 192 * share}
+    )
+    assert "GPU-hours, cost" in diagnosis.to_text() and diagnosis.as_dict()["lost"]["honest"]["cost"] > 0
+    assert diagnose([log]).lost["honest"] == pytest.approx({"hours": 12 * share})
 
 
 def test_several_rewards_of_trl_are_added_up(tmp_path):

@@ -4,10 +4,10 @@ import importlib
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -15,7 +15,11 @@ from rstar_lab.analysis.doctor.logs import read_logs
 from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule
 from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import Hardware, load_profile
 from rstar_lab.visible_text import escaped
+
+if TYPE_CHECKING:
+    from rstar_lab.analysis.inspector.inspector import Inspector
 
 RATES_FILE = Path(__file__).parent / "rates.json"
 
@@ -72,14 +76,32 @@ class Diagnosis:
         healthy: Names of the rules that were checked on every log and did not fire.
         unchecked: Rules that could not be checked, with the columns that the logs lack.
         waste: Share of the generated tokens that trained nothing, by reason, per run.
+        lost: What these tokens cost per run: hours of generation, gpu_hours and cost, as far as they are known.
         logs: The logs that were read.
+        files: Folder of imported rollouts, which exists as long as the diagnosis.
     """
 
     findings: list[Finding]
     healthy: list[str]
     unchecked: dict[str, list[str]]
     waste: dict[str, dict[str, float]]
+    lost: dict[str, dict[str, float]]
     logs: list[Log]
+    files: "tempfile.TemporaryDirectory[str] | None" = None
+
+    def inspect(self, number: int = 1) -> "Inspector":
+        """Return an inspector with the rollouts of a finding, also for logs of other tools. number: of the finding, from 1."""
+        from rstar_lab.analysis.inspector.inspector import inspect
+
+        if not 0 < number <= len(self.findings):
+            raise UserError(f"finding {number} does not exist; there are {len(self.findings)}")
+        finding = self.findings[number - 1]
+        runs = next(log.runs for log in self.logs if log.name == finding.run)
+        if runs is None:
+            raise UserError(f"{finding.run} has metrics only, no rollouts to open")
+        named = list(finding.evidence.trajectories)
+        steps = list(finding.evidence.steps)
+        return inspect(runs, where={"traj_id": named} if named else {"step": steps} if steps else None)
 
     @property
     def verdict(self) -> str:
@@ -100,6 +122,7 @@ class Diagnosis:
             "healthy": not self.findings,
             "findings": [finding.as_dict() for finding in self.findings],
             "waste": self.waste,
+            "lost": self.lost,
             "checked_and_healthy": self.healthy,
             "not_checked": self.unchecked,
             "sources": [
@@ -136,16 +159,18 @@ class Diagnosis:
         lines = []
         for run, parts in self.waste.items():
             named = ", ".join(f"{name} {value:.0%}" for name, value in parts.items() if value >= 0.005)
-            lines.append(f"Tokens that trained nothing in {run}: {named or 'none'}")
+            lines.append(f"Tokens that trained nothing in {run}: {named or 'none'}{_cost(self.lost.get(run, {}))}")
+        if any(finding.evidence.trajectories for finding in self.findings):
+            lines.append("To read the rollouts of a finding in a notebook: doctor(PATH).inspect(1)")
         if self.healthy:
             lines.append(f"Healthy: {', '.join(self.healthy)}")
         lines += [f"Not understood in {log.name}: {note}" for log in self.logs for note in log.notes]
         by_columns: dict[str, list[str]] = {}
         for name, columns in self.unchecked.items():
             by_columns.setdefault(", ".join(columns), []).append(name)
-        lines += [
-            f"Not checked (the log has no {columns}): {', '.join(names)}" for columns, names in by_columns.items()
-        ]
+        if by_columns:
+            parts_of = "; ".join(f"{columns} ({', '.join(names)})" for columns, names in by_columns.items())
+            lines.append(f"Not checked, because the log does not have these columns: {parts_of}")
         return lines
 
     def to_html(self) -> str:
@@ -175,27 +200,29 @@ class Diagnosis:
         return f"<div><b>{escaped(self.verdict)}</b><pre>{escaped(self.to_text())}</pre></div>"
 
 
-def doctor(*paths: str | Path, rules: Sequence[str] = ()) -> Diagnosis:
+def doctor(*paths: str | Path, rules: Sequence[str] = (), profile: str | Path | None = None) -> Diagnosis:
     """Say why runs do not learn, from their logs.
 
     Args:
         paths: Runs of this project or logs of other trainers, see `logs.FORMATS`.
         rules: Rules of your own, as `module:NAME` of a `Rule`.
+        profile: Hardware profile of the runs, for the GPU-hours and the cost of lost compute.
 
     Returns:
         The diagnosis.
 
     Raises:
-        UserError: If a path holds no known log, or a rule cannot be loaded.
+        UserError: If a path holds no known log, or a rule or a profile cannot be loaded.
     """
     chosen = (*RULES, *(_own_rule(name) for name in rules))
-    with tempfile.TemporaryDirectory(prefix="rstar-doctor-") as folder:
-        logs = [log for number, path in enumerate(paths) for log in read_logs(Path(path), Path(folder) / str(number))]
-        return diagnose(logs, chosen)
+    hardware = load_profile(profile).hardware if profile else None
+    files = tempfile.TemporaryDirectory(prefix="rstar-doctor-")
+    logs = [log for number, path in enumerate(paths) for log in read_logs(Path(path), Path(files.name) / str(number))]
+    return replace(diagnose(logs, chosen, hardware), files=files)
 
 
-def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES) -> Diagnosis:
-    """Apply rules to logs."""
+def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: Hardware | None = None) -> Diagnosis:
+    """Apply rules to logs. hardware: that of the runs, for the cost of lost compute."""
     findings, healthy, unchecked = [], [], {}
     for rule in rules:
         lacking: list[str] = []
@@ -213,27 +240,52 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES) -> Diagnosis:
         elif not fired:
             healthy.append(rule.name)
     findings.sort(key=lambda finding: -finding.evidence.cost)
-    waste = {log.name: parts for log in logs if (parts := wasted_tokens(log.rollouts))}
-    return Diagnosis(findings, healthy, unchecked, waste, list(logs))
+    waste = {log.name: parts for log in logs if (parts := wasted_tokens(log))}
+    lost = {log.name: parts for log in logs if (parts := lost_compute(log, waste.get(log.name, {}), hardware))}
+    return Diagnosis(findings, healthy, unchecked, waste, lost, list(logs))
 
 
-def wasted_tokens(rollouts: pd.DataFrame) -> dict[str, float]:
-    """Return the share of the response tokens that trained nothing, by reason; empty without token counts."""
-    tokens = (
-        pd.to_numeric(rollouts.response_tokens, errors="coerce").fillna(0.0)
-        if len(rollouts)
-        else pd.Series(dtype=float)
-    )
+def wasted_tokens(log: Log) -> dict[str, float]:
+    """Return the share of the generated tokens that trained nothing, by reason; empty without token counts."""
+    rollouts = log.rollouts
+    tokens = pd.to_numeric(rollouts.response_tokens, errors="coerce").fillna(0.0) if len(rollouts) else pd.Series()
     total = float(tokens.sum())
     if not total or rollouts.reward.isna().all():
         return {}
     spread = rollouts.groupby("group_id").reward.transform(lambda rewards: rewards.max() - rewards.min())
-    equal = spread == 0
     kept = rollouts.kept.fillna(True).astype(bool)
-    return {
+    failed = rollouts.stop_reason.isin(["engine_error", "environment_error", "undecided"]) & ~kept
+    still = log.steps.step[log.steps.grad_norm == 0] if log.has("steps.grad_norm") else log.steps.step.head(0)
+    dead = rollouts.step.isin(still) & ~failed
+    equal = (spread == 0) & ~failed & ~dead
+    again = float(log.steps.retried.sum()) / len(rollouts) if "retried" in log.steps else 0.0
+    parts = {
         "groups with equal rewards": float(tokens[equal].sum()) / total,
-        "dropped by resampling": float(tokens[~equal & ~kept].sum()) / total,
+        "dropped by resampling": float(tokens[~equal & ~kept & ~failed & ~dead].sum()) / total,
+        "failed rollouts": float(tokens[failed].sum()) / total,
+        "steps without gradient": float(tokens[dead].sum()) / total,
     }
+    return {name: value / (1 + again) for name, value in parts.items()} | {"retries": again / (1 + again)}
+
+
+def lost_compute(log: Log, waste: dict[str, float], hardware: Hardware | None) -> dict[str, float]:
+    """Return the hours, gpu_hours and cost of the tokens that trained nothing, as far as the log and the profile tell them."""
+    if not waste or not log.has("steps.generate_s"):
+        return {}
+    hours = float(log.steps.generate_s.sum()) / 3600 * sum(waste.values())
+    gpus = hardware.gpus if hardware else log.gpus
+    price = hardware.price_per_gpu_hour if hardware else None
+    return (
+        {"hours": hours}
+        | ({"gpu_hours": hours * gpus} if gpus else {})
+        | ({"cost": hours * gpus * price} if gpus and price is not None else {})
+    )
+
+
+def _cost(lost: dict[str, float]) -> str:
+    """Return ": 3.1 h of generation, 24.8 GPU-hours, cost 62.00"."""
+    forms = {"hours": "{:.1f} h of generation", "gpu_hours": "{:,.1f} GPU-hours", "cost": "cost {:,.2f}"}
+    return "".join(f"{', ' if i else ': '}{forms[name].format(value)}" for i, (name, value) in enumerate(lost.items()))
 
 
 def _confidence(finding: Finding) -> str:

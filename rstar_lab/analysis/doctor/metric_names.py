@@ -20,6 +20,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "equal_share": ("equal_share", "frac_reward_zero_std", "solve_none", "effective_batch_size/none"),
     "error_rate": ("error_rate", "tools/failure_frequency"),
     "step_s": ("step_s", "timing_s/step", "step_time", "time/step"),
+    "generate_s": ("generate_s", "timing_s/gen", "timing/gen"),
     "staleness": ("staleness_mean", "staleness", "async/staleness_mean", "off_policy_level/mean"),
 }  # fmt: skip
 HELD_OUT = re.compile(

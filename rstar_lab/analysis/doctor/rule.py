@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # trajectories that a finding names
 WINDOW = 5  # steps at the end of the run that most rules look at
+# Confidence that a rule needs. About 50 rules look at each run, step by step: with 95% each, most honest runs would have a finding.
+LEVEL = 0.999
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Log:
         evaluations: The evaluations during the run; None if the log has none.
         fp32: Whether engine and trainer are known to compute in fp32.
         mini_batches: Updates per step, if known. With one, the policy does not move within a step.
+        gpus: GPUs of the run, if known.
         notes: What of the log was not understood.
     """
 
@@ -47,11 +50,16 @@ class Log:
     evaluations: "Runs | None" = None
     fp32: bool = False
     mini_batches: int | None = None
+    gpus: int | None = None
     notes: tuple[str, ...] = ()
 
     def missing(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns that the log does not have. columns: `steps.NAME` or `rollouts.NAME`; `texts` for transcripts, `tokens` for
-        stored arrays of tokens, `evaluations` for evaluations during the run, `mini_batches` for several updates per step."""
+        """Return the columns that the log does not have.
+
+        Args:
+            columns: `steps.NAME` or `rollouts.NAME`; `texts` for transcripts, `tokens` for stored arrays of tokens, `evaluations` for
+                evaluations during the run, `reward_parts` for a reward of several parts, `mini_batches` for several updates per step.
+        """
         return [column for column in columns if not self.has(column)]
 
     def has(self, column: str) -> bool:
@@ -60,6 +68,8 @@ class Log:
             return self.runs is not None and not self.rollouts.empty
         if column == "tokens":
             return self.has("texts") and not self.tokens(1).empty
+        if column == "reward_parts":
+            return len(self.reward_parts().columns) > 3
         if column == "mini_batches":
             return (self.mini_batches or 1) > 1
         if column == "evaluations":
@@ -85,6 +95,13 @@ class Log:
                 rows.append((row["traj_id"], row["question"], "".join(system), own, outputs))
         texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own", "outputs"])
         return self.rollouts.merge(texts, on="traj_id")
+
+    def reward_parts(self) -> pd.DataFrame:
+        """Return traj_id, step and one column per part of the reward, for logs that have several."""
+        if self.runs is None or self.rollouts.empty:
+            return pd.DataFrame(columns=["traj_id", "step"])
+        parts = self.runs.rewards().drop(columns="run_id")
+        return self.rollouts[["traj_id", "step"]].merge(parts, on="traj_id")
 
     def tokens(self, steps: int = 6) -> pd.DataFrame:
         """Return traj_id, step, prompt_ids, loss_mask and engine_log_probs of the rollouts whose arrays are stored, of up to `steps`
@@ -138,10 +155,11 @@ class Rule:
     check: Callable[[Log], Evidence | None]
 
 
-def share(hits: pd.Series, rollouts: pd.DataFrame) -> tuple[float, float, float]:
-    """Return the share of rollouts that hit, with its 95% interval over problems."""
-    by = hits.astype(float).groupby(rollouts.problem_id.fillna(rollouts.group_id)).agg(["sum", "size"])
-    found = ratio(by["sum"].to_numpy(float), by["size"].to_numpy(float), len(hits))
+def share(hits: pd.Series, rollouts: pd.DataFrame, level: float = 0.95) -> tuple[float, float, float]:
+    """Return the share of rollouts that hit, with its interval over problems, or over rollouts if there is one problem only."""
+    problems = rollouts.problem_id.fillna(rollouts.group_id) if "problem_id" in rollouts else rollouts.traj_id
+    by = hits.astype(float).groupby(problems if problems.nunique() > 1 else rollouts.traj_id).agg(["sum", "size"])
+    found = ratio(by["sum"].to_numpy(float), by["size"].to_numpy(float), len(hits), level=level)
     return found.value, found.low, found.high
 
 
@@ -151,16 +169,83 @@ def percent(value: tuple[float, float, float]) -> str:
     return f"{middle:.0%}" if np.isnan(low) else f"{middle:.0%} [{low:.0%}, {high:.0%}]"
 
 
-def change(series: pd.Series) -> tuple[float, float, float]:
-    """Return the mean of the last third of the steps minus that of the first third, with a 95% interval over steps (Welch)."""
+def among(
+    rows: pd.DataFrame, hit: pd.Series, what: str, *, above: float, least: int = 20, cost: float | None = None
+) -> Evidence | None:
+    """Return evidence that more than a share of the rows hits, else None.
+
+    Args:
+        rows: Rollouts or problems, with traj_id, step and problem_id.
+        hit: Whether each row hits.
+        what: The end of the sentence "12% [9%, 15%] of 384 ...".
+        above: The rule fires if the share is above this value with a confidence of `LEVEL`.
+        least: Number of rows below which nothing is said.
+        cost: Estimated share of the training that it makes useless. Default: twice the share.
+    """
+    if len(rows) < least:
+        return None
+    value = share(hit, rows)
+    if not share(hit, rows, LEVEL)[1] > above:
+        return None
+    steps = sorted(rows.step[hit].unique().astype(int))
+    numbers = dict(zip(("share", "low", "high"), value, strict=True))
+    text = f"{percent(value)} of {len(rows):,} {what}"
+    return Evidence(text, numbers, steps, examples(rows[hit]), min(1.0, 2 * value[0]) if cost is None else cost)
+
+
+def groups_where(rollouts: pd.DataFrame, hit: pd.Series, what: str) -> Evidence | None:
+    """Return evidence that most groups hit, else None. hit: by group_id. what: what holds in them."""
+    by = pd.Series(hit.to_numpy(float))
+    if by.mean() < 0.9 or not ratio(by.to_numpy(), np.ones(len(by)), len(by), level=LEVEL).low > 0.25:
+        return None
+    steps = sorted(rollouts.step.unique().astype(int))
+    text = f"in {by.mean():.0%} of {len(by)} groups of the last {len(steps)} steps, {what}"
+    chosen = rollouts[rollouts.group_id.isin(hit.index[hit])]
+    return Evidence(text, {"share": float(by.mean()), "groups": len(by)}, steps, examples(chosen), float(by.mean()))
+
+
+def ended_with(log: Log, reason: str, what: str) -> Evidence | None:
+    """Return evidence that rollouts end with a stop reason, else None."""
+    rows = log.rollouts[log.rollouts.stop_reason.notna()]
+    hit = rows.stop_reason == reason
+    return among(rows, hit, f"rollouts {what}", above=0.003, cost=float(hit.mean())) if hit.sum() >= 3 else None
+
+
+def at_steps(log: Log, values: pd.Series, hit: pd.Series, text: str, *, least: int = 2, cost: float) -> Evidence | None:
+    """Return evidence that a metric hits at `least` steps or more, else None.
+
+    text: observation with {last} (the value at the last such step), {median} and {first} (in the first steps).
+    """
+    steps = steps_where(log, hit)
+    if len(steps) < least:
+        return None
+    numbers = {
+        "last": float(values[log.steps.step == steps[-1]].iloc[-1]),
+        "first": first(values),
+        "median": values.median(),
+    }
+    count = f", at {len(steps)} of {int(values.notna().sum())} steps"
+    return Evidence(text.format(**numbers) + count, numbers, steps, (), cost)
+
+
+def first(values: pd.Series) -> float:
+    """Return the median of the first three values of a metric."""
+    return float(values.dropna().head(3).median())
+
+
+def change(series: pd.Series, level: float = 0.95) -> tuple[float, float, float]:
+    """Return the mean of the last third of the steps minus that of the first third, with its interval.
+
+    The noise of a step follows from the differences of consecutive steps (von Neumann 1941): within a third of few steps the
+    variance is often far too small by chance, and a trend does not count as noise.
+    """
     values = series.dropna().to_numpy(float)
-    third = len(values) // 3
+    n, third = len(values), len(values) // 3
     if third < 2:
         return np.nan, np.nan, np.nan
-    first, last = values[:third], values[-third:]
-    error = float(np.sqrt(first.var(ddof=1) / third + last.var(ddof=1) / third))
-    difference = float(last.mean() - first.mean())
-    half = critical_t(2 * third - 2) * error
+    error = float(np.sqrt((np.diff(values) ** 2).mean() / third))
+    difference = float(values[-third:].mean() - values[:third].mean())
+    half = critical_t(max(2, 2 * (n - 1) // 3), level) * error
     return difference, difference - half, difference + half
 
 
@@ -172,3 +257,8 @@ def steps_where(log: Log, condition: pd.Series) -> list[int]:
 def examples(rollouts: pd.DataFrame) -> list[str]:
     """Return up to `SHOWN` ids of rollouts, newest first."""
     return rollouts.sort_values("step", ascending=False).traj_id.head(SHOWN).tolist()
+
+
+def plain_answer(answers: pd.Series) -> pd.Series:
+    """Return answers without spaces, markup and a final dot, in lower case."""
+    return answers.astype(str).str.replace(r"[\s$,]|\\boxed|[{}]", "", regex=True).str.rstrip(".").str.lower()

@@ -1,21 +1,14 @@
 """Every group of the last steps has only successful rollouts: the advantages are 0."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, groups_where
 
 
 def check(log: Log) -> Evidence | None:
     late = log.last()
     best = late.reward.max()
-    groups = late.groupby("group_id").reward.min()
-    if not best > 0 or (groups >= best).mean() < 0.9:
+    if not best > 0:
         return None
-    solved = float((groups >= best).mean())
-    steps = sorted(late.step.unique().astype(int))
-    text = (
-        f"in {solved:.0%} of {len(groups)} groups in steps {steps[0]} to {steps[-1]}, all rollouts have the reward"
-        f" {best:g}"
-    )
-    return Evidence(text, {"share": solved, "groups": len(groups)}, steps, examples(late), solved)
+    return groups_where(late, late.groupby("group_id").reward.min() >= best, f"all rollouts have the reward {best:g}")
 
 
 RULE = Rule(

@@ -1,18 +1,11 @@
 """Every group of the last steps has only failed rollouts: the advantages are 0."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, groups_where
 
 
 def check(log: Log) -> Evidence | None:
-    late = log.last()
-    groups = late.groupby("group_id").reward.max()
-    failed = float((groups <= 0).mean())
-    if failed < 0.9:
-        return None
-    wrong = late[late.group_id.isin(groups[groups <= 0].index)]
-    steps = sorted(late.step.unique().astype(int))
-    text = f"{failed:.0%} of {len(groups)} groups in steps {steps[0]} to {steps[-1]} have no rewarded rollout"
-    return Evidence(text, {"share": failed, "groups": len(groups)}, steps, examples(wrong), failed)
+    late = log.last().dropna(subset=["reward"])
+    return groups_where(late, late.groupby("group_id").reward.max() <= 0, "no rollout is rewarded")
 
 
 RULE = Rule(

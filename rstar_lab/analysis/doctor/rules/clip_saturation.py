@@ -1,17 +1,11 @@
 """A large share of the tokens is clipped."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps
 
 
 def check(log: Log) -> Evidence | None:
     values = log.steps.clip_share
-    first = float(values.dropna().head(3).median())
-    hit = steps_where(log, values > 0.3)
-    if len(hit) < 2:
-        return None
-    value = float(values[log.steps.step.isin(hit)].iloc[-1])
-    text = f"{value:.0%} of the tokens are clipped at {len(hit)} steps"
-    return Evidence(text, {"value": value, "first": first}, hit, (), 0.4)
+    return at_steps(log, values, values > 0.3, "{last:.0%} of the tokens are clipped", cost=0.4)
 
 
 RULE = Rule(

@@ -1,24 +1,12 @@
 """The model writes role markers."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
     texts = log.texts()
-    if len(texts) < 20:
-        return None
     marked = texts.own.str.contains(r"<\|(?:im_start|start_header_id|user|system)\|?>|<tool_response>", regex=True)
-    value = share(marked, texts)
-    if value[1] < 0.05:
-        return None
-    text = f"{percent(value)} of {len(texts)} rollouts that were read contain a role marker written by the model"
-    return Evidence(
-        text,
-        {"share": value[0], "low": value[1]},
-        sorted(texts.step[marked].unique().astype(int)),
-        examples(texts[marked]),
-        0.5,
-    )
+    return among(texts, marked, "rollouts contain a role marker written by the model", above=0.02)
 
 
 RULE = Rule(

@@ -6,16 +6,17 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule
 def check(log: Log) -> Evidence | None:
     used = log.rollouts.dropna(subset=["engine"])
     steps = sorted(used.step.unique())
-    early, late = (
-        set(used[used.step.isin(steps[: len(steps) // 2])].engine),
-        set(used[used.step.isin(steps[-2:])].engine),
-    )
-    gone = sorted(early - late)
-    if len(steps) < 4 or len(early) < 2 or not gone:
+    if len(steps) < 4 or used.engine.nunique() < 2:
+        return None
+    shares = used[used.step.isin(steps[: len(steps) // 2])].engine.value_counts(normalize=True)
+    late = used[used.step.isin(steps[-2:])]
+    # An engine that still worked would miss all of these rollouts with a probability below exp(-7) = 0.001.
+    gone = sorted(set(shares.index[shares * len(late) > 7]) - set(late.engine))
+    if not gone:
         return None
     last = int(used[used.engine == gone[0]].step.max())
-    text = f"{', '.join(map(str, gone))} generated nothing after step {last}; {len(late)} of {len(early)} engines work"
-    return Evidence(text, {"lost": len(gone)}, [last], (), len(gone) / len(early))
+    text = f"{', '.join(map(str, gone))} generated nothing after step {last}; {late.engine.nunique()} of {len(shares)} engines work"
+    return Evidence(text, {"lost": len(gone)}, [last], (), len(gone) / len(shares))
 
 
 RULE = Rule(

@@ -1,22 +1,24 @@
 """Rollouts of a group have the same text."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+import numpy as np
+
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
     texts = log.texts()
-    texts = texts[texts.own.str.strip() != ""]
-    if texts.groupby("group_id").size().max() < 4 or len(texts) < 40:
-        return None
-    long = texts[texts.own.str.len() > 40]
-    copies = long.duplicated(["group_id", "own"], keep=False)
-    if len(long) < 40 or copies.mean() < 0.6:
-        return None
-    value = share(copies, long)
-    text = f"{percent(value)} of {len(long)} rollouts have the same text as another one of their group"
-    return Evidence(
-        text, {"share": value[0]}, sorted(long.step[copies].unique().astype(int)), examples(long[copies]), value[0]
+    texts = texts[texts.own.str.strip().str.len() > 40]
+    size = texts.groupby("group_id").own.transform("size")
+    texts = texts[size >= 4]
+    copies = texts.duplicated(["group_id", "own"], keep=False)
+    # A policy with little entropy repeats itself. Its log-probs say how often: compare with rollouts that are drawn independently.
+    same = (texts.engine_log_prob * texts.model_tokens).astype(float).map(np.exp)
+    expected = float((1 - (1 - same) ** (size[texts.index] - 1)).mean()) if same.notna().all() else 0.0
+    what = (
+        f"rollouts have the same text as another one of their group; {expected:.0%} are expected from their log-probs"
     )
+    above = max(0.3, 2 * expected) if same.notna().all() else 0.6
+    return among(texts, copies, what, above=above, least=40)
 
 
 RULE = Rule(

@@ -1,22 +1,15 @@
 """Successful tool calls return nothing."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
     texts = log.texts()
-    outputs = texts.outputs.map(len)
-    called = texts[outputs > 0]
-    calls = int(outputs.sum())
-    if calls < 30:
-        return None
-    empty = called.outputs.map(lambda own: sum(not text.strip() for text in own))
-    rate = float(empty.sum() / calls)
-    if rate < 0.05:
-        return None
-    hit = called[empty > 0]
-    text = f"{int(empty.sum())} of {calls} successful tool calls that were read return no text ({rate:.0%})"
-    return Evidence(text, {"share": rate}, sorted(hit.step.unique().astype(int)), examples(hit), min(1.0, 2 * rate))
+    # Programs that print nothing are the model's fault: only rollouts that print in each call count.
+    called = texts[(texts.outputs.map(len) > 0) & (texts.own.str.count(r"print\(") >= texts.outputs.map(len))]
+    empty = called.outputs.map(lambda outputs: any(not text.strip() for text in outputs)).astype(bool)
+    what = "rollouts whose programs print have a successful tool call without output"
+    return among(called, empty, what, above=0.02)
 
 
 RULE = Rule(

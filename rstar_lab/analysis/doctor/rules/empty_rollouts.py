@@ -1,25 +1,13 @@
 """Rollouts without any text have reward 0."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
     texts = log.texts()
-    if len(texts) < 20:
-        return None
     known_failures = texts.stop_reason.isin(["engine_error", "environment_error"])  # left out of the loss
     empty = (texts.own.str.strip() == "") & (texts.reward <= 0) & ~known_failures
-    value = share(empty, texts)
-    if value[0] < 0.02 or empty.sum() < 3:
-        return None
-    text = f"{percent(value)} of {len(texts)} rollouts that were read contain no text of the model and have no reward"
-    return Evidence(
-        text,
-        {"share": value[0]},
-        sorted(texts.step[empty].unique().astype(int)),
-        examples(texts[empty]),
-        min(1.0, 2 * value[0]),
-    )
+    return among(texts, empty, "rollouts contain no text of the model and have no reward", above=0.005)
 
 
 RULE = Rule(

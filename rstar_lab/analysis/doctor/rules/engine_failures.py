@@ -1,16 +1,10 @@
 """Requests to the engines fail."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, ended_with
 
 
 def check(log: Log) -> Evidence | None:
-    rows = log.rollouts[log.rollouts.stop_reason.notna()]
-    failed = rows.stop_reason == "engine_error"
-    if failed.sum() < 3 or failed.mean() < 0.01:
-        return None
-    steps = sorted(rows.step[failed].unique().astype(int))
-    text = f"{int(failed.sum()):,} of {len(rows):,} rollouts ({failed.mean():.0%}) ended because an engine failed"
-    return Evidence(text, {"share": float(failed.mean())}, steps, examples(rows[failed]), float(failed.mean()))
+    return ended_with(log, "engine_error", "ended because an engine failed")
 
 
 RULE = Rule(

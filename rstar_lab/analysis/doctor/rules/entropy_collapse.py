@@ -1,17 +1,12 @@
 """The entropy falls to a fraction of its first value."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps, first
 
 
 def check(log: Log) -> Evidence | None:
     values = log.steps.entropy
-    first = float(values.dropna().head(3).median())
-    hit = steps_where(log, values < 0.15 * first)
-    if len(hit) < 2:
-        return None
-    value = float(values[log.steps.step.isin(hit)].iloc[-1])
-    text = f"entropy {value:.3g} nats per token, {value / max(first, 1e-9):.0%} of the first steps, at {len(hit)} steps"
-    return Evidence(text, {"value": value, "first": first}, hit, (), 0.6)
+    low = (values < 0.15 * first(values)) & (values < 0.1)
+    return at_steps(log, values, low, "entropy {last:.3g} nats per token, {first:.3g} in the first steps", cost=0.6)
 
 
 RULE = Rule(

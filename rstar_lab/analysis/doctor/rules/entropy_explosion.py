@@ -1,17 +1,12 @@
 """The entropy grows far above its first value."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps, first
 
 
 def check(log: Log) -> Evidence | None:
     values = log.steps.entropy
-    first = float(values.dropna().head(3).median())
-    hit = steps_where(log, (values > 4 * first) & (values > 0.5))
-    if len(hit) < 2:
-        return None
-    value = float(values[log.steps.step.isin(hit)].iloc[-1])
-    text = f"entropy {value:.3g} nats per token, {value / max(first, 1e-9):.1f} times the first steps"
-    return Evidence(text, {"value": value, "first": first}, hit, (), 0.6)
+    high = (values > 4 * first(values)) & (values > 0.5)
+    return at_steps(log, values, high, "entropy {last:.3g} nats per token, {first:.3g} in the first steps", cost=0.6)
 
 
 RULE = Rule(

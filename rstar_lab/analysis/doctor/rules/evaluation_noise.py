@@ -5,7 +5,7 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, change
 
 def check(log: Log) -> Evidence | None:
     held_out = log.steps.held_out.dropna()
-    if len(held_out) < 6:
+    if len(held_out) < 9:
         return None
     difference, low, high = change(held_out)
     best = float(held_out.max() - held_out.iloc[0])

@@ -1,12 +1,17 @@
 """Most groups have equal rewards, a mixture of all right and all wrong."""
 
-from rstar_lab.analysis.doctor.rule import WINDOW, Evidence, Log, Rule
+import numpy as np
+
+from rstar_lab.analysis.doctor.rule import LEVEL, WINDOW, Evidence, Log, Rule
+from rstar_lab.estimates import ratio
 
 
 def check(log: Log) -> Evidence | None:
     late = log.steps.dropna(subset=["equal_share"]).tail(WINDOW)
     value = float(late.equal_share.mean())
-    if value < 0.7:
+    groups = log.last().group_id.nunique() or 20 * len(late)
+    equal = np.repeat([1.0, 0.0], [round(value * groups), groups - round(value * groups)])
+    if value < 0.8 or len(late) < WINDOW or not ratio(equal, np.ones(groups), groups, level=LEVEL).low > 0.25:
         return None
     text = f"{value:.0%} of the groups in the last {len(late)} steps have equal rewards"
     return Evidence(text, {"share": value}, late.step.astype(int).tolist(), (), value)

@@ -1,17 +1,18 @@
 """Single steps have a gradient norm far above the usual one."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+import numpy as np
+
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps
 
 
 def check(log: Log) -> Evidence | None:
     values = log.steps.grad_norm
-    first = float(values.dropna().head(3).median())
-    hit = steps_where(log, (values > 10 * values.median()) | ~(values.fillna(0).abs() < 1e30))
-    if len(hit) < 1:
-        return None
-    value = float(values[log.steps.step.isin(hit)].iloc[-1])
-    text = f"gradient norm {value:.3g} against a median of {values.median():.3g}, at {len(hit)} steps"
-    return Evidence(text, {"value": value, "first": first}, hit, (), 0.4)
+    logs = np.log(values.where(values > 0))
+    spread = 1.4826 * float((logs - logs.median()).abs().median())  # standard deviation of normal data
+    spike = logs - logs.median() > max(np.log(10), 6 * spread)
+    return at_steps(
+        log, values, spike | np.isinf(values), "gradient norm {last:.3g}, {median:.3g} usually", least=1, cost=0.4
+    )
 
 
 RULE = Rule(

@@ -1,15 +1,13 @@
 """Single updates change the policy too much."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps
 
 
 def check(log: Log) -> Evidence | None:
     values = log.steps.kl_k3
-    hit = steps_where(log, values > 0.3)
-    if len(hit) < 2:
-        return None
-    text = f"the policy moves by more than 0.3 nats per token within one step at {len(hit)} steps (up to {values.max():.2g})"
-    return Evidence(text, {"largest": float(values.max())}, hit, (), 0.8)
+    return at_steps(
+        log, values, values > 0.3, "the policy moves by {last:.2g} nats per token within one step", cost=0.8
+    )
 
 
 RULE = Rule(

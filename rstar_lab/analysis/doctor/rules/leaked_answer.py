@@ -4,28 +4,15 @@ import re
 
 import pandas as pd
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
     texts = log.texts().dropna(subset=["question", "truth"]).drop_duplicates("problem_id")
-    if len(texts) < 10:
-        return None
     pairs = zip(texts.question, texts.truth.astype(str), strict=True)
-    marked = pd.Series(
-        [
-            bool(truth) and re.search(MARK + re.escape(truth) + r"(?!\d)", question) is not None
-            for question, truth in pairs
-        ],
-        index=texts.index,
-    )
-    if marked.mean() < 0.05:
-        return None
-    text = (
-        f"in {marked.mean():.0%} of {len(texts)} problems that were read, the question names the true answer as "
-        f"the answer"
-    )
-    return Evidence(text, {"share": float(marked.mean())}, (), examples(texts[marked]), 0.8)
+    marked = [bool(truth) and re.search(MARK + re.escape(truth) + r"(?!\d)", text) is not None for text, truth in pairs]
+    what = "problems name the true answer as the answer in their question"
+    return among(texts, pd.Series(marked, index=texts.index), what, above=0.01, least=10, cost=0.8)
 
 
 MARK = r"(?i)(?:answer|solution|key|result|target)\W{0,12}(?:is|=|:)?\W{0,4}"

@@ -1,17 +1,12 @@
 """Responses become much shorter."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps, first
 
 
 def check(log: Log) -> Evidence | None:
     values = log.steps.response_tokens
-    first = float(values.dropna().head(3).median())
-    hit = steps_where(log, values < 0.4 * first)
-    if len(hit) < 2:
-        return None
-    value = float(values[log.steps.step.isin(hit)].iloc[-1])
-    text = f"{value:.0f} tokens per response, {value / max(first, 1e-9):.0%} of the first steps, at {len(hit)} steps"
-    return Evidence(text, {"value": value, "first": first}, hit, (), 0.5)
+    text = "{last:.0f} tokens per response, {first:.0f} in the first steps"
+    return at_steps(log, values, values < 0.4 * first(values), text, cost=0.5)
 
 
 RULE = Rule(

@@ -1,23 +1,19 @@
 """The loss mask covers tokens that the model did not write."""
 
 import numpy as np
+import pandas as pd
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
     rows = log.tokens()
-    if len(rows) < 10:
-        return None
     outside = [
-        int((~mask.astype(bool) & (np.nan_to_num(np.asarray(own, dtype=float)) != 0)).sum())
+        bool((~mask.astype(bool) & (np.nan_to_num(np.asarray(own, dtype=float)) != 0)).any())
         for mask, own in zip(rows.loss_mask, rows.engine_log_probs, strict=True)
     ]
-    wrong = np.asarray(outside) > 0
-    if wrong.mean() < 0.02:
-        return None
-    text = f"in {wrong.mean():.0%} of {len(rows)} rollouts that were read, sampled tokens lie outside of the loss mask"
-    return Evidence(text, {"share": float(wrong.mean())}, (), rows.traj_id[wrong].head(20).tolist(), 0.9)
+    what = "rollouts have sampled tokens outside of the loss mask"
+    return among(rows, pd.Series(outside, index=rows.index), what, above=0.01, least=10, cost=0.9)
 
 
 RULE = Rule(

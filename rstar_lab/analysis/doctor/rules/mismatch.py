@@ -1,18 +1,13 @@
 """The log-probs of engine and trainer differ."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps
 
 
 def check(log: Log) -> Evidence | None:
     values = log.steps.mismatch
-    first = float(values.dropna().head(3).median())
-    limit = FP32_LIMIT if log.fp32 else LIMIT
-    hit = steps_where(log, values > limit)
-    if len(hit) < 1:
-        return None
-    value = float(values[log.steps.step.isin(hit)].iloc[-1])
-    text = f"mean difference {value:.3g} nats per token at {len(hit)} steps, {first:.3g} in the first steps"
-    return Evidence(text, {"value": value, "first": first}, hit, (), 0.8)
+    high = values > (FP32_LIMIT if log.fp32 else LIMIT)
+    text = "mean difference {last:.3g} nats per token, {first:.3g} in the first steps"
+    return at_steps(log, values, high, text, least=1 if len(values) < 3 else 2, cost=0.8)
 
 
 LIMIT, FP32_LIMIT = 0.05, 1e-3  # nats per token

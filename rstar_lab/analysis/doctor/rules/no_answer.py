@@ -1,19 +1,13 @@
 """Finished rollouts have no answer that the grader can read."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
     late = log.last()
     late = late[late.truncated.notna() & ~late.truncated.fillna(True).astype(bool)]
-    if len(late) < 20:
-        return None
-    without = late.answer.isna() | (late.answer.astype(str).str.strip() == "")
-    value = share(without & (late.reward <= 0), late)
-    if value[1] < 0.4:
-        return None
-    text = f"{percent(value)} of the finished rollouts of the last steps have no answer"
-    return Evidence(text, {"share": value[0], "low": value[1]}, (), examples(late[without]), value[0])
+    without = (late.answer.isna() | (late.answer.astype(str).str.strip() == "")) & (late.reward <= 0)
+    return among(late, without, "finished rollouts of the last steps have no answer", above=0.35)
 
 
 RULE = Rule(

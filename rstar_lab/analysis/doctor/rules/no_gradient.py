@@ -1,14 +1,15 @@
 """The gradient is 0 although rollouts were generated."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps
 
 
 def check(log: Log) -> Evidence | None:
-    hit = steps_where(log, log.steps.grad_norm == 0)
-    if len(hit) < max(2, 0.3 * log.steps.grad_norm.notna().sum()):
+    values = log.steps.grad_norm
+    idle = log.steps.equal_share == 1 if log.has("steps.equal_share") else values.isna()
+    zero = values == 0
+    if (zero & ~idle).sum() < max(2, 0.2 * len(values)) and zero.sum() < max(4, 0.5 * len(values)):
         return None
-    text = f"the gradient norm is 0 at {len(hit)} of {int(log.steps.grad_norm.notna().sum())} steps"
-    return Evidence(text, {"steps": len(hit)}, hit, (), len(hit) / len(log.steps))
+    return at_steps(log, values, zero, "the gradient norm is 0", cost=float(zero.mean()))
 
 
 RULE = Rule(

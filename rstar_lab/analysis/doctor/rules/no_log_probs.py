@@ -1,15 +1,11 @@
 """The engine returns log-probs of 0."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
-    rows = log.rollouts[(log.rollouts.engine_log_prob.notna()) & (log.rollouts.model_tokens.fillna(0) > 0)]
-    zero = rows.engine_log_prob == 0
-    if len(rows) < 20 or zero.mean() < 0.9:
-        return None
-    text = f"the engine's log-probs are all 0 in {zero.mean():.0%} of {len(rows)} rollouts"
-    return Evidence(text, {"share": float(zero.mean())}, (), examples(rows[zero]), 1.0)
+    rows = log.rollouts[log.rollouts.engine_log_prob.notna() & (log.rollouts.model_tokens.fillna(0) > 0)]
+    return among(rows, rows.engine_log_prob == 0, "rollouts have log-probs of 0", above=0.5, cost=1.0)
 
 
 RULE = Rule(

@@ -7,12 +7,12 @@ def check(log: Log) -> Evidence | None:
     held_out = log.steps.held_out.dropna()
     if len(held_out) < 6:
         return None
-    train, evaluated = change(log.steps.reward), change(held_out)
+    train, evaluated = change(log.steps.reward, 0.99), change(held_out, 0.99)
     if not (train[1] > 0 and train[0] > 0.05 and evaluated[2] < 0.5 * train[0]):
         return None
     text = (
         f"training reward {train[0]:+.3f} [{train[1]:+.3f}, {train[2]:+.3f}], held-out {evaluated[0]:+.3f} "
-        f"[{evaluated[1]:+.3f}, {evaluated[2]:+.3f}]"
+        f"[{evaluated[1]:+.3f}, {evaluated[2]:+.3f}] (99%)"
     )
     return Evidence(text, {"train": train[0], "held_out": evaluated[0], "held_out_high": evaluated[2]}, (), (), 0.7)
 

@@ -8,12 +8,14 @@ def check(log: Log) -> Evidence | None:
     if len(rewards) < 9:
         return None
     difference, low, high = change(rewards)
-    spread = max(float(rewards.max() - rewards.min()), 1e-9)
-    if low > 0 or difference > 0.1 * max(abs(float(rewards.head(len(rewards) // 3).mean())), spread):
+    # Equivalence: the interval shows that the change is small. A wide interval shows nothing.
+    small = 0.1 * float(rewards.abs().mean())
+    solved = log.has("rollouts.reward") and rewards.tail(len(rewards) // 3).mean() > 0.9 * log.rollouts.reward.max()
+    if not (-small < low and high < small) or solved or not rewards.any():
         return None
     text = (
         f"mean reward of the last third minus the first third: {difference:+.3f} [{low:+.3f}, {high:+.3f}] over "
-        f"{len(rewards)} steps"
+        f"{len(rewards)} steps, less than a tenth of the mean reward"
     )
     return Evidence(text, {"difference": difference, "low": low, "high": high}, (), (), 0.6)
 

@@ -1,15 +1,12 @@
 """Some importance ratios are very large."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps
 
 
 def check(log: Log) -> Evidence | None:
     values = log.steps.ratio_max
-    hit = steps_where(log, values > 1000)
-    if len(hit) < max(2, len(log.steps) // 10):
-        return None
-    text = f"the largest ratio is above 1,000 at {len(hit)} of {len(log.steps)} steps (up to {values.max():.3g})"
-    return Evidence(text, {"largest": float(values.max())}, hit, (), 0.4)
+    text = "the largest importance ratio is {last:.3g}"
+    return at_steps(log, values, values > 1000, text, least=max(2, len(values) // 10), cost=0.4)
 
 
 RULE = Rule(

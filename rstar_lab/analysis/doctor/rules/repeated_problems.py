@@ -1,17 +1,13 @@
 """The same question occurs under several ids."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
-    texts = log.texts()
-    known = texts.dropna(subset=["question"]).drop_duplicates(["problem_id"])
+    known = log.texts(12).dropna(subset=["question"]).drop_duplicates(["problem_id"])
     plain = known.question.str.replace(r"\W+", " ", regex=True).str.strip().str.lower()
-    copies = plain.duplicated(keep=False)
-    if len(known) < 10 or copies.mean() < 0.1:
-        return None
-    text = f"{copies.mean():.0%} of {len(known)} problems that were read have the question of another one"
-    return Evidence(text, {"share": float(copies.mean())}, (), examples(known[copies.to_numpy()]), 0.3)
+    what = "problems have the question of another one"
+    return among(known, plain.duplicated(keep=False), what, above=0.02, least=10, cost=0.3)
 
 
 RULE = Rule(

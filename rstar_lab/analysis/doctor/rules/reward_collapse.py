@@ -5,19 +5,17 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, change
 
 def check(log: Log) -> Evidence | None:
     rewards = log.steps.reward.dropna()
+    if len(rewards) < 6:
+        return None
+    difference, low, high = change(rewards, 0.99)
     third = len(rewards) // 3
-    if third < 2:
+    start, last = float(rewards.head(third).mean()), rewards.tail(third)
+    fallen = third >= 3 and last.max() < 0.25 * rewards.head(2).mean()  # within the first third, too
+    if rewards.head(2).mean() < 0.05 or not (fallen or (high < 0 and difference < -0.4 * start)):
         return None
-    difference, low, high = change(rewards)
-    first, last = rewards.head(2), rewards.tail(third)
-    fallen = last.max() < 0.5 * first.min()
-    if first.mean() < 0.05 or not (fallen or (high < 0 and difference < -0.5 * float(first.mean()))):
-        return None
-    text = f"mean reward {first.mean():.3f} in the first two steps, {last.mean():.3f} in the last {third} ({last.max():.3f} at most)"
+    text = f"mean reward {start:.3f} in the first third, {last.mean():.3f} in the last: {difference:+.3f} [{low:+.3f}, {high:+.3f}] (99%)"
     steps = log.steps.step[last.index].astype(int).tolist()
-    return Evidence(
-        text, {"first": float(first.mean()), "last": float(last.mean()), "low": low, "high": high}, steps, (), 0.9
-    )
+    return Evidence(text, {"first": start, "last": float(last.mean()), "low": low, "high": high}, steps, (), 0.9)
 
 
 RULE = Rule(

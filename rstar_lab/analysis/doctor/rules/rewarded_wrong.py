@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
@@ -13,14 +13,8 @@ def check(log: Log) -> Evidence | None:
     )
     wrong = (answers.notna() & truths.notna() & ((answers - truths).abs() > 1e-6 * truths.abs().clip(lower=1))) | hedged
     known = answers.notna() & truths.notna() | hedged
-    rows, wrong = rows[known], wrong[known]
-    if len(rows) < 20:
-        return None
-    value = share(wrong, rows)
-    if value[1] < 0.02:
-        return None
-    text = f"{percent(value)} of the {len(rows)} rewarded rollouts with a numeric truth have another answer or a hedge"
-    return Evidence(text, {"share": value[0], "low": value[1]}, (), examples(rows[wrong]), min(1.0, 2 * value[0]))
+    what = "rewarded rollouts with a numeric truth have another answer or a hedge"
+    return among(rows[known], wrong[known], what, above=0.01)
 
 
 def _number(texts: pd.Series) -> pd.Series:

@@ -7,13 +7,19 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
 
 def check(log: Log) -> Evidence | None:
     used = log.rollouts.dropna(subset=["engine", "generate_s", "model_tokens"])
-    sums = used.groupby("engine")[["generate_s", "model_tokens"]].sum()
-    rates = (sums.generate_s / sums.model_tokens.replace(0, np.nan)).dropna().sort_values()
-    if len(rates) < 2 or rates.iloc[-1] < 2.5 * rates.iloc[:-1].median():
+    sums = used.groupby(["step", "engine"])[["generate_s", "model_tokens"]].sum()
+    rates = (sums.generate_s / sums.model_tokens.replace(0, np.nan)).unstack("engine").dropna(axis="columns", thresh=4)
+    if rates.shape[1] < 2:
         return None
-    times = rates.iloc[-1] / rates.iloc[:-1].median()
-    text = f"{rates.index[-1]} needs {times:.1f} times as long per token as the median of the other {len(rates) - 1}"
-    return Evidence(text, {"times": float(times)}, (), examples(used[used.engine == rates.index[-1]]), 0.3)
+    slowest = rates.median().idxmax()
+    times = (rates[slowest] / rates.drop(columns=slowest).median(axis="columns")).dropna()
+    if len(times) < 4 or times.median() < 2 or (times > 1.5).mean() < 0.75:
+        return None
+    text = (
+        f"{slowest} needs {times.median():.1f} times as long per token as the median of the other {rates.shape[1] - 1}, "
+        f"and is slower in {(times > 1).mean():.0%} of {len(times)} steps"
+    )
+    return Evidence(text, {"times": float(times.median())}, (), examples(used[used.engine == slowest]), 0.3)
 
 
 RULE = Rule(

@@ -1,14 +1,11 @@
 """The rollouts come from weights of many updates ago."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, steps_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, at_steps
 
 
 def check(log: Log) -> Evidence | None:
-    hit = steps_where(log, log.steps.staleness > 4)
-    if len(hit) < 2:
-        return None
-    text = f"mean staleness above 4 updates at {len(hit)} steps (up to {log.steps.staleness.max():.1f})"
-    return Evidence(text, {"largest": float(log.steps.staleness.max())}, hit, (), 0.3)
+    values = log.steps.staleness
+    return at_steps(log, values, values > 4, "the rollouts are {last:.1f} updates old on average", cost=0.3)
 
 
 RULE = Rule(

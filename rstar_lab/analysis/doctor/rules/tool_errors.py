@@ -1,18 +1,18 @@
 """Most calls of the model end in an error of the model."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import LEVEL, Evidence, Log, Rule, examples
+from rstar_lab.estimates import ratio
 
 
 def check(log: Log) -> Evidence | None:
     late = log.last()
-    called = late[late.calls.fillna(0) > 0]
-    if called.calls.sum() < 50:
+    called = late[late.calls.fillna(0) > 0].dropna(subset=["errors"])
+    by = called.groupby("problem_id")[["errors", "calls"]].sum().astype(float)
+    rate = ratio(by.errors.to_numpy(), by.calls.to_numpy(), len(called), level=LEVEL)
+    if not rate.low > 0.45:
         return None
-    rate = float(called.errors.sum() / called.calls.sum())
-    if rate < 0.6:
-        return None
-    text = f"{rate:.0%} of the {int(called.calls.sum())} calls of the last steps fail"
-    return Evidence(text, {"rate": rate}, (), examples(called[called.errors > 0]), 0.4)
+    text = f"{rate.value:.0%} of the {int(by.calls.sum())} calls of the last steps fail"
+    return Evidence(text, {"rate": rate.value, "low": rate.low}, (), examples(called[called.errors > 0]), 0.4)
 
 
 RULE = Rule(

@@ -1,19 +1,12 @@
 """Most rollouts end at a limit."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
     late = log.last()
     late = late[late.truncated.notna()]
-    if late.empty:
-        return None
-    cut = late.truncated.astype(bool)
-    value = share(cut, late)
-    if value[0] < 0.5:
-        return None
-    text = f"{percent(value)} of the rollouts of the last steps end at a limit"
-    return Evidence(text, {"share": value[0], "low": value[1], "high": value[2]}, (), examples(late[cut]), value[0])
+    return among(late, late.truncated.astype(bool), "rollouts of the last steps end at a limit", above=0.3)
 
 
 RULE = Rule(

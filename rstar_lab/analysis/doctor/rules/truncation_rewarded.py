@@ -1,18 +1,11 @@
 """Rollouts without an end get the reward."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
 
 
 def check(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.truncated.notna() & (log.rollouts.reward > 0)]
-    if len(rows) < 20:
-        return None
-    cut = rows.truncated.astype(bool)
-    value = share(cut, rows)
-    if value[1] < 0.03:
-        return None
-    text = f"{percent(value)} of the {len(rows)} rewarded rollouts were cut off"
-    return Evidence(text, {"share": value[0], "low": value[1]}, (), examples(rows[cut]), 0.6)
+    return among(rows, rows.truncated.astype(bool), "rewarded rollouts were cut off", above=0.02, cost=0.6)
 
 
 RULE = Rule(

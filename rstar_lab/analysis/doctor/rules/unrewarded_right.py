@@ -1,28 +1,13 @@
 """Rollouts that write the true answer get no reward."""
 
-import pandas as pd
-
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples, percent, share
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among, plain_answer
 
 
 def check(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna() & log.rollouts.reward.notna()]
-    if len(rows) < 20:
-        return None
-    same = _plain(rows.answer) == _plain(rows.truth)
-    right = rows[same]
-    if len(right) < 5:
-        return None
-    refused = right.reward <= 0
-    value = share(refused, right)
-    if value[1] < 0.02:
-        return None
-    text = f"{percent(value)} of the {len(right)} rollouts whose answer equals the true one have no reward"
-    return Evidence(text, {"share": value[0], "low": value[1]}, (), examples(right[refused]), min(1.0, 2 * value[0]))
-
-
-def _plain(answers: pd.Series) -> pd.Series:
-    return answers.astype(str).str.replace(r"[\s$,]|\\\\boxed|[{}]", "", regex=True).str.rstrip(".").str.lower()
+    right = rows[plain_answer(rows.answer) == plain_answer(rows.truth)]
+    what = "rollouts whose answer equals the true one have no reward"
+    return among(right, right.reward <= 0, what, above=0.01, least=5)
 
 
 RULE = Rule(

@@ -1,0 +1,309 @@
+"""Files of other tools: what a file holds, its rollouts, and its metrics.
+
+A file is recognised by its name and its first rows. A row that cannot be read is left out and counted, so that a torn or mixed file
+is never read in silence.
+"""
+
+import gzip
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from rstar_lab.analysis import importers
+from rstar_lab.analysis.doctor import tensorboard, wandb
+from rstar_lab.analysis.doctor.metric_names import canonical
+from rstar_lab.analysis.exports.atif import import_atif
+from rstar_lab.analysis.import_rows import (
+    Row,
+    conversation_messages,
+    number_in_name,
+    number_or_none,
+    step_number,
+    write_run,
+)
+from rstar_lab.errors import UserError
+from rstar_lab.runs.files import open_to_read, parse_json, read_text
+
+STEPS = ("step", "global_step", "_step", "training_step", "iteration")
+PROMPTS = ("prompt", "prompts", "input", "question", "query", "problem")
+COMPLETIONS = ("completion", "completions", "response", "responses", "output", "generation")
+REWARDS = ("reward", "rewards", "score", "scores")
+TRUTHS = ("gts", "ground_truth", "truth", "answer", "solution", "label", "target", "gt")
+ANSWERS = ("pred", "prediction", "extracted_answer", "parsed_answer")
+PROBLEMS = ("example_id", "problem_id", "id", "prompt_id")
+FIRST_ROWS = 20  # rows of a file that are looked at to recognise it
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one kind that belong to one run.
+
+    Args:
+        kind: trl, inspect, atif, verl, verifiers, prime-rl or messages for rollouts; metrics.
+        folder: Folder that they are in, without folders of single steps and checkpoints.
+        files: The files.
+    """
+
+    kind: str
+    folder: Path
+    files: tuple[Path, ...]
+
+
+def sources(path: Path) -> tuple[list[Source], list[str]]:
+    """Return what is known at `path`, and a line for each data file that was not understood."""
+    found: dict[tuple[str, Path, str], list[Path]] = {}
+    notes = []
+    for file in sorted(_files(path), key=lambda file: (file.parent, number_in_name(file), file.name)):
+        kind = _kind(file)
+        if kind is None:
+            if note := _unknown(file):
+                notes.append(note)
+            continue
+        folder = file.parent
+        # A dump of several steps has a number in the names of its files; other files are runs of their own.
+        series = "" if kind in ("trl", "atif") or file.name.startswith(("events.", "trainer_")) else _series(file)
+        if re.fullmatch(r"(step|checkpoint|global_step)[_-]\d+", folder.name):
+            folder = folder.parent
+        found.setdefault((kind, folder, series), []).append(file)
+    return [Source(kind, folder, tuple(files)) for (kind, folder, _), files in found.items()], notes
+
+
+def _series(file: Path) -> str:
+    return re.sub(r"\d+", "", file.name.partition(".")[0]) if _has_rows(file) else file.name
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        yield from (file for name in names if (file := Path(folder, name)).is_file())
+
+
+def _kind(file: Path) -> str | None:
+    """Return the kind of a file, None if it is not known."""
+    name = file.name.removesuffix(".gz")
+    if name.startswith("completions") and name.endswith(".parquet"):
+        return "trl"
+    if name.endswith(".eval"):
+        return "inspect"
+    if name == "trainer_state.json" or name.endswith(".wandb") or name.startswith("events.out.tfevents"):
+        return "metrics"
+    if name.endswith(".json") and _begins(file, b'"ATIF-v'):
+        return "atif"
+    return _kind_of_rows(file) if _has_rows(file) else None
+
+
+def _has_rows(file: Path) -> bool:
+    name = file.name.removesuffix(".gz")
+    return name.endswith((".jsonl", ".ndjson")) or (name.endswith(".json") and _begins(file, b"", start=b"["))
+
+
+def _begins(file: Path, word: bytes, start: bytes = b"") -> bool:
+    with _opened(file) as stream:
+        head = stream.read(4096)
+    return word in head and head.lstrip().startswith(start)
+
+
+def _kind_of_rows(file: Path) -> str | None:
+    for _, row in islice(rows(file, []), FIRST_ROWS):
+        if isinstance(row.get("messages"), list):
+            return "messages"
+        if _first(row, PROMPTS) is not None and isinstance(_first(row, COMPLETIONS), str | list):
+            if re.fullmatch(r"step[_-]\d+", file.parent.name):
+                return "prime-rl"
+            return "verl" if {"input", "output"} <= set(row) or file.stem.partition(".")[0].isdigit() else "verifiers"
+        texts = [
+            value for value in row.values() if isinstance(value, list) or (isinstance(value, str) and len(value) > 100)
+        ]
+        if not texts and any(map(canonical, _metrics_of(row))):
+            return "metrics"
+    return None
+
+
+def _unknown(file: Path) -> str | None:
+    """Return a line about a file with data that is not understood, None for files that are no data."""
+    if not _has_rows(file):
+        return f"{file.name}: not a known format" if file.suffix in (".csv", ".parquet", ".pkl", ".npz") else None
+    _, row = next(rows(file, []), ("", None))
+    if row is None and file.name.removesuffix(".gz").endswith(".json"):
+        return None
+    keys = f"the first row has the keys {', '.join(map(str, list(row)[:8]))}" if row else "it has no JSON objects"
+    return f"{file.name}: not understood; {keys}"
+
+
+def _opened(file: Path) -> IO[bytes]:
+    opened = open_to_read(file)
+    return gzip.GzipFile(fileobj=opened) if file.suffix == ".gz" else opened  # type: ignore[return-value]
+
+
+def rows(file: Path, notes: list[str]) -> Iterator[tuple[str, Row]]:
+    """Yield (place, object) of a file of JSON lines or a JSON list. Appends a note about what is not an object."""
+    broken = []
+    try:
+        with _opened(file) as stream:
+            lines: Iterable[Any] = stream
+            if file.name.removesuffix(".gz").endswith(".json"):
+                lines = parse_json(stream.read())
+            for number, line in enumerate(lines, 1):
+                if isinstance(line, bytes):
+                    if not line.strip():
+                        continue
+                    try:
+                        line = parse_json(line.decode("utf-8", "replace"))
+                    except ValueError:
+                        line = None
+                if isinstance(line, dict):
+                    yield f"{file.name}:{number}", line
+                else:
+                    broken.append(number)
+    except (OSError, EOFError, ValueError) as error:
+        notes.append(f"{file.name}: cannot be read to its end: {error}")
+    if broken:
+        notes.append(f"{file.name}: {len(broken)} lines are no JSON objects and were left out, first line {broken[0]}")
+
+
+def _first(row: Row, names: Iterable[str]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+# Rollouts
+
+
+def import_rollouts(source: Source, runs_dir: Path, run_id: str, notes: list[str]) -> Path:
+    """Write the rollouts of a source as a run and return its folder. Appends notes about rows that are left out.
+
+    Rollouts of files with lines are named after their place, such as `6.jsonl:31`.
+    """
+    known: dict[str, Callable[..., Path]] = {
+        "trl": partial(importers.import_trl, reward="sum"), "inspect": importers.import_inspect, "atif": import_atif
+    }  # fmt: skip
+    if source.kind not in known:
+        return write_run(_rollouts(source, notes), source.folder, runs_dir, run_id, source.kind)
+    place = source.folder if len(source.files) > 1 else source.files[0]
+    return known[source.kind](place, runs_dir, run_id=run_id)
+
+
+def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:
+    for file in source.files:
+        if source.kind == "prime-rl" and file.name.startswith("eval"):
+            notes.append(f"{file.name}: evaluations of prime-rl are not read")
+            continue
+        left_out: list[str] = []
+        for place, row in rows(file, notes):
+            try:
+                yield from _converted(row, place, file)
+            except UserError as error:
+                left_out.append(str(error))
+        if left_out:
+            notes.append(f"{file.name}: {len(left_out)} rows were left out, the first one: {left_out[0]}")
+
+
+def _converted(row: Row, place: str, file: Path) -> Iterator[Row]:
+    """Yield the rollouts of a row: one, or several if the row holds the lists of a batch."""
+    step = step_number(_step(row, file), place, "step")
+    if "messages" in row:
+        if not isinstance(row["messages"], list):
+            raise UserError(f"{place}: field 'messages' is not a list")
+        yield importers.from_messages(row, place) | {"step": step, "kept": True, "traj_id": place}
+        return
+    completion = _first(row, COMPLETIONS)
+    if isinstance(completion, list) and completion and all(isinstance(text, str) for text in completion):
+        columns = {
+            name: value for name, value in row.items() if isinstance(value, list) and len(value) == len(completion)
+        }
+        for number in range(len(completion)):
+            one = row | {name: values[number] for name, values in columns.items()}
+            yield _rollout(one, f"{place}.{number}", step)
+        return
+    yield _rollout(row, place, step)
+
+
+def _rollout(row: Row, place: str, step: int) -> Row:
+    prompt = _chat(_first(row, PROMPTS), "user", place)
+    completion = _first(row, COMPLETIONS)
+    if completion is None:
+        raise UserError(f"{place}: no completion")
+    messages = (
+        conversation_messages(completion) if isinstance(completion, str) else _chat(completion, "assistant", place)
+    )
+    questions = [message["content"] for message in prompt if message["role"] == "user"]
+    used = {*STEPS, *PROMPTS, *COMPLETIONS, *REWARDS, *TRUTHS, *ANSWERS, *PROBLEMS, "advantage", "traj_id", "run_id"}
+    parts = {**row, **row["metrics"]} if isinstance(row.get("metrics"), dict) else row
+    problem = _first(row, PROBLEMS)
+    return {
+        "traj_id": place, "step": step, "question": questions[-1] if questions else None, "messages": [*prompt, *messages],
+        "problem_id": None if problem is None else str(problem), "reward": number_or_none(_first(row, REWARDS), place, "reward"),
+        "rewards": {name: float(value) for name, value in parts.items() if name not in used and _is_number(value)},
+        "advantage": row["advantage"] if _is_number(row.get("advantage")) else None,
+        "truth": _first(row, TRUTHS), "answer": _first(row, ANSWERS), "kept": True,
+    }  # fmt: skip
+
+
+def _chat(value: Any, role: str, place: str) -> list[Row]:
+    """Return a prompt or a completion as messages."""
+    if isinstance(value, list):
+        return importers.openai_messages(value, place)
+    return [] if value is None else [{"role": role, "content": str(value)}]
+
+
+def _step(row: Row, file: Path) -> Any:
+    step = _first(row, STEPS)
+    if step is None and re.fullmatch(r"step[_-]\d+", file.parent.name):
+        step = number_in_name(file.parent)
+    return step if step is not None else number_in_name(file)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+# Metrics
+
+
+def metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, Values]]:
+    """Yield (step, {name: value}) of a file with metrics. Values that are no numbers are None; lines without a step are left out."""
+    for step, values in _metric_lines(file, notes):
+        if isinstance(step, int | float) and 0 <= step < 2**31 and step == int(step):
+            yield int(step), {name: value if _is_number(value) else None for name, value in values.items()}
+
+
+def _metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[Any, Values]]:
+    if file.name == "trainer_state.json":
+        try:
+            lines = parse_json(read_text(file, "replace"))["log_history"]
+            yield from ((line.get("step"), line) for line in lines if isinstance(line, dict))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            notes.append(f"{file.name}: no log_history can be read: {error}")
+    elif file.suffix == ".wandb":
+        yield from wandb.history(file)
+    elif file.name.startswith("events.out.tfevents"):
+        yield from tensorboard.scalars(file)
+    else:
+        counted = False
+        for number, (_, row) in enumerate(rows(file, notes), 1):
+            values, step = _metrics_of(row), _first(row, STEPS)
+            if step is None:
+                step, counted = number, True
+            yield step, values
+        if counted:
+            notes.append(f"{file.name}: rows without a step were numbered")
+
+
+def _metrics_of(row: Row) -> Values:
+    """Return the metrics of a line: those in `data`, as verl writes them, or all; nested ones under names with slashes."""
+    found: Values = {}
+    for name, value in (row["data"] if isinstance(row.get("data"), dict) else row).items():
+        if isinstance(value, dict):
+            found |= {f"{name}/{inner}": own for inner, own in value.items() if _is_number(own)}
+        else:
+            with suppress(TypeError, ValueError):
+                found[name] = float(value) if isinstance(value, str) else value if _is_number(value) else None
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,17 @@
+"""Environments fail."""
+
+from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, ended_with
+
+
+def check(log: Log) -> Evidence | None:
+    return ended_with(log, "environment_error", "ended because their environment failed")
+
+
+RULE = Rule(
+    name="environments fail",
+    reads=("rollouts.stop_reason",),
+    cause="an environment fails in its reset or in a step, so its groups lose their rollouts",
+    remedy="look at the error of the named rollouts; run the environment with a scripted policy before training",
+    source="NeMo-Gym #2552",
+    check=check,
+)
