@@ -1,6 +1,6 @@
 """Detection and false-alarm rates of `rstar-lab doctor`, measured on short runs with planted faults and on honest runs.
 
-    python -m benchmarks.doctor train FOLDER [RUN...]   # about 20 s of two cores per run; continues where it was interrupted
+    python -m benchmarks.doctor train FOLDER [RUN...]   # about 10 s of two cores per run; continues where it was interrupted
     python -m benchmarks.doctor score FOLDER            # applies the rules to these runs; writes doctor.csv, rates.json, docs/doctor.md
 
 All runs start from one SFT model of the recipe tiny_fast and train for 12 steps of 4 problems. They run one after the other in one
@@ -40,11 +40,12 @@ from rstar_lab.rl.session import RunSession
 from rstar_lab.sandbox import CallResult, Limits, LocalSandbox
 from rstar_lab.sandbox.call import Call
 
-STEPS, SEEDS = 12, (0, 1, 2, 3, 4)
-REPORTED = (1, 3, 4)  # seeds whose runs the page reports; thresholds were chosen on the runs of the others
-CHANGED_AFTER = (
-    ("honest", "one-update", 1),
-)  # runs of these seeds after which a rule was changed: they are not reported
+STEPS = 12
+# Seeds in the order in which they are made: those of honest runs and those of runs with a fault.
+ORDER = (((0, 5), (0, 5)), ((6, 7, 8), (6, 1)), ((1, 9, 2, 3, 4), (7, 2, 8, 3, 9, 4)))
+# The split was fixed before a run was made: rules and thresholds are chosen on the runs of seeds 0 to 4, and the rates that the page
+# reports are those of seeds 5 to 9, scored once.
+REPORTED = (5, 6, 7, 8, 9)
 RECIPE = "tiny_fast"
 KEYS: dict[str, Any] = {
     "processes": 1, "rl.problems_per_step": 4, "rl.group_size": 8, "rl.method.roc.rule": "none", "rl.lr": LR,
@@ -67,8 +68,26 @@ HONEST: dict[str, dict[str, Any]] = {
     "one-step-off": {
         "rl.schedule": {"type": "one_step_off"}, "rl.old_log_probs": "trainer", "rl.correction": {"type": "tis"}, "rl.mini_batches": 1,
     },
+    "dr-grpo": {"rl.method.normalise_std": False, "rl.method.aggregation": "seq-mean-token-sum-norm"},
+    "maxrl": {"rl.method.type": "maxrl"},
+    "dapo": {
+        "rl.method.clip_high": 0.28, "rl.method.add": [{"type": "overlong_buffer", "tokens": 16}, {"type": "overlong_filter"}],
+        "rl.schedule": {"type": "sync", "lockstep": True, "dynamic_sampling": 1},
+    },
+    "kl-loss": {"rl.method.kl_coefficient": 0.01},
+    "async": {
+        "rl.schedule": {"type": "async"}, "rl.old_log_probs": "trainer", "rl.correction": {"type": "tis"}, "rl.mini_batches": 1,
+    },
+    "four-updates": {"rl.mini_batches": 4},
+    "large-groups": {"rl.problems_per_step": 2, "rl.group_size": 16},
+    "small-groups": {"rl.problems_per_step": 8, "rl.group_size": 4},
+    "recipe-lr": {"rl.lr": 5e-4},
+    "warm-up": {"rl.warmup_steps": 6},
     "sft": {},
+    "sft-half-lr": {"sft.lr": 0.0014, "sft.muon_lr": 0.007},
+    "sft-adamw": {"sft.optimizer": "adamw", "sft.lr": 0.0028},
 }  # fmt: skip
+SFT_VARIANTS = ("sft", "sft-half-lr", "sft-adamw")
 
 
 @dataclass(frozen=True)
@@ -89,7 +108,7 @@ class Job:
 
     @property
     def sft(self) -> bool:
-        return self.planted.sft if self.planted else self.strength == "sft"
+        return self.planted.sft if self.planted else self.strength in SFT_VARIANTS
 
     @property
     def keys(self) -> Mapping[str, Any]:
@@ -98,18 +117,19 @@ class Job:
 
 def jobs() -> list[Job]:
     """Return all runs in the order in which they are made. First, each fault with its usual strength, seed by seed."""
-    order = []
-    variants = sorted(HONEST, key=lambda name: name == "sft")
-    faults = sorted(PLANTED.values(), key=lambda fault: fault.sft)
-    for seed in SEEDS:
-        usual = [Job(fault.name, f"{fault.usual:g}", seed) for fault in faults]
-        honest = [Job("honest", variant, seed) for variant in variants]
-        places = {job: i for i, job in enumerate(usual)} | {job: 3 * i + 2.5 for i, job in enumerate(honest)}
-        order += sorted(places, key=lambda job: places[job])
-    for seed in SEEDS:
-        for fault in faults:
-            order += [Job(fault.name, f"{strength:g}", seed) for strength in fault.strengths if strength != fault.usual]
-    return order
+    usual: list[Job] = []
+    for honest, planted in ORDER:
+        usual += [Job("honest", variant, seed) for seed in honest for variant in HONEST]
+        usual += [Job(fault.name, f"{fault.usual:g}", seed) for seed in planted for fault in PLANTED.values()]
+    others = [
+        Job(fault.name, f"{strength:g}", seed)
+        for _, seeds in ORDER
+        for seed in seeds
+        for fault in PLANTED.values()
+        for strength in fault.strengths
+        if strength != fault.usual
+    ]
+    return [*usual, *others]
 
 
 class RememberingSandbox(LocalSandbox):
@@ -238,16 +258,18 @@ def score(folder: Path) -> pd.DataFrame:
         if done.exists():
             own = {"fault": job.fault, "strength": job.strength, "seed": job.seed}
             found = _found(folder / "runs" / job.name)
+            if found is None:  # no step was made
+                continue
             rows.append(own | {"rule": "", "step": 0, "error": json.loads(done.read_text())["error"]})
             rows += [own | {"rule": rule, "step": step, "error": ""} for rule, step in sorted(found.items())]
     return pd.DataFrame(rows)
 
 
-def _found(runs: Path) -> dict[str, int]:
+def _found(runs: Path) -> dict[str, int] | None:
     try:
         logs = read_logs(runs, runs / ".import")
     except UserError:
-        return {}
+        return None
     found: dict[str, int] = {}
     for log in logs:
         for finding in diagnose([log]).findings:
@@ -277,11 +299,7 @@ def recorded() -> pd.DataFrame:
 
 def is_reported(scores: pd.DataFrame) -> pd.Series:
     """Return which rows belong to runs that the page reports."""
-    changed = pd.Series(
-        [key in CHANGED_AFTER for key in zip(scores.fault, scores.strength, scores.seed, strict=True)],
-        index=scores.index,
-    )
-    return scores.seed.isin(REPORTED) & ~changed
+    return scores.seed.isin(REPORTED)
 
 
 def interval(hits: int, n: int) -> str:
@@ -369,7 +387,7 @@ def summary(scores: pd.DataFrame) -> str:
     seeds = ", ".join(str(seed) for seed in sorted(set(scores.seed) & set(REPORTED)))
     titles = {
         "reported": f"Reported runs (seeds {seeds})",
-        "other": "Other runs, after some of which a rule was changed",
+        "other": "Runs on which rules and thresholds were chosen",
     }
     kinds, count = honest.strength.nunique(), int((honest.rule == "").sum())
     lines = [
@@ -382,7 +400,7 @@ def summary(scores: pd.DataFrame) -> str:
         hits = int(parts[name].step.notna().sum())
         lines.append(
             f"- {title}: the fault is named in {interval(hits, len(parts[name]))} runs; "
-            f"{interval(alarmed, n)} honest runs have a false alarm, {count} in all."
+            f"{interval(alarmed, n)} honest runs have a false alarm at step 12, {count} in all."
         )
     wrong = honest[is_reported(honest) & (honest.rule != "")].rule.value_counts()
     lines.append(

@@ -59,7 +59,8 @@ def conversation_messages(response: str) -> list[Row]:
     """
     messages: list[Row] = []
     position = 0
-    for match in _TOOL_RESPONSES.finditer(response):
+    # The expression tries every run of spaces, which takes long in a text without tool responses.
+    for match in _TOOL_RESPONSES.finditer(response) if "<tool_response>" in response else ():
         turn = response[position : match.start()]
         messages.append({"role": "assistant", "content": turn})
         names = [call.name for call in parse_stored_calls(turn)]

@@ -307,7 +307,8 @@ def import_inspect(
     """Import an inspect_ai log (`.eval` or JSON). Requires the extra `inspect`.
 
     The output tokens of a sample's model usage become model_tokens.
-    scorer: the scorer whose score becomes the reward. Required if the log has several scores.
+    scorer: the scorer whose score becomes the reward, or `first`. Required if the log has several scores. All scores that are numbers
+    are kept as reward columns (`Runs.rewards`).
     """
     try:
         from inspect_ai.log import read_eval_log
@@ -334,6 +335,7 @@ def import_inspect(
                 "question": sample.input if isinstance(sample.input, str) else sample.input[-1].text,
                 "messages": messages,
                 "reward": None if score is None else _score_number(score.value),
+                "rewards": {name: _score_number(one.value) for name, one in (sample.scores or {}).items()},
                 "answer": None if score is None else score.answer,
                 "truth": sample.target,
                 "calls": len(outcomes),
@@ -398,6 +400,8 @@ def _inspect_message(source: Any) -> Row:
 
 
 def _score(path: Path, scores: dict[str, Any], scorer: str | None) -> Any:
+    if scorer == "first" and "first" not in scores:
+        return scores.get(next(iter(scores), ""))
     if scorer is None and len(scores) > 1:
         raise UserError(f"{path} has the scores {', '.join(scores)}: choose one with scorer=")
     if scorer is not None and scores and scorer not in scores:

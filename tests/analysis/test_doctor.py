@@ -93,6 +93,12 @@ def some_outcomes(frame):
     frame["outcomes"] = [["sandbox_error"] if i % 5 == 0 else row for i, row in enumerate(frame.outcomes)]
 
 
+def some_truths(frame):
+    """Give each problem an answer of its own, and a third of them another true one."""
+    frame["answer"] = np.where(frame.answer == "42", frame.problem_id, frame.answer)
+    frame["truth"] = frame.problem_id + np.where(frame.problem_id.str.endswith(("1", "4", "7")), "0", "")
+
+
 LATE = lambda frame: frame.step > STEPS - 5  # noqa: E731
 FALLING = np.geomspace(1.0, 0.01, STEPS)
 PLANTED = {
@@ -119,9 +125,7 @@ PLANTED = {
     ),
     "answers in another format": column("answer", None, lambda frame: frame.reward <= 0),
     "right answers get no reward": column("answer", "$42$", lambda frame: frame["sample"] < 4),
-    "true answers look wrong": set_rollouts(
-        lambda frame: frame.__setitem__("truth", np.where(frame.problem_id.str.endswith(("1", "4", "7")), "43", "42"))
-    ),
+    "true answers look wrong": set_rollouts(some_truths),
     "wrong answers are rewarded": column("answer", "41 or 42", lambda frame: frame["sample"] < 4),
     "tools are not used": column("calls", 0, LATE),
     "most tool calls fail": column("errors", 1),

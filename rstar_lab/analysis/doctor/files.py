@@ -15,11 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow.parquet as pq
+
 from rstar_lab.analysis import importers
 from rstar_lab.analysis.doctor import tensorboard, wandb
 from rstar_lab.analysis.doctor.metric_names import canonical
 from rstar_lab.analysis.exports.atif import import_atif
 from rstar_lab.analysis.import_rows import (
+    REWARDS_FILE,
     Row,
     conversation_messages,
     number_in_name,
@@ -183,12 +186,19 @@ def import_rollouts(source: Source, runs_dir: Path, run_id: str, notes: list[str
     Rollouts of files with lines are named after their place, such as `6.jsonl:31`.
     """
     known: dict[str, Callable[..., Path]] = {
-        "trl": partial(importers.import_trl, reward="sum"), "inspect": importers.import_inspect, "atif": import_atif
-    }  # fmt: skip
+        "trl": partial(importers.import_trl, reward="sum"),
+        "inspect": partial(importers.import_inspect, scorer="first"),
+        "atif": import_atif,
+    }
     if source.kind not in known:
         return write_run(_rollouts(source, notes), source.folder, runs_dir, run_id, source.kind)
     place = source.folder if len(source.files) > 1 else source.files[0]
-    return known[source.kind](place, runs_dir, run_id=run_id)
+    run = known[source.kind](place, runs_dir, run_id=run_id)
+    parts = pq.read_schema(run / REWARDS_FILE).names[1:] if (run / REWARDS_FILE).exists() else []
+    if len(parts) > 1:
+        how = "the first score" if source.kind == "inspect" else "the sum"
+        notes.append(f"{source.folder.name}: the reward is {how} of {', '.join(parts)}")
+    return run
 
 
 def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:

@@ -6,6 +6,7 @@ A rule is one file in `rules/`. It names the columns that it reads, so that the 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +82,16 @@ class Log:
     def texts(self, steps: int = 6) -> pd.DataFrame:
         """Return the rows of the rollouts of up to `steps` steps, spread over the run, with their question, the first message
         (`prompt`), the model's own text (`own`), and the outputs of successful tool calls (`outputs`)."""
+        if steps not in self._texts:
+            self._texts[steps] = self._read_texts(steps)
+        return self._texts[steps]
+
+    @cached_property
+    def _texts(self) -> dict[int, pd.DataFrame]:
+        """The results of `texts`."""
+        return {}
+
+    def _read_texts(self, steps: int) -> pd.DataFrame:
         rows = []
         for stored in self._transcripts("question, messages", steps):
             for row in stored.to_pylist():
@@ -204,11 +215,12 @@ def groups_where(rollouts: pd.DataFrame, hit: pd.Series, what: str) -> Evidence 
     return Evidence(text, {"share": float(by.mean()), "groups": len(by)}, steps, examples(chosen), float(by.mean()))
 
 
-def ended_with(log: Log, reason: str, what: str) -> Evidence | None:
-    """Return evidence that rollouts end with a stop reason, else None."""
+def ended_with(log: Log, what: str, *reasons: str) -> Evidence | None:
+    """Return evidence that rollouts end with one of these stop reasons, else None."""
     rows = log.rollouts[log.rollouts.stop_reason.notna()]
-    hit = rows.stop_reason == reason
-    return among(rows, hit, f"rollouts {what}", above=0.003, cost=float(hit.mean())) if hit.sum() >= 3 else None
+    hit = rows.stop_reason.isin(reasons)
+    found = among(rows, hit, f"rollouts {what}", above=0.003, least=5, cost=float(hit.mean()))
+    return found if hit.sum() >= 3 else None
 
 
 def at_steps(log: Log, values: pd.Series, hit: pd.Series, text: str, *, least: int = 2, cost: float) -> Evidence | None:

@@ -4,7 +4,7 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, ended_with
 
 
 def check(log: Log) -> Evidence | None:
-    return ended_with(log, "engine_error", "ended because an engine failed")
+    return ended_with(log, "ended because an engine failed", "engine_error")
 
 
 RULE = Rule(

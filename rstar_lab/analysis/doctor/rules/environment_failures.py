@@ -4,7 +4,7 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, ended_with
 
 
 def check(log: Log) -> Evidence | None:
-    return ended_with(log, "environment_error", "ended because their environment failed")
+    return ended_with(log, "ended with an error of their environment", "environment_error", "error")
 
 
 RULE = Rule(

@@ -6,6 +6,8 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among, plain_ans
 def check(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna()]
     answers, truths = plain_answer(rows.answer), plain_answer(rows.truth)
+    if truths.nunique() < 10:  # with few possible answers, such as A to D, rollouts agree on wrong ones
+        return None
     same = answers.groupby([rows.problem_id, answers]).transform("size")
     size = answers.groupby(rows.problem_id).transform("size")
     # One row per problem: an answer that at least three rollouts and half of those of the problem give.
