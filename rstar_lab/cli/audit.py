@@ -45,6 +45,7 @@ def audit(
     changes. The exit code is 1 if a check fails. With --json, one line per check and disagreement, and at last {"reward",
     "passed", "problems", "slowest_s", "rollouts", "disagreements"}.
     """
+    from rstar_lab.analysis.judging import judged, write_disagreements
     from rstar_lab.errors import UserError
     from rstar_lab.rl.audit import CHECKS, disagreements
     from rstar_lab.rl.audit import audit as compute
@@ -56,7 +57,8 @@ def audit(
     found = compute(reward, load_problems(problems, fields=parse_fields(fields)), answer=answer, limit=limit)  # type: ignore[arg-type]
     if runs is not None:
         folder = find_run(runs, runs_dir)
-        found.rollouts, found.disagreements = disagreements(folder, reward, answer=answer)  # type: ignore[arg-type]
+        found.rollouts, agreed, found.disagreements = disagreements(folder, reward, answer=answer)  # type: ignore[arg-type]
+        write_disagreements(folder, {"reward": reward, "agreed_right": agreed, "disagreements": found.disagreements})
     for check in found.checks:
         if as_json:
             print(json.dumps(asdict(check)))
@@ -80,5 +82,16 @@ def audit(
     else:
         if runs is not None:
             print(f"{len(found.disagreements)} of {found.rollouts} stored rollouts are judged differently")
+            table = judged(folder)
+            for judgement in table.to_dict("records") if table.judged.any() else ():
+                parts = [
+                    f"{name} {judgement[name]:.1%} [{judgement[f'{name}_low']:.1%}, {judgement[f'{name}_high']:.1%}]"
+                    for name in ("precision", "recall")
+                ]
+                print(
+                    f"{judgement['grader']}: {', '.join(parts)}; {judgement['judged']} judged rollouts that only it accepts"
+                )
+            if found.disagreements and not table.judged.any():
+                print("To judge them in a notebook, with the keys y and n: rstar_lab.analysis.judge(RUN)")
         print(f"{reward}: {'passed' if found.passed else 'failed'} on {found.problems} problems")
     raise typer.Exit(0 if found.passed else 1)

@@ -14,9 +14,10 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rescore import texts_of_model
+from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward, warm_up
 from rstar_lab.rl.section import REWARDS
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.verify import AnswerFormat, same_answer
 
@@ -163,6 +164,19 @@ def audit(
     return Audit(reward, len(chosen), [result for result in results.values() if result.n], slowest)
 
 
+def require_audit(rl: RlSection, problems: Sequence[Problem]) -> None:
+    """Audit the reward of a recipe on problems. Raise UserError that names the failed checks.
+
+    problems: Those of environments, which have rewards of their own, are left out.
+    """
+    own = [problem for problem in problems if not problem.environment]
+    if failed := [check for check in audit(rl.reward, own, answer=rl.answer).checks if check.failed]:
+        named = ", ".join(f"{check.check} ({check.failed} of {check.n})" for check in failed)
+        raise UserError(
+            f"rl.reward_audit: {rl.reward} failed checks: {named}; see rstar-lab audit {rl.reward} --problems FILE"
+        )
+
+
 def _timed(score: Callable[[str, str], float], text: str, problem: Problem) -> tuple[float | None, float, str]:
     """Return (reward, seconds, error). The reward is None if the function failed."""
     started = time.monotonic()
@@ -178,15 +192,16 @@ def _timed(score: Callable[[str, str], float], text: str, problem: Problem) -> t
 
 def disagreements(
     folder: Path, reward: str, *, answer: AnswerFormat = "tagged", seed: int = 0
-) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of stored rollouts of a run, and in random order those that a reward judges differently.
+) -> tuple[int, int, list[dict[str, Any]]]:
+    """Return the numbers of stored rollouts of a run and of those that both rewards accept, and in random order those that a reward
+    judges differently.
 
     Judgements differ if one reward is above 0 and the other is not.
     """
     reader = RunReader(folder)
     score = make_reward(reward, answer)
     rows = {row["traj_id"]: row for row in reader.read("trajectories").to_pylist() if row["reward"] is not None}
-    found = []
+    found, agreed = [], 0
     for traj_id, text in texts_of_model(reader):
         stored = rows.get(traj_id)
         if stored is None:
@@ -198,4 +213,13 @@ def disagreements(
             found.append(
                 {key: stored[key] for key in keys} | {"stored": stored["reward"], "reward": value, "error": error}
             )
-    return len(rows), random.Random(seed).sample(found, len(found))
+        else:
+            agreed += value > 0
+    return len(rows), agreed, random.Random(seed).sample(found, len(found))
+
+
+def texts_of_model(source: RunReader) -> Iterator[tuple[str, str]]:
+    """Yield (traj_id, text of the model), as the agent loop passes it to the reward."""
+    for row in source.read("transcripts", ["traj_id", "messages"]).to_pylist():
+        turns = [message["content"] for message in read_messages(row["messages"]) if message["role"] == "assistant"]
+        yield row["traj_id"], "\n".join(turns)

@@ -17,6 +17,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
 from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.progress import Reporter
+from rstar_lab.rl.audit import require_audit
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
@@ -428,6 +429,8 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
     async with RunSession.open(recipe, reporter) as session:
         if stages:
             check_problem_files(session)
+            if recipe.rl.reward_audit and recipe.stages:
+                require_audit(recipe.rl, read_stage_problems(recipe, recipe.stages[0], session.excluded))
         base, after_sft = await fine_tune(session)
         models = {"base": base, "sft": after_sft} if recipe.sft else {"base": base}
         parents = {"sft": {"run": session.run_id("sft"), "step": None}}

@@ -245,7 +245,7 @@ def test_bf16_with_a_float32_engine_is_refused_before_the_sft():
 
 # Number of keys of each core section. Never increase one: a method has a file in rl/methods (CONTRIBUTING.md).
 CORE_KEYS = {
-    "Recipe": 14, "RlSection": 30, "LimitsSection": 7, "Method": 7, "Sync": 5, "OneStepOff": 2, "Async": 5,
+    "Recipe": 14, "RlSection": 31, "LimitsSection": 7, "Method": 7, "Sync": 5, "OneStepOff": 2, "Async": 5,
     "EngineSection": 12, "SandboxSection": 6, "EvaluateSection": 7, "SftSection": 20, "Stage": 7,
 }  # fmt: skip
 

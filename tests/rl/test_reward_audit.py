@@ -1,15 +1,23 @@
 """The audit of a reward: it finds the mistakes of bad rewards, and `verify` passes."""
 
+import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from rstar_lab.analysis import judge, judged
+from rstar_lab.analysis.inspector.notes import write_note
 from rstar_lab.cli import app
 from rstar_lab.errors import UserError
-from rstar_lab.rl.audit import audit, disagreements
+from rstar_lab.progress import Reporter
+from rstar_lab.rl.audit import audit, disagreements, require_audit
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.pipeline import run_recipe
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import RlSection
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs" / "tiny_fast-eval-rl"
 ANSWERS = ["1", r"\frac{1}{2}", "12", "7", "$x+1$", "0.25", r"\sqrt{2}", "no solution", "(1,2)", r"\$36", "$27+38 i$"]
@@ -81,11 +89,11 @@ def test_mistakes_of_a_reward_are_found(reward, failed):
 
 
 def test_stored_rollouts_that_are_judged_differently_are_listed():
-    count, none = disagreements(GOLDEN, "verify")
-    assert count > 0 and none == []
-    _, found = disagreements(GOLDEN, "audited:generous")
+    count, agreed, none = disagreements(GOLDEN, "verify")
+    assert 0 < agreed < count and none == []
+    _, _, found = disagreements(GOLDEN, "audited:generous")
     assert found and all(row["stored"] == 0.0 and row["reward"] == 1.0 for row in found)
-    assert disagreements(GOLDEN, "audited:generous")[1] == found, "the random order has a seed"
+    assert disagreements(GOLDEN, "audited:generous")[2] == found, "the random order has a seed"
 
 
 def test_the_command(tmp_path):
@@ -95,7 +103,8 @@ def test_the_command(tmp_path):
     done = CliRunner().invoke(app, ["audit", "verify", *arguments])
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.exit_code == 0 and lines[-1]["passed"] is True and lines[-1]["problems"] == len(PROBLEMS)
-    done = CliRunner().invoke(app, ["audit", "audited:generous", *arguments, "--runs", str(GOLDEN)])
+    run = shutil.copytree(GOLDEN, tmp_path / "runs" / GOLDEN.name)
+    done = CliRunner().invoke(app, ["audit", "audited:generous", *arguments, "--runs", str(run)])
     last = json.loads(done.stdout.splitlines()[-1])
     assert done.exit_code == 1 and last["passed"] is False and last["rollouts"] > last["disagreements"] > 0
 
@@ -103,3 +112,46 @@ def test_the_command(tmp_path):
 def test_problems_with_one_answer_cannot_be_audited():
     with pytest.raises(UserError, match="at least two different answers"):
         audit("verify", PROBLEMS[:1] * 3)
+
+
+def test_judged_disagreements_give_precision_and_recall_of_both_graders(tmp_path):
+    run = shutil.copytree(GOLDEN, tmp_path / GOLDEN.name)
+    with pytest.raises(UserError, match="has no stored audit"):
+        judged(run)
+    file = tmp_path / "p.jsonl"
+    file.write_text("\n".join(json.dumps({"question": p.question, "answer": p.answer}) for p in PROBLEMS))
+    arguments = ["audit", "audited:generous", "--problems", str(file), "--runs", str(run)]
+    assert "with the keys y and n" in CliRunner().invoke(app, arguments).output
+    stored = json.loads((run / "disagreements.json").read_text())
+    rows = stored["disagreements"]
+    shown = judge(run, 20)
+    assert shown.judging and set(shown.rows().traj_id) == {row["traj_id"] for row in rows[:20]}
+    for number, row in enumerate(rows[:20]):
+        write_note(run, row["traj_id"], "", ["right" if number < 5 else "wrong", "mine"])
+    table = judged(run).set_index("grader")
+    agreed, only = stored["agreed_right"], len(rows)
+    assert table.judged.tolist() == [0, 20] and table.accepts.tolist() == [agreed, agreed + only]
+    generous, own = table.loc["audited:generous"], table.loc["stored"]
+    assert generous.precision == pytest.approx((agreed + 0.25 * only) / (agreed + only)) and generous.recall == 1
+    assert generous.precision_low < generous.precision < generous.precision_high
+    assert own.precision == 1 and own.recall == pytest.approx(agreed / (agreed + 0.25 * only))
+    assert own.recall_low < own.recall < own.recall_high < 1
+    assert "20 judged rollouts that only it accepts" in CliRunner().invoke(app, arguments).output
+    (run / "disagreements.json").write_text("{}")
+    with pytest.raises(UserError, match="repeat the audit"):
+        judged(run)
+
+
+def test_a_run_can_require_an_audit_that_passed(tmp_path):
+    require_audit(RlSection(), PROBLEMS)
+    with pytest.raises(
+        UserError, match=r"rl\.reward_audit: audited:contains failed checks: .*hedged \(.*rstar-lab audit"
+    ):
+        require_audit(RlSection(reward="audited:contains"), PROBLEMS)
+    with pytest.raises(UserError, match=r"rl\.reward_audit"):
+        asyncio.run(
+            run_recipe(
+                load_recipe("tiny_fast", {"rl.reward": "audited:contains", "rl.reward_audit": True, "runs": str(tmp_path)}),
+                Reporter(), stages=True, evaluations=False,
+            )
+        )  # fmt: skip

@@ -152,7 +152,7 @@ class Recipe(Section):
                     "rl.schedule.type: async is not supported with engine.kind: server, which does not report the weights of "
                     "each token; set rl.schedule={type: one_step_off}"
                 )
-            for key in ("prompt", "tools", "reward", "answer", "lora", "environments"):
+            for key in ("prompt", "tools", "reward", "reward_audit", "answer", "lora", "environments"):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
         return self

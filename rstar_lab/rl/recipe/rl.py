@@ -93,6 +93,9 @@ class RlSection(Section):
     in microsoft/rStar. `tests`: 1 if the final program passes the hidden test cases of its problem, else 0 (docs/data.md).
     Or your own `module:function` of (text of the model, true answer), or one written for TRL
     (docs/own-tools.md). Cannot differ between stages."""
+    reward_audit: bool = False
+    """Try the reward on problems of the first stage before anything else, as `rstar-lab audit` does. A failed check ends the run with
+    an error. Cannot differ between stages."""
     reward_timeout_s: float = Field(60.0, gt=0)
     """Time limit of one call of your own reward function in seconds. A call that takes longer stops the run with an error.
     Default: our choice."""
