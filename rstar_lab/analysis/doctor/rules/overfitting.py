@@ -5,7 +5,7 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, change
 
 def check(log: Log) -> Evidence | None:
     held_out = log.steps.held_out.dropna()
-    if len(held_out) < 6:
+    if len(held_out) < 9:  # three in each third
         return None
     train, evaluated = change(log.steps.reward, 0.99), change(held_out, 0.99)
     if not (train[1] > 0 and train[0] > 0.05 and evaluated[2] < 0.5 * train[0]):

@@ -20,11 +20,16 @@ def _texts(log: Log) -> Evidence | None:
 
 
 def _tokens(log: Log) -> Evidence | None:
-    """Compare the beginning of the prompts with what all prompts of the first step share."""
+    """Compare the beginning of the prompts with what the prompts of the first steps share."""
     rows = log.tokens()
     rows = rows[rows.prompt_ids.map(lambda ids: ids is not None and len(ids) > 0)]
-    first = rows[rows.step == rows.step.min()]
-    shared = _shared_beginning({tuple(ids) for ids in first.prompt_ids})
+    shared: tuple[int, ...] = ()
+    early: set[tuple[int, ...]] = set()
+    for _, own in rows.groupby("step"):  # the few problems of one step can begin with the same words by chance
+        early |= {tuple(ids) for ids in own.prompt_ids}
+        if len(early) >= LEAST:
+            shared = _shared_beginning(early)
+            break
     if len(shared) < 2 or rows.step.nunique() < 3:
         return None
     other = rows.prompt_ids.map(lambda ids: tuple(ids[: len(shared)]) != shared)
@@ -32,10 +37,11 @@ def _tokens(log: Log) -> Evidence | None:
     steps = shares.index[shares > 0.9].astype(int).tolist()
     if not steps:
         return None
-    text = (
-        f"the prompts of step {steps[0]} lack the first {len(shared)} tokens, which all prompts of the first step share"
-    )
+    text = f"the prompts of step {steps[0]} lack the first {len(shared)} tokens, which all earlier prompts share"
     return Evidence(text, {}, steps, rows.traj_id[other & rows.step.isin(steps)].head(20).tolist(), 0.5)
+
+
+LEAST = 8  # different prompts from which the shared beginning is taken
 
 
 def _shared_beginning(prompts: set[tuple[int, ...]]) -> tuple[int, ...]:
