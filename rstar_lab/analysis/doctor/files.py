@@ -281,7 +281,7 @@ def _is_number(value: Any) -> bool:
 def metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, Values]]:
     """Yield (step, {name: value}) of a file with metrics. Values that are no numbers are None; lines without a step are left out."""
     for step, values in _metric_lines(file, notes):
-        if isinstance(step, int | float) and 0 <= step < 2**31 and step == int(step):
+        if _is_number(step) and 0 <= step < 2**31 and step == int(step):
             yield int(step), {name: value if _is_number(value) else None for name, value in values.items()}
 
 
