@@ -159,6 +159,11 @@ def _text_content(content: str, before: str) -> str:
     return rf"\text{{{inner}}}"
 
 
+def _as_text(text: str) -> str:
+    r"""Replace every command for upright or bold text by `\text`, also inside of others."""
+    return _replace_calls(text, rules.TEXT_COMMANDS, lambda _, inner: rf"\text{{{_as_text(inner)}}}")
+
+
 @lru_cache(4096)
 def clean(text: str) -> str:
     r"""Return an answer in normalised LaTeX, with `\text{...}` only around words."""
@@ -189,7 +194,7 @@ def clean(text: str) -> str:
     text = _COLOUR_SWITCH.sub(" ", _replace_calls(text, _COLOUR, lambda _, inner: f" {inner} "))
     for _ in range(3):  # nested commands
         text = _replace_calls(text, _BOX, lambda _, inner: f" {inner} ")
-        text = _replace_calls(text, rules.TEXT_COMMANDS, lambda _, inner: rf"\text{{{inner}}}")
+    text = _as_text(text)
     text = _ARROW.sub(lambda m: f" {m[1][0]} ", _COMMAND.sub(_synonym, text))
     text = _replace_calls(text, _TEXT, lambda match, inner: _text_content(inner, match.string[: match.start()]))
     text = re.sub(r"\\\\\s*$", "", text)
@@ -402,7 +407,8 @@ def read(text: str) -> Element:
             compact = text if _UNIT_IN_TEXT.search(text) else _compact_units(text)
             unit, text = _unit_key(match[0]) + unit, compact[: match.start()]
         elif not _TRIGONOMETRIC.search(text) and (match := _DEGREES.search(text)) and text[: match.start()].strip():
-            unit, text = "deg" + (match[1] or ""), text[: match.start()]
+            scale = match[1] or (unit if unit in ("C", "F") else "")
+            unit, text = "deg" + scale, text[: match.start()]
         elif (match := _NOUN_ORDINAL.search(text)) and not _NO_NOUN.search(match[1]):
             noun, text = noun or rules.UNITS.get(match[1], match[1]), text[: match.start()]
         elif (match := _NOUN.search(text)) and _is_noun(match[1] or match[2]):
