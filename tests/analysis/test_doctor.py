@@ -403,7 +403,7 @@ def test_what_is_understood_in_part_is_read_with_a_note(tmp_path):
         doctor(tmp_path / "sharegpt.jsonl")
 
 
-def test_rollouts_of_a_finding_are_named_by_file_and_line_and_can_be_opened(tmp_path):
+def test_rollouts_of_a_finding_are_named_by_line_and_can_be_opened(tmp_path):
     diagnosis = doctor(write_verl(tmp_path / "dump", TEXT_FAULTS["empty rollouts count as failures"]))
     (number,) = [n for n, f in enumerate(diagnosis.findings, 1) if f.rule.name == "empty rollouts count as failures"]
     assert diagnosis.findings[number - 1].evidence.trajectories[0].startswith("dump/000006/6.jsonl:")
