@@ -71,8 +71,8 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
             raise RecipeError("recipe: model `tiny` has random weights and requires an sft section")
         return (get_model(recipe.model),) * 2
     with open_run(session, "sft", "train", SFT_KEYS) as writer:
-        base, after = writer.run_dir / "base", writer.run_dir / "sft" / "model"
-        if sft_finished(writer.run_dir):
+        base, after = base_folder(recipe, writer.run_dir), writer.run_dir / "sft" / "model"
+        if sft_finished(recipe, writer.run_dir):
             writer.finish("finished")
             return base, after
         helpers = session.helpers()
@@ -130,13 +130,18 @@ def release_gpu_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def sft_finished(run_dir: Path) -> bool:
+def base_folder(recipe: Recipe, run_dir: Path) -> Path:
+    """Return the folder of the model before SFT: that of the recipe's model, or run_dir/base for `tiny`, which SFT builds."""
+    return run_dir / "base" if recipe.model == "tiny" else get_model(recipe.model).resolve()
+
+
+def sft_finished(recipe: Recipe, run_dir: Path) -> bool:
     """Return whether the SFT of this run is finished."""
-    return (run_dir / "sft" / "sft.json").exists() and (run_dir / "base").exists()
+    return (run_dir / "sft" / "sft.json").exists() and base_folder(recipe, run_dir).exists()
 
 
 async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
-    """Return the SFT conversations. Write the base model to run_dir/base, and the first traces to run_dir/traces.jsonl."""
+    """Return the SFT conversations. Write the base model `tiny` to run_dir/base, and the first traces to run_dir/traces.jsonl."""
     recipe = session.recipe
     assert recipe.sft is not None
     traces = await make_sft_traces(session)
@@ -147,7 +152,10 @@ async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
     tokens = CONTROL_TOKENS if recipe.model == "tiny" else control_tokens(load_tokenizer(recipe.model))
     conversations = read_mix(recipe.sft.conversations, seed=recipe.seed)
     dataset += [conversation.segments(tokens, renderer) for conversation in conversations]
-    make_base(recipe, dataset, run_dir / "base")
+    if recipe.model == "tiny":
+        build_base(recipe, dataset, run_dir / "base")
+    else:
+        load_tokenizer(recipe.model)  # only to raise its errors, which name the folder
     return dataset
 
 
@@ -183,13 +191,8 @@ async def make_sft_traces(session: RunSession) -> list[Trace]:
         )
 
 
-def make_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None:
-    """Create the base model in `folder`: a tiny model with random weights, or a link to the recipe's model."""
-    if recipe.model != "tiny":
-        load_tokenizer(recipe.model)  # only to raise its errors, which name the folder
-        if not folder.exists():
-            folder.symlink_to(get_model(recipe.model).resolve())
-        return
+def build_base(recipe: Recipe, dataset: Sequence[Segments], folder: Path) -> None:
+    """Write a tiny model with random weights, and a tokenizer of the conversations, to `folder`."""
     # Segments are encoded separately, so the tokenizer must not merge across their borders.
     texts = [text for segments in dataset[:4000] for text, _ in segments]
     tokenizer = train_tokenizer(texts, recipe.vocabulary, single_tokens=repeated_texts(recipe.rl.prompt.format))

@@ -21,9 +21,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def loop():
+    # A shell that starts pytest in the background ignores SIGINT.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = LoopThread("test")
     yield thread
     thread.stop()
+    signal.signal(signal.SIGINT, previous)
 
 
 def interrupt_in(seconds):
@@ -83,7 +86,7 @@ async def test_cancelled_rollouts_in_lockstep_leave_the_engine():
 SCRIPT = """
 from pathlib import Path
 from helpers.tiny_models import make_model
-from rstar_lab.blocking import LoopThread
+from rstar_lab.rl import TrainingLoop
 from rstar_lab.rl.session import read_stage_problems
 
 make_model(Path("model"))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.scripted_training import TOKENIZER, Player, problem, right, train
+from helpers.tiny_models import make_model
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import EXPECTED_GPUS
@@ -30,7 +31,7 @@ async def test_sft_runs_on_the_accelerator(tmp_path, monkeypatch):
 
     async def sft_data(session: RunSession, run_dir: Path):
         dataset = [[("a question", False), ("an answer", True)]]
-        pipeline.make_base(session.recipe, dataset, run_dir / "base")
+        pipeline.build_base(session.recipe, dataset, run_dir / "base")
         return dataset
 
     def sft(model, *arguments, **options):
@@ -44,6 +45,27 @@ async def test_sft_runs_on_the_accelerator(tmp_path, monkeypatch):
     async with RunSession.open(recipe, Reporter(True)) as session:
         await pipeline.fine_tune(session)
     assert devices == [{"meta"}]
+
+
+async def test_sft_of_a_given_model_resumes_without_a_link_to_it(tmp_path, monkeypatch):
+    interrupted = [True]
+
+    def sft(*arguments, **options):
+        if interrupted.pop():
+            raise RuntimeError("killed")
+        return {}
+
+    monkeypatch.setattr(pipeline, "sft", sft)
+    interrupted.insert(0, False)
+    model = tmp_path / "model"
+    make_model(model)
+    keys = {"name": "r", "model": str(model), "runs": str(tmp_path / "runs"), "processes": 1, "sft": SFT}
+    async with RunSession.open(parse_recipe(keys), Reporter(True)) as session:
+        with pytest.raises(RuntimeError, match="killed"):
+            await pipeline.fine_tune(session)
+        before, _ = await pipeline.fine_tune(session)
+    assert before == model.resolve() and not interrupted
+    assert not [path for path in (tmp_path / "runs" / "r-sft").rglob("*") if path.is_symlink()]
 
 
 async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):

@@ -22,7 +22,7 @@ from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.seeds import derive_seed, step_seed
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
-from rstar_lab.rl.training.update import Batch, autocast, micro_batch_loss
+from rstar_lab.rl.training.update import Batch, autocast, micro_batch_loss, prepare_update, with_cpu_precision
 from rstar_lab.runs.reader import RunReader
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
         )
     model.zero_grad()
     device = next(model.parameters()).device
+    rl = with_cpu_precision(rl, device)
+    prepare_update(model, rl)
     config = rl.loss_config
     batch = Batch.of(selection, 0, len(selection.trajectories), config.aggregation)
     generator = torch.Generator().manual_seed(derive_seed(seed, "clip_cov"))

@@ -70,13 +70,9 @@ class Learner:
         else:
             self.model.gradient_checkpointing_disable()
         self.model.train()
-        for model in filter(None, (self.model, reference)):
-            if uses_bf16(rl, self.device):
-                gpu.use_bf16_stream(model)
-        with autocast(rl, self.device):
-            path = forward_path(self.model)  # compares log-probs with those of the model, before the first rollout
-            if self.device.type == "cpu" and torch.is_autocast_enabled("cpu") and path.splits:
-                packed_attention.use_products(self.model)
+        if reference is not None and uses_bf16(rl, self.device):
+            gpu.use_bf16_stream(reference)
+        prepare_update(self.model, rl)
 
     def lead(self, ranks: Ranks, rl: RlSection) -> None:
         """Send model and optimizer to the other ranks, which take part in the updates from here on."""
@@ -223,6 +219,17 @@ def make_optimizer(model: "PreTrainedModel", rl: RlSection) -> torch.optim.AdamW
     # On a GPU, the default takes 4 bytes per parameter while it steps. On a CPU, the fused kernel rounds differently.
     fused = True if gpu.is_gpu(next(model.parameters()).device) else None
     return torch.optim.AdamW(trained, lr=rl.lr, weight_decay=rl.weight_decay, fused=fused)
+
+
+def prepare_update(model: "PreTrainedModel", rl: RlSection) -> None:
+    """Prepare a model for updates in the precision of `rl`, and compare its log-probs with those of the plain model."""
+    device = next(model.parameters()).device
+    if uses_bf16(rl, device):
+        gpu.use_bf16_stream(model)
+    with autocast(rl, device):
+        path = forward_path(model)
+        if device.type == "cpu" and torch.is_autocast_enabled("cpu") and path.splits:
+            packed_attention.use_products(model)
 
 
 def autocast(rl: RlSection, device: torch.device) -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
-from rstar_lab.rl.pipeline import SFT_KEYS, sft_data, sft_finished
+from rstar_lab.rl.pipeline import SFT_KEYS, base_folder, sft_data, sft_finished
 from rstar_lab.rl.recipe import Recipe, SftConfig
 from rstar_lab.rl.renderers.encoding import Example, encode
 from rstar_lab.rl.session import RunSession, open_run
@@ -49,7 +49,7 @@ def main(
         raise UserError("sft: the recipe has no sft section")
     session = RunSession(loaded, Reporter())
     with open_run(session, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
-        if not sft_finished(writer.run_dir):
+        if not sft_finished(loaded, writer.run_dir):
             fine_tune(loaded, loaded.sft, load_profile(profile), writer)
         writer.finish("finished")
 
@@ -60,7 +60,8 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
         raise UserError(f"verl does not support: {'; '.join(unsupported)}")
     started, run_dir = time.monotonic(), writer.run_dir
     examples, left_out = asyncio.run(read_examples(recipe, sft, run_dir))
-    check_architecture(run_dir / "base")
+    base = base_folder(recipe, run_dir)
+    check_architecture(base)
     variables = environment(profile, run_dir)
     os.environ.update(variables)  # before verl is imported
     import ray
@@ -68,7 +69,7 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
 
     from rstar_lab.rl.verl.sft_trainer import Batches, RstarSft
 
-    keys = sft_overrides(recipe, profile, run_dir / "base", run_dir, steps_of(examples, sft))
+    keys = sft_overrides(recipe, profile, base, run_dir, steps_of(examples, sft))
     config = compose(keys, "sft_trainer_engine")
     auto_set_device(config)
     hardware = profile.hardware
@@ -99,7 +100,7 @@ async def read_examples(recipe: Recipe, sft: SftConfig, run_dir: Path) -> tuple[
     """Return the local trainer's examples, and how many conversations were dropped."""
     async with RunSession.open(recipe, Reporter()) as session:
         dataset = await sft_data(session, run_dir)
-    return encode(dataset, load_tokenizer(run_dir / "base"), sft.max_tokens)
+    return encode(dataset, load_tokenizer(base_folder(recipe, run_dir)), sft.max_tokens)
 
 
 if __name__ == "__main__":
