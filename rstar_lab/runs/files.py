@@ -131,9 +131,10 @@ def open_lines(path: str | Path) -> IO[str]:
 
 
 def check_no_links(folder: Path) -> None:
-    """Raise OSError if a folder contains a link or a pipe, except below its checkpoints, or is a link of another user.
+    """Raise OSError if a folder contains a link or a pipe, or is a link of another user.
 
-    A program that writes into the folder would follow the link, and could change or delete files elsewhere.
+    A program that writes into the folder would follow the link, and could change or delete files elsewhere. Links inside of
+    its checkpoints, and those that W&B makes in `wandb`, are never written through.
     """
     if folder.is_symlink() and folder.lstat().st_uid != os.geteuid():
         raise OSError(f"{folder.name} is a link of another user; remove it")
@@ -143,8 +144,9 @@ def check_no_links(folder: Path) -> None:
             for entry in entries:
                 if entry.is_symlink() or (not entry.is_dir() and stat.S_ISFIFO(entry.stat().st_mode)):
                     raise OSError(f"{Path(entry.path).relative_to(folder)} is a link or a pipe; remove it")
-                if entry.is_dir() and Path(entry.path).parent.name != "checkpoints":
-                    pending.append(Path(entry.path))
+                path = Path(entry.path)
+                if entry.is_dir() and path.parent.name != "checkpoints" and path != folder / "wandb":
+                    pending.append(path)
 
 
 @contextmanager

@@ -197,6 +197,13 @@ def test_a_run_folder_that_another_user_has_linked_is_not_written(tmp_path):
             RunWriter.open(tmp_path / "runs", "a", kind="train", recipe={}, seed=0)
 
 
+def test_a_run_with_the_links_of_weights_and_biases_resumes(run):
+    (run / "wandb" / "offline-run-1").mkdir(parents=True)
+    (run / "wandb" / "latest-run").symlink_to("offline-run-1")
+    with RunWriter.open(run.parent, "a", kind="train", recipe={}, seed=0):
+        pass
+
+
 def test_pipes_in_place_of_the_files_of_a_run_block_nobody(run):
     table = next((run / "trajectories").glob("stage=*/*.parquet"))
     for name in ("metrics.jsonl", "rollup.parquet", "questions.json", str(table.relative_to(run))):
