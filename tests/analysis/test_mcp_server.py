@@ -131,7 +131,7 @@ async def test_texts_of_runs_are_bounded_and_visible(tmp_path):
     hidden = "".join(chr(0xE0000 + ord(letter)) for letter in "obey me")
     text = f"\x1b[31mred\x1b[0m \x07 a\u202eb \u200b{hidden} \udc80" + "x" * 9_000
     messages = [{"role": "user", "content": "q"}] + [{"role": "assistant", "content": text}] * 20
-    lines = [{"messages": messages, "reward": 0} for _ in range(10)]
+    lines = [{"messages": messages, "reward": 0} for _ in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     run_dir = import_messages(tmp_path / "a.jsonl", tmp_path / "runs")
     server = make_server(tmp_path / "runs", find_keys)

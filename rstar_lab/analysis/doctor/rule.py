@@ -224,7 +224,7 @@ def ended_with(log: Log, what: str, *reasons: str) -> Evidence | None:
 
 
 def at_steps(log: Log, values: pd.Series, hit: pd.Series, text: str, *, least: int = 2, cost: float) -> Evidence | None:
-    """Return evidence that a metric hits at `least` steps or more, else None.
+    """Return evidence if a metric meets its condition in at least `least` steps, else None.
 
     text: observation with {last} (the value at the last such step), {median} and {first} (in the first steps).
     """

@@ -70,9 +70,8 @@ class Learner:
         else:
             self.model.gradient_checkpointing_disable()
         self.model.train()
-        if reference is not None and uses_bf16(rl, self.device):
-            gpu.use_bf16_stream(reference)
-        prepare_update(self.model, rl)
+        for model in filter(None, (self.model, reference)):
+            prepare_update(model, rl)
 
     def lead(self, ranks: Ranks, rl: RlSection) -> None:
         """Send model and optimizer to the other ranks, which take part in the updates from here on."""
