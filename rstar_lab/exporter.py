@@ -26,7 +26,7 @@ from rstar_lab.runs.reader import RunReader, run_folders
 from rstar_lab.sandbox.access import check_exposure, is_loopback
 from rstar_lab.sandbox.metrics import CONTENT_TYPE
 
-# Limits of a connection that has not sent the token.
+# Limits of a connection before it sends the token.
 MAX_CONNECTIONS, MAX_HEADER_BYTES, HEADER_TIMEOUT_S = 64, 64 * 1024, 20.0
 RECENT_S = 24 * 3600.0  # finished runs older than this are not exported
 GAUGES = {

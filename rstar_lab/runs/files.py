@@ -112,7 +112,7 @@ _MAX_DEPTH = 100
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of JSON text of somebody else. Raises ValueError, also if it is nested more than 100 levels deep."""
+    """Return the value of JSON text from an untrusted source. Raises ValueError, also if it is nested more than 100 levels deep."""
     try:
         value = json.loads(text)
     except RecursionError:

@@ -35,7 +35,7 @@ class Connections:
         self._per_address: Counter[str] = Counter()
 
     def add(self, connection: "LimitedHTTPProtocol", address: str) -> bool:
-        """Count a new connection, and close an older one that has not shown the token if there are too many.
+        """Count a new connection, and close an older one without a valid token if there are too many.
 
         Returns False if the new one must be closed.
         """

@@ -8,7 +8,7 @@ from typing import Any
 from rstar_lab.tool_calls.call import Schemas
 
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
-_TEXT_ARGUMENTS = ("code", "input")  # of the code tools: text, also where no schema says so
+_TEXT_ARGUMENTS = ("code", "input")  # of the code tools: always text, even without a schema
 _LONGEST_LITERAL = 100_000
 
 
