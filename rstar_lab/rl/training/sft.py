@@ -257,8 +257,9 @@ def common_beginning(examples: Sequence[Example]) -> int:
     conversation."""
     if len(examples) < 2:
         return 0
-    shortest, longest = min(row.ids for row in examples), max(row.ids for row in examples)
-    same = next((i for i, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
+    # What the first and the last in lexicographic order share, all share.
+    first, last = min(row.ids for row in examples), max(row.ids for row in examples)
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     # The last of these tokens is left out where the next one is trained on, because its logits are needed in each row.
     return max(0, min(same, *(row.mask.index(True) - 1 for row in examples)))
 
