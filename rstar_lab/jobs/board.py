@@ -1,6 +1,7 @@
 """A table of all jobs in a notebook, with their progress and buttons: `JobBoard()`."""
 
 import asyncio
+import html
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,11 +33,35 @@ STYLE = (
     ".rl-jobs :is(th,td){text-align:left!important;padding:3px 12px 3px 6px!important;white-space:nowrap;"
     "color:light-dark(#1b2330,#e4e8ee)}"
     ".rl-jobs th{font-weight:600;border-bottom:1px solid light-dark(#dde2e9,#303844)}"
+    ".rl-jobs input{margin:0 6px 0 0;vertical-align:middle}.rl-jobs tr:has(input){cursor:pointer}"
     ".rl-jobs .rl-selected td{background:light-dark(#e3effb,#1b324b)}"
     ".rl-jobs .rl-selected td:first-child{box-shadow:inset 3px 0 light-dark(#0b5cab,#7cbcff);font-weight:600}"
     + "".join(f".rl-jobs .rl-{status}{{color:light-dark({light},{dark})}}" for status, (light, dark) in COLOURS.items())
     + "</style>"
 )
+# Browser code of the table: a click on a row, or an arrow key, selects its job. It looks for a new table itself, because events of a
+# model that starts late do not arrive.
+TABLE_JS = """export default { render({ model, el }) {
+  let shown = "";
+  const show = () => {
+    if (shown === model.get("html")) return;
+    const focused = el.contains(document.activeElement) ? document.activeElement.value : null;
+    el.innerHTML = shown = model.get("html");
+    [...el.querySelectorAll("input")].find((box) => box.value === focused)?.focus();
+  };
+  const choose = (event) => {
+    const box = event.target.closest("tr")?.querySelector("input");
+    if (!box) return;
+    model.set("selected", box.value);
+    model.save_changes();
+    box.focus();
+  };
+  el.addEventListener("click", choose);
+  el.addEventListener("change", choose);
+  const timer = setInterval(show, 200);
+  show();
+  return () => clearInterval(timer);
+} };"""
 COLUMNS = ("job", "status", "where", "phase", "step", "reward", "tool errors", "left", "last line")
 
 
@@ -65,7 +90,7 @@ class BoardRow:
 
 
 def render_table(rows: list[BoardRow], selected: str = "") -> str:
-    """Return the rows as an HTML table. selected: id of the job that is marked."""
+    """Return the rows as an HTML table. selected: id of the job that is marked; if it is given, each row has a radio button."""
     if not rows:
         return "<p>No jobs yet: <code>rstar-lab jobs submit tiny_fast</code> starts one.</p>"
     head = "".join(f"<th>{column}</th>" for column in COLUMNS)
@@ -75,6 +100,11 @@ def render_table(rows: list[BoardRow], selected: str = "") -> str:
         cells[1] = f"<b class='rl-{row.status}'>{cells[1]}</b>"
         cells[-1] = f"<span title='{cells[-1]}'>{escaped(row.line[:80])}</span>"
         mark = " class='rl-selected' aria-current='true'" if row.id == selected else ""
+        if selected:
+            checked = " checked" if row.id == selected else ""  # the value is the id itself, not the text that is shown
+            cells[0] = (
+                f"<input type='radio' name='rl-job' value='{html.escape(row.id)}' aria-label='job {cells[0]}'{checked}>{cells[0]}"
+            )
         lines.append(f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return f"{STYLE}<table class='rl-jobs'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
@@ -98,11 +128,17 @@ class BoardWidget:
     """Widgets of a JobBoard. All of them can be used with the keyboard."""
 
     def __init__(self, board: "JobBoard", inspect: Callable[[Path], Any] | None):
-        import ipywidgets as widgets  # of the extra `analysis`, which jobs do not require
+        import anywidget  # of the extra `analysis`, which jobs do not require
+        import ipywidgets as widgets
+        import traitlets
+
+        class JobTable(anywidget.AnyWidget):
+            _esm = TABLE_JS
+            html = traitlets.Unicode().tag(sync=True)
+            selected = traitlets.Unicode().tag(sync=True)  # id of the job that the buttons act on
 
         self.board, self._inspect = board, inspect
-        self.table = widgets.HTML()
-        self.selection = widgets.Dropdown(description="Job", layout=widgets.Layout(width="28em"))
+        self.table: Any = JobTable()
         self.message = widgets.HTML()
         self.output = widgets.Output()
         self.buttons = {
@@ -118,30 +154,23 @@ class BoardWidget:
         self.buttons["Stop"].on_click(lambda _: self._act(lambda job: f"{job.id}: {job.stop()}"))
         self.buttons["Resume"].on_click(lambda _: self._act(lambda job: f"{job.id} continues as {job.resume().id}"))
         self.buttons["Inspect"].on_click(lambda _: self._act(self._open))
-        self.selection.observe(lambda _: self._select(), "value")
+        self.table.observe(lambda _: self._select(), "selected")
         self._rows: list[BoardRow] = []
         self._status: dict[str, str] = {}
-        self.root = widgets.VBox(
-            [self.table, widgets.HBox([self.selection, *self.buttons.values()]), self.message, self.output]
-        )
+        self.root = widgets.VBox([self.table, widgets.HBox([*self.buttons.values()]), self.message, self.output])
 
     def show(self, rows: list[BoardRow]) -> None:
         """Show these rows. The selection stays."""
         self._rows = rows
         self._status = {row.id: row.status for row in rows}
-        ids = tuple(self._status)
-        if ids != tuple(self.selection.options):
-            selected = self.selection.value
-            self.selection.options = ids
-            self.selection.value = selected if selected in ids else (ids[0] if ids else None)
+        if self.table.selected not in self._status:
+            self.table.selected = next(iter(self._status), "")
         self._select()
 
     def _select(self) -> None:
         """Mark the row of the selected job, and enable the buttons that fit its status."""
-        table = self.board.to_html(self._rows, self.selection.value or "")
-        if table != self.table.value:
-            self.table.value = table
-        status = self._status.get(self.selection.value, "")
+        self.table.html = self.board.to_html(self._rows, self.table.selected)
+        status = self._status.get(self.table.selected, "")
         self.buttons["Logs"].disabled = not status
         self.buttons["Stop"].disabled = status not in ("running", "queued", "unknown")
         self.buttons["Resume"].disabled = status not in ("failed", "stopped", "finished")
@@ -149,7 +178,7 @@ class BoardWidget:
 
     def _act(self, action: Callable[[Job], str]) -> None:
         try:
-            self.message.value = action(attach(self.selection.value, runs_dir=self.board.runs_dir))
+            self.message.value = action(attach(self.table.selected, runs_dir=self.board.runs_dir))
         except UserError as error:
             self.message.value = f"<b>{escaped(error)}</b>"
         self.board.refresh()
@@ -173,8 +202,8 @@ class BoardWidget:
 class JobBoard:
     """All jobs of a runs folder: state, step, reward, tool errors, time left and last log line, updated every few seconds.
 
-    All jobs on one host are read with one request over one connection. Jobs that have ended are read once. The buttons
-    act on the selected job. In a notebook executed without a browser, the board is a table.
+    All jobs on one host are read with one request over one connection. Jobs that have ended are read once. A click on a row
+    selects its job, and the buttons act on it. In a notebook executed without a browser, the board is a table.
 
     runs_dir: default: the folder that `find_runs_dir` finds. inspect: function that the button Inspect calls with the
     folder of a run, such as `rstar_lab.analysis.inspect`.

@@ -219,8 +219,8 @@ from rstar_lab.rl.forms import RecipeForm
 board = JobBoard(runs, inspect=inspect)
 board
 ---
-for job in board._widget.selection.options:
-    board._widget.selection.value = job
+for job in board.rows():
+    board._widget.table.selected = job.id
     for name in ("Logs", "Inspect"):
         board._widget.buttons[name].click()
 ---

@@ -94,7 +94,7 @@ class WidgetPage:
         self.page.route(ADDRESS, lambda route: route.fulfill(body=_PAGE, content_type="text/html"))
         self.page.goto(ADDRESS)
         self.requests.clear()
-        self.page.add_style_tag(content=str(widget._css))
+        self.page.add_style_tag(content=str(getattr(widget, "_css", " ")))
         self.show(widget)
 
     def show(self, widget: Any) -> None:

@@ -64,14 +64,14 @@ def test_the_buttons_fit_the_status_of_the_selected_job(tmp_path):
     board = JobBoard(tmp_path)
     widget = BoardWidget(board, None)
     widget.show(board.rows())
-    widget.selection.value = "runs"
+    widget.table.selected = "runs"
     assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs", "Stop"]
-    widget.selection.value = "ended"
+    widget.table.selected = "ended"
     assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs", "Resume"]
     widget.buttons["Logs"].click()
     assert "an ordinary line" in widget.message.value and "event rl · done 3" in widget.message.value
-    (marked,) = re.findall(r"aria-current='true'><td>([^<]*)", widget.table.value)
-    assert marked == "ended"
+    (marked,) = re.findall(r"aria-current='true'><td><input [^>]* checked>([^<]*)", widget.table.html)
+    assert marked == "ended" and "<input" not in board.to_html()
 
 
 def test_long_lines_of_a_log_are_shortened(tmp_path):
