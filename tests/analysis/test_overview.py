@@ -137,3 +137,23 @@ def test_runs_that_start_in_the_same_second_have_a_fixed_order(tmp_path: Path, m
     for run_id in ("b", "c", "a"):
         write_run(tmp_path, run_id, steps=1, problems=1)
     assert [row.run_id for row in OverviewRows(tmp_path).read()] == ["c", "b", "a"]
+
+
+def test_evaluations_and_forks_follow_the_run_that_they_belong_to():
+    from rstar_lab.analysis.inspector.overview import _under_their_runs
+
+    rows = [
+        OverviewRow("alone", "finished", kind="evaluate", model="/elsewhere/model"),
+        OverviewRow("sft", "finished", kind="train", parent_run="base"),
+        OverviewRow("fork", "finished", kind="fork", parent_run="test"),
+        OverviewRow("test", "finished", kind="evaluate", model="/runs/rl/checkpoints/step=000002"),
+        OverviewRow("a", "finished", kind="evaluate", parent_run="b"),
+        OverviewRow("b", "finished", kind="evaluate", parent_run="a"),
+        OverviewRow("held_out", "finished", kind="evaluate", parent_run="rl"),
+        OverviewRow("rl", "finished", kind="train", parent_run="sft"),
+    ]
+    shown = _under_their_runs(rows)
+    assert [(row.run_id, row.under) for row in shown] == [
+        ("alone", ""), ("sft", ""), ("a", ""), ("b", ""), ("rl", ""), ("fork", "rl"), ("test", "rl"), ("held_out", "rl"),
+    ]  # fmt: skip
+    assert render_overview(shown).count("padding-left") == 3

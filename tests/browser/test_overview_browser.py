@@ -1,5 +1,6 @@
 """Tests of the overview of runs in JupyterLab: selection, curves, rollouts behind a point, live rows."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,13 @@ def test_overview_selects_runs_opens_rollouts_and_follows_a_run(lab: Lab, tmp_pa
         list(writing)
         page.wait("() => document.querySelector('.rl-overview tbody tr').textContent.includes('finished')")
         assert run_python(page, "print(len(shown.rows))") == "3"
+        write_run(runs, "tested", steps=1, problems=1)
+        info = json.loads((runs / "tested" / "run.json").read_text())
+        info |= {"kind": "evaluate", "parent": {"run": "roc", "step": 6}}
+        (runs / "tested" / "run.json").write_text(json.dumps(info))
+        page.wait(f"() => ({shown})().includes('▾roc,tested')")
+        page.shot("overview-evaluation")
+        page.page.get_by_role("button", name="evaluations and forks of roc: 1").click()
+        page.wait(f"() => ({shown})().includes('▸ 1roc') && !({shown})().includes('tested')")
+        page.page.get_by_label("Filter runs").fill("tested")
+        page.wait(f"() => ({shown})() === 'tested'")

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ _CSS = """
 .rl-overview td { vertical-align: middle; }
 .rl-overview svg { vertical-align: middle; margin-right: 4px; }
 .rl-overview tbody tr { cursor: pointer; }
+.rl-overview tr.rl-under td:nth-child(2) { padding-left: 28px; }
+.rl-overview .rl-fold { all: unset; cursor: pointer; margin-right: 4px; font-size: 11px; }
+.rl-overview .rl-fold[hidden] { display: none; }
+.rl-overview .rl-fold:focus-visible { outline: 2px solid currentColor; }
 .rl-overview tr.rl-chosen td { background: var(--jp-layout-color2, rgba(127, 127, 127, 0.2)); }
 """
 
@@ -59,6 +63,7 @@ COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "trained", "paren
 _POINTS, WIDTH, HEIGHT = 40, 80, 20  # size of a sparkline in pixels
 _SPEED_STEPS = 5  # the speed is the median over this number of latest steps
 _UNREADABLE = "unreadable"
+_UNDER_PARENT = ("evaluate", "fork")  # kinds of runs that are listed under the run that they belong to
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,9 @@ class OverviewRow:
         step_s: Median seconds per step of the last steps.
         series: Values over steps by metric.
         classes: What became of the rollouts: number by class, see `rollout_classes`. They add up to `trajectories`.
+        parent_run: Run that the model came from; empty if the run does not name it.
+        model: Path of the model of an evaluation.
+        under: Run under which the row is listed: evaluations and forks follow the run that they belong to.
     """
 
     run_id: str
@@ -82,11 +90,15 @@ class OverviewRow:
     series: dict[str, list[float]] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
     error: str = ""
+    kind: str = ""
+    parent_run: str = ""
+    model: str = ""
+    under: str = ""
 
     def cells(self) -> list[dict[str, str]]:
         """Return the cells in the order of COLUMNS: text, and optionally title (shown on hover) and points of a line."""
         return [
-            {"text": visible(self.run_id)},
+            {"text": visible(self.run_id)} | ({"under": self.under} if self.under else {}),
             {"text": visible(self.state), "title": visible(self.error)},
             {"text": "" if self.step is None else str(self.step)},
             {"text": "" if self.step_s is None else f"{self.step_s:.3g}"},
@@ -113,9 +125,10 @@ class OverviewRows:
         self._rows: dict[Path, tuple[tuple, OverviewRow]] = {}
 
     def read(self) -> list[OverviewRow]:
-        """Return one row per run, newest first. A damaged run has the state "unreadable" and its error.
+        """Return one row per run, newest first; evaluations and forks follow the run that they belong to.
 
-        Start times have a resolution of one second; runs of the same second are in descending order of their ids.
+        A damaged run has the state "unreadable" and its error. Start times have a resolution of one second; runs of the same
+        second are in descending order of their ids.
         """
         folders = [self.root] if (self.root / "run.json").exists() else run_folders(self.root)
         states = {folder: _state(folder) for folder in folders}
@@ -123,7 +136,32 @@ class OverviewRows:
         for folder, row in _read_rows(changed).items():
             self._rows[folder] = (states[folder], row)
         rows = [self._rows[folder][1] for folder in folders]
-        return sorted(rows, key=lambda row: (row.created, row.run_id), reverse=True)
+        return _under_their_runs(sorted(rows, key=lambda row: (row.created, row.run_id), reverse=True))
+
+
+def _under_their_runs(rows: list[OverviewRow]) -> list[OverviewRow]:
+    """Move evaluations and forks below the run that they belong to, if it is one of the rows."""
+    by_id = {row.run_id: row for row in rows}
+
+    def source(row: OverviewRow) -> OverviewRow | None:
+        names = [row.parent_run] if row.parent_run else reversed(Path(row.model).parts)
+        return next((by_id[name] for name in names if name in by_id), None) if row.kind in _UNDER_PARENT else None
+
+    def owner(row: OverviewRow) -> str:
+        found, seen = row, {row.run_id}
+        while (above := source(found)) is not None:
+            if above.run_id in seen:
+                return row.run_id  # runs that name each other
+            seen.add(above.run_id)
+            found = above
+        return found.run_id
+
+    below: dict[str, list[OverviewRow]] = {}
+    for row in rows:
+        if (above := owner(row)) != row.run_id:
+            below.setdefault(above, []).append(replace(row, under=above))
+    moved = {row.run_id for members in below.values() for row in members}
+    return [shown for row in rows if row.run_id not in moved for shown in (row, *below.get(row.run_id, ()))]
 
 
 def _state(folder: Path) -> tuple:
@@ -177,6 +215,9 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
             step=int(part.step.max()) if len(part) else None,
             trajectories=int(part.n.sum()),
             step_s=float(np.median(values["step_s"][-_SPEED_STEPS:])) if len(values["step_s"]) else None,
+            kind=str(info.get("kind") or ""),
+            parent_run=str(parent.get("run") or ""),
+            model=str((info.get("extra") or {}).get("model") or ""),
             parent=", step ".join(str(parent[key]) for key in ("run", "step") if parent.get(key) is not None),
             alerts=()
             if run_alerts is None
@@ -212,7 +253,8 @@ def _cell_html(cell: dict[str, str]) -> str:
             f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">'
             f'<polyline points="{escaped(points)}" fill="none" stroke="currentColor" stroke-width="1.3"/></svg>'
         )
-    return f"<td style='text-align:left' title=\"{escaped(cell.get('title', ''))}\">{line}{escaped(cell['text'])}</td>"
+    style = "text-align:left" + (";padding-left:28px" if cell.get("under") else "")
+    return f"<td style='{style}' title=\"{escaped(cell.get('title', ''))}\">{line}{escaped(cell['text'])}</td>"
 
 
 def render_overview(rows: list[OverviewRow]) -> str:

@@ -30,30 +30,47 @@ export default {
   render({ model, el }) {
     hideStatic(el);
     const body = h("tbody");
-    const known = new Map(); // run id -> { row, box, drawn }
+    const known = new Map(); // run id -> { row, box, fold, drawn }
+    const folded = new Set(); // ids of the runs whose evaluations and forks are hidden
     const choose = () => {
       model.set("selected", [...known].filter(([, { box }]) => box.checked).map(([id]) => id));
       model.save_changes();
     };
     const entryOf = (id) => {
       const box = h("input", { type: "checkbox", "aria-label": `show the curves of ${id}`, onchange: choose });
+      const fold = h("button", { type: "button", class: "rl-fold", onclick: (event) => {
+        event.stopPropagation();
+        if (!folded.delete(id)) folded.add(id);
+        update();
+      } });
       const row = h("tr", { onclick: (event) => event.target !== box && (box.click(), undefined) }, h("td", {}, box));
-      return { row, box, drawn: "" };
+      return { row, box, fold, drawn: "" };
     };
     const update = () => {
       const rows = model.get("table_rows");
+      const grouped = !order && !search.value;
+      const below = new Map();
+      for (const [, [{ under }]] of rows) if (under) below.set(under, (below.get(under) ?? 0) + 1);
       for (const [id, cells] of rows) {
         const entry = known.get(id) ?? entryOf(id);
         const drawn = JSON.stringify(cells);
         if (entry.drawn !== drawn) {
           entry.row.replaceChildren(entry.row.firstChild, ...cells.map(cell));
+          entry.row.children[1].prepend(entry.fold);
           entry.drawn = drawn;
         }
+        const open = !folded.has(id);
+        entry.row.classList.toggle("rl-under", grouped && Boolean(cells[0].under));
+        entry.fold.hidden = !grouped || !below.has(id);
+        entry.fold.textContent = !below.has(id) ? "" : open ? "▾" : `▸ ${below.get(id)}`;
+        entry.fold.setAttribute("aria-expanded", open);
+        entry.fold.setAttribute("aria-label", `evaluations and forks of ${id}: ${below.get(id)}`);
         known.set(id, entry);
       }
       const ids = rows.map(([id]) => id);
       for (const id of known.keys()) if (!ids.includes(id)) known.delete(id);
-      const shown = rows.filter(([, cells]) => cells.some(({ text }) => text.toLowerCase().includes(search.value.toLowerCase())));
+      const shown = rows.filter(([, cells]) => (!grouped || !folded.has(cells[0].under))
+        && cells.some(({ text }) => text.toLowerCase().includes(search.value.toLowerCase())));
       if (order) shown.sort(([, a], [, b]) => (order.down ? -1 : 1) * compare(a[order.column].text, b[order.column].text));
       const wanted = shown.map(([id]) => known.get(id).row);
       // Rows are moved only if the order changed, so that the focus stays.
