@@ -84,6 +84,11 @@ def conversation_counts(messages: list[Row]) -> Row:
     }
 
 
+def default_run_id(source: Path, kind: str) -> str:
+    """Return the id of the run of a source: the name of its file or folder, with letters that a folder's name can have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or kind
+
+
 def write_run(
     rollouts: Iterable[Row],
     source: Path,
@@ -102,7 +107,7 @@ def write_run(
 
     Raises RunStoreError if the run exists, UserError if there are no rollouts.
     """
-    run_id = run_id or re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or kind
+    run_id = run_id or default_run_id(source, kind)
     if not is_valid_name(run_id):
         raise UserError(f"run id {run_id!r} is not a valid folder's name: use letters, digits, '.', '_' and '-'")
     run_dir = Path(runs_dir) / run_id

@@ -32,7 +32,7 @@ def export(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for atif; else a .jsonl or .parquet file. Default: in out/.")
+        Path | None, typer.Option(help="New folder for atif; else a new .jsonl or .parquet file. Default: in out/.")
     ] = None,
     where: Annotated[
         str | None,

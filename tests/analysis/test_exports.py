@@ -191,6 +191,18 @@ def test_a_folder_of_documents_is_one_run(tmp_path):
     assert open_runs(import_atif(tmp_path / "joined", tmp_path / "runs")).trajectories().turns.tolist() == [7]
 
 
+def test_groups_of_two_runs_stay_apart_in_one_import(tmp_path):
+    for name in ("one", "two"):
+        export_atif(open_runs(make_run(tmp_path / "runs", name, steps=1)), tmp_path / "atif" / name)
+    run = import_atif(tmp_path / "atif", tmp_path / "runs")
+    for source in ("one", "two"):
+        expected = open_runs(tmp_path / "runs" / source).trajectories().groupby("group_id").size()
+        own = open_runs(run).trajectories().query(f"group_id.str.startswith('{source}/')").groupby("group_id").size()
+        assert own.tolist() == expected.tolist() and len(own)
+    ids = open_runs(tmp_path / "runs").trajectories().traj_id
+    assert ids.is_unique and not ids.str.startswith("None/").any()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -312,6 +324,18 @@ def test_parquet_files_have_the_same_rows(golden, tmp_path):
     assert list(read_conversations(tmp_path / "a.parquet")) == list(read_conversations(tmp_path / "a.jsonl"))
     with pytest.raises(UserError, match=r"\.jsonl or \.parquet"):
         export_sft(golden, tmp_path / "a.csv", STEP)
+
+
+def test_no_export_replaces_a_file(golden, tmp_path):
+    export_sft(golden, tmp_path / "a.jsonl", STEP)
+    before = (tmp_path / "a.jsonl").read_bytes()
+    for again in (export_sft, export_preferences):
+        with pytest.raises(UserError, match=r"a\.jsonl exists; choose another file"):
+            again(golden, tmp_path / "a.jsonl", STEP)
+    (tmp_path / "notes.md").write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.md exists"):
+        export_sft(golden, tmp_path / "notes.jsonl", STEP)
+    assert (tmp_path / "a.jsonl").read_bytes() == before and (tmp_path / "notes.md").read_text() == "mine"
 
 
 def test_parquet_files_hold_different_arguments_as_text(tmp_path):

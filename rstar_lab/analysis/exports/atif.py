@@ -16,7 +16,7 @@ from typing import Any
 
 from rstar_lab.analysis.exports.records import ARRAYS, TOKENS, Exported, Rollout, Row, read_rollouts
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.import_rows import write_run
+from rstar_lab.analysis.import_rows import default_run_id, write_run
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
@@ -227,10 +227,14 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
             raise UserError(f"{place}: not a valid ATIF document: {type(error).__name__}: {error}") from error
     sessions = {str(rollout["session"])[:150] for rollout in rollouts}
     if run_id is None and len(sessions) == 1 and all(rollout["own"] for rollout in rollouts):
-        run_id = sessions.pop()
+        run_id = min(sessions)
+    run_id = run_id or default_run_id(source, "atif")
     for rollout in rollouts:
-        if rollout["own"] and run_id != rollout["session"] and (Path(runs_dir) / str(rollout["session"])).exists():
+        session = str(rollout["session"])
+        if rollout["own"] and run_id != session and (Path(runs_dir) / session).exists():
             rollout["traj_id"] = f"{run_id}/{rollout['traj_id']}"  # ids are unique over the runs of a folder
+        if rollout["own"] and len(sessions) > 1:  # runs of the same problems have the same ids of groups
+            rollout["own"] = rollout["own"] | {"group_id": f"{session}/{rollout['own'].get('group_id')}"}
     own = all(rollout["own"] for rollout in rollouts)
     rewards = {rollout["reward_key"] for rollout in rollouts}
     vocabulary = _list_beside(source, VOCABULARY) if own else None

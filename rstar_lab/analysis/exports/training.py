@@ -33,6 +33,7 @@ _AS_TEXT = (
     "tools and arguments are JSON text, because they have different keys, which Parquet cannot hold; readers other than "
     "`rstar-lab sft` need the .jsonl file"
 )
+_WRITER = "written by `rstar-lab export`"  # in every card
 NGRAM = 13  # shared words that make a question contaminated
 _ROLE = re.compile(r"<\|im_start\|>(system|user)\n(.*?)<\|im_end\|>", re.DOTALL)
 # What opens a turn of the model, before the text with which generation starts
@@ -68,7 +69,7 @@ def export_sft(
         What was written and left out.
 
     Raises:
-        UserError: The filter selects nothing that can be written, or the file name has another ending.
+        UserError: The filter selects nothing that can be written, the file exists, or its name has another ending.
     """
     exported = Exported(Path(path))
     where = {"rewarded": True, "truncated": [False, None]} if where is None else where
@@ -108,7 +109,7 @@ def export_preferences(
         What was written and left out.
 
     Raises:
-        UserError: The filter selects no pair, or the file name has another ending.
+        UserError: The filter selects no pair, the file exists, or its name has another ending.
     """
     exported = Exported(Path(path))
     where = {"truncated": [False, None]} if where is None else where
@@ -312,6 +313,9 @@ def _write(rows: Iterator[Row], exported: Exported, where: Where, kind: str, con
     path = exported.path
     if path.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"export: {path}: data are written as .jsonl or .parquet, not {path.suffix!r}")
+    card = path.with_suffix(".md")
+    if path.exists() or (card.exists() and _WRITER not in card.read_text(encoding="utf-8", errors="replace")):
+        raise UserError(f"export: {path if path.exists() else card} exists; choose another file or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     collected = list(rows)
     if not collected:
@@ -328,7 +332,7 @@ def _write(rows: Iterator[Row], exported: Exported, where: Where, kind: str, con
     if wrong := sum("reward" in row and not (row["reward"] or 0) > 0 for row in collected):
         exported.notes.append(f"{wrong:,} rows have no reward above zero, because the filter selects them")
     columns = list(collected[0])
-    path.with_suffix(".md").write_text(_card(exported, where, kind, context, columns), encoding="utf-8")
+    card.write_text(_card(exported, where, kind, context, columns), encoding="utf-8")
     return exported
 
 
@@ -372,7 +376,7 @@ def _card(exported: Exported, where: Any, kind: str, context: _Context, columns:
     return "\n".join(
         [
             f"# {exported.path.name}", "",
-            f"{exported.written:,} rows: {kind}, written by `rstar-lab export`. Filter: `{where!r}`.", "",
+            f"{exported.written:,} rows: {kind}, {_WRITER}. Filter: `{where!r}`.", "",
             "| run | hash of its recipe |", "|---|---|", *runs, "",
             "| left out | rollouts |", "|---|---|", *left_out, "",
             *(f"Note: {note}." for note in exported.notes), "",
