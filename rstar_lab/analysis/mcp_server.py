@@ -255,10 +255,10 @@ def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]) -
     """
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.tools import Tool
     from mcp.types import ToolAnnotations
 
     tools = RunTools(runs_dir, recipe_keys)
-    server = MCPServer("rstar_lab", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     read_only = ToolAnnotations(
         read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
     )
@@ -273,8 +273,15 @@ def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]) -
 
         return call
 
-    for name in TOOLS:
-        server.tool(annotations=read_only)(answering(getattr(tools, name)))
+    def strict(tool: Tool) -> Tool:
+        """Refuse arguments that the tool does not have, such as a misspelt filter. By default they are ignored."""
+        arguments = tool.fn_metadata.arg_model
+        arguments.model_config["extra"] = "forbid"
+        arguments.model_rebuild(force=True)
+        return tool.model_copy(update={"parameters": arguments.model_json_schema(by_alias=True)})
+
+    served = [strict(Tool.from_function(answering(getattr(tools, name)), annotations=read_only)) for name in TOOLS]
+    server = MCPServer("rstar_lab", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", tools=served)
 
     @server.prompt()
     def investigate() -> str:

@@ -54,6 +54,7 @@ async def test_tools_are_read_only_and_described(server):
         tools = (await client.list_tools()).tools
         prompt = await client.get_prompt("investigate")
     assert [tool.name for tool in tools] == [*TOOLS]
+    assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
     assert all(tool.description and tool.annotations.read_only_hint for tool in tools)
     assert prompt.messages[0].content.text == SKILL.read_text()
 
@@ -113,6 +114,7 @@ async def test_numbers_are_those_of_the_analysis(server):
         ("describe_run", {"run_id": "../../../etc"}, "no run"),
         ("transcript", {"traj_id": "none"}, "no trajectory 'none'"),
         ("curves", {"run_ids": [RUN], "metrics": ["nothing"]}, "unknown metric"),
+        ("list_runs", {"kinds": "train"}, "kinds\n  Extra inputs are not permitted"),
     ],
 )
 async def test_wrong_questions_are_answered_with_the_reason(server, tool, arguments, message):
