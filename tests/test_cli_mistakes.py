@@ -52,6 +52,8 @@ MISTAKES = [
     ("run tiny --set rl.reward=nomod:x", 1, "rl.reward: nomod:x: no module nomod"),
     ("run tiny --set rl.tools=[nomod:x]", 1, "rl.tools: nomod:x: no module nomod"),
     ("run tiny --runs-dir half.yaml", 1, "--runs-dir half.yaml: half.yaml is a file; give a folder"),
+    ("preflight tiny --profile nosuch", 1, "no profile 'nosuch'; choose one of h100x8, laptop"),
+    ("preflight tny", 1, "did you mean tiny?"),
     ("preflight tiny --set seed", 1, "--set seed: give key=value"),
     # models, without a network
     ("run tiny_fast --set model=missing --set sft=null", 1, "model folder missing does not exist: give a folder"),

@@ -119,7 +119,10 @@ def run_preflight(
     dry_run: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Print the findings as a table, or as one JSON object per line. Returns 1 after a failure, with `strict` also after a skip."""
+    """Print the findings as a table, or as one JSON object per line. Returns 1 after a failure, with `strict` also after a skip.
+
+    Raises UserError for a recipe or a profile that cannot be read. With `as_json`, this is a finding.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -128,6 +131,8 @@ def run_preflight(
     counts = dict.fromkeys(Status, 0)
     for finding in preflight(recipe, profile, overrides, trainer, dry_run):
         counts[finding.status] += 1
+        if finding.status == Status.FAIL and finding.check in ("recipe", "profile") and not as_json:
+            raise UserError(finding.message)
         if as_json:
             row = {"check": finding.check, "status": str(finding.status), "message": finding.message}
             print(json.dumps(row | ({"numbers": finding.numbers} if finding.numbers else {})), flush=True)
