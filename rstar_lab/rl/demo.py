@@ -30,7 +30,7 @@ NOTEBOOK = resource_folder("notebooks") / "00_quickstart.ipynb"
 async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str | None = None) -> dict[str, Any]:
     """Train, evaluate and write the report. Return the last line of `demo --json`.
 
-    If the demo is already finished, return its stored result.
+    If the demo is already finished with the same settings, return its stored result.
 
     Args:
         recipe: Recipe with an `sft` section and stages.
@@ -40,7 +40,7 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
             one rollout each. If they cannot be read, this part is left out and the reason is printed.
     """
     stored = recipe.runs / ".demo" / f"{recipe.name}.json"
-    settings = recipe.model_dump(mode="json", exclude={"runs"})
+    settings = recipe.model_dump(mode="json", exclude={"runs"}) | {"transfer": transfer}
     if stored.exists():
         saved = json.loads(stored.read_text())
         outputs = [Path(saved["result"][key]) for key in ("report", "run", "model_sft", "model_rl")]

@@ -1,0 +1,31 @@
+"""`run_demo` returns a stored result only for the settings with which it was made."""
+
+import asyncio
+
+import pytest
+
+from rstar_lab.progress import Reporter
+from rstar_lab.rl import demo
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.runs.files import write_json
+
+
+class Started(Exception):
+    """The demo starts to train instead of returning the stored result."""
+
+
+def test_other_transfer_problems_are_other_settings(tmp_path, monkeypatch):
+    def start(*_):
+        raise Started
+
+    monkeypatch.setattr(demo.RunSession, "open", start)
+    recipe = load_recipe("tiny_fast", {"runs": str(tmp_path / "runs")})
+    settings = recipe.model_dump(mode="json", exclude={"runs"}) | {"transfer": "first.jsonl"}
+    result = {key: str(tmp_path) for key in ("report", "run", "model_sft", "model_rl")}
+    result |= {f"pass1_{name}": [0.1, 0.0, 0.2] for name in ("base", "sft", "rl")}
+    result |= {"error_rate_correct_sft": None, "error_rate_correct_rl": None, "seconds": 1.0, "peak_memory_gb": 1.0}
+    (recipe.runs / ".demo").mkdir(parents=True)
+    write_json(recipe.runs / ".demo" / f"{recipe.name}.json", {"recipe": settings, "result": result})
+    assert asyncio.run(demo.run_demo(recipe, tmp_path, Reporter(True), "first.jsonl")) == result
+    with pytest.raises(Started):
+        asyncio.run(demo.run_demo(recipe, tmp_path, Reporter(True), "second.jsonl"))
