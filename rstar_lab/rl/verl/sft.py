@@ -25,7 +25,6 @@ from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy
 from rstar_lab.rl.verl.adapters import export_merged
-from rstar_lab.rl.verl.checkpoints import write_stored_dtype
 from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
 from rstar_lab.rl.verl.resume import checkpoint_folder
 from rstar_lab.rl.verl.train import environment, own_ray, run
@@ -63,10 +62,11 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
     base = base_folder(recipe, run_dir)
     check_architecture(base)
     variables = environment(profile, run_dir)
-    os.environ.update(variables)  # before verl is imported
+    os.environ.update(variables)  # before verl is imported: it selects its platform then
     import ray
     from verl.utils.device import auto_set_device
 
+    from rstar_lab.rl.verl.checkpoints import write_stored_dtype
     from rstar_lab.rl.verl.sft_trainer import Batches, RstarSft
 
     keys = sft_overrides(recipe, profile, base, run_dir, steps_of(examples, sft))

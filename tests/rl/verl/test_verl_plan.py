@@ -424,3 +424,9 @@ def test_a_measured_peak_has_one_name_under_both_trainers():
     assert _peak_memory({"actor/perf/max_memory_allocated_gb": 40.0}) == {
         "update_gpu_gb": pytest.approx(42.95, abs=0.01)
     }
+
+
+def test_the_commands_of_a_job_choose_the_platform_before_verl_does():
+    """verl selects its platform when it is imported, from variables that these modules set."""
+    script = "import sys, rstar_lab.rl.verl.sft, rstar_lab.rl.verl.train; sys.exit('verl' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
