@@ -100,10 +100,16 @@ def _vllm_server(folder: Path, log: Path) -> Iterator[str]:
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_WAIT_POLICY": "passive"}
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    import httpx
+
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(url, process, log)
         yield url
+    except httpx.HTTPStatusError as error:
+        raise UserError(
+            f"bench rollout: the vLLM server: {error}; its log ends with {log.read_text()[-1500:]}"
+        ) from error
     finally:
         process.terminate()
         try:

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -343,6 +344,7 @@ def trl_steps(python: Path, folder: Path, model: Path, task: Task) -> Steps:
     environment = os.environ | {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment, cwd=folder)
     if done.returncode:
-        raise UserError(f"bench trainer: TRL failed: {done.stderr.strip().splitlines()[-1]}")
+        killed = "it was killed, perhaps for lack of memory" if done.returncode == -signal.SIGKILL else None
+        raise UserError(f"bench trainer: TRL failed: {killed or done.stderr.strip().splitlines()[-1]}")
     result = json.loads(done.stdout.strip().splitlines()[-1])
     return Steps(result["times"][WARM_UP:], result["calls"], result["tokens"], result["peak_gb"])
