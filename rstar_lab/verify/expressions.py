@@ -35,6 +35,10 @@ _INDEX = re.compile(r"_\{?i(?![a-z])|\\(?:vec|hat|mathbf|text)\s*\{\s*i\s*\}|\\s
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 _LG = re.compile(r"\\lg(?![a-z])")
+# Names that the parser takes for a constant or a function: the number e, the imaginary unit, the gamma function.
+_NAMES = re.compile(
+    r"\\text\{[^{}]*\}|(\\[gG]amma)(?![A-Za-z])(?!\s*\()(?:_\{(\w+)\})?|\\[A-Za-z]+|([eE])_\{(\w+)\}|(I)(?:_\{(\w+)\})?"
+)
 
 logging.disable(logging.CRITICAL)
 
@@ -47,16 +51,24 @@ class _Parser(latex2sympy2._Latex2Sympy):
         return sympy.Rational(value.number.numerator, value.number.denominator) if value else super().parse_number(text)
 
 
+def _as_symbol(match: re.Match[str]) -> str:
+    parts = [part.lstrip("\\") for part in match.groups() if part]
+    return rf"\Upsilon_{{{''.join(reversed(parts))}}}" if parts else match[0]
+
+
 @lru_cache(256)
-def parse(latex: str, lowercase: bool, index: bool) -> Any:
-    """Return the sympy object of a formula. Raises an error of any kind if the complete text is not a formula."""
+def parse(latex: str, lowercase: bool, index: bool, current: bool = True) -> Any:
+    """Return the sympy object of a formula. Raises an error of any kind if the complete text is not a formula.
+
+    index: `i` is an index, not the imaginary unit. current: `I` is a name, not the imaginary unit.
+    """
     latex = _LG.sub(r"\\log_{10}", latex)
     if _TRIGONOMETRIC.search(latex):
         latex = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", latex)
     latex = re.sub(r"\\(min|max|gcd)\s*\\\{(.*?)\\\}", r"\\\1(\2)", latex)
     latex = re.sub(r"\\text\{\s*([A-Za-z])\s*\}", r"\1", latex)
     latex = re.sub(r"_\{\s*\\(?:text\s*\{\s*(\w+)\s*\}|([a-z]+)\s*)\s*\}", r"_{\1\2}", latex)
-    latex = re.sub(r"(?<![A-Za-z\\])([eE])\s*_\s*\{(\w+)\}", r"\\Upsilon_{\2\1}", latex)  # not the number e
+    latex = _NAMES.sub(lambda match: match[0] if match[0] == "I" and not current else _as_symbol(match), latex)
     latex = re.sub(r"\\hbar(?![a-z])", r"h_{bar}", latex)
     config = latex2sympy2.ConversionConfig(lowercase_symbols=lowercase)
     parser = _Parser(is_real=True, config=config)
@@ -82,8 +94,10 @@ def equal(first: str, second: str) -> bool:
     )
     clash = greek or any(letter.isupper() and letter.lower() in found for found in letters for letter in found)
     index = bool(_INDEX.search(first) or _INDEX.search(second))
+    units = [found & {"i", "I"} for found in letters]
+    current = sorted(map(sorted, units)) != [["I"], ["i"]]  # `3+4I` is `3+4i`
     try:
-        left, right = (parse(text, not clash, index) for text in (first, second))
+        left, right = (parse(text, not clash, index, current) for text in (first, second))
     except RecursionError:
         raise
     except Exception:  # the parser raises errors of many kinds for what is not a formula
@@ -305,7 +319,7 @@ def _symbolic_equal(left: sympy.Expr, right: sympy.Expr) -> bool:
     agreed = 0
     if not bounded:
         for values in _assignments(left, right):
-            ours, theirs = _number(left, values), _number(right, values)
+            ours, theirs = (_number(_real_roots(value.subs(values)), {}) for value in (left, right))
             if ours is None or theirs is None:
                 continue
             if ours.is_real and theirs.is_real:

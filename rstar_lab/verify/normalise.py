@@ -92,13 +92,22 @@ _POWER_CALL = re.compile(r"\^\s*(?=\()")
 _SLASH_FRACTION = re.compile(r"\^\{(\d+)\}\s*/\s*_\{(\d+)\}")
 _BARE_FUNCTION = re.compile(
     rf"(?<![\\A-Za-z])(?:({'|'.join(sorted(rules.FUNCTIONS, key=len, reverse=True))})(?![A-Za-z])"
-    r"|(?:max|min|lim|det)(?=\s*(?:\(|\\?\{)))"
+    r"|sec(?![A-Za-z])(?=\s*[\\({^A-Za-z0-9])|(?:max|min|lim|det)(?=\s*(?:\(|\\?\{)))"
 )
 _BARE_SYMBOL = re.compile(rf"(?<![\\A-Za-z])({'|'.join(rules.SYMBOLS)})(?![A-Za-z])")
 _TEXT = re.compile(r"\\text(?=\{)")
+_FONT = re.compile(
+    r"(\\(?:math[a-z]{2,4}|boldsymbol|bm|vec|hat|bar|d?dot))(?:\s+([A-Za-z])(?![A-Za-z])|\s*(\\[a-z]+)(?![A-Za-z{]))"
+)
+_PRIMES = re.compile(r"\^\s*\{?\s*((?:\\prime\s*)+)\}?")
+_MORNING = re.compile(r"(?<=\d)(\s*)([ap])\.\s?m\.?(?![A-Za-z])", re.IGNORECASE)
+_BASE_NAME = re.compile(r"^((?=\w*\d\w*_|[A-F]{2})[0-9A-Fa-f]+)_(\d{2}|[a-z]{3,})$")
+_BUILDER_COLON = re.compile(r"(\\\{[^:|{}]*):")
+_CIS = re.compile(r"(?:\\text\{\s*cis\s*\}|\\?(?<![A-Za-z])cis(?![A-Za-z]))\s*(.+)$")
 _PREFIX = re.compile(
     r"^\W*(?:(?:the|my|our|so|thus|hence|therefore)\s+)*(?:final\s+|correct\s+)?(?:answer|result|solution)\s*(?:is|are|=|:)\s*:?\s*"
-    r"|^\s*(?:所以|因此|故)?[,，]?\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*|^\s*(?:一?共|总共|大?约|等于)\s*(?=[\d\\$-])",
+    r"|^\s*(?:所以|因此|故)?[,，]?\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*|^\s*(?:一?共|总共|大?约|等于)\s*(?=[\d\\$-])"
+    r"|^\s*\\?(?:therefore|so|thus|hence)(?![a-z]),?\s*(?=[\d\\$(-]|[a-z]\s*=)",
     re.IGNORECASE,
 )
 _AFTER_NUMBER = re.compile(r"(?:[\d})/]|\}\s*\\cdot)(?:\s|~|\\[,;: ])*$")
@@ -194,7 +203,8 @@ def clean(text: str) -> str:
     text = _COLOUR_SWITCH.sub(" ", _replace_calls(text, _COLOUR, lambda _, inner: f" {inner} "))
     for _ in range(3):  # nested commands
         text = _replace_calls(text, _BOX, lambda _, inner: f" {inner} ")
-    text = _as_text(text)
+    text = _as_text(_FONT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text))
+    text = _PRIMES.sub(lambda m: "'" * m[1].count("p"), text)
     text = _ARROW.sub(lambda m: f" {m[1][0]} ", _COMMAND.sub(_synonym, text))
     text = _replace_calls(text, _TEXT, lambda match, inner: _text_content(inner, match.string[: match.start()]))
     text = re.sub(r"\\\\\s*$", "", text)
@@ -203,7 +213,11 @@ def clean(text: str) -> str:
     text = re.sub(r"^'(.+)'$|^[【「『《](.+)[】」』》]$", lambda m: m[1] or m[2], text)
     text = _OPTION.sub(r"\1", _PREFIX.sub("", text)).removeprefix("=").strip()
     text = re.sub(r"^([A-Z])\)$", r"\1", text)
-    text = re.sub(r"\\\{\s*\\\}", r"\\emptyset ", text)
+    if _CHOICES.fullmatch(text):
+        text = re.sub(r"and|&", ",", text)
+    text = re.sub(r"\\\{\s*\\\}|^\{\s*\}$", r"\\emptyset ", text)
+    text = _MORNING.sub(r"\1\2m", _BASE_NAME.sub(r"\1_{\2}", _BUILDER_COLON.sub(r"\1|", text)))
+    text = _CIS.sub(r"e^{i(\1)}", text)
     text = _MULTIPLIER.sub(lambda m: " " + rules.MULTIPLIERS[m[1]], text)
     text = _MULTIPLIER_IN_TEXT.sub(lambda m: rf" {rules.MULTIPLIERS[m[1]]}\text{{{m[2]}}}", text)
     text = _CJK_MULTIPLIER.sub(lambda m: rf" \times 10^{{{rules.CJK_MULTIPLIERS[m[1]]}}} ", text)
@@ -309,12 +323,12 @@ _UNIT_TEXT = re.compile(rf"\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?")
 _UNIT_IN_TEXT = re.compile(
     rf"(?:\s*(?:/|\\cdot|\*)?\s*\\text\{{\s*\(?(?:in\s+)?/?\s*(?:{_UNIT_CHAIN})\.?\)?\s*\}}{_POWERS}){{1,4}}$"
 )
-_LONG_FACTOR = _UNIT_FACTOR.replace(_UNIT_NAMES, _LONG_UNITS)
+_LONG_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s*(?:{_UNIT_NAMES})|{_LONG_UNITS})(?![A-Za-z]){_POWERS}"
 _PLAIN_UNIT = re.compile(
-    rf"(?:(?<=[\d}})\]])\s*|(?<=\\pi)\s+)(?:{_LONG_FACTOR}(?:\s*(?:/|per|\\cdot)\s*{_UNIT_FACTOR})*"
-    rf"|[msghLNJWVAKCF](?=\s*/){_POWERS}\s*/\s*{_UNIT_FACTOR})\.?$"
+    rf"(?:(?<=[\d}})\]])\s*/?\s*|(?<=\\pi)\s+)(?:{_LONG_FACTOR}(?:\s*(?:/|per|\\cdot|\s)\s*{_UNIT_FACTOR})*"
+    rf"|[msghLNJWVAKCF](?=\s*/){_POWERS}\s*/\s*{_UNIT_FACTOR}|[mJ]\s*(?:\\cdot)?\s*s\^\{{-\d\}}|N\s*(?:\\cdot)?\s*m)\.?$"
 )
-_SINGLE_UNIT = re.compile(r"(?<=[\d})])\s*([mgshLNJWVAKCF])$")
+_SINGLE_UNIT = re.compile(r"(?<=[\d})])\s*([mgshLNJWVAKCF])(?:\^\{(\d)\})?$")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*(?:\\text\{\s*)?([CF](?![A-Za-z]))?\s*\}?$|\s*\\circ$")
 _NOUN = re.compile(
@@ -430,7 +444,9 @@ def with_single_unit(element: Element) -> Element:
     """Return `5 m` as 5 with the unit m. A letter after a number can be a variable, so that `read` keeps it."""
     match = _SINGLE_UNIT.search(element.text)
     return (
-        replace(element, text=element.text[: match.start()], unit=match[1]) if match and not element.unit else element
+        replace(element, text=element.text[: match.start()], unit=match[1] + (match[2] or ""))
+        if match and not element.unit
+        else element
     )
 
 

@@ -14,7 +14,7 @@ UNION = re.compile(r"\\cup(?![a-z])")
 PLUS_MINUS = re.compile(r"\\pm(?![a-z])")
 _NAME = re.compile(
     r"(?:\\(?:angle|triangle|operatorname|text|overline|vec|bar|hat|mathbb|mathcal)\s*)?[\\A-Za-z|{}\s]*"
-    r"(?:_\{[^{}]*\}|'|\\prime)*(?:\s*\([^()+*/<>=]*\))?(?:\^\{(?:-1|\\prime)\})?"
+    r"(?:_\{[^{}]*\}|'|\\prime)*(?:\^\{-1\})?(?:\s*\([^()+*/<>=]*\))?(?:\^\{(?:-1|\\prime)\})?"
 )
 _TUPLE_NAME = re.compile(r"\(\s*\w+(?:_\{\w+\})?(?:\s*,\s*\w+(?:_\{\w+\})?)*\s*\)")
 _MEMBER = re.compile(
@@ -28,6 +28,7 @@ _CONDITION = re.compile(
     r"\s*,?\s*&?\s*,?\s*(?:\\text\{\s*,?\s*(?:if|for|when|where)\s*\}|\b(?:if|for|when|where)\b)\s*&?\s*"
 )
 _UNEQUAL = re.compile(r"^(\\?[A-Za-z]+)\s*\\neq\s*(.+)$")
+_ABSOLUTE = re.compile(r"^\|\s*(\\?[A-Za-z]+)\s*\|\s*(\\leq|<=|<)([^<>|]+)$")
 GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+")
 
 
@@ -117,15 +118,21 @@ def hundredth(element: Element) -> Element:
     return Element(rf"\frac{{{element.text}}}{{100}}", prose=element.prose)
 
 
+def sign_may_be_missing(element: Element) -> bool:
+    """Return whether a percentage is also written without its sign: 50, but not 0.5, which is 50%."""
+    value = plain_value(element.text)
+    return value is None or abs(value.number) >= 1
+
+
 def named_value(text: str) -> str:
     """Return the value of `name = value`, or the text."""
     parts = split_top(text, EQUALS)
     return parts[1].strip() if len(parts) == 2 and is_name(parts[0]) else text
 
 
-def without_name(text: str) -> str:
-    r"""Return the value of `name = value` if the name contains a word, such as `\text{Re}(z) = 1`; else the text."""
-    return named_value(text) if read(text).prose else text
+def without_name(text: str, other: str) -> str:
+    r"""Return the value of `name = value` if a word is in it, such as `\text{Re}(z) = 1`, or is the other answer."""
+    return named_value(text) if read(text).prose or is_word(other) else text
 
 
 def is_name(text: str) -> bool:
@@ -178,6 +185,8 @@ def strip_membership(text: str) -> str:
         condition = match[2]
         if is_inequality(condition) and inequality_name(condition) == match[1]:
             return condition
+    if match := _ABSOLUTE.match(text):
+        return f"-({match[3]}){match[2]} {match[1]}{match[2]} {match[3]}"
     return _MEMBER.sub("", text)
 
 

@@ -20,6 +20,7 @@ UNICODE = str.maketrans(
         "⩾": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "≡": r"\equiv ", "∈": r"\in ", "∉": r"\notin ", "∪": r"\cup ",
         "∩": r"\cap ", "∖": r"\setminus ", "⊂": r"\subset ", "∅": r"\emptyset ", "⌀": r"\emptyset ", "∞": r"\infty ",
         "±": r"\pm ", "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "…": r"\ldots ", "⋯": r"\ldots ", "∠": r"\angle ",
+        "∴": r"\therefore ",
         "△": r"\triangle ", "→": r"\to ", "⇒": r"\Rightarrow ", "⟨": r"\langle ", "〈": r"\langle ", "⟩": r"\rangle ",
         "〉": r"\rangle ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
         "ℂ": r"\mathbb{C}", "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
@@ -61,11 +62,11 @@ SYNONYMS = {
     "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "colon": ":", "ast": "*", "lt": "<", "gt": ">", "land": "and ",
     "backslash": "setminus", "jmath": "j", "smallsetminus": "setminus", "rightarrow": "to", "implies": "Rightarrow", "degree": "circ",
     "textdegree": "circ", "imath": "i", "euro": "€", "pounds": "£", "texteuro": "€", "textdollar": "$", "dollar": "$",
-    "iff": "Leftrightarrow", "bigcup": "cup",
+    "iff": "Leftrightarrow", "bigcup": "cup", "varepsilon": "epsilon", "varphi": "phi", "vartheta": "theta",
 }  # fmt: skip
 
 # Names that models write without a backslash. `normalise` adds max, min, lim and det before a bracket: min is also a unit.
-_FUNCTIONS = """arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc log ln lg exp sqrt gcd lcm"""
+_FUNCTIONS = """arcsin arccos arctan sinh cosh tanh sin cos tan cot csc log ln lg exp sqrt gcd lcm"""
 FUNCTIONS = tuple(_FUNCTIONS.split())
 SYMBOLS = {
     "pi": r"\pi ",
@@ -92,7 +93,7 @@ _UNITS = {
     "s": "sec secs second 秒", "min": "mins minute 分钟", "h": "hr hrs hour 小时", "day": "days 天", "week": "weeks",
     "month": "months", "year": "yr yrs years 年", "deg": "degree 度", "L": "liter litre l 升", "mL": "milliliter ml",
     "gal": "gallon", "mi/h": "mph", "km/h": "kmh kph kmph", "Hz": "hertz", "kHz": "", "MHz": "", "N": "newton", "J": "joule", "kJ": "",
-    "W": "watt", "kW": "", "V": "volt", "A": "amp ampere", "K": "kelvin", "C": "", "F": "", "Pa": "pascal", "kPa": "",
+    "W": "watt", "kW": "", "V": "volt", "A": "amp ampere", "K": "kelvin", "C": "celsius", "F": "fahrenheit", "Pa": "pascal", "kPa": "",
     "mol": "mole", "rad": "radian", "eV": "", "ohm": "", "kohm": "", "Å": "angstrom",
     "acre": "", "rpm": "", "atm": "", "cc": "", "bit": "", "byte": "",
     "unit": "", "rev": "revolution", "erg": "", "pc": "parsec", "kpc": "", "AU": "", "Gyr": "",
@@ -109,10 +110,10 @@ for _name, _spellings in _UNITS.items():
 _NOT_UNITS = """is are was were be not no or and but if when where then than so as at about approx approximately around maybe perhaps
 possibly probably mod modulo base wrong incorrect false right correct true never always fails fail failed does rather
 instead either neither both nor without except unless more less fewer greater least most plus minus times over am pm
-east west north south left up down even odd prime negative positive undefined none because since for all any only
+east west north south left up down too even odd prime negative positive undefined none because since for all any only
 remainder r can could may might should would exactly otherwise between through until versus vs half halves third
 thirds fourth fourths quarter quarters fifth fifths sixth sixths seventh eighth eighths ninth tenth tenths hundredth
-hundredths thousandth thousandths squared cubed factorial below above ago choose"""
+hundredths thousandth thousandths squared cubed factorial below above ago choose doubled tripled halved"""
 NOT_UNITS = frozenset(_NOT_UNITS.split())
 # Words that do not start a noun after a number, as in `3 of the cases`.
 PREPOSITIONS = frozenset(("of", "in", "to", "the", "with", "by", "from", "on", "into", "out"))
@@ -133,7 +134,16 @@ ALIASES = {
 _NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
 eighteen nineteen twenty"""
 NUMBER_WORDS = {name: str(value) for value, name in enumerate(_NUMBER_WORDS.split())}
-NUMBER_WORDS |= {"thirty": "30", "forty": "40", "fifty": "50", "onehalf": "\\frac{1}{2}", "onethird": "\\frac{1}{3}"}
+NUMBER_WORDS |= {
+    "thirty": "30",
+    "forty": "40",
+    "fifty": "50",
+    "dozen": "12",
+    "onedozen": "12",
+    "halfdozen": "6",
+    "onehalf": "\\frac{1}{2}",
+    "onethird": "\\frac{1}{3}",
+}
 ALL_REALS = frozenset(
     ("allrealnumber", "allreal", "allreals", "allrealx", "realnumber")
 )  # as `normalise.words` writes them

@@ -46,6 +46,7 @@ from rstar_lab.verify.parts import (
     named_value,
     plus_minus,
     same_name,
+    sign_may_be_missing,
     strip_membership,
     unwrap,
     without_derivative,
@@ -63,17 +64,18 @@ _ANY_RELATION = re.compile(
     r"\\(?:leq|geq|neq|approx|equiv|to|Rightarrow|Leftrightarrow|subset|notin|lor)(?![a-z])|[<>=?]"
 )
 _OPAQUE = re.compile(r"\\ldots|\\underbrace|\\overbrace|\\begin\{(?:cases|aligned|array|align)|\?|!!|\\\\|'")
-_BASE = re.compile(r"\(?\s*([0-9A-Fa-f]+)\s*\)?\s*_\s*\{?\s*(?:\\text\s*\{)?\s*(\d+|[a-z]+)\s*\}?\}?")
+_BASE = re.compile(r"\(?\s*([0-9A-Fa-f]+)\s*\)?\s*_\s*\{?\s*(?:\\text\s*\{)?\s*\(?(\d+|[a-z]+)\)?\s*\}?\}?")
 _CONGRUENCE = re.compile(
     r"^(?:.*?(?:\\equiv|=)\s*)?(.+?)\s*\(?\s*(?:\\pmod\s*\{?|\\(?:b?mod)\s*|\\text\{\s*\(?mod\s*\}\s*|\\?(?<![A-Za-z])mod\s*)\s*\{?\s*(\d+)\s*\}?\s*\)?$"
 )
 _TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?)?\s*\}?", re.IGNORECASE)
 _RATIO = re.compile(r"\s*[^:,()\[\]]+(?::[^:,()\[\]]+)+")
-_REMAINDER = re.compile(r"(\d+)\s*(?:R|r|\\text\{\s*[Rr](?:emainder)?\s*\})\s*(\d+)")
+_REMAINDER = re.compile(r"(\d+)\s*(?:\\text\{)?\s*[Rr](?:emainder)?\s*\}?\s*(\d+)")
 _LETTERS = re.compile(r"[A-Za-z]{2,}|\([A-Za-z]\)|\\text\{[^{}]*\}|(?:[A-Za-z]\s*)+")
 _CHOICE = re.compile(
     r"^(?:\\text\{\s*\(?([A-E])\)?\s*\}|\(([A-E])\)|([A-E])(?=[:.)]\s))\s*[:.)]?\s*(?![,;&]|\(?[A-E]\)?$|.*\([A-E]\))(?=\S)(.+)$"
 )
+_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![a-z])|或", re.IGNORECASE)
 _DEGREE_ARC = re.compile(r"\\circ\s*\}?\s*\d+\s*(?:'|\^\{\\prime)")
 _CASES = re.compile(
     r"^(?:([A-Za-z]\w*\s*(?:\([^()]*\))?)\s*=\s*)?(?:\\\{)?\s*\\begin\{(cases|aligned|array|matrix|align)\}(.*?)\\end\{\2\}$",
@@ -81,9 +83,30 @@ _CASES = re.compile(
 )
 
 
+def _name_first(chain: list[str]) -> list[str]:
+    """Return `value = name` as [name, value]; other parts as they are."""
+    return chain[::-1] if len(chain) == 2 and is_name(chain[1]) and not is_name(chain[0]) else chain
+
+
 def equal(candidate: str, answer: str, formulas: Formulas) -> bool:
     """Return whether two answers are equal. formulas: compares two formulas that are not plain numbers."""
-    return _Comparison(formulas).answers(clean(candidate), clean(answer))
+    first, second = clean(candidate), clean(answer)
+    return not _one_is_an_alternative(candidate, answer, first, second) and _Comparison(formulas).answers(first, second)
+
+
+def _one_is_an_alternative(candidate: str, answer: str, first: str, second: str) -> bool:
+    """Return whether only one of two answers joins words, equations in different names or conditions that overlap by `or`.
+
+    Between numbers, `or`, `and` and a comma mean the same: a list.
+    """
+    if bool(_OR.search(candidate)) == bool(_OR.search(answer)):
+        return False
+    return any(
+        any(read(part).prose or is_word(part) or re.fullmatch("[A-Z]", part) for part in parts)
+        or intersection(parts) is not None
+        or len({chain[0].strip() for part in parts if len(chain := split_top(part, EQUALS)) == 2}) > 1
+        for parts in (elements(first), elements(second))
+    )
 
 
 def readable(answer: str, is_formula: Callable[[str], bool]) -> bool:
@@ -122,7 +145,7 @@ def _element_readable(text: str, is_formula: Callable[[str], bool]) -> bool:
 def quick(candidate: str, answer: str) -> bool | None:
     """Return `equal` if texts and plain numbers decide, else None."""
     first, second = clean(candidate), clean(answer)
-    if not first or not second:
+    if not first or not second or _one_is_an_alternative(candidate, answer, first, second):
         return False
     if key(first) == key(second):
         return True
@@ -213,7 +236,7 @@ class _Comparison:
             digits = [match[1] if match else text.strip() for match, text in zip(bases, (first, second), strict=True)]
             given = [rules.NUMBER_WORDS.get(match[2], match[2]) for match in bases if match]
             named = [match for match in bases if match and (match[2].isdigit() or match[2] in rules.NUMBER_WORDS)]
-            if named and any(any(char.isdigit() for char in match[1]) for match in named):
+            if named and any(match[2] == "16" or any(char.isdigit() for char in match[1]) for match in named):
                 same_base = len(set(given)) == 1 and (bases[1] is not None or given == ["10"])
                 return same_base and digits[0].lower().lstrip("0") == digits[1].lower().lstrip("0")
         congruences = [_CONGRUENCE.match(text) for text in (first, second)]
@@ -242,6 +265,8 @@ class _Comparison:
         if not modulus or any(value is None for side in residues for value in side):
             return key(sides[0]) == key(sides[1])
         numbers = [[value.number for value in side if value] for side in residues]
+        if not all(matches) and any(not 0 <= number < modulus for side in numbers for number in side):
+            return False  # `36 mod 5` is 1
         if all(matches):
             numbers = [[number % modulus for number in side] for side in numbers]
         return sorted(numbers[0]) == sorted(numbers[1])
@@ -298,10 +323,10 @@ class _Comparison:
         if key(candidate) == key(answer):
             return True
         first, second = read(candidate), read(answer)
-        letter = r"\s[A-Za-z]$" if not second.unit else "[A-Za-z]$"
-        if second.text and not has_variables(second.text) and re.search(letter, first.text):
+        letter = (r"\s" if not second.unit else "") + r"[A-Za-z](?:\^\{\d\})?$"
+        if second.text and not has_variables(named_value(second.text)) and re.search(letter, first.text):
             first = with_single_unit(first)
-        elif plain_value(first.text) is not None and first.unit:
+        elif plain_value(named_value(first.text)) is not None and first.unit:
             second = with_single_unit(second)
         if not units_agree(first, second):
             return False
@@ -310,9 +335,9 @@ class _Comparison:
         if first.percent and second.percent:
             return self.values(first, second)
         if first.percent:
-            return self.values(first, second) or self.values(hundredth(first), second)
+            return (sign_may_be_missing(first) and self.values(first, second)) or self.values(hundredth(first), second)
         if second.percent:
-            return self.values(first, second) or self.values(first, hundredth(second))
+            return (sign_may_be_missing(second) and self.values(first, second)) or self.values(first, hundredth(second))
         return self.values(first, second)
 
     def values(self, first: Element, second: Element) -> bool:
@@ -320,7 +345,7 @@ class _Comparison:
         if key(ours) == key(theirs):
             return True
         if ("=" in ours) != ("=" in theirs):
-            ours, theirs = without_name(ours), without_name(theirs)
+            ours, theirs = without_name(ours, theirs), without_name(theirs, ours)
             first, second = read(ours), read(theirs)
         if (
             first.prose
@@ -338,7 +363,7 @@ class _Comparison:
         return self.relations(ours, theirs)
 
     def relations(self, first: str, second: str) -> bool:
-        chains = [split_top(text, EQUALS) for text in (first, second)]
+        chains = [_name_first(split_top(text, EQUALS)) for text in (first, second)]
         approximate = [split_top(text, _APPROX) for text in (first, second)]
         if len(approximate[0]) == 2 and len(approximate[1]) == 1:
             return self.approximation(approximate[0], second)
@@ -434,7 +459,7 @@ class _Comparison:
         elif (ours or theirs) and (group := ours or theirs):
             items = elements(group[1])
             if group[0] == "{":
-                if len(items) == 1:
+                if len(items) == 1 and items[0] != r"\emptyset":
                     return self.element(items[0], second if ours else first)
                 return False if r"\mathbb" not in first + second else self.formulas(first, second)
             if len(items) == 1 and group[0] == "(":
