@@ -14,6 +14,7 @@ from typing import Any
 from rstar_lab.analysis.import_rows import (
     Row,
     content_text,
+    conversation_counts,
     conversation_messages,
     json_lines,
     number_in_name,
@@ -203,6 +204,7 @@ def import_messages(source: str | Path, runs_dir: str | Path = "runs", *, run_id
 def from_messages(row: Row, place: str) -> Row:
     """Convert one row of OpenAI-style messages to a rollout."""
     messages = openai_messages(row["messages"], place)
+    made = conversation_counts(messages)["calls"]
     outcomes = [message["outcome"] for message in messages if message["role"] == "tool"]
     valid = all(isinstance(outcome, str) and outcome in set(Outcome) for outcome in outcomes)
     return {
@@ -213,8 +215,8 @@ def from_messages(row: Row, place: str) -> Row:
         "reward": number_or_none(row.get("reward", row.get("score")), place, "reward"),
         "answer": row.get("answer"),
         "truth": row.get("truth"),
-        "calls": len(outcomes),
-        "outcomes": outcomes if valid else None,
+        "calls": max(made, len(outcomes)),  # a conversation can end with a call
+        "outcomes": outcomes if valid and made <= len(outcomes) else None,
     }
 
 

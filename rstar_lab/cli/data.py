@@ -159,11 +159,14 @@ def _print_report(report: "ConversionReport", out: Path, as_json: bool) -> NoRet
     """Print the counts of a conversion and end the command; the exit code is 1 if no row was converted."""
     if as_json:
         line = {"source": report.source, "rows": report.rows, "converted": report.converted, "refused": report.refused}
-        print(json.dumps({**line, "examples": report.examples, "file": str(out)}))
+        line |= {"unconfirmed": report.unconfirmed, "examples": report.examples, "file": str(out)}
+        print(json.dumps(line))
     else:
         print(f"{report.converted:,} of {report.rows:,} conversations in {out}")
         for reason, count in report.refused.most_common():
             print(printable(f"{count:>9,} rejected: {reason} (example: {report.examples[reason]})"))
+        if report.unconfirmed:
+            print(f"{report.unconfirmed:>9,} kept although no program prints the answer: check them")
     raise typer.Exit(0 if report.converted else 1)
 
 

@@ -6,7 +6,7 @@ and percent sign. The tables are in `rules`.
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -74,66 +74,16 @@ def _replace_calls(text: str, pattern: re.Pattern[str], replace: Callable[[re.Ma
 
 # --- a complete answer -----------------------------------------------------------------------------------------------
 
-_COMMAND = re.compile(r"\\([A-Za-z]+)")
-_COLOUR = re.compile(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}\s*(?=\{)|\\color\s*\{[^{}]*\}\s*(?=\{)")
-_COLOUR_SWITCH = re.compile(
-    r"\\color\s*\{[^{}]*\}|\\h?space\*?\s*\{[^{}]*\}|\\v?phantom\s*\{[^{}]*\}|\\label\s*\{[^{}]*\}"
-)
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox|num)\s*(?=\{)")
-_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;!:]|\\!,|,\\!)(?=\d{3}(?!\d))")
-_ARRAY = re.compile(r"\\begin\{array\}\s*\{[^{}]*\}")
-_EXPONENT_SIGN = re.compile(r"\^\s*(-\s*(?:\d+(?:\.\d+)?|\\?[A-Za-z]+)|\+?\d+(?:\.\d+)?(?!\d))")
-_SCRIPT = re.compile(r"([\^_])\s*(\\[A-Za-z]+|[A-Za-z0-9*])")
-_FRAC = re.compile(r"\\frac(?![A-Za-z])")
-_ARGUMENT = re.compile(r"\s*(\d|[A-Za-z]|\\[A-Za-z]+)")
-_SQRT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?![A-Za-z{]))")
-_ROOT_CALL = re.compile(r"\\sqrt\s*(?=\()")
-_POWER_CALL = re.compile(r"\^\s*(?=\()")
-_SLASH_FRACTION = re.compile(r"\^\{(\d+)\}\s*/\s*_\{(\d+)\}")
-_BARE_FUNCTION = re.compile(
-    rf"(?<![\\A-Za-z])(?:({'|'.join(sorted(rules.FUNCTIONS, key=len, reverse=True))})(?![A-Za-z])"
-    r"|sec(?![A-Za-z])(?=\s*[\\({^A-Za-z0-9])|(?:max|min|lim|det)(?=\s*(?:\(|\\?\{)))"
-)
-_BARE_SYMBOL = re.compile(rf"(?<![\\A-Za-z])({'|'.join(rules.SYMBOLS)})(?![A-Za-z])")
 _TEXT = re.compile(r"\\text(?=\{)")
-_FONT = re.compile(
-    r"(\\(?:math[a-z]{2,4}|boldsymbol|bm|vec|hat|bar|d?dot))(?:\s+([A-Za-z])(?![A-Za-z])|\s*(\\[a-z]+)(?![A-Za-z{]))"
-)
-_PRIMES = re.compile(r"\^\s*\{?\s*((?:\\prime\s*)+)\}?")
-_MORNING = re.compile(r"(?<=\d)(\s*)([ap])\.\s?m\.?(?![A-Za-z])", re.IGNORECASE)
-_BASE_NAME = re.compile(r"^((?=\w*\d\w*_|[A-F]{2})[0-9A-Fa-f]+)_(\d{2}|[a-z]{3,})$")
-_BUILDER_COLON = re.compile(r"(\\\{[^:|{}]*):")
-_CIS = re.compile(r"(?:\\text\{\s*cis\s*\}|\\?(?<![A-Za-z])cis(?![A-Za-z]))\s*(.+)$")
-_PREFIX = re.compile(
-    r"^\W*(?:(?:the|my|our|so|thus|hence|therefore)\s+)*(?:final\s+|correct\s+)?(?:answer|result|solution)\s*(?:is|are|=|:)\s*:?\s*"
-    r"|^\s*(?:所以|因此|故)?[,，]?\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*|^\s*(?:一?共|总共|大?约|等于)\s*(?=[\d\\$-])"
-    r"|^\s*\\?(?:therefore|so|thus|hence)(?![a-z]),?\s*(?=[\d\\$(-]|[a-z]\s*=)",
-    re.IGNORECASE,
-)
 _AFTER_NUMBER = re.compile(r"(?:[\d})/]|\}\s*\\cdot)(?:\s|~|\\[,;: ])*$")
 _CHOICES = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|and|&|,\s*and)\s*\(?[A-Z]\)?)+")
 _NAMES = re.compile(r"[A-Z][a-z]+(?:,\s*[A-Z][a-z]+)*,?\s+and\s+[A-Z][a-z]+")
 _SENTENCE_START = re.compile(r"(?:the\s+)?(?:final\s+)?answer\s*(?:is|:)?", re.IGNORECASE)
-_OPTION = re.compile(r"^(?:option|choice|\\text\{\s*(?:option|choice)\s*\})\s*(\(?[A-Z]\)?)$", re.IGNORECASE)
-_MULTIPLIER = re.compile(rf"(?<=\d)\s*(?:\\text\{{\s*)?({'|'.join(rules.MULTIPLIERS)})(?:\s*\}}|(?=\s|$))")
-_MULTIPLIER_IN_TEXT = re.compile(rf"(?<=\d)\s*\\text\{{\s*({'|'.join(rules.MULTIPLIERS)})\s+([^{{}}]*)\}}")
-_E_NOTATION = re.compile(r"(?<=[0-9.])\s?[eE]\s?([+-]?[0-9]+)(?![0-9A-Za-z.])")
-_CJK_MULTIPLIER = re.compile(
-    rf"(?<=\d)\s*({'|'.join(sorted(rules.CJK_MULTIPLIERS, key=len, reverse=True))})(?![米克瓦卡])"
-)
+_FRAC = re.compile(r"\\frac(?![A-Za-z])")
+_ARGUMENT = re.compile(r"\s*(\d|[A-Za-z]|\\[A-Za-z]+)")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{1,2})(?=[^\s*_])([^*_]+|[^*]+)(?<=\S)\1")
 _DISPLAY = re.compile(
     r"\s*\\begin\{(equation|displaymath|math|gather|align|aligned|gathered)(\*?)\}(.*)\\end\{\1\2\}\s*", re.DOTALL
-)
-_ARROW = re.compile(r"\\(?:vec|hat|widehat|overrightarrow)\s*\{\s*\\?([ijk]|imath|jmath)\s*\}")  # of a unit vector
-_IN_BASE = re.compile(
-    r"(?<=[0-9A-Fa-f])\s*\(?\s*(?:\\text\{\s*\(?\s*)?(?:in\s+)?base[\s-]*\}?\s*(\d+|[a-z]+)\s*\)?\s*\}?\)?$"
-)
-_OUT_OF = re.compile(r"^(\d+)\s*(?:\\text\{\s*)?(?:out of|in)(?:\s*\}|(?=\s))\s*(\d+)$")
-_MICRO = re.compile(r"(?<=[\d}])\s*\\mu\s*(?:\\text\{\s*([mgsALVFC])\s*\}|([mgs](?![A-Za-z])))")
-_OHM = re.compile(r"(?<=[\d}])\s*(k?)\\Omega\s*$")
-_UNIT_FRACTION = re.compile(
-    r"(?<=[\d}])\s*\\frac\{\s*(\\text\{[^{}\d]+\}|[A-Za-z]{1,3})\s*\}\{\s*((?:\\text\{[^{}\d]+\}|[A-Za-z]{1,3})(?:\^\{\d\})?)\s*\}$"
 )
 
 
@@ -173,101 +123,6 @@ def _as_text(text: str) -> str:
     return _replace_calls(text, rules.TEXT_COMMANDS, lambda _, inner: rf"\text{{{_as_text(inner)}}}")
 
 
-@lru_cache(4096)
-def clean(text: str) -> str:
-    r"""Return an answer in normalised LaTeX, with `\text{...}` only around words."""
-    for char, latex in rules.VULGAR_FRACTIONS.items():
-        text = text.replace(char, latex)
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ]+", lambda m: f"^{{{m[0].translate(rules.SUPERSCRIPTS)}}}", text)
-    text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎]+", lambda m: f"_{{{m[0].translate(rules.SUBSCRIPTS)}}}", text)
-    text = text.replace("√", r"\sqrt ").replace("∛", r"\sqrt[3]").translate(rules.UNICODE)
-    text = unicodedata.normalize("NFKC", text).translate(rules.UNICODE)
-    text = re.sub(r"(?<=\d),(?=\$)|\$\s*,\s*(?=\$)", ", ", re.sub(r"\$\s*,\s*\$", ", ", text))
-    text = (
-        re.sub(r"\\[()\[\]]", " ", text)
-        if not text.rstrip().endswith("\\")
-        else re.sub(r"\\[()\[\]]|\\+\s*$", " ", text)
-    )
-    text = text.replace(r"\$", "＄")  # a currency sign; a plain $ delimits a formula
-    if text.count("$") % 2 and re.match(r"\s*\$\s*[\d.]", text):
-        text = text.replace("$", "＄", 1)
-    text = text.replace("$", " ")
-    if match := _EMPHASIS.fullmatch(text.strip()):
-        text = match[2]
-    text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text)
-    if (match := _DISPLAY.fullmatch(text)) and r"\\" not in match[3].strip().removesuffix(r"\\"):
-        text = match[3].replace("&", "")
-    text = _THOUSANDS.sub("", text)
-    text = _ARRAY.sub(r"\\begin{array}", rules.FORMATTING.sub("", text))
-    text = text.replace(r"\!", "").replace(r"\#", "").replace(r"\&", "&")
-    text = _COLOUR_SWITCH.sub(" ", _replace_calls(text, _COLOUR, lambda _, inner: f" {inner} "))
-    for _ in range(3):  # nested commands
-        text = _replace_calls(text, _BOX, lambda _, inner: f" {inner} ")
-    text = _as_text(_FONT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text))
-    text = _PRIMES.sub(lambda m: "'" * m[1].count("p"), text)
-    text = _ARROW.sub(lambda m: f" {m[1][0]} ", _COMMAND.sub(_synonym, text))
-    text = _replace_calls(text, _TEXT, lambda match, inner: _text_content(inner, match.string[: match.start()]))
-    text = re.sub(r"\\\\\s*$", "", text)
-    text = rules.SPACES.sub(" ", text)
-    text = text.strip().strip('"`').strip()
-    text = re.sub(r"^'(.+)'$|^[【「『《](.+)[】」』》]$", lambda m: m[1] or m[2], text)
-    text = _OPTION.sub(r"\1", _PREFIX.sub("", text)).removeprefix("=").strip()
-    text = re.sub(r"^([A-Z])\)$", r"\1", text)
-    if _CHOICES.fullmatch(text):
-        text = re.sub(r"and|&", ",", text)
-    text = re.sub(r"\\\{\s*\\\}|^\{\s*\}$", r"\\emptyset ", text)
-    text = _MORNING.sub(r"\1\2m", _BASE_NAME.sub(r"\1_{\2}", _BUILDER_COLON.sub(r"\1|", text)))
-    text = _CIS.sub(r"e^{i(\1)}", text)
-    text = _MULTIPLIER.sub(lambda m: " " + rules.MULTIPLIERS[m[1]], text)
-    text = _MULTIPLIER_IN_TEXT.sub(lambda m: rf" {rules.MULTIPLIERS[m[1]]}\text{{{m[2]}}}", text)
-    text = _CJK_MULTIPLIER.sub(lambda m: rf" \times 10^{{{rules.CJK_MULTIPLIERS[m[1]]}}} ", text)
-    text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r" \\times ", text)
-    if re.fullmatch(r"[+-]?\d{1,3}(?:[ ']\d{3})+(?:\.\d+)?", text):
-        text = text.replace(" ", "").replace("'", "")
-    text = text.replace("**", "^")
-    text = re.sub(r"\{\s*([^{}]+?)\s*\\choose\s*([^{}]+?)\s*\}", r"\\binom{\1}{\2}", text)
-    text = re.sub(r"\{\s*([^{}]+?)\s*\\over\s*([^{}]+?)\s*\}", r"\\frac{\1}{\2}", text)
-    text = _BARE_FUNCTION.sub(lambda m: rf"\{m[0]} ", text)
-    text = _BARE_SYMBOL.sub(lambda m: rules.SYMBOLS[m[1]], text)
-    text = _replace_calls(text, _ROOT_CALL, lambda _, inner: rf"\sqrt{{{inner}}}")
-    text = _replace_calls(text, _POWER_CALL, lambda _, inner: f"^{{{inner}}}")
-    text = _EXPONENT_SIGN.sub(lambda m: "^{" + m[1].replace(" ", "") + "}", text)
-    text = _SCRIPT.sub(r"\1{\2}", text)
-    text = _SLASH_FRACTION.sub(r"\\frac{\1}{\2}", text)
-    text = _brace_fractions(text)
-    text = _SQRT.sub(lambda m: rf"\sqrt{m[1] or ''}{{{m[2]}}}", text)
-    text = _E_NOTATION.sub(r" \\times 10^{\1}", text)
-    text = REPEATING.sub(repeating_as_fraction, text)
-    text = re.sub(r"\\text\{(?:st|nd|rd|th)\}|(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", "", text)
-    text = re.sub(r"\^\{\s*\}", "", text)
-    text = re.sub(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", _and_or(text), text)
-    text = re.sub(r"(?:\s*,)+\s*,", ", ", re.sub(r"\.{2,}", r"\\ldots ", text))
-    text = _IN_BASE.sub(r"_{\1}", _OHM.sub(r"\\text{\1ohm}", _MICRO.sub(r"\\text{µ\1\2}", text)))
-    text = _OUT_OF.sub(r"\\frac{\1}{\2}", _UNIT_FRACTION.sub(r"\1/\2", text))
-    text = re.sub(r"\s+", " ", text).strip().rstrip(".,;: ").strip()
-    if text[:1].isalpha() or text.startswith(r"\text"):
-        text = r"(-\infty,\infty)" if words(text) in rules.ALL_REALS else rules.NUMBER_WORDS.get(words(text), text)
-    return text
-
-
-def _and_or(text: str) -> Callable[[re.Match[str]], str]:
-    def replace(match: re.Match[str]) -> str:
-        before = text[: match.start()]
-        inside = any(before.count(a) > before.count(b) for a, b in ("()", "[]"))
-        return match[0] if inside else ","
-
-    return replace
-
-
-def _synonym(match: re.Match[str]) -> str:
-    name = rules.SYNONYMS.get(match[1])
-    if name is None:
-        return match[0]
-    if name in "{}":
-        return "\\" + name
-    return "\\" + name if name.isalpha() and name != "i" else ("＄" if name == "$" else name)
-
-
 def _brace_fractions(text: str) -> str:
     r"""Put braces around both arguments of `\frac`: `\frac1x` is `\frac{1}{x}`."""
     pieces, place = [], 0
@@ -286,6 +141,205 @@ def _brace_fractions(text: str) -> str:
                 pieces.append(f"{{{argument[1]}}}")
                 place = argument.end()
     return "".join([*pieces, text[place:]])
+
+
+# --- rewrites ---------------------------------------------------------------------------------------------------------
+
+# A rewrite is applied to texts that contain its mark, which saves most of the time.
+_Rewrite = tuple[str, Callable[[str], str]]
+
+
+def _sub(mark: str, pattern: str, replacement: str | Callable[[re.Match[str]], str], flags: int = 0) -> _Rewrite:
+    compiled = re.compile(pattern, flags)
+    return mark, lambda text: compiled.sub(replacement, text)
+
+
+def _call(mark: str, pattern: str, replacement: Callable[[re.Match[str], str], str]) -> _Rewrite:
+    """Rewrite `NAME{...}`; `pattern` ends before the opening bracket."""
+    compiled = re.compile(pattern)
+    return mark, lambda text: _replace_calls(text, compiled, replacement)
+
+
+def _apply(text: str, rewrites: tuple[_Rewrite, ...]) -> str:
+    for mark, rewrite in rewrites:
+        if mark in text:
+            text = rewrite(text)
+    return text
+
+
+def _list_words(text: str) -> str:
+    """Replace `and` and `or` outside of brackets by commas."""
+
+    def replace(match: re.Match[str]) -> str:
+        before = text[: match.start()]
+        inside = any(before.count(a) > before.count(b) for a, b in ("()", "[]"))
+        return match[0] if inside else ","
+
+    return re.sub(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", replace, text)
+
+
+def _synonym(match: re.Match[str]) -> str:
+    name = rules.SYNONYMS.get(match[1])
+    if name is None:
+        return match[0]
+    if name in "{}":
+        return "\\" + name
+    return "\\" + name if name.isalpha() and name != "i" else ("＄" if name == "$" else name)
+
+
+def _longest_first(names: Iterable[str]) -> str:
+    return "|".join(sorted(names, key=len, reverse=True))
+
+
+_BOX = _call("box", r"\\(?:boxed|fbox|framebox)\s*(?=\{)", lambda _, inner: f" {inner} ")
+# Commands for layout, fonts and colours, and other names of one command.
+_COMMANDS: tuple[_Rewrite, ...] = (
+    _sub("\\", r"(?<=\d)(?:\{,\}|\\[,;!:]|\\!,|,\\!)(?=\d{3}(?!\d))", ""),
+    _sub("{,}", r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ""),
+    ("\\", lambda text: rules.FORMATTING.sub("", text)),
+    _sub("array", r"\\begin\{array\}\s*\{[^{}]*\}", r"\\begin{array}"),
+    ("\\", lambda text: text.replace(r"\!", "").replace(r"\#", "").replace(r"\&", "&")),
+    _call("color", r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}\s*(?=\{)|\\color\s*\{[^{}]*\}\s*(?=\{)", lambda _, inner: f" {inner} "),
+    _sub("\\", r"\\color\s*\{[^{}]*\}|\\h?space\*?\s*\{[^{}]*\}|\\v?phantom\s*\{[^{}]*\}|\\label\s*\{[^{}]*\}", " "),
+    _BOX, _BOX, _BOX,  # nested
+    _call("\\num", r"\\num\s*(?=\{)", lambda _, inner: f" {inner} "),
+    _sub(
+        "\\",
+        r"(\\(?:math[a-z]{2,4}|boldsymbol|bm|vec|hat|bar|d?dot))(?:\s+([A-Za-z])(?![A-Za-z])|\s*(\\[a-z]+)(?![A-Za-z{]))",
+        lambda m: f"{m[1]}{{{m[2] or m[3]}}}",
+    ),
+    ("\\", lambda text: _as_text(text)),
+    _sub("\\prime", r"\^\s*\{?\s*((?:\\prime\s*)+)\}?", lambda m: "'" * m[1].count("p")),
+    _sub("\\", r"\\([A-Za-z]+)", _synonym),
+    # a unit vector
+    _sub("\\", r"\\(?:vec|hat|widehat|overrightarrow)\s*\{\s*\\?([ijk]|imath|jmath)\s*\}", lambda m: f" {m[1][0]} "),
+    _call("\\text", _TEXT.pattern, lambda match, inner: _text_content(inner, match.string[: match.start()])),
+    _sub("\\\\", r"\\\\\s*$", ""),
+)  # fmt: skip
+# What surrounds an answer.
+_SURROUNDINGS: tuple[_Rewrite, ...] = (
+    _sub("", r"^'(.+)'$|^[【「『《](.+)[】」』》]$", lambda m: m[1] or m[2]),
+    _sub(
+        "",
+        r"^\W*(?:(?:the|my|our|so|thus|hence|therefore)\s+)*(?:final\s+|correct\s+)?(?:answer|result|solution)\s*(?:is|are|=|:)\s*:?\s*"
+        r"|^\s*(?:所以|因此|故)?[,，]?\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*|^\s*(?:一?共|总共|大?约|等于)\s*(?=[\d\\$-])"
+        r"|^\s*\\?(?:therefore|so|thus|hence)(?![a-z]),?\s*(?=[\d\\$(-]|[a-z]\s*=)",
+        "",
+        re.IGNORECASE,
+    ),
+    _sub("", r"^(?:option|choice|\\text\{\s*(?:option|choice)\s*\})\s*(\(?[A-Z]\)?)$", r"\1", re.IGNORECASE),
+    ("=", lambda text: text.removeprefix("=").strip()),
+    _sub(")", r"^([A-Z])\)$", r"\1"),
+)
+_NOTATION: tuple[_Rewrite, ...] = (
+    _sub("{", r"\\\{\s*\\\}|^\{\s*\}$", r"\\emptyset "),
+    _sub(":", r"(\\\{[^:|{}]*):", r"\1|"),  # of a set
+    _sub("_", r"^((?=\w*\d\w*_|[A-F]{2})[0-9A-Fa-f]+)_(\d{2}|[a-z]{3,})$", r"\1_{\2}"),  # of a base
+    _sub(".", r"(?<=\d)(\s*)([ap])\.\s?m\.?(?![A-Za-z])", r"\1\2m", re.IGNORECASE),
+    _sub("cis", r"(?:\\text\{\s*cis\s*\}|\\?(?<![A-Za-z])cis(?![A-Za-z]))\s*(.+)$", r"e^{i(\1)}"),
+    _sub(
+        "",
+        rf"(?<=\d)\s*(?:\\text\{{\s*)?({'|'.join(rules.MULTIPLIERS)})(?:\s*\}}|(?=\s|$))",
+        lambda m: " " + rules.MULTIPLIERS[m[1]],
+    ),
+    _sub(
+        "\\text",
+        rf"(?<=\d)\s*\\text\{{\s*({'|'.join(rules.MULTIPLIERS)})\s+([^{{}}]*)\}}",
+        lambda m: rf" {rules.MULTIPLIERS[m[1]]}\text{{{m[2]}}}",
+    ),
+    _sub(
+        "",
+        rf"(?<=\d)\s*({_longest_first(rules.CJK_MULTIPLIERS)})(?![米克瓦卡])",
+        lambda m: rf" \times 10^{{{rules.CJK_MULTIPLIERS[m[1]]}}} ",
+    ),
+    _sub("10", r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r" \\times "),
+    _sub("", r"^[+-]?\d{1,3}(?:[ ']\d{3})+(?:\.\d+)?$", lambda m: m[0].replace(" ", "").replace("'", "")),
+    ("**", lambda text: text.replace("**", "^")),
+    _sub("\\choose", r"\{\s*([^{}]+?)\s*\\choose\s*([^{}]+?)\s*\}", r"\\binom{\1}{\2}"),
+    _sub("\\over", r"\{\s*([^{}]+?)\s*\\over\s*([^{}]+?)\s*\}", r"\\frac{\1}{\2}"),
+    _sub(
+        "",
+        rf"(?<![\\A-Za-z])(?:({_longest_first(rules.FUNCTIONS)})(?![A-Za-z])"
+        r"|sec(?![A-Za-z])(?=\s*[\\({^A-Za-z0-9])|(?:max|min|lim|det)(?=\s*(?:\(|\\?\{)))",
+        r"\\\g<0> ",
+    ),
+    _sub("", rf"(?<![\\A-Za-z])({'|'.join(rules.SYMBOLS)})(?![A-Za-z])", lambda m: rules.SYMBOLS[m[1]]),
+    _call("\\sqrt", r"\\sqrt\s*(?=\()", lambda _, inner: rf"\sqrt{{{inner}}}"),
+    _call("^", r"\^\s*(?=\()", lambda _, inner: f"^{{{inner}}}"),
+    _sub("^", r"\^\s*(-\s*(?:\d+(?:\.\d+)?|\\?[A-Za-z]+)|\+?\d+(?:\.\d+)?(?!\d))", lambda m: "^{" + m[1].replace(" ", "") + "}"),
+    _sub("^", r"(\^)\s*(\\[A-Za-z]+|[A-Za-z0-9*])", r"\1{\2}"),
+    _sub("_", r"(_)\s*(\\[A-Za-z]+|[A-Za-z0-9*])", r"\1{\2}"),
+    _sub("^", r"\^\{(\d+)\}\s*/\s*_\{(\d+)\}", r"\\frac{\1}{\2}"),
+    ("\\frac", lambda text: _brace_fractions(text)),
+    _sub(
+        "\\sqrt",
+        r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?![A-Za-z{]))",
+        lambda m: rf"\sqrt{m[1] or ''}{{{m[2]}}}",
+    ),
+    _sub("", r"(?<=[0-9.])\s?[eE]\s?([+-]?[0-9]+)(?![0-9A-Za-z.])", r" \\times 10^{\1}"),
+    (".", lambda text: REPEATING.sub(repeating_as_fraction, text)),
+    _sub("", r"\\text\{(?:st|nd|rd|th)\}|(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", ""),
+    _sub("^", r"\^\{\s*\}", ""),
+    ("and", _list_words),
+    ("or", _list_words),
+    _sub("..", r"\.{2,}", r"\\ldots "),
+    _sub(",", r"(?:\s*,)+\s*,", ", "),
+    _sub("\\mu", r"(?<=[\d}])\s*\\mu\s*(?:\\text\{\s*([mgsALVFC])\s*\}|([mgs](?![A-Za-z])))", r"\\text{µ\1\2}"),
+    _sub("\\Omega", r"(?<=[\d}])\s*(k?)\\Omega\s*$", r"\\text{\1ohm}"),
+    _sub(
+        "base",
+        r"(?<=[0-9A-Fa-f])\s*\(?\s*(?:\\text\{\s*\(?\s*)?(?:in\s+)?base[\s-]*\}?\s*(\d+|[a-z]+)\s*\)?\s*\}?\)?$",
+        r"_{\1}",
+    ),
+    _sub(
+        "\\frac",
+        r"(?<=[\d}])\s*\\frac\{\s*(\\text\{[^{}\d]+\}|[A-Za-z]{1,3})\s*\}"
+        r"\{\s*((?:\\text\{[^{}\d]+\}|[A-Za-z]{1,3})(?:\^\{\d\})?)\s*\}$",
+        r"\1/\2",
+    ),
+    _sub("", r"^(\d+)\s*(?:\\text\{\s*)?(?:out of|in)(?:\s*\}|(?=\s))\s*(\d+)$", r"\\frac{\1}{\2}"),
+    _sub("", r"\s+", " "),
+)  # fmt: skip
+
+
+def _from_unicode(text: str) -> str:
+    for char, latex in rules.VULGAR_FRACTIONS.items():
+        text = text.replace(char, latex)
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ]+", lambda m: f"^{{{m[0].translate(rules.SUPERSCRIPTS)}}}", text)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎]+", lambda m: f"_{{{m[0].translate(rules.SUBSCRIPTS)}}}", text)
+    text = text.replace("√", r"\sqrt ").replace("∛", r"\sqrt[3]").translate(rules.UNICODE)
+    return unicodedata.normalize("NFKC", text).translate(rules.UNICODE)
+
+
+def _without_delimiters(text: str) -> str:
+    """Remove the delimiters of formulas. A currency sign becomes a full-width dollar."""
+    if "$" in text:
+        text = re.sub(r"(?<=\d),(?=\$)|\$\s*,\s*(?=\$)", ", ", re.sub(r"\$\s*,\s*\$", ", ", text))
+    if "\\" in text:
+        text = re.sub(r"\\[()\[\]]" + (r"|\\+\s*$" if text.rstrip().endswith("\\") else ""), " ", text)
+    text = text.replace(r"\$", "＄")
+    if text.count("$") % 2 and re.match(r"\s*\$\s*[\d.]", text):
+        text = text.replace("$", "＄", 1)
+    return text.replace("$", " ")
+
+
+@lru_cache(4096)
+def clean(text: str) -> str:
+    r"""Return an answer in normalised LaTeX, with `\text{...}` only around words."""
+    text = _without_delimiters(text if text.isascii() else _from_unicode(text))
+    if match := _EMPHASIS.fullmatch(text.strip()):
+        text = match[2]
+    text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text)
+    if (match := _DISPLAY.fullmatch(text)) and r"\\" not in match[3].strip().removesuffix(r"\\"):
+        text = match[3].replace("&", "")
+    text = rules.SPACES.sub(" ", _apply(text, _COMMANDS)).strip().strip('"`').strip()
+    text = _apply(text, _SURROUNDINGS).strip()
+    if _CHOICES.fullmatch(text):
+        text = re.sub(r"and|&", ",", text)
+    text = _apply(text, _NOTATION).strip().rstrip(".,;: ").strip()
+    if text[:1].isalpha() or text.startswith(r"\text"):
+        text = r"(-\infty,\infty)" if words(text) in rules.ALL_REALS else rules.NUMBER_WORDS.get(words(text), text)
+    return text
 
 
 _UNBRACE = re.compile(r"\{([A-Za-z0-9])\}(?![A-Za-z0-9])")
@@ -314,8 +368,8 @@ def words(text: str) -> str:
 
 # --- one element -----------------------------------------------------------------------------------------------------
 
-_UNIT_NAMES = "|".join(sorted((re.escape(name) for name in rules.UNITS), key=len, reverse=True))
-_LONG_UNITS = "|".join(sorted((re.escape(name) for name in rules.UNITS if len(name) > 1), key=len, reverse=True))
+_UNIT_NAMES = _longest_first(re.escape(name) for name in rules.UNITS)
+_LONG_UNITS = _longest_first(re.escape(name) for name in rules.UNITS if len(name) > 1)
 _POWERS = r"(?:\s*\^\s*\{\s*-?\d\s*\})?"
 _UNIT_FACTOR = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?(?:{_UNIT_NAMES})(?![A-Za-z]){_POWERS}"
 _UNIT_CHAIN = rf"{_UNIT_FACTOR}(?:\s*(?:/|per|\\cdot|\*|\s)\s*{_UNIT_FACTOR}){{0,4}}"
@@ -339,7 +393,7 @@ _NOUN_ORDINAL = re.compile(r"(?<=\d)\s*([぀-ヿ一-鿿가-힯]{1,6})$")
 _NO_NOUN = re.compile(
     "[不非无没或否错以未超余餘多弱强強倍至到半成折割内外間间]|左右|上下|前[後后]|程度|分之|から|まで|より|ほど|[くぐ]らい|또는|아니|이[상하내]|[미초][만과]|정도|쯤"
 )
-_CURRENCY_NAMES = "|".join(sorted(map(re.escape, rules.CURRENCIES), key=len, reverse=True)).replace(r"\$", "＄")
+_CURRENCY_NAMES = _longest_first(map(re.escape, rules.CURRENCIES)).replace(r"\$", "＄")
 _CURRENCY_BEFORE = re.compile(rf"^([+-]?)\s*(?:\\text\{{\s*)?({_CURRENCY_NAMES})(?:\s*\}})?\s*(?=[-+.\d\\])")
 _CURRENCY_AFTER = re.compile(rf"(?<=[\d}}.)])\s*(?:\\text\{{\s*)?({_CURRENCY_NAMES})(?:\s*\}})?$")
 _PERCENT = re.compile(

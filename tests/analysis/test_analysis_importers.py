@@ -170,6 +170,11 @@ def test_openai_messages_keep_calls_and_given_outcomes(tmp_path):
     assert runs.calls().to_dict("records")[0]["tool"] == "run"
     transcript = runs.transcript(found.traj_id[0])
     assert transcript.content[0] == "go[image_url]" and '"code": "print(1)"' in transcript.content[1]
+    cut = [{"messages": rows[1]["messages"][:2]}, {"messages": [*with_outcomes, messages[1]]}]
+    found = open_runs(import_messages(jsonl(tmp_path / "cut.jsonl", cut), tmp_path / "runs")).trajectories(
+        order_by="traj_id"
+    )
+    assert found.calls.tolist() == [1, 2] and found.errors.isna().all(), "a last call without a result counts"
     bad = jsonl(tmp_path / "bad.jsonl", [{"messages": [{"content": "x"}]}])
     with pytest.raises(UserError, match=r"bad.jsonl, line 1: a message has no role"):
         import_messages(bad, tmp_path / "runs")

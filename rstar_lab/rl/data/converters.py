@@ -323,13 +323,18 @@ CONVERTERS: dict[str, Converter] = {
 
 @dataclass
 class ConversionReport:
-    """Counts of a conversion. refused: number of rejected rows by reason. examples: one rejected row for each reason."""
+    """Counts of a conversion.
+
+    refused: number of rejected rows by reason. examples: one rejected row for each reason. unconfirmed: conversations whose
+    answer is in no output of a program (`add_tools`).
+    """
 
     source: str
     rows: int = 0
     converted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    unconfirmed: int = 0
 
     def refuse(self, reason: str, where: str) -> None:
         """Count a row that is rejected. where: file and row number."""

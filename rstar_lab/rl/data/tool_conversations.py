@@ -66,28 +66,29 @@ async def add_tools(
         solution: Column of the solution. Default: the first of SOLUTION_COLUMNS that the row has.
     """
 
-    async def one(number: int, row: Any) -> Conversation | tuple[str, str]:
+    async def one(number: int, row: Any) -> tuple[Conversation, bool] | tuple[str, str]:
         where = f"{origin} row {number}"
         try:
             problem, text = _read(row, where, fields or {}, solution)
             if writer is not None:
                 text = await writer(REQUEST.format(question=problem.question, solution=text))
-            conversation = await _converted(problem, text, run, f"{report.source}-{number}", report.source)
+            conversation, confirmed = await _converted(problem, text, run, f"{report.source}-{number}", report.source)
         except (ValueError, ProblemError) as error:
             return str(error).removeprefix(f"{where}, ").removeprefix(f"{where}: "), where
         if findings := lint(conversation):
             return findings[0].rule, f"{where}: {findings[0]}"
-        return conversation
+        return conversation, confirmed
 
     waiting = iter(rows)
     while batch := list(islice(waiting, AT_ONCE)):
         for result in await asyncio.gather(*(one(number, row) for number, row in batch)):
             report.rows += 1
-            if isinstance(result, Conversation):
+            if isinstance(result[0], Conversation):
                 report.converted += 1
-                yield result
+                report.unconfirmed += not result[1]
+                yield result[0]
             else:
-                report.refuse(*result)
+                report.refuse(result[0], str(result[1]))
 
 
 def _read(row: Any, where: str, fields: Mapping[str, str], column: str | None) -> tuple[Problem, str]:
@@ -124,8 +125,11 @@ def parts_of(text: str) -> list[tuple[str, str, str | None]]:
     return [*parts, ((before + text[end:]).strip(), "", None)]
 
 
-async def _converted(problem: Problem, text: str, run: Runner, name: str, source: str) -> Conversation:
-    """Return the conversation of a solution with programs. Raises ValueError with the reason if it is not usable."""
+async def _converted(problem: Problem, text: str, run: Runner, name: str, source: str) -> tuple[Conversation, bool]:
+    """Return the conversation of a solution with programs, and whether a program prints its answer.
+
+    Raises ValueError with the reason if it is not usable.
+    """
     *steps, (conclusion, _, _) = parts_of(text)
     if not steps:
         raise ValueError("no program")
@@ -154,4 +158,10 @@ async def _converted(problem: Problem, text: str, run: Runner, name: str, source
         ]
     final = f"<reason>{conclusion}</reason>\n<answer>\\boxed{{{answer}}}</answer>"
     messages.append(Message(role="assistant", content=final))
-    return Conversation(conversation_id=name, source=source, messages=tuple(messages), tools=(CODE_TOOL,))
+    word = re.compile(rf"(?<![\w.]){re.escape(answer)}(?!\.?\w)")
+    last_lines = [result.stdout.strip().splitlines()[-1] for result in results]
+    confirmed = any(word.search(result.stdout) for result in results) or any(
+        [await asyncio.to_thread(same_answer, line, answer) for line in last_lines]
+    )
+    conversation = Conversation(conversation_id=name, source=source, messages=tuple(messages), tools=(CODE_TOOL,))
+    return conversation, confirmed

@@ -85,6 +85,15 @@ def test_programs_run_and_other_rows_are_counted_by_reason(tmp_path):
         assert final.content.endswith("<answer>\\boxed{285}</answer>") and "The sum is 285" in final.content
 
 
+@pytest.mark.parametrize(
+    ("printed", "unconfirmed"), [("285", 0), ("285.0", 0), ("the sum is 285.", 0), ("280", 1), ("2850", 1)]
+)
+def test_answers_that_no_program_prints_are_counted(tmp_path, printed, unconfirmed):
+    solution = f"I add.\n```python\nprint({printed!r})\n```\nSo the answer is \\boxed{{285}}."
+    report, _ = convert(tmp_path, [{"question": QUESTION, "solution": solution, "answer": "285"}])
+    assert (report["converted"], report["unconfirmed"]) == (1, unconfirmed)
+
+
 def test_a_model_behind_an_openai_style_server_writes_the_programs(tmp_path, writer):
     row = {"problem": QUESTION, "generated_solution": "0 + 1 + 4 + ... = \\boxed{285}", "expected_answer": "285"}
     arguments = ["--writer", writer, "--model", "other", "--fields", "question=problem,answer=expected_answer"]
