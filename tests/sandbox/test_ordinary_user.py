@@ -112,6 +112,16 @@ for _ in range(8):
         while True: time.sleep(1)
 while True: time.sleep(1)
 """
+EPOLLS = """
+import os, select, time
+os.fork()
+events = [os.eventfd(0) for _ in range(300)]
+polls = []
+while len(polls) < 200:
+    polls.append(select.epoll())
+    for event in events: polls[-1].register(event)
+while True: time.sleep(1)
+"""
 ORPHANS = """
 import os, time
 def spin(seconds):
@@ -175,6 +185,7 @@ def run_beside(hostile: str, honest: str, *, audit: bool = False) -> tuple[str, 
         (PIPES, "killed", SEND, "60000\n"),
         (IN_FLIGHT, "killed", SEND, "60000\n"),
         (NESTED, "killed", SEND, "60000\n"),
+        (EPOLLS, "killed", "print(1)", "1\n"),
         (TIMERS, "timeout", TIMER, "0\n"),
         (SIGNALS, None, TIMER, "0\n"),
         (SOCKETS, "memory", "print(1)", "1\n"),
@@ -185,6 +196,7 @@ def run_beside(hostile: str, honest: str, *, audit: bool = False) -> tuple[str, 
         "pipes",
         "descriptors in flight",
         "hidden descriptors in flight",
+        "epoll watches",
         "timers",
         "signals",
         "socket buffers",

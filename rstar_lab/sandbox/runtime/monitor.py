@@ -35,7 +35,7 @@ BACKGROUND_PROCESSES = 8
 LATE_TICKS = 2
 # Without a control group a call cannot get a higher CPU weight. On a busy machine its wall time grows by the time that it waited
 # for a CPU, up to this many time limits, so that an honest call succeeds and an endless loop reaches its time limit.
-STARVED_TIMEOUTS = 15
+STARVED_TIMEOUTS = 40
 # A check measures at most this many threads of a call; if it has more, a random sample.
 MEASURED_TASKS = 64
 
@@ -250,6 +250,9 @@ class CallMonitor:
 MOST_PIPES = 384
 # Descriptors of one call that are in flight, of 512 that make sending fail.
 MOST_IN_FLIGHT = 128
+# epoll instances of all processes of one call. Each watches up to 512 descriptors, with 200 bytes of kernel memory for each, and a
+# user has a limit of them (/proc/sys/fs/epoll/max_user_watches).
+MOST_EPOLLS = 256
 # Sockets that no process of the call has: those of its supervisor, and those that are in flight themselves. Each of the latter can
 # contain descriptors that are not visible, so it counts as this many.
 OTHER_SOCKETS, IN_HIDDEN_SOCKET = 8, 32
@@ -257,7 +260,7 @@ OTHER_SOCKETS, IN_HIDDEN_SOCKET = 8, 32
 FEW_DESCRIPTORS = 256
 
 
-# --- limits of the kernel per user: pipe buffers and descriptors in flight
+# --- limits of the kernel per user: pipe buffers, descriptors in flight and descriptors that epoll watches
 
 
 def exceeds_user_limits(
@@ -275,14 +278,15 @@ def exceeds_user_limits(
         return False
     hidden = set(sockets)
     for _ in range(2):
-        pipes, visible, in_flight = set(), set(), 0
+        pipes, visible, in_flight, epolls = set(), set(), 0, 0
         for path, target in _links(pids):
+            epolls += target == "anon_inode:[eventpoll]"
             if target.startswith("pipe:"):
                 pipes.add(target)
             elif target.startswith("socket:[") and (inode := int(target[8:-1])) not in visible:
                 visible.add(inode)
                 in_flight += _in_flight(path)
-        if len(pipes) > MOST_PIPES or in_flight > MOST_IN_FLIGHT:
+        if len(pipes) > MOST_PIPES or in_flight > MOST_IN_FLIGHT or epolls > MOST_EPOLLS:
             return True
         hidden -= visible
         if in_flight + IN_HIDDEN_SOCKET * max(0, len(hidden) - OTHER_SOCKETS) <= MOST_IN_FLIGHT:
