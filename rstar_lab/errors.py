@@ -10,6 +10,10 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 class UserError(Exception):
     """Wrong input or a missing requirement. The message names it and says what to do."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows instead of a traceback, which would point into the package."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def os_error_message(error: OSError, place: Path | None = None) -> str:
     """Return one line with the file, the reason, and what to do if a disk or a quota is full or permissions are missing.

@@ -64,16 +64,18 @@ watch(root / f"{run}-sft", root / f"{run}-rl")
 
 # %% [markdown]
 # ## Result
+#
+# With `wait = False`, run these cells again after the first step.
 
 # %% jupyter={"source_hidden": true}
-runs = open_runs(runs_dir, run_ids=[f"{run}-rl"])
-plot_curves(runs)
+runs = open_runs(runs_dir, run_ids=[f"{run}-rl"]) if (root / f"{run}-rl" / "rollup.parquet").exists() else None
+plot_curves(runs) if runs else "no step yet"
 
 # %% jupyter={"source_hidden": true}
-runs.steps().tail()
+runs.steps().tail() if runs else None
 
 # %% jupyter={"source_hidden": true}
-inspect(runs)
+inspect(runs) if runs else None
 
 # %% [markdown]
 # ## All jobs of this folder

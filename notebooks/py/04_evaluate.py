@@ -81,7 +81,11 @@ results = [evaluate(model) for model in models]
 new_runs = [result["run"].rsplit("/", 1)[-1] for result in results]
 shown = list(dict.fromkeys([*evaluations, *new_runs]))
 runs = open_runs(runs_dir, run_ids=shown)
-runs.runs()[["run_id", "status", "trajectories"]]
+table = runs.runs().set_index("run_id").loc[shown]
+models_of = table.model.fillna(table.index.to_series())
+# Two evaluations of a model are told apart by their run.
+names = {run: f"{model} ({run})" if (models_of == model).sum() > 1 else model for run, model in models_of.items()}
+table[["model", "status", "trajectories"]]
 
 # %% [markdown]
 # ## Results
@@ -98,7 +102,7 @@ table["shown"] = [f"{row.value:.3g} [{row.low:.3g}, {row.high:.3g}]" for row in 
 summary = table.pivot(index="run_id", columns="metric", values="shown").loc[shown]
 majority = {result["run"].rsplit("/", 1)[-1]: result.get(f"maj{samples}") for result in results}
 summary[f"maj@{samples}"] = [format_interval(value, ".3g") if (value := majority.get(run)) else "" for run in shown]
-summary
+summary.rename(index=names).rename_axis("model")
 
 # %% [markdown]
 # ## pass@k
@@ -109,7 +113,7 @@ summary
 counts = runs.sql("SELECT min(n) AS n FROM (SELECT count(*) AS n FROM trajectories GROUP BY run_id, problem_id)")
 ks = [2**i for i in range(int(counts.n.iloc[0]).bit_length())]
 inspector = inspect(runs)
-link(plot_pass_at_k(runs, ks), inspector)
+link(plot_pass_at_k(runs, ks, names=names), inspector)
 
 # %% [markdown]
 # ## Per problem
@@ -117,7 +121,7 @@ link(plot_pass_at_k(runs, ks), inspector)
 # One row per model and problem. Problems with a pass rate in the middle are the most informative to read.
 
 # %%
-solved = pd.concat({run: problem_table(open_runs(runs_dir, run_ids=[run])) for run in shown}, names=["model"])
+solved = pd.concat({names[run]: problem_table(open_runs(runs_dir, run_ids=[run])) for run in shown}, names=["model"])
 format_numbers(solved[["problem_id", "rollouts", "pass_rate"]].sort_values("pass_rate"))
 
 # %% [markdown]
@@ -128,7 +132,8 @@ format_numbers(solved[["problem_id", "rollouts", "pass_rate"]].sort_values("pass
 # %%
 if len(shown) > 1:
     first, last = shown[0], shown[-1]
-    display(compare(open_runs(runs_dir, run_ids=[first]), open_runs(runs_dir, run_ids=[last]), name_a=first, name_b=last))
+    sides = [open_runs(runs_dir, run_ids=[run]) for run in (first, last)]
+    display(compare(*sides, name_a=names[first], name_b=names[last]))
 
 # %% [markdown]
 # ## Read the rollouts

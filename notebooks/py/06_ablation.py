@@ -12,8 +12,8 @@
 # %% [markdown]
 # # Ablation: does Resample-on-Correct help?
 #
-# **You learn** whether RoC makes correct rollouts cleaner, over several seeds. **Time**: 10 minutes to read with
-# recorded runs; training 35 runs takes hours.
+# **You learn** whether RoC makes correct rollouts cleaner, over several seeds. **Time**: 10 minutes to read the recorded
+# runs with `train = False`; else it trains 35 runs first, which takes hours.
 #
 # GRPO rewards only the final answer, so a correct answer reached through failing code is reinforced together with its
 # failures. RoC generates twice as many rollouts and prefers the successes with fewer tool errors. The arms below differ
@@ -46,7 +46,7 @@ overrides: dict = {
     "evaluate.sets.held_out.synthetic.count": 96,
     "evaluate.samples": 2,
 }  # recipe keys of all arms, SFT included
-train: bool = True  # False: only show runs that exist
+train: bool = True  # train the runs that are missing: 35 with these arms and seeds, which takes hours; False: show those that exist
 
 # %% jupyter={"source_hidden": true}
 import pandas as pd
@@ -59,23 +59,21 @@ from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs import find_job_runs_dir, run_grid
 from rstar_lab.parameters import read_list, read_mapping
 from rstar_lab.resources import load_benchmark
-from rstar_lab.runs import RunStoreError
 
 seeds = read_list(seeds, "seeds", int)
 arms, overrides = read_mapping(arms, "arms"), read_mapping(overrides, "overrides")
 runs_dir = find_job_runs_dir(profile, runs_dir)
 
 if train:
+    print(f"{len(arms) * len(seeds)} runs of {steps} steps, {concurrency} at a time; interrupt the cell to stop, run it again to continue")
     run_ids = run_grid(
         recipe, arms, seeds, runs_dir=runs_dir, profile=profile, name=name, concurrency=concurrency,
         overrides={"stages.0.steps": steps, "rl.token_arrays": "sampled"} | overrides,
     )  # fmt: skip
 else:
     run_ids = [run for run in open_runs(runs_dir).runs().run_id if run.startswith(f"{name}-") and run.endswith("-rl")]
-    if not run_ids:
-        raise RunStoreError(f"{runs_dir} has no run {name}-*-rl: set train = True, or another name")
-runs = open_runs(runs_dir, run_ids=run_ids)
-runs.runs()[["run_id", "status", "steps", "trajectories"]]
+runs = open_runs(runs_dir, run_ids=run_ids) if run_ids else None
+runs.runs()[["run_id", "status", "steps", "trajectories"]] if runs else f"no runs {name}-*-rl yet: see the recorded grid below, or set train = True"
 
 # %% [markdown]
 # ## By step
@@ -85,7 +83,7 @@ runs.runs()[["run_id", "status", "steps", "trajectories"]]
 
 # %% jupyter={"source_hidden": true}
 metrics = ["pass1", "tool_error_rate_correct", "response_tokens", "duplicate_answers", "entropy", "reflection_tokens"]
-plot_ablation(runs, "label", metrics)
+plot_ablation(runs, "label", metrics) if runs else None
 
 # %% [markdown]
 # ## By compute
@@ -93,13 +91,13 @@ plot_ablation(runs, "label", metrics)
 # The same curves over the number of generated tokens, which shows the cost of oversampling.
 
 # %% jupyter={"source_hidden": true}
-plot_ablation(runs, "label", metrics[:4], x="tokens")
+plot_ablation(runs, "label", metrics[:4], x="tokens") if runs else None
 
 # %% [markdown]
 # Held-out pass@1 over all tokens, generated and trained on, if the runs were evaluated (`evaluate.every`):
 
 # %% jupyter={"source_hidden": true}
-sums = ablation_sums(runs)
+sums = ablation_sums(runs) if runs else pd.DataFrame()
 if "held_out_numerator" in sums:
     display(plot_frontier(sums, [arm for arm in arms if arm in set(sums.arm)]))
 
@@ -111,10 +109,12 @@ if "held_out_numerator" in sums:
 # %% jupyter={"source_hidden": true}
 late = f"step > {2 * steps // 3}"
 control = "2x at random" if "2x at random" in arms else next(iter(arms))
-run_table = runs.runs()
-of_arm = {arm: open_runs(runs_dir, run_ids=list(run_table[run_table["recipe.label"] == arm].run_id)) for arm in arms}
-cards = {arm: compare(of_arm[control], of_arm[arm], where=late, name_a=control, name_b=arm) for arm in arms if arm != control}
-pd.concat({arm: card.table for arm, card in cards.items()}, names=["arm"])
+cards = {}
+if runs:
+    run_table = runs.runs()
+    of_arm = {arm: open_runs(runs_dir, run_ids=list(run_table[run_table["recipe.label"] == arm].run_id)) for arm in arms}
+    cards = {arm: compare(of_arm[control], of_arm[arm], where=late, name_a=control, name_b=arm) for arm in arms if arm != control}
+pd.concat({arm: card.table for arm, card in cards.items()}, names=["arm"]) if cards else None
 
 # %% jupyter={"source_hidden": true}
 for card in cards.values():
@@ -124,7 +124,7 @@ for card in cards.values():
 # Click a trajectory in a table above to open it here.
 
 # %% jupyter={"source_hidden": true}
-inspect(runs)
+inspect(runs) if runs else None
 
 # %% [markdown]
 # ## The recorded grid

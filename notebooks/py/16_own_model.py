@@ -93,13 +93,16 @@ watch(Path(runs_dir) / f"{run}-rl")
 
 # %% [markdown]
 # ## Result
+#
+# With `wait = False`, run the cells from here on again when the job has ended.
 
 # %%
-runs = open_runs(runs_dir, run_ids=[f"{run}-rl"])
-plot_curves(runs)
+run_dir = Path(runs_dir) / f"{run}-rl"
+runs = open_runs(runs_dir, run_ids=[run_dir.name]) if (run_dir / "rollup.parquet").exists() else None
+plot_curves(runs) if runs else "no step yet"
 
 # %%
-inspect(runs)
+inspect(runs) if runs else None
 
 # %% [markdown]
 # ## Use the model elsewhere
@@ -110,11 +113,11 @@ inspect(runs)
 # %%
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder = max((Path(runs_dir) / f"{run}-rl" / "stages").iterdir())
-tokenizer = AutoTokenizer.from_pretrained(folder)
-trained = AutoModelForCausalLM.from_pretrained(folder)
-print(folder)
-print(f"{sum(weight.numel() for weight in trained.parameters()) / 1e6:.1f}M parameters, {len(tokenizer)} tokens")
+for folder in sorted((run_dir / "stages").glob("*"))[-1:]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    trained = AutoModelForCausalLM.from_pretrained(folder)
+    print(folder)
+    print(f"{sum(weight.numel() for weight in trained.parameters()) / 1e6:.1f}M parameters, {len(tokenizer)} tokens")
 
 # %% [markdown]
 # ## Next steps

@@ -4,7 +4,7 @@
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,24 +161,32 @@ def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = 
     return Figure(figure, frame)
 
 
-def plot_pass_at_k(runs: Runs, ks: Sequence[int] = (1, 2, 4, 8), *, by: str = "run_id", where: Where = None) -> Figure:
-    """Plot pass@k with intervals over problems, one curve per value of `by` (run_id, stage, step)."""
+def plot_pass_at_k(
+    runs: Runs,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    *,
+    by: str = "run_id",
+    where: Where = None,
+    names: Mapping[str, str] | None = None,
+) -> Figure:
+    """Plot pass@k with intervals over problems, one curve per value of `by` (run_id, stage, step). names: other names for values."""
     frame = pass_at_k(runs, ks, by=(by,), where=where)
     base = _prefix(runs, where)
     figure = go.Figure()
     for value, (colour, dash, symbol) in line_styles(list(dict.fromkeys(frame[by]))).items():
         part = frame[frame[by] == value]
         shown = repr(value) if isinstance(value, str) else str(value)
+        name = str((names or {}).get(value, value))
         figure.add_scatter(
             x=part.k,
             y=part.value,
-            name=str(value),
+            name=name,
             mode="lines+markers",
             line={"color": colour, "dash": dash},
             marker={"symbol": symbol, "size": 8},
             error_y={"array": part.high - part.value, "arrayminus": part.value - part.low, "thickness": 1},
             customdata=[f"{base}{by} = {shown}"] * len(part),
-            hovertemplate="k %{x}<br>%{y:.1%}<extra>" + str(value) + "</extra>",
+            hovertemplate="k %{x}<br>%{y:.1%}<extra>" + name + "</extra>",
         )
     figure.update_xaxes(type="log", title="k", tickvals=list(ks), ticktext=[str(k) for k in ks])
     figure.update_yaxes(tickformat=".0%", title="pass@k", rangemode="tozero")

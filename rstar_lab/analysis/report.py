@@ -261,8 +261,8 @@ def _trajectories(runs: Runs, sample: int) -> str:
 
 def _counts(row: Mapping[str, Any]) -> str:
     """Return turns, errors and tokens as text, as far as they are known."""
-    known = (("turns", "turns"), ("errors", "errors"), ("response_tokens", "tokens"))
-    return ", ".join(f"{row[name]} {word}" for name, word in known if row.get(name) is not None)
+    known = (("turns", "turn"), ("errors", "error"), ("response_tokens", "token"))
+    return ", ".join(f"{row[name]} {word}{'s' * (row[name] != 1)}" for name, word in known if row.get(name) is not None)
 
 
 def _sample(runs: Runs, count: int) -> pd.DataFrame:

@@ -7,7 +7,7 @@ a run that is being written up to its last committed step.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -508,9 +508,23 @@ def named_rows(frame: pd.DataFrame) -> list[Any]:
     return list(frame.itertuples(index=False))
 
 
+def model_title(folder: str) -> str:
+    """Return a name for a model from the path of its folder: its run and step or stage, its name on the Hub, or the folder's name."""
+    run, kind, last = ("", "", "", *PurePath(folder).parts)[-3:]
+    if kind == "checkpoints" and last.startswith("step="):
+        return f"{run}, step {last.removeprefix('step=').lstrip('0') or 0}"
+    if kind == "stages":
+        return f"{run}, stage {last}"
+    if (kind, last) == ("sft", "model"):
+        return run
+    if kind == "snapshots" and run.startswith("models--"):
+        return run.removeprefix("models--").replace("--", "/")
+    return f"{kind}, {last}" if last == "base" else last
+
+
 def _run_row(reader: RunReader) -> dict[str, Any]:
     info = reader.info
-    parent = info.get("parent") or {}
+    parent, model = info.get("parent") or {}, (info.get("extra") or {}).get("model")
     rollup = reader.rollup().select(["step", "rows_trajectories"])
     return {
         "run_id": info["run_id"],
@@ -518,6 +532,7 @@ def _run_row(reader: RunReader) -> dict[str, Any]:
         "status": reader.status,
         "created": pd.Timestamp(info["created"]) if info.get("created") else pd.NaT,
         "seed": info.get("seed"),
+        "model": model_title(model) if isinstance(model, str) else None,
         "parent_run": parent.get("run"),
         "parent_step": parent.get("step"),
         "attempts": info.get("attempts"),

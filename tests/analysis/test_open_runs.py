@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,9 +10,12 @@ import pytest
 from helpers.analysis_runs import VOCABULARY, make_run
 
 from rstar_lab.analysis import open_runs, views
+from rstar_lab.analysis.runs import model_title
 from rstar_lab.analysis.views import select_files_sql
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "runs"
 
 
 @pytest.fixture(scope="module")
@@ -224,3 +228,20 @@ def test_transcripts_are_read_only_on_request(folder, tmp_path):
     with pytest.raises(RunStoreError, match="truncated"):
         runs.transcript("run0/000001/0/0")
     assert RunReader(tmp_path / "run0").steps()
+
+
+@pytest.mark.parametrize(
+    ("folder", "title"),
+    [
+        ("runs/tiny-sft/base", "tiny-sft, base"), ("/a/runs/tiny-sft/sft/model", "tiny-sft"),
+        ("/a/runs/tiny-rl/checkpoints/step=000008", "tiny-rl, step 8"), ("runs/tiny-rl/stages/grpo", "tiny-rl, stage grpo"),
+        ("/h/models--Qwen--Qwen3-0.6B/snapshots/abc", "Qwen/Qwen3-0.6B"), ("/models/mine", "mine"), ("mine", "mine"), ("/", "/"),
+    ],
+)  # fmt: skip
+def test_models_of_evaluations_have_a_name(folder, title):
+    assert model_title(folder) == title
+
+
+def test_the_table_of_runs_names_the_model_of_an_evaluation():
+    table = open_runs(GOLDEN).runs().set_index("run_id")
+    assert table.model["tiny_fast-eval-rl"] == "tiny_fast-rl, step 8" and table.model.isna()["tiny_fast-rl"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.notebooks import NOTEBOOKS, SMALL
+from helpers.notebooks import NOTEBOOKS, SMALL, SMALL_OWN_MODEL
 from lab_page import Lab, LabPage
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -33,6 +33,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "09_cluster": {"overrides": SMALL | {"stages.0.steps": 1, "evaluate.sets": {}}},
     "10_recipe": {"overrides": SMALL | STAGES | {"evaluate.samples": 1}},
     "11_own_tools": {"examples": 120, "steps": 1, "overrides": {"rl.problems_per_step": 2, "rl.group_size": 2}},
+    "16_own_model": {"overrides": SMALL_OWN_MODEL},
+    "17_own_loop": {"steps": 1, "problems_per_step": 4, "overrides": SMALL},
     "13_environment": {"examples": 120, "steps": 1, "overrides": {"rl.problems_per_step": 2, "rl.group_size": 2}},
 }
 

@@ -19,6 +19,12 @@ SMALL = {
     "engine.kind": "transformers",  # vLLM takes longer to start than the rest of the test
     "processes": 1,
 }
+# The same for the recipe that `rstar-lab init` writes for SmolLM2.
+SMALL_OWN_MODEL = {
+    "sft.problems.synthetic.count": 16, "sft.batch_size": 8, "stages.0.steps": 2, "rl.problems_per_step": 2,
+    "rl.group_size": 2, "rl.limits.max_response_tokens": 64, "evaluate.max_response_tokens": 64,
+    "evaluate.samples": 1, "evaluate.sets.held_out.limit": 2,
+}  # fmt: skip
 
 
 def execute(

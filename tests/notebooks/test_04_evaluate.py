@@ -39,11 +39,13 @@ def test_notebook_04_evaluates_a_model_and_compares_it(tmp_path):
     reader = RunReader(made)
     assert reader.status == "finished" and reader.info["result"]["n"] == 12
 
-    assert made.name in outputs(notebook, "measure(runs") and EVALUATION.name in outputs(notebook, "measure(runs")
+    assert made.name in outputs(notebook, "models_of =") and EVALUATION.name in outputs(notebook, "models_of =")
+    models = ("memorized_model", "tiny_fast-rl, step 8")
+    assert all(model in outputs(notebook, "measure(runs") for model in models)
     assert "application/vnd" in outputs(notebook, "plot_pass_at_k(runs")
     table = outputs(notebook, "problem_table(open_runs")
     assert "pass_rate" in table and f"[{len(problems) + 6} rows" in table
     assert "maj@2" in outputs(notebook, "measure(runs")
     card = outputs(notebook, "compare(open_runs")
-    assert made.name in card and EVALUATION.name in card
+    assert all(model in card for model in models) and made.name not in card
     assert [cell for cell in notebook.cells if cell.cell_type == "code"][-1].outputs

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.notebooks import GOLDEN, SMALL, execute, outputs
 
+from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.rl.demo import make_report
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs.reader import RunReader
@@ -113,3 +114,15 @@ def test_the_demo_report_draws_figures_offline(tmp_path):
     assert page.count("plotly-graph-div") >= 3 and "not drawn here" not in page
     assert not re.search(r'<script src="https?:', page)
     assert "@jupyter-widgets/html-manager@" not in page and "mermaid.esm.min.mjs" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "settings"), [("03_train", {"wait": False}), ("06_ablation", {"train": False})])
+def test_notebooks_run_to_their_end_without_any_step(tmp_path, name, settings):
+    folder = JobFolder.of(tmp_path, "job")
+    folder.save(JobSpec("job", "tiny", "laptop", "local", [], str(tmp_path), str(tmp_path), {}, "now", run="tiny-rl"))
+    folder.log.write_text("")
+    settings = {"runs_dir": str(tmp_path)} | settings | ({"job_id": "job"} if name == "03_train" else {})
+    shown = outputs(execute(f"{name}.ipynb", tmp_path, settings))
+    assert "no step yet" in shown or "no runs ablation-*-rl yet" in shown
+    assert "Traceback" not in shown
