@@ -92,3 +92,8 @@ def test_a_rollout_is_forked_at_an_edited_turn_by_keyboard(lab: Lab, tmp_path: P
         page.locator(f"{APP} .rl-list").focus()
         page.keyboard.press("j")
         opened.wait(f"() => document.querySelector('{PANEL}').hidden")
+        page.keyboard.press("k")
+        wait_for_trajectory(opened, run_python(opened, "print(inspector.forks[-1].traj_id)"))
+        page.keyboard.press("t")
+        page.wait_for_selector(f"{PANEL} tbody tr")
+        assert page.locator(f"{PANEL} .rl-summary").inner_text() == summary, "the continuations are shown again"

@@ -324,6 +324,11 @@ class Inspector(NotebookWidget):
         self._continuations |= dict.fromkeys(forked.tree.traj_id, Source(forked.runs))
         return panels.fork_payload(forked)
 
+    def _forked(self, _buffers: list[Any], traj_id: str) -> dict[str, Any] | None:
+        """Return the last fork of a rollout, or None."""
+        made = next((forked for forked in reversed(self.forks) if forked.traj_id == traj_id), None)
+        return None if made is None else panels.fork_payload(made)
+
     def _turn_text(self, _buffers: list[Any], traj_id: str, turn: int) -> str:
         return panels.turn_text(self.source.record(self.source.row(traj_id)), int(turn))
 
@@ -360,6 +365,7 @@ class Inspector(NotebookWidget):
         "search": _search,
         "alternatives": _alternatives,
         "fork": _fork,
+        "forked": _forked,
         "turn_text": _turn_text,
         "note": _note,
         "views": _list_views,

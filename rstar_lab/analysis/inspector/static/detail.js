@@ -25,12 +25,12 @@ export class Detail {
     const button = (title, action, more = {}) => h("button", { type: "button", class: "rl-toggle", onclick: action, ...more }, title);
     this.rawButton = button("Raw", () => this.toggleRaw(), { "aria-pressed": "false", title: "Show the unchanged token stream" });
     this.alternatives = new Alternatives(ask, () => this.transcript.ribbon.focus());
-    this.fork = new Fork(ask, (traj_id) => this.compare(traj_id).catch((error) => this.say(error.message, true)), () => this.transcript.ribbon.focus());
-    const forkButton = button("Fork", () => this.showFork(), { title: "Sample continuations from the start of a turn" });
+    this.fork = new Fork(ask, (traj_id) => this.compare(traj_id).catch((error) => this.say(error.message, true)), () => this.transcript.ribbon.focus(), say);
+    this.forkButton = button("Fork", () => this.showFork(), { title: "Sample continuations from the start of a turn" });
     const tokenButton = button("Alternatives", () => this.showAlternatives(), { title: "Most likely tokens at the selected token" });
     this.compareButton = button("Side by side", () => this.toggleCompare(), { "aria-pressed": "false" });
     this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
-    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, tokenButton, forkButton, this.rawButton, this.groupButton, this.compareButton));
+    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, tokenButton, this.forkButton, this.rawButton, this.groupButton, this.compareButton));
     const quiet = (title, action, more = {}) => h("button", { type: "button", class: "rl-quiet", onclick: action, ...more }, title);
     this.noteButton = quiet("Note", () => (this.noteBox.hidden ? this.openNote() : this.showNote(false)), { "aria-expanded": "false", title: "Note and tags of this rollout" });
     const actions = h("div", { class: "rl-actions" }, this.noteButton, h("span", { class: "rl-push" }), quiet("Copy link", () => this.copyLink()),
@@ -76,6 +76,7 @@ export class Detail {
       h("span", { class: "rl-selection", title: selection }, selection),
       row.environment ? h("span", { class: "rl-environment", title: row.environment }, `environment ${row.environment}`) : null,
       measured ? h("span", { class: "rl-metrics", title: measured }, measured) : null));
+    this.forkButton.textContent = this.fork.made.has(row.traj_id) ? "Fork ●" : "Fork";
     fill(this.group, strip(this.opened.siblings, row.traj_id, this.select));
     const [box, cell] = [".rl-strip", "[aria-pressed=true]"].map((name) => this.group.querySelector(name));
     if (cell) box.scrollLeft = cell.offsetLeft - box.clientWidth / 2; // the selected rollout is in view

@@ -5,9 +5,9 @@ const percent = (value) => `${Math.round(100 * value)}%`;
 /** Continuations of the open rollout from the start of a turn, sampled by a model on request, and the value of each turn. */
 export class Fork {
   /** ask(op, values, patience): request to the kernel. compare(traj_id): show a continuation beside the rollout.
-   *  focus(): give the focus back to the transcript. */
-  constructor(ask, compare, focus) {
-    Object.assign(this, { ask, compare, focus });
+   *  focus(): give the focus back to the transcript. say(text): tell that continuations of another rollout are stored. */
+  constructor(ask, compare, focus, say) {
+    Object.assign(this, { ask, compare, focus, say, made: new Set() }); // made: rollouts that were forked here
     this.turn = h("select", { "aria-label": "Turn to fork at", onchange: () => this.chosen() });
     this.count = h("input", { type: "number", class: "rl-step", min: 1, max: 256, value: 16, "aria-label": "Continuations per turn" });
     this.weights = h("input", { type: "text", class: "rl-weights", spellcheck: "false", placeholder: "Model folder or URL of a server; empty: nearest checkpoint", "aria-label": "Model folder or URL of a server" });
@@ -41,8 +41,15 @@ export class Fork {
       this.chosen();
       fill(this.body);
       this.title.textContent = "The continuations are stored beside the run.";
+      this.recall(traj_id);
     }
     this.turn.focus();
+  }
+
+  /** Show the last result for a rollout, if the kernel has one. */
+  async recall(traj_id) {
+    const [forked] = await this.ask("forked", { traj_id }).catch(() => [null]);
+    if (forked && traj_id === this.traj_id && !this.button.disabled) this.draw(forked);
   }
 
   /** Only a single turn can be edited. */
@@ -79,9 +86,14 @@ export class Fork {
     const timer = setInterval(() => { seconds.textContent = `${Math.round((Date.now() - began) / 1000)} s`; }, 1000);
     try {
       const [forked] = await this.ask("fork", { traj_id, turn, k: Number(this.count.value), edit: this.edit.value, weights: this.weights.value.trim() }, 3_600_000);
-      if (traj_id === this.traj_id) this.draw(forked, turn === null);
+      this.made.add(traj_id);
+      if (traj_id === this.traj_id) {
+        this.draw(forked);
+        this.body.focus();
+      } else this.say(`${forked.tree.length} continuations are stored as run ${forked.run}. Open their rollout and press t to see them.`);
     } catch (error) {
       if (traj_id === this.traj_id) this.fail(error.message);
+      else this.say(`Not forked: ${error.message}`, true);
     } finally {
       clearInterval(timer);
       this.button.disabled = false;
@@ -93,8 +105,8 @@ export class Fork {
     fill(this.body, h("p", { class: "rl-missing", role: "alert" }, message));
   }
 
-  /** whole: every turn was forked, so that the values show over which turn the value falls. */
-  draw({ values, tree, lost_at, reward, run, weights, differing }, whole) {
+  draw({ values, tree, lost_at, reward, run, weights, differing }) {
+    const whole = values.length === this.turn.options.length - 1; // every turn was forked: the values show where the value falls
     const original = `The original rollout is ${reward > 0 ? "correct" : "wrong"}.`;
     const fall = whole && lost_at !== null ? lost_at : -1;
     const lost = fall < 0 ? "" : ` The value falls most over turn ${fall + 1}.`;
@@ -106,7 +118,6 @@ export class Fork {
       h("td", {}, interval(value, low, high), h("div", {}, `${percent(low)} to ${percent(high)}`)),
       h("td", {}, h("span", { class: "rl-strip" }, tree.filter((row) => row.turn === turn).map((row) => this.cell(row))))));
     fill(this.body, h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, ["From turn", "Correct", "95% interval", "Continuations"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows)));
-    this.body.focus();
   }
 
   cell(row) {
