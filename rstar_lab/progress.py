@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from rstar_lab.visible_text import printable
@@ -41,9 +42,13 @@ class Reporter:
         if self.as_json or not self.console.is_terminal:
             yield Work(self, name, total, None)
             return
-        columns = [TextColumn("{task.description:10}", markup=False), BarColumn(24), MofNCompleteColumn()]
-        columns += [TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
-        with Progress(*columns, console=self.console) as progress:
+        columns = [TextColumn("{task.description:10}", markup=False), BarColumn(16), MofNCompleteColumn()]
+        # On a narrow terminal the note is cut, not the numbers.
+        note = TextColumn(
+            "{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        )
+        columns += [TimeElapsedColumn(), TimeRemainingColumn(), note]
+        with Progress(*columns, console=self.console, expand=True) as progress:
             yield Work(self, name, total, progress)
 
 
@@ -62,7 +67,7 @@ class Work:
         note: text after the numbers. fields: metrics for the JSON line.
         """
         if self.progress:
-            self.progress.update(self.task, completed=done, note=printable(note))
+            self.progress.update(self.task, completed=done, total=self.total, note=printable(note))
             return
         now = time.monotonic()
         if done != self.total and now - self.printed_at < every_s:

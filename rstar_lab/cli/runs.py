@@ -1,6 +1,7 @@
 """`rstar-lab runs`: list runs, show one run, merge the files of a run."""
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +45,7 @@ def list_(runs_dir: RunsFolder = Path("runs"), as_json: AsJson = False) -> None:
             row["run_id"],
             row.get("stage") or row.get("kind", ""),
             row["status"],
-            row.get("steps", ""),
+            row.get("last_step") or row.get("steps", ""),  # SFT does not store every step
             row.get("trajectories", ""),
             "" if reward is None else f"{reward:.3f}",
             (row.get("created") or "")[5:16].replace("T", " "),
@@ -72,7 +73,13 @@ def show(run: RunId, runs_dir: RunsFolder = Path("runs"), as_json: AsJson = Fals
 
     console = Console()
     summary = _summary(reader.run_dir)
-    info = {key: value for key, value in (reader.info | summary).items() if value not in (None, {}, [])}
+    found = reader.info | summary
+    # The longest entries first: the end of the output is what a terminal shows.
+    info = {
+        key: found[key]
+        for key in sorted(found, key=lambda key: -len(str(found[key])))
+        if found[key] not in (None, {}, [])
+    }
     console.print(printable(yaml.safe_dump(info, sort_keys=False, allow_unicode=True)), markup=False, end="")
     if lines:
         console.print("metrics of the last step:")
@@ -97,8 +104,13 @@ def _folder(runs_dir: Path, run: str) -> Path:
 
     folder = runs_dir / run
     if not (folder / "run.json").exists():
-        existing = ", ".join(path.name for path in run_folders(runs_dir)) or "none"
-        raise RunStoreError(f"no run {run!r} in {runs_dir}/; existing runs: {existing}")
+        names = [path.name for path in run_folders(runs_dir)]
+        near = get_close_matches(run, names, n=3) if len(names) > 8 else []
+        existing = ", ".join(near or names[-8:]) or "none"
+        more = f" and {len(names) - 8} older; `rstar-lab runs list` shows them" if len(names) > 8 and not near else ""
+        raise RunStoreError(
+            f"no run {run!r} in {runs_dir}/; {'similar' if near else 'existing'} runs: {existing}{more}"
+        )
     return folder
 
 
