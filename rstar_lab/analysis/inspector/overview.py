@@ -242,7 +242,9 @@ def sparkline(name: str, values: list[float]) -> dict[str, str]:
     x = np.linspace(1, WIDTH - 1, len(kept)) if len(kept) > 1 else np.array([WIDTH / 2])
     points = " ".join(f"{a:.0f},{HEIGHT - 2 - b:.0f}" for a, b in zip(x, height * (HEIGHT - 4), strict=True))
     percent = name != "mismatch" and get_metric(name).percent
-    return {"text": f"{values[-1]:.1%}" if percent else f"{values[-1]:.3g}", "points": points}
+    last = values[-1]
+    text = f"{last:.1%}" if percent else f"{last:,.0f}" if abs(last) >= 1000 else f"{last:.3g}"
+    return {"text": text, "points": points}
 
 
 def _cell_html(cell: dict[str, str]) -> str:

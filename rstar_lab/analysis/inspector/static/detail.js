@@ -19,6 +19,9 @@ export class Detail {
     this.group = h("div", { class: "rl-groupline" });
     this.channels = h("div", { class: "rl-channels", role: "radiogroup", "aria-label": "Colour of the tokens" }, channelNames.map(([name, title]) =>
       h("label", {}, h("input", { type: "radio", name: `${this.name}-channel`, value: name, onchange: () => setChannel(name) }), h("span", {}, title))));
+    // The same as a menu, on a narrow page
+    this.channelMenu = h("select", { class: "rl-channel-menu", "aria-label": "Colour of the tokens", onchange: ({ target }) => setChannel(target.value) },
+      channelNames.map(([name, title]) => h("option", { value: name }, title)));
     this.findBox = h("input", { type: "search", class: "rl-find", placeholder: "Find in transcript", "aria-label": "Find in transcript",
       oninput: debounce(120, () => this.find()), onkeydown: (event) => { if (event.key === "Enter") this.findNext(event.shiftKey ? -1 : 1); } });
     this.matchLine = h("span", { class: "rl-found", role: "status" });
@@ -30,7 +33,7 @@ export class Detail {
     const tokenButton = button("Alternatives", () => this.showAlternatives(), { title: "Most likely tokens at the selected token" });
     this.compareButton = button("Side by side", () => this.toggleCompare(), { "aria-pressed": "false" });
     this.groupButton = button("Group", () => this.toggleGroup(), { "aria-pressed": "false" });
-    const tools = h("div", { class: "rl-tools" }, this.channels, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, tokenButton, this.forkButton, this.rawButton, this.groupButton, this.compareButton));
+    const tools = h("div", { class: "rl-tools" }, this.channels, this.channelMenu, h("span", { class: "rl-push" }), h("span", { class: "rl-actions" }, tokenButton, this.forkButton, this.rawButton, this.groupButton, this.compareButton));
     const quiet = (title, action, more = {}) => h("button", { type: "button", class: "rl-quiet", onclick: action, ...more }, title);
     this.noteButton = quiet("Note", () => (this.noteBox.hidden ? this.openNote() : this.showNote(false)), { "aria-expanded": "false", title: "Note and tags of this rollout" });
     const actions = h("div", { class: "rl-actions" }, this.noteButton, h("span", { class: "rl-push" }), quiet("Copy link", () => this.copyLink()),
@@ -195,6 +198,7 @@ export class Detail {
   recolour() {
     const channel = this.channel();
     for (const input of this.channels.querySelectorAll("input")) input.checked = input.value === channel;
+    this.channelMenu.value = channel;
     this.transcript.paint(channel);
     if (this.compared) this.other.paint(channel);
   }
