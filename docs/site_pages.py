@@ -33,12 +33,18 @@ PICTURES = {
         "tutorial-scheduler.svg",
         "Work of the engines under each policy, 64 simulated rollouts",
     ),
-    "10_recipe": ("tutorial-recipe.svg", "Memory of an update of each stage on one GPU, predicted by a dry run on a CPU"),
+    "10_recipe": (
+        "tutorial-recipe.svg",
+        "Memory of an update of each stage on one GPU, predicted by a dry run on a CPU",
+    ),
     "11_own_tools": ("inspector.png", _INSPECTOR),
     "12_async": ("tutorial-async.svg", "Learning curves of synchronous and asynchronous training"),
     "13_environment": ("inspector.png", _INSPECTOR),
     "14_counterfactual": ("tutorial-counterfactual.svg", f"What other rules would have trained on, {_GOLDEN}"),
-    "16_own_model": ("tutorial-own-model.svg", "SmolLM2-135M-Instruct, 10 RL steps of `rstar-lab demo --real` with seed 1"),
+    "16_own_model": (
+        "tutorial-own-model.svg",
+        "SmolLM2-135M-Instruct, 10 RL steps of `rstar-lab demo --real` with seed 1",
+    ),
 }
 SOURCE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./(?:rstar_lab|cluster|notebooks|tests|[A-Z.])[^)]*\)")
 
