@@ -46,6 +46,6 @@ def test_notebook_04_evaluates_a_model_and_compares_it(tmp_path):
     table = outputs(notebook, "problem_table(open_runs")
     assert "pass_rate" in table and f"[{len(problems) + 6} rows" in table
     assert "maj@2" in outputs(notebook, "measure(runs")
-    card = outputs(notebook, "compare(open_runs")
+    card = outputs(notebook, "compare(*sides")
     assert all(model in card for model in models) and made.name not in card
     assert [cell for cell in notebook.cells if cell.cell_type == "code"][-1].outputs
