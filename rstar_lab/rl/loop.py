@@ -29,7 +29,6 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import load_policy
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.recipe.rl import roc_hooks
 from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.plan import rollout_task
@@ -181,7 +180,7 @@ class TrainingLoop:
         Args:
             rollouts: Rollouts of `sample`. Groups with equal rewards stay; their group advantages are 0.
         """
-        roc, groups = roc_hooks(self.rl), dict[str, list[Trajectory]]()
+        roc, groups = self.rl.method.roc.bound(self.rl), dict[str, list[Trajectory]]()
         for t in rollouts:
             if t.usable:
                 groups.setdefault(t.group_id, []).append(t)

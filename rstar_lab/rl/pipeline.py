@@ -22,7 +22,6 @@ from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
-from rstar_lab.rl.methods import CrossPolicy, Opd
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.model import attention_implementation, build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.sources import get_model, origin_entry
@@ -237,13 +236,13 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
             work = stack.enter_context(reporter.work("rl", total))
             log = stack.enter_context(open_loggers(recipe.log_to, writer.run_dir, config))
             teacher = None
-            if any(recipe.settings(stage).method.added(Opd) for stage in recipe.stages):
+            methods = [method for stage in recipe.stages for method in recipe.settings(stage).method.parts]
+            if any(method.needs_teacher for method in methods):
                 assert recipe.engine.teacher_url is not None
                 longest = engines.context or session.max_sequence_tokens(model_dir)
                 teacher = await stack.enter_async_context(open_teacher(recipe.engine.teacher_url, tokenizer, longest))
             older = None
-            mixed = [recipe.settings(stage).method.added(CrossPolicy) for stage in recipe.stages]
-            if urls := {method.url for method in mixed if method}:
+            if urls := {url for method in methods if (url := method.older_policy_url)}:
                 if len(urls) > 1:
                     raise UserError("method.add: cross_policy: all stages must have the same url")
                 longest = engines.context or session.max_sequence_tokens(model_dir)

@@ -21,12 +21,12 @@ from rstar_lab.rl.engines.devices import VARIABLES
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import load_environments, make_environments
+from rstar_lab.rl.methods.functions import own_chat_template, own_metric, own_trigger
 from rstar_lab.rl.methods.samplers import check_difficulty
 from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, without_copies
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
-from rstar_lab.rl.recipe.functions import own_chat_template, own_metric, own_trigger
 from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.reward.hidden_tests import Runner, hidden_tests_of
 from rstar_lab.rl.rollout.codec import Codec

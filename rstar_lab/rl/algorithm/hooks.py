@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -71,14 +71,33 @@ class MethodHooks:
         reads_texts: whether a hook reads tokens or texts of the rollouts. verl's trainer process has numbers only, unless
             a method reads texts.
         reads_outputs: whether a hook reads `Turn.outputs`, which are recorded only then.
+        needs_teacher: whether `forward` needs the teacher of `engine.teacher_url`.
+        older_policy_url: URL of a server with an older policy, which `slots` gets; None: not needed.
+        branch_entropy: difference of the entropies from which rollouts branch; None: they do not (`rollout.branching`).
+        not_with_verl: why verl does not support the method, and what to do; empty: it does.
     """
 
-    equal_groups: Literal["drop", "cross_entropy", "train"] = "drop"
-    excluded = "own"
+    equal_groups: ClassVar[Literal["drop", "cross_entropy", "train"]] = "drop"
+    excluded: ClassVar[str] = "own"
     masks_failures = False
-    forward_phase: str | None = None
-    reads_texts = False
-    reads_outputs = False
+    forward_phase: ClassVar[str | None] = None
+    reads_texts: ClassVar[bool] = False
+    reads_outputs: ClassVar[bool] = False
+    needs_teacher: ClassVar[bool] = False
+    not_with_verl: ClassVar[str] = ""
+
+    @property
+    def older_policy_url(self) -> str | None:
+        return None
+
+    @property
+    def branch_entropy(self) -> float | None:
+        return None
+
+    def slots(self, slots: Any, older: Any) -> Any:
+        """Return the engine slots of a step's rollouts, (index, task) -> EngineSlot. older: engine with the policy of
+        `older_policy_url`, which the method has."""
+        return slots
 
     def select(self, rollouts: list[Trajectory], rng: np.random.Generator) -> list[Trajectory]:
         """Return the rollouts of a group to train on. rng: generator of this group and step."""
@@ -90,7 +109,7 @@ class MethodHooks:
 
     def score(self, groups: Sequence[Group], streams: list[list[Streams]]) -> list[list[Streams]]:
         """Return the streams of all groups of a step. Calls `score_group` for each group."""
-        return [self.score_group(group, own) for group, own in zip(groups, streams, strict=True)]
+        return [self.score_group(group, before) for group, before in zip(groups, streams, strict=True)]
 
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
         """Return the streams of the rollouts of a group. streams: those of the methods before this one."""
@@ -107,7 +126,7 @@ class MethodHooks:
         """Return the selection with streams that need further forward passes. rollouts: all rollouts of the step."""
         return selection
 
-    def loss(self, config: LossConfig) -> LossConfig:
+    def loss_options(self, config: LossConfig) -> LossConfig:
         """Return the options of the loss that this method needs."""
         return config
 

@@ -3,26 +3,21 @@
 The paper adds SFT steps; here the rollouts are left out of the loss.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from rstar_lab.rl.algorithm.hooks import MethodHooks
 from rstar_lab.rl.algorithm.streams import Streams
-from rstar_lab.rl.section import Section
+from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.trajectory import Trajectory
 
 
-class ControlTokens(Section):
+class ControlTokens(MethodSection):
     """Excludes rollouts from the loss in which the model writes a control token that does not belong there: a role marker, a tag
     of tool responses, or a `<tool_call>` tag without its counterpart. Such tokens precede collapse (arXiv 2606.26027)."""
 
     type: Literal["control_tokens"] = "control_tokens"
     """Name of the method."""
 
-
-class ControlTokensHooks(MethodHooks):
-    """Leaves out rollouts in which the model wrote a misplaced control token."""
-
-    excluded = "control_tokens"
+    excluded: ClassVar[str] = "control_tokens"
 
     def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
         return None if any(turn.control_token for turn in rollout.turns) else streams

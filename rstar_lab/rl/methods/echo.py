@@ -6,20 +6,19 @@ kept for this term; they are in no other term, so the policy loss is that withou
 used, as in the other terms.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from rstar_lab.rl.algorithm.config import LossConfig
-from rstar_lab.rl.algorithm.hooks import MethodHooks
 from rstar_lab.rl.algorithm.streams import Streams
-from rstar_lab.rl.section import Section
+from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.trajectory import Trajectory
 
 
-class Echo(Section):
+class Echo(MethodSection):
     """ECHO (arXiv 2605.24517): adds the cross-entropy of the tokens of tool responses to the loss, so that the model learns to
     predict what its code prints."""
 
@@ -28,14 +27,8 @@ class Echo(Section):
     weight: float = Field(gt=0)
     """Weight of the mean cross-entropy."""
 
-
-@dataclass(frozen=True)
-class EchoHooks(MethodHooks):
-    """Adds the cross-entropy of what the tools and the environment returned."""
-
-    weight: float
-    equal_groups = "cross_entropy"
-    reads_outputs = True
+    equal_groups: ClassVar[Literal["drop", "cross_entropy", "train"]] = "cross_entropy"
+    reads_outputs: ClassVar[bool] = True
 
     def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
         weight_T = np.zeros(len(rollout.response_ids), dtype=np.float32)
@@ -44,5 +37,5 @@ class EchoHooks(MethodHooks):
                 weight_T[start:end] = self.weight
         return streams.plus(Streams(ce_weight_T=weight_T if weight_T.any() else 0.0))
 
-    def loss(self, config: LossConfig) -> LossConfig:
+    def loss_options(self, config: LossConfig) -> LossConfig:
         return replace(config, ce_metric="tool_output_loss")

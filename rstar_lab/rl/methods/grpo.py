@@ -3,11 +3,10 @@
 The advantage of a rollout is (r - mean) / (std + 1e-6) over its group; std is that of the sample (n - 1).
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from rstar_lab.rl.algorithm.advantages import group_advantages
-from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
+from rstar_lab.rl.algorithm.hooks import Group
 from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
 from rstar_lab.rl.methods.method import Method
 
@@ -20,13 +19,6 @@ class Grpo(Method):
     normalise_std: bool = True
     """Divide advantages by the standard deviation of rewards in the group. Default: paper. `false`: Dr.GRPO (arXiv
     2503.20783), with `aggregation: seq-mean-token-sum-norm`."""
-
-
-@dataclass(frozen=True)
-class GrpoHooks(MethodHooks):
-    """Group advantages, see `group_advantages`."""
-
-    normalise_std: bool = True
 
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
         return rollout_streams(

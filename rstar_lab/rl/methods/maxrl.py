@@ -6,7 +6,7 @@ With rewards of 0 and 1 the gradient is that of the log of the pass rate, which 
 from typing import Literal
 
 from rstar_lab.rl.algorithm.advantages import maxrl_advantages
-from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
+from rstar_lab.rl.algorithm.hooks import Group
 from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
 from rstar_lab.rl.methods.method import Method
 
@@ -17,10 +17,6 @@ class Maxrl(Method):
 
     type: Literal["maxrl"] = "maxrl"
     """Name of the method."""
-
-
-class MaxrlHooks(MethodHooks):
-    """Advantages of `maxrl_advantages`."""
 
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
         unshaped = [t.reward for t in group.rollouts]

@@ -1,15 +1,16 @@
 """Keys that all methods share: the policy loss of a step and the methods that are added to it."""
 
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, get_args
 
 from pydantic import Field, field_validator
 
 from rstar_lab.rl.algorithm.config import Aggregation, Variant
+from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.methods.branching import Branching
 from rstar_lab.rl.methods.control_tokens import ControlTokens
 from rstar_lab.rl.methods.cross_policy import CrossPolicy
 from rstar_lab.rl.methods.echo import Echo
-from rstar_lab.rl.methods.opd import Opd
+from rstar_lab.rl.methods.opd import Distillation, Opd
 from rstar_lab.rl.methods.overlong_buffer import OverlongBuffer
 from rstar_lab.rl.methods.overlong_filter import OverlongFilter
 from rstar_lab.rl.methods.repetition import Repetition
@@ -19,17 +20,18 @@ from rstar_lab.rl.methods.sdpo import Sdpo
 from rstar_lab.rl.methods.task_normalisation import TaskNormalisation
 from rstar_lab.rl.methods.tool_budget import ToolBudget
 from rstar_lab.rl.methods.void_turns import VoidTurns
-from rstar_lab.rl.section import ByType, Function, Section
+from rstar_lab.rl.section import ByType, Function
 
-Added = TypeVar("Added", bound=Section)
+Added = TypeVar("Added", bound=MethodSection)
+# In the order in which their hooks are called.
 Addition = Annotated[
-    Echo | Opd | Sdpo | OverlongBuffer | OverlongFilter | Repetition | TaskNormalisation | ToolBudget | VoidTurns | ControlTokens
+    OverlongBuffer | Repetition | ToolBudget | TaskNormalisation | OverlongFilter | VoidTurns | ControlTokens | Echo | Opd | Sdpo
     | Branching | CrossPolicy | EasyFirst | ImprovementPotential | Learnability | Thompson,
     ByType(required=True),
 ]  # fmt: skip
 
 
-class Method(Section):
+class Method(MethodSection):
     """How rollouts become an update: selection, advantages and loss."""
 
     roc: Roc = Roc()
@@ -54,14 +56,20 @@ class Method(Section):
         """Return the added method whose section is of class `kind`, or None."""
         return next((addition for addition in self.add if isinstance(addition, kind)), None)
 
+    @property
+    def parts(self) -> tuple[MethodSection, ...]:
+        """All methods of the section: resampling, the method itself, and those that are added, in the order of their hooks."""
+        order = get_args(get_args(Addition)[0])
+        return self.roc, self, *sorted(self.add, key=lambda addition: order.index(type(addition)))
+
     @field_validator("add")
     @classmethod
     def _check_additions(cls, additions: tuple[Addition, ...]) -> tuple[Addition, ...]:
         types = [addition.type for addition in additions]
         if twice := next((name for name in types if types.count(name) > 1), None):
             raise ValueError(f"{twice} is given twice; remove one")
-        if len(samplers := [addition.type for addition in additions if isinstance(addition, Sampler)]) > 1:
-            raise ValueError(f"{samplers[0]} and {samplers[1]} both choose the problems of a step; remove one")
-        if "opd" in types and "sdpo" in types:
-            raise ValueError("opd and sdpo cannot be combined; remove one")
+        for kind, problem in ((Sampler, "both choose the problems of a step"), (Distillation, "cannot be combined")):
+            same = sorted(addition.type for addition in additions if isinstance(addition, kind))
+            if len(same) > 1:
+                raise ValueError(f"{same[0]} and {same[1]} {problem}; remove one")
         return additions

@@ -7,14 +7,14 @@ probabilities of the vocabulary).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
-from rstar_lab.rl.algorithm.hooks import ForwardPasses
+from rstar_lab.rl.algorithm.advantages import group_advantages, optimal_token_advantages
+from rstar_lab.rl.algorithm.hooks import ForwardPasses, Group
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.methods.grpo import GrpoHooks
+from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
 from rstar_lab.rl.methods.method import Method
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -27,14 +27,17 @@ class Otb(Method):
     type: Literal["otb"] = "otb"
     """Name of the method."""
 
+    forward_phase: ClassVar[str | None] = "measure_s"
+    not_with_verl: ClassVar[str] = "verl's forward pass returns no sums over the vocabulary; use grpo"
 
-class OtbHooks(GrpoHooks):
-    """Centred rewards, from which a forward pass makes the advantages of the tokens; see `optimal_token_advantages`."""
+    def check(self, rl: Any) -> None:
+        super().check(rl)
+        if rl.old_log_probs == "engine":
+            raise ValueError("method otb requires old_log_probs: trainer, which computes the baselines")
 
-    forward_phase = "measure_s"
-
-    def __init__(self) -> None:
-        super().__init__(normalise_std=False)
+    def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
+        """Return centred rewards, from which `forward` makes the advantages of the tokens."""
+        return rollout_streams(group_advantages(group.rewards, [0] * len(group.rewards), normalise_std=False))
 
     async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
         found, trained = await passes.statistics(selection.trajectories), selection.trajectories

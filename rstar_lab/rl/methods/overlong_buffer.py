@@ -5,10 +5,11 @@ min(0, (max_response_tokens - tokens - length) / tokens), at least -1. Only the 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rstar_lab.rl.algorithm.hooks import MethodHooks
-from rstar_lab.rl.section import Positive, Section
+from rstar_lab.rl.methods.base import MethodSection
+from rstar_lab.rl.section import Positive
 from rstar_lab.rl.trajectory import Trajectory
 
 
@@ -27,7 +28,7 @@ def overlong_penalty(response_tokens: int, max_response_tokens: int, buffer_toke
     return -min(max(past / buffer_tokens, 0.0), 1.0)
 
 
-class OverlongBuffer(Section):
+class OverlongBuffer(MethodSection):
     """Soft overlong penalty (DAPO, arXiv 2503.14476, equation 13): the reward falls linearly by 1 over `tokens` tokens before the
     limit. Used for advantages only."""
 
@@ -35,6 +36,15 @@ class OverlongBuffer(Section):
     """Name of the method."""
     tokens: Positive
     """Tokens before `limits.max_response_tokens` over which the reward falls."""
+
+    def check(self, rl: Any) -> None:
+        if self.tokens > (longest := rl.limits.max_response_tokens):
+            raise ValueError(
+                f"method.add: tokens of overlong_buffer must be at most limits.max_response_tokens, {longest}"
+            )
+
+    def bound(self, rl: Any) -> MethodHooks:
+        return OverlongBufferHooks(self.tokens, rl.limits.max_response_tokens)
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,21 @@
 rStar2-Agent tried it and found that more responses were truncated ("unsuccessful attempts").
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from rstar_lab.rl.algorithm.hooks import MethodHooks
 from rstar_lab.rl.algorithm.streams import Streams
-from rstar_lab.rl.section import Section
+from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.trajectory import Trajectory
 
 
-class OverlongFilter(Section):
+class OverlongFilter(MethodSection):
     """Leaves truncated rollouts out of the loss (overlong filtering of DAPO, arXiv 2503.14476). Advantages are computed with them.
     The paper tried it without success."""
 
     type: Literal["overlong_filter"] = "overlong_filter"
     """Name of the method."""
 
-
-class OverlongFilterHooks(MethodHooks):
-    """Leaves out truncated rollouts."""
-
-    excluded = "overlong"
+    excluded: ClassVar[str] = "overlong"
 
     def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
         return None if rollout.truncated else streams

@@ -15,7 +15,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.hooks import ForwardPasses, Group, MethodHooks
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams, check_streams
-from rstar_lab.rl.methods.grpo import GrpoHooks
+from rstar_lab.rl.methods.grpo import Grpo
 from rstar_lab.rl.methods.method import Method
 from rstar_lab.rl.plugins import finite_number, load_function, load_named
 from rstar_lab.rl.section import Function
@@ -29,6 +29,9 @@ class OwnMethod(Method):
 
     type: Function
     """Your own `module:function` of (rewards, trajectories) that returns the advantages, or `module:Class` with hooks."""
+
+    def bound(self, rl: Any) -> MethodHooks:
+        return own_hooks(self.type, "rl.method.type")
 
 
 def own_hooks(name: str, key: str) -> MethodHooks:
@@ -72,10 +75,10 @@ class OwnHooks(MethodHooks):
 
     def __init__(self, own: Any, where: str):
         self.own, self.where = own, where
-        self.equal_groups = getattr(own, "equal_groups", "drop")
+        self.equal_groups = getattr(own, "equal_groups", "drop")  # type: ignore[misc]
         if self.equal_groups not in ("drop", "cross_entropy", "train"):
             raise UserError(f"{where}: equal_groups must be drop, cross_entropy or train, got {self.equal_groups!r}")
-        self.forward_phase = "forward_s" if hasattr(own, "forward") else None
+        self.forward_phase = "forward_s" if hasattr(own, "forward") else None  # type: ignore[misc]
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         try:
@@ -102,7 +105,7 @@ class OwnHooks(MethodHooks):
 
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
         if not hasattr(self.own, "score_group"):
-            return GrpoHooks().score_group(group, streams)
+            return Grpo().score_group(group, streams)
         found = self._call("score_group", group.rollouts, group.rewards)
         return as_streams(found, group.rollouts, f"{self.where}.score_group")
 

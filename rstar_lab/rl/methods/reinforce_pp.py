@@ -4,10 +4,9 @@ With the baseline, its variant for groups, the mean reward of the group is subtr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
+from rstar_lab.rl.algorithm.hooks import Group
 from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
 from rstar_lab.rl.methods.method import Method
 from rstar_lab.rl.methods.task_normalisation import normalise_tokens
@@ -22,13 +21,7 @@ class ReinforcePP(Method):
     baseline: bool = True
     """Subtract the mean reward of the group. Default: the paper's variant for groups of rollouts."""
 
-
-@dataclass(frozen=True)
-class ReinforcePPHooks(MethodHooks):
-    """Advantages normalised over the step."""
-
-    baseline: bool = True
-    equal_groups = "train"
+    equal_groups: ClassVar[Literal["drop", "cross_entropy", "train"]] = "train"
 
     def score(self, groups: Sequence[Group], streams: list[list[Streams]]) -> list[list[Streams]]:
         centred = [group.rewards - (group.rewards.mean() if self.baseline else 0.0) for group in groups]

@@ -4,18 +4,17 @@ weight * (1 - different n-grams / n-grams) is subtracted from the reward. N-gram
 generated, within each turn. rStar2-Agent tried to weight rollouts down by such repetition without success ("unsuccessful attempts").
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from rstar_lab.rl.algorithm.hooks import MethodHooks
-from rstar_lab.rl.section import Positive, Section
+from rstar_lab.rl.methods.base import MethodSection
+from rstar_lab.rl.section import Positive
 from rstar_lab.rl.trajectory import Trajectory
 
 
-class Repetition(Section):
+class Repetition(MethodSection):
     """Subtracts `weight` times the share of repeated n-grams from the reward (after arXiv 2502.03373). Used for advantages only.
     The paper tried a similar penalty without success."""
 
@@ -26,14 +25,7 @@ class Repetition(Section):
     ngram: Positive = 20
     """Tokens of an n-gram. Default: our choice."""
 
-
-@dataclass(frozen=True)
-class RepetitionHooks(MethodHooks):
-    """Subtracts the penalty from the reward."""
-
-    weight: float
-    ngram: int
-    reads_texts = True
+    reads_texts: ClassVar[bool] = True
 
     def shape_reward(self, rollout: Trajectory) -> float:
         return -self.weight * repeated_share(rollout, self.ngram)

@@ -6,6 +6,7 @@ Source: rStar2-Agent (arXiv 2508.20722), section 3.2; the rule `released` is tha
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from pydantic import model_validator
@@ -20,11 +21,13 @@ from rstar_lab.rl.algorithm.roc import (
     released_tool_error_penalty,
     resample,
 )
-from rstar_lab.rl.section import Function, NotNegative, Positive, Section, is_own
+from rstar_lab.rl.methods.base import MethodSection
+from rstar_lab.rl.methods.functions import own_penalty, own_rule
+from rstar_lab.rl.section import Function, NotNegative, Positive, is_own
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
-class Roc(Section):
+class Roc(MethodSection):
     """Resampling on correct: each problem gets more rollouts than are trained on, and a rule selects among them."""
 
     rule: SelectionRule | Function = "paper"
@@ -50,6 +53,30 @@ class Roc(Section):
             raise ValueError("min_positive and min_negative require one of the built-in rules in rule")
         return self
 
+    def check(self, rl: Any) -> None:
+        if self.min_positive + self.min_negative > rl.group_size:
+            raise ValueError(f"method.roc: min_positive + min_negative must be at most group_size, {rl.group_size}")
+
+    def bound(self, rl: Any) -> "RocHooks":
+        return RocHooks(
+            keep=rl.group_size,
+            rule=own_rule(self.rule) if is_own(self.rule) else self.rule,  # type: ignore[arg-type]
+            penalties=_penalties(self.penalties),
+            min_positive=self.min_positive,
+            min_negative=self.min_negative,
+            masks_failures=rl.on_infrastructure_failure != "keep",
+            environment_penalties={
+                entry.name: _penalties(entry.roc_penalties)
+                for entry in rl.environments
+                if entry.roc_penalties is not None
+            },
+        )
+
+
+def _penalties(names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the penalties; user functions are loaded."""
+    return tuple(own_penalty(name) if is_own(name) else name for name in names)
+
 
 @dataclass(frozen=True)
 class RocHooks(MethodHooks):
@@ -72,7 +99,7 @@ class RocHooks(MethodHooks):
 
     @property
     def reads_texts(self) -> bool:  # type: ignore[override]
-        terms = [*self.penalties, *(term for own in self.environment_penalties.values() for term in own)]
+        terms = [*self.penalties, *(term for terms in self.environment_penalties.values() for term in terms)]
         return self.rule == "released" or any(map(callable, terms))
 
     def select(self, rollouts: list[Trajectory], rng: np.random.Generator) -> list[Trajectory]:

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.history import NOTHING, ProblemHistory
+from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.section import Section
 
 
-class Sampler(Section):
+class Sampler(MethodSection):
     """Base class of the samplers."""
 
     needs_difficulty: ClassVar[bool] = False  # whether the sampler reads the difficulty of the problems

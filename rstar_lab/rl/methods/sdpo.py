@@ -8,30 +8,31 @@ policy before the update.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
 from rstar_lab.rl.algorithm.config import LossConfig
 from rstar_lab.rl.algorithm.hooks import ForwardPasses, MethodHooks
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams
-from rstar_lab.rl.methods.opd import policy_gradient_kl
+from rstar_lab.rl.methods.opd import Distillation
 from rstar_lab.rl.methods.roc import RocHooks
-from rstar_lab.rl.section import Section
 from rstar_lab.rl.trajectory import Trajectory
 
 
-class Sdpo(Section):
+class Sdpo(Distillation):
     """Self-distillation (after SDPO, arXiv 2601.20802): a failed rollout is scored again with a successful rollout of its group
     in the prompt, the one with the lowest RoC penalty and without tool errors; weight * (log p with it - log p) is added to
     the advantage of each token. One more forward pass. Local trainer only."""
 
     type: Literal["sdpo"] = "sdpo"
     """Name of the method."""
-    weight: float = Field(gt=0)
-    """Weight of the difference of log-probs."""
+
+    not_with_verl: ClassVar[str] = "verl scores rollouts with the prompts that they had; leave it out"
+
+    def bound(self, rl: Any) -> "SdpoHooks":
+        return SdpoHooks(self, rl.method.roc.bound(rl))
 
 
 DEMONSTRATION = "{question}\n\nA correct solution of this problem:\n{solution}\n\nNow solve the problem again."
@@ -42,13 +43,13 @@ class SdpoHooks(MethodHooks):
     """Adds the log-probs of the policy that sees a demonstration.
 
     Attributes:
-        weight: weight of the difference of log-probs.
+        section: the keys.
         roc: ranks the demonstrations.
     """
 
-    weight: float
+    section: Sdpo
     roc: RocHooks
-    forward_phase = "teacher_s"
+    forward_phase: ClassVar[str | None] = "teacher_s"
 
     async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
         """Successful rollouts, those without a demonstration, and those that do not fit the context have no reference."""
@@ -86,5 +87,5 @@ class SdpoHooks(MethodHooks):
         }
         return [best.get(rollout.group_id) for rollout in failed]
 
-    def loss(self, config: LossConfig) -> LossConfig:
-        return policy_gradient_kl(config, self.weight)
+    def loss_options(self, config: LossConfig) -> LossConfig:
+        return self.section.loss_options(config)

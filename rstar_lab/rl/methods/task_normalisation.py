@@ -6,28 +6,30 @@ task is an entry of `rl.environments`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
+from rstar_lab.rl.algorithm.hooks import Group
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
-from rstar_lab.rl.section import Section
+from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.trajectory import Trajectory
 
 EPS = 1e-6
 
 
-class TaskNormalisation(Section):
+class TaskNormalisation(MethodSection):
     """Normalises the advantages of the tokens of each environment in a step to mean 0 and standard deviation 1 (AgentRL, arXiv
     2510.04206). Not with the method `otb`."""
 
     type: Literal["task_normalisation"] = "task_normalisation"
     """Name of the method."""
 
-
-class TaskNormalisationHooks(MethodHooks):
-    """Normalises the advantages of the methods before it."""
+    def check(self, rl: Any) -> None:
+        if rl.method.type == "otb":
+            raise ValueError(
+                "method.add: task_normalisation cannot be combined with method otb, which has advantages of its own"
+            )
 
     def score(self, groups: Sequence[Group], streams: list[list[Streams]]) -> list[list[Streams]]:
         return normalise_tokens(groups, streams, lambda rollout: rollout.environment)
@@ -40,15 +42,18 @@ def normalise_tokens(
     step. part_of: returns the part of a rollout."""
     tokens: dict[str, list[np.ndarray]] = {}
     for group, scores in zip(groups, streams, strict=True):
-        for rollout, own in zip(group.rollouts, scores, strict=True):
-            mask = trained_mask(rollout, own)
-            tokens.setdefault(part_of(rollout), []).append(np.broadcast_to(own.advantage_T, mask.shape)[mask])
+        for rollout, stream in zip(group.rollouts, scores, strict=True):
+            mask = trained_mask(rollout, stream)
+            tokens.setdefault(part_of(rollout), []).append(np.broadcast_to(stream.advantage_T, mask.shape)[mask])
     moments = {}
     for part, arrays in tokens.items():
         values = np.concatenate(arrays)
         moments[part] = (values.mean(), values.std() + EPS) if len(values) else (0.0, 1.0)
     return [
-        [_normalised(own, *moments[part_of(rollout)]) for rollout, own in zip(group.rollouts, scores, strict=True)]
+        [
+            _normalised(stream, *moments[part_of(rollout)])
+            for rollout, stream in zip(group.rollouts, scores, strict=True)
+        ]
         for group, scores in zip(groups, streams, strict=True)
     ]
 

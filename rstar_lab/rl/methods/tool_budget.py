@@ -5,7 +5,7 @@ size, so that it never changes the sign; the bound is ours.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -13,10 +13,10 @@ from pydantic import Field
 from rstar_lab.rl.algorithm.advantages import tool_budget_advantages
 from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
 from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
-from rstar_lab.rl.section import Section
+from rstar_lab.rl.methods.base import MethodSection
 
 
-class ToolBudget(Section):
+class ToolBudget(MethodSection):
     """Penalty on the tool calls of successful rollouts of easy problems, weight * sin(pi/2 * calls / max_turns) (after AdaTIR,
     arXiv 2601.14696). It changes an advantage by at most half of its size, so it never changes the sign; the bound is ours.
     Requires the method `grpo`."""
@@ -28,10 +28,17 @@ class ToolBudget(Section):
     easy_from: float = Field(0.5, gt=0, le=1)
     """A problem is easy if the pass rate of its group is at least this value. Default: our choice."""
 
+    def check(self, rl: Any) -> None:
+        if rl.method.type != "grpo":
+            raise ValueError("method.add: tool_budget requires method: {type: grpo}")
+
+    def bound(self, rl: Any) -> MethodHooks:
+        return ToolBudgetHooks(self.weight, self.easy_from, rl.limits.max_turns, rl.method.normalise_std)
+
 
 @dataclass(frozen=True)
 class ToolBudgetHooks(MethodHooks):
-    """Group advantages with the penalty, see `tool_budget_advantages`. Replaces those of `GrpoHooks`."""
+    """Group advantages with the penalty, see `tool_budget_advantages`. Replaces those of `Grpo`."""
 
     weight: float
     easy_from: float

@@ -5,7 +5,6 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from rstar_lab.rl.methods import Branching, Opd
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.explain import explain
@@ -133,20 +132,16 @@ class Recipe(Section):
             settings = self.settings(stage)
             if stage.problems is None and not any(entry.problems for entry in settings.environments):
                 raise ValueError(f"stages.{stage.name}.problems: required, unless rl.environments have problems")
-            if settings.method.added(Branching) and "jupyter" in settings.tools and self.sandbox.isolation == "gvisor":
-                raise ValueError(
-                    f"stages.{stage.name}.method.add: branching: sessions of sandbox.isolation: gvisor cannot be copied; use namespaces, "
-                    "or the tool python"
-                )
             if (settings.precision, self.engine.dtype, self.engine.mismatch_limit) == ("bf16", "float32", None):
                 raise ValueError(
                     f"stages.{stage.name}: rl.precision: bf16 exceeds the mismatch limit of engine.dtype: float32; set "
                     "rl.precision=auto, engine.dtype=bfloat16, or engine.mismatch_limit"
                 )
-            if settings.method.added(Opd) and self.engine.teacher_url is None:
-                raise ValueError(
-                    f"stages.{stage.name}.method.add: opd requires engine.teacher_url, the teacher's server"
-                )
+            try:
+                for part in settings.method.parts:
+                    part.check_recipe(self, settings)
+            except ValueError as error:
+                raise ValueError(f"stages.{stage.name}.{error}") from None
             if self.engine.kind == "server" and settings.schedule.type == "async":
                 raise ValueError(
                     "rl.schedule.type: async is not supported with engine.kind: server, which does not report the weights of "

@@ -1,32 +1,16 @@
 """The `rl` section of a recipe: defaults of all RL stages, combinations of keys that are not allowed, and the methods that it selects."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from rstar_lab.rl.algorithm.config import Correction, LossConfig
 from rstar_lab.rl.algorithm.hooks import MethodHooks
-from rstar_lab.rl.methods import AnyMethod, Branching, CrossPolicy, Sampler
-from rstar_lab.rl.methods.control_tokens import ControlTokens, ControlTokensHooks
-from rstar_lab.rl.methods.echo import Echo, EchoHooks
-from rstar_lab.rl.methods.grpo import Grpo, GrpoHooks
-from rstar_lab.rl.methods.maxrl import Maxrl, MaxrlHooks
-from rstar_lab.rl.methods.opd import Opd, OpdHooks
-from rstar_lab.rl.methods.otb import Otb, OtbHooks
-from rstar_lab.rl.methods.overlong_buffer import OverlongBuffer, OverlongBufferHooks
-from rstar_lab.rl.methods.overlong_filter import OverlongFilter, OverlongFilterHooks
-from rstar_lab.rl.methods.own import own_hooks
-from rstar_lab.rl.methods.reinforce_pp import ReinforcePP, ReinforcePPHooks
-from rstar_lab.rl.methods.repetition import Repetition, RepetitionHooks
-from rstar_lab.rl.methods.roc import RocHooks
-from rstar_lab.rl.methods.sdpo import Sdpo, SdpoHooks
-from rstar_lab.rl.methods.task_normalisation import TaskNormalisation, TaskNormalisationHooks
-from rstar_lab.rl.methods.tool_budget import ToolBudget, ToolBudgetHooks
-from rstar_lab.rl.methods.void_turns import VoidTurns, VoidTurnsHooks
+from rstar_lab.rl.methods import AnyMethod, Grpo, Sampler
+from rstar_lab.rl.methods.functions import own_correction, own_loss
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.correction import AnyCorrection, NoCorrection, RatioCorrection
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
-from rstar_lab.rl.recipe.functions import own_correction, own_loss, own_penalty, own_rule
 from rstar_lab.rl.recipe.limits import LimitsSection
 from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.recipe.prompt import PROGRAM_INSTRUCTION, AnyPrompt, ModelPrompt, OpenPrompt, PaperPrompt
@@ -142,8 +126,7 @@ class RlSection(Section):
     @property
     def branching(self) -> float | None:
         """The entropy from which rollouts branch; None: they do not."""
-        branching = self.method.added(Branching)
-        return branching.entropy if branching else None
+        return next((part.branch_entropy for part in self.method.parts if part.branch_entropy is not None), None)
 
     @property
     def sampler(self) -> Sampler | None:
@@ -165,7 +148,7 @@ class RlSection(Section):
             kl_coefficient=method.kl_coefficient,
         )
         for hooks in self.hooks:
-            config = hooks.loss(config)
+            config = hooks.loss_options(config)
         return config
 
     @property
@@ -176,8 +159,8 @@ class RlSection(Section):
 
     @property
     def hooks(self) -> tuple[MethodHooks, ...]:
-        """The methods of the section, see `method_hooks`. Loads the functions that it names."""
-        return method_hooks(self)
+        """The hooks of all methods of the section, in the order in which they are called. Loads the functions that it names."""
+        return tuple(part.bound(self) for part in self.method.parts)
 
     @property
     def rollouts_per_group(self) -> int:
@@ -204,7 +187,34 @@ class RlSection(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "RlSection":
-        check_combinations(self)
+        if self.correction.type != "none" and self.old_log_probs == "engine":
+            raise ValueError(
+                "correction requires old_log_probs: trainer (with engine, the importance ratio already corrects the difference)"
+            )
+        for part in self.method.parts:
+            part.check(self)
+        if self.sync.carry_over and self.old_log_probs != "engine":
+            raise ValueError(
+                "schedule.carry_over requires old_log_probs: engine (the trainer does not keep older policy versions)"
+            )
+        schedule = self.schedule
+        if isinstance(schedule, OffPolicy) and self.correction.type == "none" and not schedule.allow_uncorrected:
+            raise ValueError(
+                "this schedule trains on rollouts of older weights: set correction (for example {type: tis}, with "
+                "old_log_probs: trainer), or schedule.allow_uncorrected: true"
+            )
+        if isinstance(schedule, Async) and schedule.groups(self.problems_per_step) < self.problems_per_step:
+            raise ValueError(f"schedule.buffer_groups must be at least problems_per_step, {self.problems_per_step}")
+        if len({name.partition(":")[2] for name in self.metrics}) < len(self.metrics):
+            raise ValueError("metrics: two functions have the same name; rename one")
+        if self.environments and self.prompt.format == "released":
+            raise ValueError("environments requires prompt: {format: paper} or {format: model}")
+        longest = self.limits.max_response_tokens
+        for entry in self.environments:
+            if (entry.limits.max_response_tokens or 0) > longest:
+                raise ValueError(
+                    f"environments.{entry.name}.limits.max_response_tokens: at most limits.max_response_tokens, {longest}"
+                )
         return self
 
     def instruction(self, reward: str) -> str | None:
@@ -227,150 +237,3 @@ class RlSection(Section):
             model.template_options,
             model.chat_template,
         )
-
-
-def check_combinations(rl: RlSection) -> None:
-    """Raise ValueError for keys that cannot be combined. The message names the key."""
-    method, schedule = rl.method, rl.schedule
-    if rl.correction.type != "none" and rl.old_log_probs == "engine":
-        raise ValueError(
-            "correction requires old_log_probs: trainer (with engine, the importance ratio already corrects the difference)"
-        )
-    if isinstance(method, Otb) and rl.old_log_probs == "engine":
-        raise ValueError("method otb requires old_log_probs: trainer, which computes the baselines")
-    if method.added(Opd) and rl.temperature != 1.0:
-        raise ValueError(
-            f"method.add: opd requires temperature: 1, at which the teacher is scored; it is {rl.temperature:g}"
-        )
-    if method.kl_coefficient and (teacher := method.added(Opd) or method.added(Sdpo)):
-        raise ValueError(
-            f"method.kl_coefficient cannot be combined with {teacher.type}: a step has one reference model; set it to 0"
-        )
-    if method.added(ToolBudget) and not isinstance(method, Grpo):
-        raise ValueError("method.add: tool_budget requires method: {type: grpo}")
-    if method.added(TaskNormalisation) and isinstance(method, Otb):
-        raise ValueError(
-            "method.add: task_normalisation cannot be combined with method otb, which has advantages of its own"
-        )
-    if method.roc.min_positive + method.roc.min_negative > rl.group_size:
-        raise ValueError(f"method.roc: min_positive + min_negative must be at most group_size, {rl.group_size}")
-    if (overlong := method.added(OverlongBuffer)) and overlong.tokens > rl.limits.max_response_tokens:
-        raise ValueError(
-            f"method.add: tokens of overlong_buffer must be at most limits.max_response_tokens, {rl.limits.max_response_tokens}"
-        )
-    if method.added(Branching):
-        _check_branching(rl)
-    if method.added(CrossPolicy):
-        _check_cross_policy(rl)
-    if rl.sync.carry_over and rl.old_log_probs != "engine":
-        raise ValueError(
-            "schedule.carry_over requires old_log_probs: engine (the trainer does not keep older policy versions)"
-        )
-    if isinstance(schedule, OffPolicy) and rl.correction.type == "none" and not schedule.allow_uncorrected:
-        raise ValueError(
-            "this schedule trains on rollouts of older weights: set correction (for example {type: tis}, with "
-            "old_log_probs: trainer), or schedule.allow_uncorrected: true"
-        )
-    if isinstance(schedule, Async) and schedule.groups(rl.problems_per_step) < rl.problems_per_step:
-        raise ValueError(f"schedule.buffer_groups must be at least problems_per_step, {rl.problems_per_step}")
-    if len({name.partition(":")[2] for name in rl.metrics}) < len(rl.metrics):
-        raise ValueError("metrics: two functions have the same name; rename one")
-    if rl.environments and rl.prompt.format == "released":
-        raise ValueError("environments requires prompt: {format: paper} or {format: model}")
-    for entry in rl.environments:
-        if (entry.limits.max_response_tokens or 0) > rl.limits.max_response_tokens:
-            raise ValueError(
-                f"environments.{entry.name}.limits.max_response_tokens: at most limits.max_response_tokens, "
-                f"{rl.limits.max_response_tokens}"
-            )
-
-
-def _check_cross_policy(rl: RlSection) -> None:
-    """Raise ValueError for keys with which the turns of a rollout cannot have two policies."""
-    if rl.schedule.type != "sync" or rl.sync.lockstep or rl.sync.step_time_s is not None:
-        raise ValueError("method.add: cross_policy requires schedule: {type: sync}, without lockstep and step_time_s")
-    if rl.correction.type == "none" and rl.old_log_probs != "engine":
-        raise ValueError(
-            "method.add: cross_policy trains on tokens of an older policy: set correction (for example {type: tis}), or "
-            "old_log_probs: engine"
-        )
-
-
-def _check_branching(rl: RlSection) -> None:
-    """Raise ValueError for keys with which rollouts cannot branch."""
-    if rl.sync.lockstep:
-        raise ValueError(
-            "method.add: branching cannot be combined with schedule.lockstep (a branch starts in the middle of a batch)"
-        )
-    if rl.sync.carry_over:
-        raise ValueError("method.add: branching cannot be combined with schedule.carry_over: set it to false")
-    for entry in rl.environments:
-        if entry.environment is not None:
-            raise ValueError(
-                f"method.add: branching cannot be combined with environments.{entry.name}.environment, whose state cannot be "
-                "copied"
-            )
-    for tool in (*rl.tools, *(tool for entry in rl.environments for tool in entry.tools)):
-        if ":" in tool and not NAME.fullmatch(tool):
-            raise ValueError(
-                f"method.add: branching cannot be combined with the tool {tool}: the state of a server cannot be copied"
-            )
-
-
-def roc_hooks(rl: RlSection) -> RocHooks:
-    """Return the selection of rollouts. Loads the functions that the section names."""
-    roc = rl.method.roc
-    return RocHooks(
-        keep=rl.group_size,
-        rule=own_rule(roc.rule) if is_own(roc.rule) else roc.rule,  # type: ignore[arg-type]
-        penalties=_penalties(roc.penalties),
-        min_positive=roc.min_positive,
-        min_negative=roc.min_negative,
-        masks_failures=rl.on_infrastructure_failure != "keep",
-        environment_penalties={
-            entry.name: _penalties(entry.roc_penalties) for entry in rl.environments if entry.roc_penalties is not None
-        },
-    )
-
-
-def method_hooks(rl: RlSection) -> tuple[MethodHooks, ...]:
-    """Return the methods of a section, in the order in which their hooks are called. Loads the functions that it names."""
-    roc, method, limits = roc_hooks(rl), rl.method, rl.limits
-    methods: list[MethodHooks] = [roc]
-    if isinstance(method, Grpo):
-        methods.append(GrpoHooks(method.normalise_std))
-    elif isinstance(method, Maxrl):
-        methods.append(MaxrlHooks())
-    elif isinstance(method, Otb):
-        methods.append(OtbHooks())
-    elif isinstance(method, ReinforcePP):
-        methods.append(ReinforcePPHooks(method.baseline))
-    else:
-        methods.append(own_hooks(method.type, "rl.method.type"))
-    if overlong := method.added(OverlongBuffer):
-        methods.append(OverlongBufferHooks(overlong.tokens, limits.max_response_tokens))
-    if repetition := method.added(Repetition):
-        methods.append(RepetitionHooks(repetition.weight, repetition.ngram))
-    if budget := method.added(ToolBudget):
-        normalise_std = isinstance(method, Grpo) and method.normalise_std
-        methods.append(ToolBudgetHooks(budget.weight, budget.easy_from, limits.max_turns, normalise_std))
-    if method.added(TaskNormalisation):
-        methods.append(TaskNormalisationHooks())
-    if method.added(OverlongFilter):
-        methods.append(OverlongFilterHooks())
-    if method.added(VoidTurns):
-        methods.append(VoidTurnsHooks())
-    if method.added(ControlTokens):
-        methods.append(ControlTokensHooks())
-    if echo := method.added(Echo):
-        methods.append(EchoHooks(echo.weight))
-    if opd := method.added(Opd):
-        methods.append(OpdHooks(opd.weight))
-    if sdpo := method.added(Sdpo):
-        methods.append(SdpoHooks(sdpo.weight, roc))
-    return tuple(methods)
-
-
-def _penalties(names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the penalties; user functions are loaded."""
-    return tuple(own_penalty(name) if is_own(name) else name for name in names)

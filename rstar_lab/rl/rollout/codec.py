@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from rstar_lab.rl.recipe.functions import own_chat_template
+from rstar_lab.rl.methods.functions import own_chat_template
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import make_renderer
 from rstar_lab.rl.renderers.paper import control_tokens

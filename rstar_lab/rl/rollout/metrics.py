@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.rl.recipe.functions import own_metric
+from rstar_lab.rl.methods.functions import own_metric
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 

@@ -17,7 +17,6 @@ from rstar_lab.rl.methods import Echo, Opd, Otb, Sdpo
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.recipe.rl import roc_hooks
 from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.seeds import derive_seed, step_seed
@@ -89,7 +88,7 @@ class StoredStep:
 
     def penalties(self, rl: RlSection) -> dict[str, float]:
         """Return the penalty by which these settings rank each rollout, by traj_id."""
-        roc = roc_hooks(rl)
+        roc = rl.method.roc.bound(rl)
         return {t.traj_id: roc.penalty(t) for t in self.rollouts}
 
     def checkpoint(self) -> tuple[int, Path] | None:

@@ -10,9 +10,7 @@ from typing import Any
 
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.engine import Engine, EngineSlot
-from rstar_lab.rl.engines.cross_policy import cross_policy_slots
 from rstar_lab.rl.engines.group import EngineGroup
-from rstar_lab.rl.methods import CrossPolicy
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
@@ -49,7 +47,7 @@ class RolloutSource:
         older: Engine | None = None,
     ):
         """run: id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to
-        the engines under a version number. older: engine with the older policy of the method `cross_policy`."""
+        the engines under a version number. older: engine with an older policy, for the methods that mix policies."""
         self.older = older
         self.recipe, self.run, self.engines, self.context, self.load = recipe, run, engines, context, load
         self.state = TrainerState()
@@ -143,11 +141,11 @@ class RolloutSource:
     def slots(self, tasks: Sequence[RolloutTask], rl: RlSection) -> Callable[[int, RolloutTask], EngineSlot]:
         """Return a function that gives each rollout of a step its engine slot."""
         slots = self.engines.slots(tasks, rl.rollout_mode, rl.limits.max_response_tokens)
-        mixed = rl.method.added(CrossPolicy)
-        if mixed is None:
-            return slots
-        assert self.older is not None
-        return cross_policy_slots(slots, self.older, mixed.share)
+        for method in rl.method.parts:
+            if method.older_policy_url is not None:
+                assert self.older is not None
+                slots = method.slots(slots, self.older)
+        return slots
 
     async def retry(
         self,

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.evaluation import Generate, store_evaluation
+from rstar_lab.rl.methods.functions import own_trigger
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import DifficultyFilter, HandOff, Recipe, Stage
-from rstar_lab.rl.recipe.functions import own_trigger
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter

@@ -22,7 +22,6 @@ from rstar_lab.rl.engine import Engine
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.evaluation import local_rollouts
-from rstar_lab.rl.methods import CrossPolicy
 from rstar_lab.rl.models.gpu import peak_memory
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.problems import Problem
@@ -94,7 +93,7 @@ class Trainer:
         name.
         helpers: processes that share the updates. evaluate: evaluates the weights of the engines after a step and returns
         metrics; called every `evaluate.every` steps. environments: entries of `rl.environments`, by name. teacher: scores
-        the rollouts of stages with the method `opd`. older: engine with the older policy of `cross_policy`."""
+        the rollouts of methods that need one. older: engine with an older policy, see `MethodHooks.slots`."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
@@ -129,7 +128,8 @@ class Trainer:
             lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
             update = await self.update(selection, rl, lr_scale, seed)
             # Whether the tokens have different versions.
-            mixed = rl.sync.carry_over or source.stream is not None or rl.method.added(CrossPolicy) is not None
+            two_policies = any(method.older_policy_url is not None for method in rl.method.parts)
+            mixed = rl.sync.carry_over or source.stream is not None or two_policies
             update.check_mismatch(selection, self.recipe.engine.resolved_mismatch_limit, version if mixed else None)
             self.correction_limit.check(update.metrics.get("corrected_share"), rl)
             if selection.trajectories:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.methods import Branching, CrossPolicy, Otb, OwnMethod, Sdpo
+from rstar_lab.rl.methods import OwnMethod
 from rstar_lab.rl.recipe import OneStepOff, Recipe, RlSection
 from rstar_lab.rl.training.teacher import NeedsPolicy, TeacherPasses
 from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
@@ -23,23 +23,14 @@ def unsupported_options(recipe: Recipe) -> list[str]:
     for number, stage in enumerate(recipe.stages):
         rl = recipe.settings(stage)
         own = policy_pass(rl) if isinstance(rl.method, OwnMethod) else None
+        methods = {f"method.add: {method.type}": method.not_with_verl for method in rl.method.add}
+        methods[f"method.type: {rl.method.type}"] = rl.method.not_with_verl
         reasons = {
             "method.kl_coefficient with rl.lora: verl's reference is the model without adapters, that of the first stage; use 0 in "
             "later stages": rl.lora is not None and rl.method.kl_coefficient and number,
             "fp32_head: verl does not support it; precision: fp32 keeps everything in fp32": rl.fp32_head,
-            "method.type: otb: verl's forward pass returns no sums over the vocabulary; use grpo": isinstance(
-                rl.method, Otb
-            ),
             f"method.type: {rl.method.type}: the hook `forward`: {own}": own,  # type: ignore[attr-defined]
-            "method.add: branching: verl's workers start all rollouts of a group at once; leave it out": rl.method.added(
-                Branching
-            ),
-            "method.add: cross_policy: all servers of a verl job have the newest weights; leave it out": rl.method.added(
-                CrossPolicy
-            ),
-            "method.add: sdpo: verl scores rollouts with the prompts that they had; leave it out": rl.method.added(
-                Sdpo
-            ),
+            **{f"{key}: {reason}": reason for key, reason in methods.items()},
             "schedule.type: one_step_off: with verl a request in flight continues under the new weights; use schedule: {type: async, "
             "max_staleness: 1}": isinstance(rl.schedule, OneStepOff),
             "schedule.when_stale: trim: the verl adapter leaves out whole groups; use wait or drop": (

@@ -13,14 +13,14 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
-from rstar_lab.rl.methods.control_tokens import ControlTokensHooks
-from rstar_lab.rl.methods.echo import EchoHooks
-from rstar_lab.rl.methods.grpo import GrpoHooks
-from rstar_lab.rl.methods.maxrl import MaxrlHooks
+from rstar_lab.rl.methods.control_tokens import ControlTokens
+from rstar_lab.rl.methods.echo import Echo
+from rstar_lab.rl.methods.grpo import Grpo
+from rstar_lab.rl.methods.maxrl import Maxrl
 from rstar_lab.rl.methods.overlong_buffer import OverlongBufferHooks
 from rstar_lab.rl.methods.own import own_hooks
 from rstar_lab.rl.methods.roc import RocHooks
-from rstar_lab.rl.methods.void_turns import VoidTurnsHooks
+from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import mean_over
@@ -87,13 +87,13 @@ def test_maxrl_stays_bounded_with_shaped_rewards():
     """1 success and 15 failures at the token limit: the mean of the shaped rewards is close to 0."""
     rollouts = group([1.0] + [0.0] * 15, length=40)
     for tokens in (8, 16, 39):
-        methods = (ALL, MaxrlHooks(), OverlongBufferHooks(tokens, 41))
+        methods = (ALL, Maxrl(), OverlongBufferHooks(tokens, 41))
         advantages = np.array(select_rollouts(rollouts, methods, 0).advantages)
         shaped = np.array([t.reward + methods[2].shape_reward(t) for t in rollouts])
         np.testing.assert_allclose(advantages, (shaped - shaped.mean()) / (1 / 16), atol=1e-9)
         assert np.abs(advantages).max() <= 16
     # All rollouts have the same penalty -1/16, so that the mean of the shaped rewards is 0.
-    methods = (ALL, MaxrlHooks(), OverlongBufferHooks(16, 55))
+    methods = (ALL, Maxrl(), OverlongBufferHooks(16, 55))
     assert methods[2].shape_reward(rollouts[0]) == pytest.approx(-1 / 16)
     assert max(select_rollouts(rollouts, methods, 0).advantages) == pytest.approx(15.0)
 
@@ -105,8 +105,8 @@ def outputs(t, *spans):
 def test_echo_keeps_groups_with_equal_rewards_for_the_cross_entropy_only():
     mixed, failed = group([1, 0, 0, 1], "mixed"), group([0, 0, 0, 0], "failed")
     rollouts = [outputs(t, (3, 4)) for t in mixed + failed]
-    without = select_rollouts(rollouts, (ALL, GrpoHooks()), 0)
-    kept = select_rollouts(rollouts, (ALL, GrpoHooks(), EchoHooks(0.3)), 0)
+    without = select_rollouts(rollouts, (ALL, Grpo()), 0)
+    kept = select_rollouts(rollouts, (ALL, Grpo(), Echo(weight=0.3)), 0)
     assert [t.group_id for t in without.trajectories] == ["mixed"] * 4
     assert [t.group_id for t in kept.trajectories] == ["mixed"] * 4 + ["failed"] * 4
     assert kept.advantages == without.advantages + [0.0] * 4
@@ -124,7 +124,7 @@ def test_trimmed_tokens_are_in_no_term_of_the_loss():
         Turn(5, 8, "", 0, 0, 0, ((1, 1), (2, 2))),
     )
     rollouts = [replace(t, loss_mask=tokens, turns=turns, policy_version=2) for t in group([1, 0])]
-    selection = select_rollouts(rollouts, (ALL, GrpoHooks(), EchoHooks(1.0)), 0)
+    selection = select_rollouts(rollouts, (ALL, Grpo(), Echo(weight=1.0)), 0)
     trimmed, share = trim(selection, lambda version: version < 2)
     assert share == pytest.approx(4 / 6)
     for t, streams in zip(trimmed.trajectories, trimmed.streams, strict=True):
@@ -161,7 +161,7 @@ def test_teachers_that_the_loss_cannot_use_are_refused(keys, message):
 
 
 @pytest.mark.parametrize("masks", [False, True])
-@pytest.mark.parametrize("methods", [(), (VoidTurnsHooks(), ControlTokensHooks(), EchoHooks(0.1))])
+@pytest.mark.parametrize("methods", [(), (VoidTurns(), ControlTokens(), Echo(weight=0.1))])
 def test_every_rollout_is_in_exactly_one_class(masks, methods):
     """The classes add up to the rollouts of the step. A masked rollout is not in the statistics of its group."""
     rng = np.random.default_rng(0)
@@ -173,7 +173,7 @@ def test_every_rollout_is_in_exactly_one_class(masks, methods):
             calls = (ToolCallRecord(0, 0, "python", "", outcome, "", 0, 0, 0),)
             stop = rng.choice([StopReason.ANSWERED, StopReason.ANSWERED, StopReason.ENGINE_ERROR])
             rollouts.append(replace(t, turns=(turn,), calls=calls, stop_reason=stop))
-    selection = select_rollouts(rollouts, (RocHooks(keep=4, masks_failures=masks), GrpoHooks(), *methods), 0)
+    selection = select_rollouts(rollouts, (RocHooks(keep=4, masks_failures=masks), Grpo(), *methods), 0)
     classes = {name: count for name, count in selection.metrics.items() if name.startswith("class/")}
     assert sum(classes.values()) == len(rollouts)
     assert {"class/trained", "class/roc", "class/equal_group", "class/failed/engine_error"} <= classes.keys()
@@ -184,7 +184,7 @@ def test_every_rollout_is_in_exactly_one_class(masks, methods):
     if masks:
         assert not any(t.infrastructure_failure for t in selection.trajectories)
         usable = [t for t in rollouts if t.usable and not t.infrastructure_failure]
-        alone = select_rollouts(usable, (RocHooks(keep=4), GrpoHooks(), *methods), 0)
+        alone = select_rollouts(usable, (RocHooks(keep=4), Grpo(), *methods), 0)
         assert alone.trajectories == selection.trajectories and alone.advantages == selection.advantages
 
 

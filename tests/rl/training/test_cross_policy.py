@@ -5,7 +5,7 @@ from helpers.scripted_training import Player, problem, train
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
-from rstar_lab.rl.engines.cross_policy import OLDER, cross_policy_slots
+from rstar_lab.rl.methods.cross_policy import OLDER, CrossPolicy
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.verl.unsupported import check
 from rstar_lab.runs.reader import RunReader
@@ -26,7 +26,7 @@ class Fixed:
 
 
 async def test_each_turn_is_of_the_older_policy_with_probability_share():
-    slot = cross_policy_slots(lambda index, rollout: Fixed(7), Fixed(3), 0.3)(0, None)
+    slot = CrossPolicy(**ADD).slots(lambda index, rollout: Fixed(7), Fixed(3))(0, None)
     versions = [(await slot.generate([1], Sampling(8, seed=seed))).policy_version for seed in range(3000)]
     assert set(versions) == {7, OLDER} and versions.count(OLDER) / 3000 == pytest.approx(0.3, abs=0.03)
     again = [(await slot.generate([1], Sampling(8, seed=seed))).policy_version for seed in range(50)]

@@ -11,7 +11,6 @@ from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import make_environments
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
-from rstar_lab.rl.recipe.rl import roc_hooks
 from rstar_lab.runs.reader import RunReader
 
 STAGES = [{"name": "rl", "steps": 2}]
@@ -82,4 +81,4 @@ def test_entries_of_a_recipe_become_environments():
     made = make_environments(rl, {"own": EnvironmentClass("own", Asking, 1.0)}, lambda names: {})
     assert made["plain"].limits == {"max_turns": 3} and made["plain"].environment is None
     assert made["own"].environment.name == "own" and made["own"].tools == {}
-    assert roc_hooks(rl).environment_penalties == {"plain": ("errors",)}
+    assert rl.method.roc.bound(rl).environment_penalties == {"plain": ("errors",)}

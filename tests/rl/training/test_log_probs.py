@@ -14,8 +14,8 @@ from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
 from rstar_lab.rl.algorithm.config import LossConfig
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams
-from rstar_lab.rl.methods.echo import EchoHooks
-from rstar_lab.rl.methods.otb import OtbHooks
+from rstar_lab.rl.methods.echo import Echo
+from rstar_lab.rl.methods.otb import Otb
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
@@ -122,7 +122,7 @@ def test_an_update_with_the_tool_output_loss_predicts_tool_outputs_better(model)
     )
     rollouts = [replace(t, turns=(Turn(0, 4, "", 0, 0, 0, outputs=((3, 4), (8, 9))),)) for t in BATCH]
     # Without advantages nothing else is learned.
-    selection = Selection(rollouts, [EchoHooks(1.0).score_rollout(t, Streams()) for t in rollouts])
+    selection = Selection(rollouts, [Echo(weight=1.0).score_rollout(t, Streams()) for t in rollouts])
     learner = Learner(model)
     learner.begin_stage(rl, reset=False, reference=None)
     losses = [learner.update(selection, rl, lr_scale=1.0, seed=0).metrics["tool_output_loss"] for _ in range(4)]
@@ -154,7 +154,7 @@ def test_otb_trains_every_token_with_its_own_advantage(model):
     learner = Learner(copy.deepcopy(model))
     learner.begin_stage(rl, reset=False, reference=None)
     passes = LocalPasses(learner, rl, None, None)
-    selection = asyncio.run(OtbHooks().forward(Selection.of(list(BATCH), centred), BATCH, passes))
+    selection = asyncio.run(Otb().forward(Selection.of(list(BATCH), centred), BATCH, passes))
     result = learner.update(selection, rl, lr_scale=1.0, seed=0)
     assert result.metrics["grad_norm"] == pytest.approx(float(expected), rel=1e-4)
     assert result.metrics["loss"] == pytest.approx(-np.concatenate(advantages).mean(), rel=1e-4)

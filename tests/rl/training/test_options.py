@@ -17,8 +17,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
 from rstar_lab.rl.methods import ControlTokens, Grpo, VoidTurns
-from rstar_lab.rl.methods.control_tokens import ControlTokensHooks
-from rstar_lab.rl.methods.otb import OtbHooks
+from rstar_lab.rl.methods.otb import Otb
 from rstar_lab.rl.models import packed_attention
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
@@ -265,7 +264,7 @@ def test_guards_drop_a_rollout_once_and_leave_the_advantages_of_the_others():
         assert [t.traj_id for t in found.trajectories] == [f"t{i}" for i in left]
         assert found.advantages == pytest.approx(expected[left])
         assert found.metrics["void"] + found.metrics["control_tokens_dropped"] == 6 - len(left)
-    assert not any(isinstance(method, ControlTokensHooks) for method in RlSection().hooks)
+    assert not any(isinstance(method, ControlTokens) for method in RlSection().hooks)
 
 
 def test_fp32_head_is_more_precise_than_bf16():
@@ -453,7 +452,7 @@ def test_two_processes_update_like_one(advantage):
                 selection = Selection.of(rollouts, ADVANTAGES)
                 if advantage == "otb":
                     passes = LocalPasses(learner, rl, None, None)
-                    selection = asyncio.run(OtbHooks().forward(selection, rollouts, passes))
+                    selection = asyncio.run(Otb().forward(selection, rollouts, passes))
                 updates.append(learner.update(selection, rl, lr_scale=1.0, seed=step))
             learner.dismiss()
         seen.append((updates, torch.cat([p.detach().flatten() for p in learner.model.parameters()])))

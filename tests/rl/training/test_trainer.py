@@ -10,7 +10,7 @@ from helpers.trajectories import trajectory
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
-from rstar_lab.rl.methods.grpo import GrpoHooks
+from rstar_lab.rl.methods.grpo import Grpo
 from rstar_lab.rl.methods.roc import RocHooks
 from rstar_lab.rl.training.staleness import stale_tokens
 from rstar_lab.rl.training.update import MismatchError
@@ -27,7 +27,7 @@ def group(name: str, rewards: list[float], p_err: list[float] | None = None):
 
 
 ROC = RocHooks(keep=4)
-RL = (ROC, GrpoHooks())
+RL = (ROC, Grpo())
 
 
 def test_roc_keeps_shares_and_drops_groups_with_equal_rewards():
@@ -52,7 +52,7 @@ def test_correct_rollouts_without_errors_are_kept_more_often():
     for seed in range(200):
         counts.update(
             t.traj_id
-            for t in select_rollouts(rollouts, [replace(ROC, penalties=("format",)), GrpoHooks()], seed).trajectories
+            for t in select_rollouts(rollouts, [replace(ROC, penalties=("format",)), Grpo()], seed).trajectories
         )
     assert counts["g0"] < 1.3 * max(counts[f"g{i}"] for i in (1, 2, 3))
 
@@ -60,7 +60,7 @@ def test_correct_rollouts_without_errors_are_kept_more_often():
 def test_plain_grpo_keeps_all_rollouts_but_engine_failures():
     rollouts = group("g", [1, 0, 0, 0])
     rollouts[3] = replace(rollouts[3], stop_reason=StopReason.ENGINE_ERROR)
-    kept = select_rollouts(rollouts, [replace(ROC, rule="none"), GrpoHooks()], seed=0)
+    kept = select_rollouts(rollouts, [replace(ROC, rule="none"), Grpo()], seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g0", "g1", "g2"]
 
 
@@ -73,7 +73,7 @@ def test_the_released_rule_counts_responses_with_the_word_error():
     rollouts[1] = with_text(rollouts[1], "timed out", Outcome.TIMEOUT)
     rollouts[2] = with_text(rollouts[2], "7", Outcome.OK)
     rollouts[3] = with_text(rollouts[3], "an Error", Outcome.EXCEPTION)
-    kept = select_rollouts(rollouts, [replace(ROC, rule="released"), GrpoHooks()], seed=0)
+    kept = select_rollouts(rollouts, [replace(ROC, rule="released"), Grpo()], seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g1", "g2", "g4", "g5"]
 
 
