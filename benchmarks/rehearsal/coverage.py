@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.rl.methods import Opd
+from rstar_lab.rl.methods.opd import Opd
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 
 # Keys that a rehearsal cannot cover, because it replaces their value or because they have no effect on a CPU -> reason.

@@ -137,7 +137,7 @@ class _Fork:
                 sandbox = await stack.enter_async_context(LocalSandbox(limits, isolation=section.isolation))
             tools = make_tools(
                 recipe.rl.tools, sandbox, recipe.sandbox.timeout_s, recipe.sandbox.memory_mb,
-                own_timeout_s=recipe.rl.limits.tool_timeout_s, prompt_format=recipe.rl.prompt.format,
+                user_timeout_s=recipe.rl.limits.tool_timeout_s, prompt_format=recipe.rl.prompt.format,
             )  # fmt: skip
             tokenizer = load_tokenizer(self.model)
             self._compare_tokens(tokenizer)

@@ -22,7 +22,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.evaluation import local_rollouts, store_evaluation
-from rstar_lab.rl.methods.own import as_streams
+from rstar_lab.rl.methods.user import as_streams
 from rstar_lab.rl.models.model import load_tokenizer, save_model
 from rstar_lab.rl.models.sources import get_model
 from rstar_lab.rl.overrides import load_recipe

@@ -16,7 +16,7 @@ from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.explain import explain
 from rstar_lab.rl.recipe.rl import CODE_TOOLS, RlSection
-from rstar_lab.rl.section import OWN, ByType
+from rstar_lab.rl.section import USER_FUNCTION, ByType
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -192,7 +192,7 @@ def _drop_keys_of_other_types(section: dict[str, Any], name: str, key: str, valu
     for union in [entry for entry in field.metadata if isinstance(entry, ByType)] if field else []:
         if key == union.key and section.get(key) != value:
             members = union.members(field.annotation) if field else {}
-            chosen = members.get(str(value), members.get(OWN))
+            chosen = members.get(str(value), members.get(USER_FUNCTION))
             for other in [other for other in section if chosen and other not in chosen.model_fields]:
                 del section[other]
 

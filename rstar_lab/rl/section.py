@@ -27,7 +27,7 @@ class Section(BaseModel):
     )
 
 
-OWN = "own"  # tag of the member of a union that a `module:function` of the user selects
+USER_FUNCTION = "own"  # tag of the member of a union that a `module:function` of the user selects
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -55,7 +55,7 @@ def _check_reward(name: str) -> str:
 Reward = Annotated[str, AfterValidator(_check_reward)]
 
 
-def is_own(name: str) -> bool:
+def is_user_function(name: str) -> bool:
     """Return whether a value of the recipe names a function of the user instead of a built-in."""
     return ":" in name
 
@@ -72,11 +72,11 @@ class ByType:
     required: bool = False
 
     def members(self, union: Any) -> dict[str, type[Section]]:
-        """Return the sections of a union by the value of the key; the one for a user's `module:function` is called OWN."""
+        """Return the sections of a union by the value of the key; the one for a user's `module:function` is called USER_FUNCTION."""
         found: dict[str, type[Section]] = {}
         for section in get_args(union) or (union,):
             annotation = section.model_fields[self.key].annotation
-            names = get_args(annotation) if get_origin(annotation) is Literal else (OWN,)
+            names = get_args(annotation) if get_origin(annotation) is Literal else (USER_FUNCTION,)
             found |= dict.fromkeys(names, section)
         return found
 
@@ -86,19 +86,19 @@ class ByType:
 
         def tag(value: Any) -> str:
             name = getattr(value, self.key) if isinstance(value, Section) else value.get(self.key, default)
-            return name if name in members else OWN
+            return name if name in members else USER_FUNCTION
 
         def check(value: Any) -> Any:
             if isinstance(value, Section):
                 return value
-            names = [name for name in members if name != OWN]
+            names = [name for name in members if name != USER_FUNCTION]
             if not isinstance(value, Mapping):
                 example = f"{{{self.key}: {value if value in names else names[0]}}}"
                 raise PydanticCustomError("by_type", "give a mapping such as {example}", {"example": example})
             name = value.get(self.key, default)
-            if isinstance(name, str) and (name in members or (OWN in members and NAME.fullmatch(name))):
+            if isinstance(name, str) and (name in members or (USER_FUNCTION in members and NAME.fullmatch(name))):
                 return value
-            choice = ", ".join(names) + (" or a module:function" if OWN in members else "")
+            choice = ", ".join(names) + (" or a module:function" if USER_FUNCTION in members else "")
             text = f"{name!r} is not one of {choice}" if self.key in value else f"required: one of {choice}"
             if near := difflib.get_close_matches(str(name), names, n=1, cutoff=0.5):
                 text += f"; did you mean {near[0]}?"

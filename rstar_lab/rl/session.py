@@ -21,8 +21,8 @@ from rstar_lab.rl.engines.devices import VARIABLES
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import load_environments, make_environments
-from rstar_lab.rl.methods.functions import own_chat_template, own_metric, own_trigger
 from rstar_lab.rl.methods.samplers import check_difficulty
+from rstar_lab.rl.methods.user_functions import user_chat_template, user_metric, user_trigger
 from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, without_copies
@@ -207,7 +207,7 @@ def tool_maker(recipe: Recipe, sandbox: Any) -> Callable[[Sequence[str]], dict[s
         sandbox,
         section.timeout_s,
         section.memory_mb,
-        own_timeout_s=rl.limits.tool_timeout_s,
+        user_timeout_s=rl.limits.tool_timeout_s,
         prompt_format=rl.prompt.format,
         fault_share=section.fault_share,
     )
@@ -227,18 +227,18 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
     make_reward(recipe.rl.reward, recipe.rl.answer)
     named = [*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)]
     own_tools = list(dict.fromkeys(name for name in named if name not in CODE_TOOLS))
-    make_tools(own_tools, None, own_timeout_s=recipe.rl.limits.tool_timeout_s)
+    make_tools(own_tools, None, user_timeout_s=recipe.rl.limits.tool_timeout_s)
     for entry in recipe.rl.environments:
         make_reward(entry.reward or "verify", recipe.rl.answer)
     load_environments(recipe.rl)
     if template := recipe.rl.prompt_style.chat_template:
-        own_chat_template(template)
+        user_chat_template(template)
     make_policy(recipe.engine.scheduler, max_context=1, predictor=LengthPredictor(1))
     for rl in (recipe.rl, *map(recipe.settings, recipe.stages)):
-        _ = rl.loss_config, [own_metric(name) for name in rl.metrics]
+        _ = rl.loss_config, [user_metric(name) for name in rl.metrics]
     for stage in recipe.stages:
         if stage.hand_off and stage.hand_off.trigger:
-            own_trigger(stage.hand_off.trigger)
+            user_trigger(stage.hand_off.trigger)
         for section in recipe.stage_problems(stage):
             if spec := section.synthetic:
                 own = [name for name in spec.families or () if name not in (*families.FAMILIES, *families.WORDS)]

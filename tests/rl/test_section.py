@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import ValidationError
 
-from rstar_lab.rl.methods import AnyMethod, Echo, Grpo, Maxrl, OwnMethod
+from rstar_lab.rl.methods import AnyMethod, Grpo, Maxrl, UserMethod
+from rstar_lab.rl.methods.echo import Echo
 from rstar_lab.rl.section import ByType, Section
 
 
@@ -37,7 +38,7 @@ def method(**keys: Any) -> Any:
         ({}, Grpo()),
         ({"clip_low": 0.1}, Grpo(clip_low=0.1)),
         ({"type": "maxrl", "loss": "gspo"}, Maxrl(loss="gspo")),
-        ({"type": "mine:advantage"}, OwnMethod(type="mine:advantage")),
+        ({"type": "mine:advantage"}, UserMethod(type="mine:advantage")),
         ({"add": [{"type": "echo", "weight": 0.1}]}, Grpo(add=(Echo(weight=0.1),))),
     ],
 )
@@ -56,7 +57,7 @@ def test_the_type_selects_the_section_and_survives_a_dump(keys: dict[str, Any], 
             "'grop' is not one of grpo, maxrl, otb, reinforce_pp or a module:function; did you mean grpo?",
         ),
         ({"type": 3}, "3 is not one of grpo, maxrl, otb, reinforce_pp or a module:function"),
-        ({"add": [{"weight": 0.1}]}, "required: one of echo, opd, sdpo"),
+        ({"add": [{"weight": 0.1}]}, "required: one of overlong_buffer, repetition"),
         ({"add": ["echo"]}, "give a mapping such as {type: echo}"),
         ({"add": [{"type": "void_turns"}] * 2}, "void_turns is given twice"),
         ({"add": [{"type": "opd", "weight": 1}, {"type": "sdpo", "weight": 1}]}, "opd and sdpo cannot be combined"),

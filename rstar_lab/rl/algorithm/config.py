@@ -23,9 +23,9 @@ CORRECTION_BOUNDS: dict[Correction, tuple[float, float]] = {
 
 
 # User functions. Tensors are (batch, tokens).
-OwnLoss = Callable[[Any, Any, Any, Any], Any]  # (log_probs, old_log_probs, advantages, mask) -> loss of each token
-OwnCorrection = Callable[[Any, Any, Any], Any]  # (trainer_log_probs, engine_log_probs, mask) -> weight of each token
-OwnPenalty = Callable[[Trajectory], float]
+UserLoss = Callable[[Any, Any, Any, Any], Any]  # (log_probs, old_log_probs, advantages, mask) -> loss of each token
+UserCorrection = Callable[[Any, Any, Any], Any]  # (trainer_log_probs, engine_log_probs, mask) -> weight of each token
+UserPenalty = Callable[[Trajectory], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class LossConfig:
     kl_metric, ce_metric: names of the metrics of the KL and of the cross-entropy.
     """
 
-    variant: Variant | OwnLoss = "grpo"
+    variant: Variant | UserLoss = "grpo"
     aggregation: Aggregation = "token-mean"
     clip_low: float = 0.2
     clip_high: float = 0.28
     horizon: int | None = None
-    correction: Correction | OwnCorrection = "none"
+    correction: Correction | UserCorrection = "none"
     correction_bounds: tuple[float, float] = (0.0, 2.0)
     kl_coefficient: float = 0.0
     kl_estimator: KlEstimator = "k3"

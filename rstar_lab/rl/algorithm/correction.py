@@ -19,7 +19,7 @@ policy at the start of the update: the decoupled objective of AReaL (arXiv 2505.
 import torch
 from torch import Tensor
 
-from rstar_lab.rl.algorithm.config import CORRECTION_BOUNDS, PER_SEQUENCE, TRUNCATED, Correction, OwnCorrection
+from rstar_lab.rl.algorithm.config import CORRECTION_BOUNDS, PER_SEQUENCE, TRUNCATED, Correction, UserCorrection
 
 MAX_LOG_RATIO = 20.0  # limits exp() to e^20
 
@@ -29,7 +29,7 @@ def correction_weights(
     engine_log_probs: Tensor,
     mask: Tensor,
     *,
-    correction: Correction | OwnCorrection,
+    correction: Correction | UserCorrection,
     bounds: tuple[float, float],
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the weights of the tokens, (batch, tokens), and statistics.
@@ -69,7 +69,7 @@ def correction_weights(
 
 
 def _weights_of_function(
-    correction: OwnCorrection, trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, log_ratio: Tensor
+    correction: UserCorrection, trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, log_ratio: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
     trainer, engine = (values.detach().masked_fill(~mask, 0.0) for values in (trainer_log_probs, engine_log_probs))
     weights = correction(trainer, engine, mask).detach() * mask

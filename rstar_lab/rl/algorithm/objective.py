@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rstar_lab.rl.algorithm.advantages import group_advantages, hashable_groups
-from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, OwnLoss, Variant
+from rstar_lab.rl.algorithm.config import Aggregation, LossConfig, UserLoss, Variant
 from rstar_lab.rl.algorithm.correction import correction_weights
 
 __all__ = [
@@ -38,7 +38,7 @@ def policy_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     aggregation: Aggregation = "token-mean",
-    variant: Variant | OwnLoss = "grpo",
+    variant: Variant | UserLoss = "grpo",
     rollout_weights: Tensor | None = None,
     normaliser: float | Tensor | None = None,
     horizon: int | None = None,
@@ -104,7 +104,7 @@ def _policy_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     aggregation: Aggregation = "token-mean",
-    variant: Variant | OwnLoss = "grpo",
+    variant: Variant | UserLoss = "grpo",
     rollout_weights: Tensor | None = None,
     normaliser: float | Tensor | None = None,
     horizon: int | None = None,

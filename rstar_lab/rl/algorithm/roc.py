@@ -22,7 +22,7 @@ Rule = Literal["paper", "released", "random"]  # of `resample`
 SelectionRule = Literal["paper", "released", "random", "none"]  # of a recipe; none: no oversampling, whole groups
 Penalty = Literal["errors", "format"]
 # A rule of the user: (rewards, penalties, keep, rng) -> indices of the rollouts to keep.
-OwnRule = Callable[[np.ndarray, np.ndarray, int, np.random.Generator], Sequence[int]]
+UserRule = Callable[[np.ndarray, np.ndarray, int, np.random.Generator], Sequence[int]]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
@@ -82,7 +82,7 @@ def resample(
     penalties: Sequence[float],
     keep: int,
     *,
-    rule: Rule | OwnRule = "paper",
+    rule: Rule | UserRule = "paper",
     min_positive: int = 0,
     min_negative: int = 0,
     rng: np.random.Generator | None = None,

@@ -74,8 +74,8 @@ def trained_mask(trajectory: Trajectory, streams: Streams) -> np.ndarray:
 def trained_tokens(trajectories: Sequence[Trajectory], streams: Sequence[Streams]) -> list[int]:
     """Return the number of tokens of each rollout that the policy loss uses."""
     return [
-        t.model_tokens if own.loss_weight_T is None else int(trained_mask(t, own).sum())
-        for t, own in zip(trajectories, streams, strict=True)
+        t.model_tokens if stream.loss_weight_T is None else int(trained_mask(t, stream).sum())
+        for t, stream in zip(trajectories, streams, strict=True)
     ]
 
 

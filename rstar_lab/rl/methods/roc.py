@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from pydantic import model_validator
 
-from rstar_lab.rl.algorithm.config import OwnPenalty
+from rstar_lab.rl.algorithm.config import UserPenalty
 from rstar_lab.rl.algorithm.hooks import MethodHooks
 from rstar_lab.rl.algorithm.roc import (
-    OwnRule,
     Penalty,
     SelectionRule,
+    UserRule,
     released_format_penalty,
     released_tool_error_penalty,
     resample,
 )
 from rstar_lab.rl.methods.base import MethodSection
-from rstar_lab.rl.methods.functions import own_penalty, own_rule
-from rstar_lab.rl.section import Function, NotNegative, Positive, is_own
+from rstar_lab.rl.methods.user_functions import user_penalty, user_rule
+from rstar_lab.rl.section import Function, NotNegative, Positive, is_user_function
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
@@ -49,7 +49,7 @@ class Roc(MethodSection):
 
     @model_validator(mode="after")
     def _check_minima(self) -> "Roc":
-        if is_own(self.rule) and (self.min_positive or self.min_negative):
+        if is_user_function(self.rule) and (self.min_positive or self.min_negative):
             raise ValueError("min_positive and min_negative require one of the built-in rules in rule")
         return self
 
@@ -60,7 +60,7 @@ class Roc(MethodSection):
     def bound(self, rl: Any) -> "RocHooks":
         return RocHooks(
             keep=rl.group_size,
-            rule=own_rule(self.rule) if is_own(self.rule) else self.rule,  # type: ignore[arg-type]
+            rule=user_rule(self.rule) if is_user_function(self.rule) else self.rule,  # type: ignore[arg-type]
             penalties=_penalties(self.penalties),
             min_positive=self.min_positive,
             min_negative=self.min_negative,
@@ -75,7 +75,7 @@ class Roc(MethodSection):
 
 def _penalties(names: tuple[str, ...]) -> tuple[Any, ...]:
     """Return the penalties; user functions are loaded."""
-    return tuple(own_penalty(name) if is_own(name) else name for name in names)
+    return tuple(user_penalty(name) if is_user_function(name) else name for name in names)
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class RocHooks(MethodHooks):
     """
 
     keep: int = 16
-    rule: SelectionRule | OwnRule = "paper"
-    penalties: tuple[Penalty | OwnPenalty, ...] = ("errors", "format")
+    rule: SelectionRule | UserRule = "paper"
+    penalties: tuple[Penalty | UserPenalty, ...] = ("errors", "format")
     min_positive: int = 0
     min_negative: int = 0
-    environment_penalties: Mapping[str, tuple[Penalty | OwnPenalty, ...]] = field(default_factory=dict)
+    environment_penalties: Mapping[str, tuple[Penalty | UserPenalty, ...]] = field(default_factory=dict)
     masks_failures: bool = False
 
     @property

@@ -1,6 +1,6 @@
 """The recipe: a pydantic model of the YAML file that describes a run. Unknown keys are rejected."""
 
-from rstar_lab.rl.recipe.correction import NoCorrection, OwnCorrectionSection, RatioCorrection
+from rstar_lab.rl.recipe.correction import NoCorrection, RatioCorrection, UserCorrectionSection
 from rstar_lab.rl.recipe.data import MixEntry, Problems, Synthetic
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
 from rstar_lab.rl.recipe.limits import LimitsSection
@@ -15,7 +15,7 @@ from rstar_lab.rl.section import RecipeError, Section
 
 __all__ = [
     "CODE_TOOLS", "Async", "DifficultyFilter", "EngineSection", "EnvironmentEntry", "EvaluateSection", "HandOff",
-    "LimitsSection", "MixEntry", "ModelPrompt", "NoCorrection", "OneStepOff", "OwnCorrectionSection", "PaperPrompt",
+    "LimitsSection", "MixEntry", "ModelPrompt", "NoCorrection", "OneStepOff", "PaperPrompt",
     "Problems", "RatioCorrection", "Recipe", "RecipeError", "ReleasedPrompt", "RlSection", "SandboxSection",
-    "Section", "SftConfig", "SftSection", "Stage", "Sync", "Synthetic",
+    "Section", "SftConfig", "SftSection", "Stage", "Sync", "Synthetic", "UserCorrectionSection",
 ]  # fmt: skip

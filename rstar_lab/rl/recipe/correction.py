@@ -47,11 +47,11 @@ class RatioCorrection(LimitedCorrection):
         return self
 
 
-class OwnCorrectionSection(LimitedCorrection):
+class UserCorrectionSection(LimitedCorrection):
     """Off-policy correction by your own function (docs/extending.md). Requires `old_log_probs: trainer`."""
 
     type: Function
     """Your own `module:function` of (trainer_log_probs, engine_log_probs, mask) that returns a weight per token."""
 
 
-AnyCorrection = Annotated[NoCorrection | RatioCorrection | OwnCorrectionSection, ByType()]
+AnyCorrection = Annotated[NoCorrection | RatioCorrection | UserCorrectionSection, ByType()]

@@ -6,8 +6,9 @@ from pydantic import Field, field_validator, model_validator
 
 from rstar_lab.rl.algorithm.config import Correction, LossConfig
 from rstar_lab.rl.algorithm.hooks import MethodHooks
-from rstar_lab.rl.methods import AnyMethod, Grpo, Sampler
-from rstar_lab.rl.methods.functions import own_correction, own_loss
+from rstar_lab.rl.methods import AnyMethod, Grpo
+from rstar_lab.rl.methods.samplers import Sampler
+from rstar_lab.rl.methods.user_functions import user_correction, user_loss
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe.correction import AnyCorrection, NoCorrection, RatioCorrection
 from rstar_lab.rl.recipe.environments import EnvironmentEntry
@@ -16,7 +17,7 @@ from rstar_lab.rl.recipe.lora import Lora
 from rstar_lab.rl.recipe.prompt import PROGRAM_INSTRUCTION, AnyPrompt, ModelPrompt, OpenPrompt, PaperPrompt
 from rstar_lab.rl.recipe.schedule import AnySchedule, Async, OffPolicy, Sync
 from rstar_lab.rl.renderers.base import PromptStyle
-from rstar_lab.rl.section import TESTS, Function, NotNegative, Positive, Reward, Section, is_own
+from rstar_lab.rl.section import TESTS, Function, NotNegative, Positive, Reward, Section, is_user_function
 from rstar_lab.verify import AnswerFormat
 
 TOOL_ADDRESSES = ("http://", "https://", "mcp+stdio:", "mcp+http://", "mcp+https://")
@@ -138,12 +139,12 @@ class RlSection(Section):
         """The options of the training loss. Loads the functions that it names."""
         method, (correction, bounds) = self.method, self.resolved_correction
         config = LossConfig(
-            variant=own_loss(method.loss) if is_own(method.loss) else method.loss,  # type: ignore[arg-type]
+            variant=user_loss(method.loss) if is_user_function(method.loss) else method.loss,  # type: ignore[arg-type]
             aggregation=method.aggregation,
             clip_low=method.clip_low,
             clip_high=method.clip_high,
             horizon=self.limits.max_response_tokens,
-            correction=own_correction(correction) if is_own(correction) else correction,  # type: ignore[arg-type]
+            correction=user_correction(correction) if is_user_function(correction) else correction,  # type: ignore[arg-type]
             correction_bounds=bounds,
             kl_coefficient=method.kl_coefficient,
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from rstar_lab.rl.methods.functions import own_chat_template
+from rstar_lab.rl.methods.user_functions import user_chat_template
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import make_renderer
 from rstar_lab.rl.renderers.paper import control_tokens
@@ -25,7 +25,7 @@ class Codec:
         self.schemas = [tool.schema for tool in tools.values()]
         self.control_tokens = control_tokens(tokenizer)
         self._control_token = re.compile("|".join(map(re.escape, self.control_tokens)) or r"(?!)")
-        render = own_chat_template(style.chat_template) if style.chat_template else None
+        render = user_chat_template(style.chat_template) if style.chat_template else None
         self.renderer = make_renderer(style, self.control_tokens, tokenizer, render)
         self.end_id = tokenizer.convert_tokens_to_ids(self.renderer.end)
         if self.end_id is None or self.end_id == tokenizer.unk_token_id:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.rl.methods.functions import own_metric
+from rstar_lab.rl.methods.user_functions import user_metric
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
@@ -67,7 +67,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     if branched := sum("branch_turn" in t.metrics for t in trajectories):
         metrics["branches"] = branched
     metrics |= environment_metrics(trajectories)
-    return metrics | {f"metrics/{name.partition(':')[2]}": own_metric(name)(trajectories) for name in own}
+    return metrics | {f"metrics/{name.partition(':')[2]}": user_metric(name)(trajectories) for name in own}
 
 
 def environment_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float | int | None]:

@@ -19,7 +19,7 @@ def make_tools(
     timeout_s: float | None = None,
     memory_mb: int | None = None,
     *,
-    own_timeout_s: float = 30.0,
+    user_timeout_s: float = 30.0,
     prompt_format: PromptFormat = "paper",
     fault_share: float = 0.0,
 ) -> dict[str, Tool]:
@@ -27,7 +27,7 @@ def make_tools(
 
     names: python (paper), python_released, jupyter, MCP servers (see `mcp`), or user tools (see `user`). sandbox: may be None
     if there is no code tool. timeout_s, memory_mb: limits of one call of a code tool; None: those of the sandbox.
-    own_timeout_s: time limit of one call of a user tool. fault_share: see `faulty`. Raises UserError for two tools with
+    user_timeout_s: time limit of one call of a user tool. fault_share: see `faulty`. Raises UserError for two tools with
     the same name.
     """
     if sandbox is not None and fault_share:
@@ -41,9 +41,9 @@ def make_tools(
             renderer = renderer_type(prompt_format)
             new_tools = [kind(sandbox, timeout_s, memory_mb, renderer.code_tool(name), renderer.result_text)]
         elif name.startswith(PREFIXES):
-            new_tools = [*load_mcp_tools(name, own_timeout_s)]
+            new_tools = [*load_mcp_tools(name, user_timeout_s)]
         else:
-            new_tools = [load_user_tool(name, own_timeout_s)]
+            new_tools = [load_user_tool(name, user_timeout_s)]
         for tool in new_tools:
             if (model_name := tool_name(tool.schema)) in tools:
                 raise UserError(f"rl.tools: {name}: two tools are called {model_name}; rename one")

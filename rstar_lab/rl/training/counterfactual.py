@@ -13,7 +13,6 @@ from torch import Tensor
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
-from rstar_lab.rl.methods import Echo, Opd, Otb, Sdpo
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe
 from rstar_lab.rl.recipe import RlSection
@@ -123,13 +122,11 @@ def gradient_notes(rl: RlSection) -> list[str]:
     notes = []
     if rl.method.kl_coefficient:
         notes.append("without the KL to the reference model, which is not stored")
-    notes += [
-        f"without {name}, whose log-probs are not stored"
-        for name, method in (("opd", Opd), ("sdpo", Sdpo))
-        if rl.method.added(method)
-    ]
-    if rl.method.added(Echo):
-        notes.append("without the cross-entropy of echo: which tokens are outputs is not stored")
+    for method in rl.method.add:
+        if method.forward_phase is not None:
+            notes.append(f"without {method.type}, whose log-probs are not stored")
+        if method.reads_outputs:
+            notes.append(f"without the cross-entropy of {method.type}: which tokens are outputs is not stored")
     return notes
 
 
@@ -138,11 +135,11 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
 
     With several mini-batches, training takes one optimizer step on each part; this is the gradient of their union at the
     weights before the first. The KL term is left out, because the reference model is not stored with the run. Raises
-    UserError for the method `otb`.
+    UserError for a method with forward passes of its own, such as `otb`.
     """
-    if isinstance(rl.method, Otb):
+    if rl.method.forward_phase is not None:
         raise UserError(
-            "the gradient of a stored step cannot be computed with the method otb, only with one per rollout"
+            f"the gradient of a stored step cannot be computed with the method {rl.method.type}, only with one per rollout"
         )
     model.zero_grad()
     device = next(model.parameters()).device

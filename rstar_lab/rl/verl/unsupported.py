@@ -9,7 +9,7 @@ import numpy as np
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.methods import OwnMethod
+from rstar_lab.rl.methods import UserMethod
 from rstar_lab.rl.recipe import OneStepOff, Recipe, RlSection
 from rstar_lab.rl.training.teacher import NeedsPolicy, TeacherPasses
 from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
@@ -22,7 +22,7 @@ def unsupported_options(recipe: Recipe) -> list[str]:
         lines.append("log_to: verl has its own loggers; set verl.trainer.logger=[console, wandb]")
     for number, stage in enumerate(recipe.stages):
         rl = recipe.settings(stage)
-        own = policy_pass(rl) if isinstance(rl.method, OwnMethod) else None
+        own = policy_pass(rl) if isinstance(rl.method, UserMethod) else None
         methods = {f"method.add: {method.type}": method.not_with_verl for method in rl.method.add}
         methods[f"method.type: {rl.method.type}"] = rl.method.not_with_verl
         reasons = {

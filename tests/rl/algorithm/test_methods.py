@@ -18,8 +18,8 @@ from rstar_lab.rl.methods.echo import Echo
 from rstar_lab.rl.methods.grpo import Grpo
 from rstar_lab.rl.methods.maxrl import Maxrl
 from rstar_lab.rl.methods.overlong_buffer import OverlongBufferHooks
-from rstar_lab.rl.methods.own import own_hooks
 from rstar_lab.rl.methods.roc import RocHooks
+from rstar_lab.rl.methods.user import user_hooks
 from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.metrics import rollout_metrics
@@ -240,7 +240,7 @@ def module(tmp_path, monkeypatch):
 
 
 def test_a_class_of_the_user_has_all_hooks(module):
-    own = own_hooks(f"{module}:PerTurn", "rl.method.type")
+    own = user_hooks(f"{module}:PerTurn", "rl.method.type")
     rollouts = [replace(t, turns=(Turn(0, 3, "", 0, 0, 0), Turn(4, 8, "", 0, 0, 0))) for t in group([1, 1, 1, 1])]
     kept = select_rollouts(rollouts, (ALL, own), 0)
     assert [t.sample for t in kept.trajectories] == [0, 1]
@@ -250,7 +250,7 @@ def test_a_class_of_the_user_has_all_hooks(module):
 
 
 def test_advantages_of_the_user_may_be_per_token(module):
-    kept = select_rollouts(group([1, 0]), (ALL, own_hooks(f"{module}:per_token", "rl.method.type")), 0)
+    kept = select_rollouts(group([1, 0]), (ALL, user_hooks(f"{module}:per_token", "rl.method.type")), 0)
     assert kept.streams[0].advantage_T.tolist() == list(range(8))
     own = trained_mask(kept.trajectories[0], kept.streams[0])
     assert kept.advantages[0] == pytest.approx(np.arange(8)[own].mean())
@@ -270,7 +270,7 @@ def test_advantages_of_the_user_may_be_per_token(module):
 )
 def test_mistakes_of_the_user_are_named(module, name, message):
     with pytest.raises(UserError, match=message):
-        select_rollouts(group([1, 0]), (ALL, own_hooks(f"{module}:{name}", "rl.method.type")), 0)
+        select_rollouts(group([1, 0]), (ALL, user_hooks(f"{module}:{name}", "rl.method.type")), 0)
 
 
 def test_streams_of_several_methods_are_combined():

@@ -48,7 +48,7 @@ def test_template_and_segments_are_the_same(messages, with_tools, generate):
     tools = (chat.CODE_TOOL, chat.JUPYTER_TOOL) if with_tools else ()
     pieces = chat.render_segments(messages, tools=tools, add_generation_prompt=generate)
     assert "".join(text for text, _ in pieces) == template(messages, tools, generate)
-    own = [text for text, is_own in pieces if is_own]
+    own = [text for text, is_user_function in pieces if is_user_function]
     assert len(own) == sum(message["role"] == "assistant" for message in messages)
     assert all(text.endswith(chat.END_OF_TURN) for text in own)
 

@@ -109,7 +109,7 @@ async def test_a_server_that_dies_is_not_the_models_fault():
 
 @pytest.mark.slow
 async def test_a_tool_that_hangs_ends_with_a_timeout():
-    tools = make_tools([STDIO], None, own_timeout_s=5.0)
+    tools = make_tools([STDIO], None, user_timeout_s=5.0)
     outcome, text = await asyncio.wait_for(call(tools, "hang"), 30)
     assert outcome is Outcome.TIMEOUT and "time limit" in text
     await tools["count"].close("t")
@@ -135,7 +135,7 @@ async def test_tools_over_http(http_server):
 )
 def test_a_server_that_cannot_be_reached_is_an_error(address, message):
     with pytest.raises(UserError, match=message):
-        make_tools([address], None, own_timeout_s=10.0)
+        make_tools([address], None, user_timeout_s=10.0)
 
 
 @pytest.mark.slow

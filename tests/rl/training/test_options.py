@@ -16,8 +16,10 @@ from pydantic import ValidationError
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
-from rstar_lab.rl.methods import ControlTokens, Grpo, VoidTurns
+from rstar_lab.rl.methods import Grpo
+from rstar_lab.rl.methods.control_tokens import ControlTokens
 from rstar_lab.rl.methods.otb import Otb
+from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.models import packed_attention
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer

@@ -9,7 +9,8 @@ import pytest
 
 from rstar_lab.rl.algorithm.selection import select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams
-from rstar_lab.rl.methods import Addition, AnyMethod, OwnMethod
+from rstar_lab.rl.methods import AnyMethod, UserMethod
+from rstar_lab.rl.methods.method import Addition
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.rollout.stored import read_trajectories
@@ -32,7 +33,7 @@ REFUSED = {"otb", "sdpo", "branching", "cross_policy"}
 def names(union):
     """Return the types of the methods of a union."""
     return [
-        section.model_fields["type"].default for section in get_args(get_args(union)[0]) if section is not OwnMethod
+        section.model_fields["type"].default for section in get_args(get_args(union)[0]) if section is not UserMethod
     ]
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.algorithm.config import OwnCorrection, OwnLoss, OwnPenalty
-from rstar_lab.rl.algorithm.roc import OwnRule
+from rstar_lab.rl.algorithm.config import UserCorrection, UserLoss, UserPenalty
+from rstar_lab.rl.algorithm.roc import UserRule
 from rstar_lab.rl.plugins import finite_number, load_function
 from rstar_lab.rl.trajectory import Trajectory
 
 
-def own_rule(name: str) -> OwnRule:
+def user_rule(name: str) -> UserRule:
     """Return the resampling rule: (rewards, penalties, keep, rng) -> indices of the `keep` rollouts to train on."""
     rule = load_function(name, "rl.method.roc.rule", ("rewards", "penalties", "keep", "rng"))
 
@@ -37,7 +37,7 @@ def own_rule(name: str) -> OwnRule:
     return checked
 
 
-def own_penalty(name: str) -> OwnPenalty:
+def user_penalty(name: str) -> UserPenalty:
     """Return the penalty of a rollout: (trajectory) -> number >= 0."""
     penalty = load_function(name, "rl.method.roc.penalties", ("trajectory",))
 
@@ -50,19 +50,19 @@ def own_penalty(name: str) -> OwnPenalty:
     return checked
 
 
-def own_loss(name: str) -> OwnLoss:
+def user_loss(name: str) -> UserLoss:
     """Return the loss: (log_probs, old_log_probs, advantages, mask) -> loss of each token; all are (batch, tokens)."""
     loss = load_function(name, "rl.method.loss", ("log_probs", "old_log_probs", "advantages", "mask"))
     return lambda *tensors: _same_shape(loss(*tensors), tensors[-1], f"rl.method.loss: {name}")
 
 
-def own_correction(name: str) -> OwnCorrection:
+def user_correction(name: str) -> UserCorrection:
     """Return the correction: (trainer_log_probs, engine_log_probs, mask) -> weight of each token; all are (batch, tokens)."""
     correction = load_function(name, "rl.correction.type", ("trainer_log_probs", "engine_log_probs", "mask"))
     return lambda *tensors: _same_shape(correction(*tensors), tensors[-1], f"rl.correction.type: {name}")
 
 
-def own_chat_template(name: str) -> Callable[[list[dict[str, Any]], Sequence[dict[str, Any]], bool], str]:
+def user_chat_template(name: str) -> Callable[[list[dict[str, Any]], Sequence[dict[str, Any]], bool], str]:
     """Return the chat template: (messages, tools, add_generation_prompt) -> text of the whole conversation."""
     template = load_function(name, "rl.prompt.chat_template", ("messages", "tools", "add_generation_prompt"))
 
@@ -76,7 +76,7 @@ def own_chat_template(name: str) -> Callable[[list[dict[str, Any]], Sequence[dic
     return checked
 
 
-def own_metric(name: str) -> Callable[[Sequence[Trajectory]], float | None]:
+def user_metric(name: str) -> Callable[[Sequence[Trajectory]], float | None]:
     """Return the metric: (trajectories of all rollouts of a step) -> number, or None if it is not defined for the step."""
     metric = load_function(name, "rl.metrics", ("trajectories",))
 
@@ -87,7 +87,7 @@ def own_metric(name: str) -> Callable[[Sequence[Trajectory]], float | None]:
     return checked
 
 
-def own_trigger(name: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:
+def user_trigger(name: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:
     """Return the trigger of a hand-off: (metrics of each step of the stage so far) -> whether to end the stage."""
     trigger = load_function(name, "hand_off.trigger", ("steps",))
     return lambda lines: bool(trigger(lines))

@@ -24,32 +24,32 @@ from rstar_lab.rl.trajectory import Trajectory
 HOOKS = ("select", "shape_reward", "score_group", "score_rollout", "forward", "metrics")
 
 
-class OwnMethod(Method):
+class UserMethod(Method):
     """Your own method (docs/extending.md)."""
 
     type: Function
     """Your own `module:function` of (rewards, trajectories) that returns the advantages, or `module:Class` with hooks."""
 
     def bound(self, rl: Any) -> MethodHooks:
-        return own_hooks(self.type, "rl.method.type")
+        return user_hooks(self.type, "rl.method.type")
 
 
-def own_hooks(name: str, key: str) -> MethodHooks:
+def user_hooks(name: str, key: str) -> MethodHooks:
     """Return the hooks of the method `module:name`. key: the recipe key that names it. Raises UserError, which starts with the
     key."""
     target = load_named(name, key)
     if not inspect.isclass(target):
-        return OwnAdvantages(load_function(name, key, ("rewards", "trajectories")), f"{key}: {name}")
+        return UserAdvantages(load_function(name, key, ("rewards", "trajectories")), f"{key}: {name}")
     try:
-        own = target()
+        instance = target()
     except Exception as error:
         raise UserError(f"{key}: {name}() failed: {type(error).__name__}: {error}") from error
-    if not any(callable(getattr(own, hook, None)) for hook in HOOKS):
+    if not any(callable(getattr(instance, hook, None)) for hook in HOOKS):
         raise UserError(f"{key}: {name} has none of the hooks {', '.join(HOOKS)}")
-    return OwnHooks(own, f"{key}: {name}")
+    return UserHooks(instance, f"{key}: {name}")
 
 
-class OwnAdvantages(MethodHooks):
+class UserAdvantages(MethodHooks):
     """Advantages of a user's function."""
 
     reads_texts = True
@@ -67,29 +67,29 @@ class OwnAdvantages(MethodHooks):
         return [[next(scored) for _ in group.rollouts] for group in groups]
 
 
-class OwnHooks(MethodHooks):
+class UserHooks(MethodHooks):
     """Hooks of a user's class. Without `score_group`, the advantages are those of GRPO."""
 
     reads_texts = True
     reads_outputs = True
 
-    def __init__(self, own: Any, where: str):
-        self.own, self.where = own, where
-        self.equal_groups = getattr(own, "equal_groups", "drop")  # type: ignore[misc]
+    def __init__(self, target: Any, where: str):
+        self.target, self.where = target, where
+        self.equal_groups = getattr(target, "equal_groups", "drop")  # type: ignore[misc]
         if self.equal_groups not in ("drop", "cross_entropy", "train"):
             raise UserError(f"{where}: equal_groups must be drop, cross_entropy or train, got {self.equal_groups!r}")
-        self.forward_phase = "forward_s" if hasattr(own, "forward") else None  # type: ignore[misc]
+        self.forward_phase = "forward_s" if hasattr(target, "forward") else None  # type: ignore[misc]
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         try:
-            return getattr(self.own, hook)(*arguments)
+            return getattr(self.target, hook)(*arguments)
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{self.where}.{hook} failed at {at.filename}:{at.lineno}"
             raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
     def select(self, rollouts: list[Trajectory], rng: np.random.Generator) -> list[Trajectory]:
-        if not hasattr(self.own, "select"):
+        if not hasattr(self.target, "select"):
             return rollouts
         found = self._call("select", rollouts, rng)
         indices = np.asarray(found)
@@ -99,25 +99,25 @@ class OwnHooks(MethodHooks):
         return [rollouts[i] for i in indices]
 
     def shape_reward(self, rollout: Trajectory) -> float:
-        if not hasattr(self.own, "shape_reward"):
+        if not hasattr(self.target, "shape_reward"):
             return 0.0
         return finite_number(self._call("shape_reward", rollout), f"{self.where}.shape_reward")
 
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
-        if not hasattr(self.own, "score_group"):
+        if not hasattr(self.target, "score_group"):
             return Grpo().score_group(group, streams)
         found = self._call("score_group", group.rollouts, group.rewards)
         return as_streams(found, group.rollouts, f"{self.where}.score_group")
 
     def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
-        if not hasattr(self.own, "score_rollout"):
+        if not hasattr(self.target, "score_rollout"):
             return streams
         found = self._call("score_rollout", rollout, streams)
         return None if found is None else as_streams([found], [rollout], f"{self.where}.score_rollout")[0]
 
     async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
         try:
-            found = await self.own.forward(selection, rollouts, passes)
+            found = await self.target.forward(selection, rollouts, passes)
         except UserError:
             raise
         except Exception as error:
@@ -126,7 +126,7 @@ class OwnHooks(MethodHooks):
         return found
 
     def metrics(self, rollouts: Sequence[Trajectory]) -> Mapping[str, float]:
-        if not hasattr(self.own, "metrics"):
+        if not hasattr(self.target, "metrics"):
             return {}
         found = self._call("metrics", rollouts)
         return {f"metrics/{name}": finite_number(value, f"{self.where}.metrics") for name, value in found.items()}
@@ -144,8 +144,8 @@ def as_streams(found: Any, rollouts: Sequence[Trajectory], where: str) -> list[S
     streams = []
     for value, rollout in zip(values, rollouts, strict=True):
         try:
-            own = value if isinstance(value, Streams) else Streams(_advantage(value, rollout))
-            streams.append(check_streams(rollout, own, where))
+            scored = value if isinstance(value, Streams) else Streams(_advantage(value, rollout))
+            streams.append(check_streams(rollout, scored, where))
         except (TypeError, ValueError):
             turns, tokens = len(rollout.turns), len(rollout.response_ids)
             raise UserError(
