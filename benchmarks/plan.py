@@ -21,7 +21,7 @@ from rstar_lab.progress import plain
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
 from rstar_lab.rl.recipe import Recipe, RlSection
-from rstar_lab.rl.recipe.schedule import Mode
+from rstar_lab.rl.recipe.rl import Mode
 
 STALENESS = (1, 2)  # values of rl.schedule.max_staleness to try in mode async
 MOST_SPLITS = 5

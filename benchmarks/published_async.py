@@ -11,7 +11,7 @@ from benchmarks.published import H20, make_profile, make_rl
 from benchmarks.step_simulator import Costs, Workload, simulate
 from rstar_lab.rl.preflight.architecture import KNOWN
 from rstar_lab.rl.preflight.estimate import decode_seconds, replica_batch
-from rstar_lab.rl.recipe.schedule import Mode
+from rstar_lab.rl.recipe.rl import Mode
 
 MEAN_RESPONSE_SHARE = 0.1  # assumed: the sources give limits, not lengths
 

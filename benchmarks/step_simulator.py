@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.virtual_time import run_in_virtual_time
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe.schedule import Mode
+from rstar_lab.rl.recipe.rl import Mode
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.training.group_stream import GroupStream
 

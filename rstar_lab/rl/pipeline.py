@@ -28,7 +28,7 @@ from rstar_lab.rl.models.sources import get_model, origin_entry
 from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
-from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.recipe.sft import Lora
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.recipe.sft import Lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

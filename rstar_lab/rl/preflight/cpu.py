@@ -6,7 +6,7 @@ from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.architecture import Architecture
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Warn
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.recipe.sft import Lora
 
 # Prompt of the paper's format with its tool schema, and mean length of a generated SFT conversation without its system prompt,
 # which is computed once for several conversations.

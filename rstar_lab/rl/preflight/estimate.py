@@ -15,7 +15,7 @@ from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.data.sources import is_problem_set, load_set
 from rstar_lab.rl.preflight.architecture import Architecture
 from rstar_lab.rl.recipe import Problems, Recipe, RlSection
-from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.recipe.sft import Lora
 
 # Mean response over the limit: 2.5K of 8K, 5K of 12K and 7K of 12K in the stages of the rStar2-Agent report.
 MEAN_RESPONSE_SHARE = 0.45

@@ -1,24 +1,269 @@
-"""The `rl` section of a recipe: defaults of all RL stages, combinations of keys that are not allowed, and the methods that it selects."""
+"""The `rl` section of a recipe, with its sections `environments`, `limits`, `prompt`, `schedule` and `correction`."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rstar_lab.rl.algorithm.config import Correction, LossConfig
+from rstar_lab.rl.algorithm.config import CORRECTION_BOUNDS, TRUNCATED, Correction, LossConfig
 from rstar_lab.rl.algorithm.hooks import MethodHooks
+from rstar_lab.rl.algorithm.roc import Penalty
 from rstar_lab.rl.methods import AnyMethod, Grpo
 from rstar_lab.rl.methods.samplers import Sampler
 from rstar_lab.rl.methods.user_functions import user_correction, user_loss
 from rstar_lab.rl.plugins import NAME
-from rstar_lab.rl.recipe.correction import AnyCorrection, NoCorrection, RatioCorrection
-from rstar_lab.rl.recipe.environments import EnvironmentEntry
-from rstar_lab.rl.recipe.limits import LimitsSection
-from rstar_lab.rl.recipe.lora import Lora
-from rstar_lab.rl.recipe.prompt import PROGRAM_INSTRUCTION, AnyPrompt, ModelPrompt, OpenPrompt, PaperPrompt
-from rstar_lab.rl.recipe.schedule import AnySchedule, Async, OffPolicy, Sync
-from rstar_lab.rl.renderers.base import PromptStyle
-from rstar_lab.rl.section import TESTS, Function, NotNegative, Positive, Reward, Section, is_user_function
+from rstar_lab.rl.recipe.data import Problems
+from rstar_lab.rl.recipe.sft import Lora
+from rstar_lab.rl.renderers.base import PromptStyle, TruncateSide
+from rstar_lab.rl.section import TESTS, ByType, Function, NotNegative, Positive, Reward, Section, is_user_function
 from rstar_lab.verify import AnswerFormat
+
+
+class NoCorrection(Section):
+    """No off-policy correction (paper)."""
+
+    type: Literal["none"] = "none"
+    """Name of the correction."""
+
+
+class LimitedCorrection(Section):
+    """An off-policy correction whose effect is limited."""
+
+    max_share: float = Field(0.5, gt=0, le=1)
+    """Stop the run if the correction truncates or drops more than this share of the tokens in 5 consecutive updates:
+    the rollouts then come from too different a policy. Default: our choice."""
+
+
+class RatioCorrection(LimitedCorrection):
+    """Off-policy correction by the ratio of trainer to engine probability. Requires `old_log_probs: trainer`."""
+
+    type: Literal["tis", "seq_tis", "token_mask", "seq_mask", "geo_mask", "icepop"]
+    """`tis` and `seq_tis` truncate the ratio per token or sequence; `token_mask`, `seq_mask`, `geo_mask` and `icepop` leave
+    tokens or sequences out (formulas and sources in docs/algorithm.md)."""
+    bounds: tuple[float, float] | None = None
+    """Lower and upper bound of the ratio. Default: the bounds of the correction's source (docs/algorithm.md)."""
+
+    @property
+    def resolved_bounds(self) -> tuple[float, float]:
+        """`bounds`, or those of the correction's source."""
+        return self.bounds or CORRECTION_BOUNDS[self.type]
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> "RatioCorrection":
+        low, high = self.resolved_bounds
+        if not 0 <= low < high:
+            raise ValueError(f"bounds must be 0 <= low < high, got {low:g}, {high:g}")
+        if self.type in TRUNCATED and low > 0:
+            raise ValueError(f"{self.type} has no lower bound: set bounds to [0, {high:g}]")
+        return self
+
+
+class UserCorrectionSection(LimitedCorrection):
+    """Off-policy correction by your own function (docs/extending.md). Requires `old_log_probs: trainer`."""
+
+    type: Function
+    """Your own `module:function` of (trainer_log_probs, engine_log_probs, mask) that returns a weight per token."""
+
+
+AnyCorrection = Annotated[NoCorrection | RatioCorrection | UserCorrectionSection, ByType()]
+
+
+Mode = Literal["sync", "one_step_off", "async"]
+WhenStale = Literal["wait", "drop", "trim"]
+
+
+class Sync(Section):
+    """Generate the rollouts of a step, then update (paper)."""
+
+    type: Literal["sync"] = "sync"
+    """Name of the schedule."""
+    lockstep: bool = False
+    """Generate turns in fixed batches: the same machine, versions and seed give the same bits. `false`: every rollout proceeds on
+    its own."""
+    step_time_s: float | None = Field(None, gt=0)
+    """Wall-clock limit of a step's rollouts in seconds. Unfinished rollouts are cut off and count as truncated, unless
+    `carry_over` is set. Not with `lockstep`. Default: none."""
+    carry_over: bool = False
+    """Continue rollouts that `step_time_s` cut off in the next step, with their groups (arXiv 2501.12599). Requires
+    `step_time_s` and `old_log_probs: engine`."""
+    dynamic_sampling: NotNegative = 0
+    """Maximum number of extra rounds in which new problems replace groups with equal rewards (arXiv 2503.14476).
+    Default: 0, off."""
+
+    @model_validator(mode="after")
+    def _check_time(self) -> "Sync":
+        if self.step_time_s is not None and self.lockstep:
+            raise ValueError(
+                "step_time_s cannot be combined with lockstep (a time limit makes lockstep runs irreproducible)"
+            )
+        if self.carry_over and self.step_time_s is None:
+            raise ValueError("carry_over requires step_time_s, the time at which rollouts are cut")
+        if self.carry_over and self.dynamic_sampling:
+            raise ValueError(
+                "carry_over cannot be combined with dynamic_sampling: the rewards of unfinished groups are unknown"
+            )
+        return self
+
+
+class OffPolicy(Section):
+    """A schedule that trains on rollouts of older weights."""
+
+    allow_uncorrected: bool = False
+    """Allow the schedule without a `correction`."""
+
+
+class OneStepOff(OffPolicy):
+    """Generate the next step's rollouts during the update, with the weights before it. Requires a `correction`."""
+
+    type: Literal["one_step_off"] = "one_step_off"
+    """Name of the schedule."""
+
+
+class Async(OffPolicy):
+    """Generation never stops; requests in flight continue under new weights (docs/async.md). Requires a `correction`."""
+
+    type: Literal["async"] = "async"
+    """Name of the schedule."""
+    max_staleness: NotNegative = 1
+    """Maximum number of updates between the weights with which a group starts and the weights that are
+    trained on it. Default: our choice."""
+    when_stale: WhenStale = "wait"
+    """How `max_staleness` is enforced. `wait`: the generator delays new groups, and
+    the trainer waits for slow groups; nothing is dropped. `drop`: drop groups that exceed the limit. `trim`: mask the
+    tokens that exceed it."""
+    buffer_groups: Positive | None = None
+    """Maximum number of groups, in progress or complete, that no update has used yet. Default:
+    `problems_per_step * (max_staleness + 1)`."""
+
+    def groups(self, problems_per_step: int) -> int:
+        """Return `buffer_groups`, or its default."""
+        return self.buffer_groups or problems_per_step * (self.max_staleness + 1)
+
+
+AnySchedule = Annotated[Sync | OneStepOff | Async, ByType()]
+
+
+PROGRAM_INSTRUCTION = (
+    "Put the final program between <answer> and </answer>, in one block that starts with ```python (or ```cpp) and ends with "
+    "```. It is run on hidden test cases."
+)
+
+
+class OpenPrompt(Section):
+    """A prompt whose texts can be replaced."""
+
+    system_prompt: str | None = None
+    """System prompt; "" for none. Default: that of the prompt format."""
+    question_wrapper: str | None = None
+    """Template of the user message: a text that contains `{question}` and optionally `{answer_instruction}`. Default: the
+    question, an empty line, the instruction."""
+    answer_instruction: str | None = None
+    """How the model is asked to write its answer. Default: `<answer>` tags with a box; with `format: model`, what `answer`
+    reads; with `reward: tests`, a program in `<answer>` tags."""
+
+    @field_validator("question_wrapper")
+    @classmethod
+    def _check_wrapper(cls, wrapper: str | None) -> str | None:
+        if wrapper is not None and wrapper.count("{question}") != 1:
+            raise ValueError("must contain {question} once")
+        return wrapper
+
+
+class PaperPrompt(OpenPrompt):
+    """Prompts as the paper describes them."""
+
+    format: Literal["paper"] = "paper"
+    """Name of the format."""
+
+
+class ReleasedPrompt(Section):
+    """Prompts exactly as microsoft/rStar renders them, for the released rStar2-Agent-14B."""
+
+    format: Literal["released"] = "released"
+    """Name of the format."""
+
+
+class ModelPrompt(OpenPrompt):
+    """Prompts by the model's own chat template, with its own syntax of tool calls, for any chat model (docs/recipes.md). Not for
+    SFT."""
+
+    format: Literal["model"] = "model"
+    """Name of the format."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the model's chat template, such as `enable_thinking: false`."""
+    chat_template: Function | None = None
+    """Your own `module:function` that renders conversations in place of the model's chat template (docs/extending.md)."""
+
+    @model_validator(mode="after")
+    def _check_template(self) -> "ModelPrompt":
+        if self.template_options and self.chat_template:
+            raise ValueError("template_options cannot be combined with chat_template, which has no variables")
+        return self
+
+
+AnyPrompt = Annotated[PaperPrompt | ReleasedPrompt | ModelPrompt, ByType("format")]
+
+
+class LimitsSection(Section):
+    """Limits of a rollout."""
+
+    max_response_tokens: Positive = 8192
+    """Maximum tokens of a response: all turns and tool responses together. Default: paper, stage 1."""
+    max_turns: Positive = 10
+    """Maximum model turns of a rollout. Default: paper, stages 1 and 2."""
+    max_calls_per_turn: Positive = 8
+    """Tool calls of one turn that are executed; each further call gets an error as its response. Default: our choice."""
+    max_tool_chars: Positive = 4096
+    """Maximum characters of a tool response; the middle of longer responses is removed. Default: our choice; the release uses
+    256."""
+    tool_truncate_side: TruncateSide = "middle"
+    """How a long tool response is truncated; only with `prompt: {format: released}`. As in the release, `left` keeps the start
+    and `right` keeps the end. Default: as the release."""
+    time_limit_s: float | None = Field(None, gt=0)
+    """Wall-clock limit of one rollout in seconds; it also interrupts a turn. Default: none."""
+    tool_timeout_s: float = Field(30.0, gt=0)
+    """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: our choice."""
+
+
+class EnvironmentLimits(Section):
+    """Limits of the rollouts of one environment. Default: those of `rl.limits`."""
+
+    max_turns: Positive | None = None
+    """Maximum model turns of a rollout. Default: `rl.limits.max_turns`."""
+    max_response_tokens: Positive | None = None
+    """Maximum tokens of a response. At most `rl.limits.max_response_tokens`, which is the default."""
+    max_tool_chars: Positive | None = None
+    """Maximum characters of a tool response. Default: `rl.limits.max_tool_chars`."""
+
+
+class EnvironmentEntry(Section):
+    """One of several tasks of a run: an environment, or tools and a reward."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of the environment, unique in the recipe. It is used in problem files, metrics and curves."""
+    environment: str | None = None
+    """`module:name` of your environment class, an Inspect task or an OpenEnv server (docs/environments.md). Default: none;
+    the entry is defined by `tools` and `reward`."""
+    problems: Problems | None = None
+    """Training problems. Default: the problems of the stage that name this environment."""
+    tools: tuple[str, ...] = ()
+    """Tools in addition to those of `environment`, as in `rl.tools`."""
+    reward: Reward | None = None
+    """Reward of an entry without `environment`: `verify`, `released`, `tests` or `module:function`. Default: `rl.reward`."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the groups of a step, relative to the other entries."""
+    limits: EnvironmentLimits = EnvironmentLimits()
+    """Limits of its rollouts."""
+    roc_penalties: tuple[Penalty | Function, ...] | None = None
+    """Penalties by which RoC ranks its successful rollouts. Default: `rl.method.roc.penalties`."""
+
+    @model_validator(mode="after")
+    def _check_task(self) -> "EnvironmentEntry":
+        if self.environment is not None and self.reward is not None:
+            raise ValueError("reward: cannot be combined with environment, which computes the reward; remove reward")
+        if self.environment is not None and not NAME.fullmatch(self.environment):
+            raise ValueError(f"environment: {self.environment!r} is not module:name")
+        return self
+
 
 TOOL_ADDRESSES = ("http://", "https://", "mcp+stdio:", "mcp+http://", "mcp+https://")
 CODE_TOOLS = ("python", "python_released", "jupyter")

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from rstar_lab.rl.recipe.schedule import WhenStale
+from rstar_lab.rl.recipe.rl import WhenStale
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.training.staleness import rest_in_time
 from rstar_lab.rl.trajectory import Trajectory

@@ -8,7 +8,7 @@ import numpy as np
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.recipe.correction import LimitedCorrection
+from rstar_lab.rl.recipe.rl import LimitedCorrection
 from rstar_lab.rl.training.update import MismatchError
 from rstar_lab.rl.trajectory import Trajectory
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.recipe.sft import Lora
 
 PREFIX = "base_model.model."  # prefix of the weights' names in a model that peft has wrapped
 SHARD_BYTES = 4 * 2**30

@@ -32,7 +32,7 @@ from rstar_lab.rl.preflight.dry_run_fake import fake_ranks, fake_tensors, module
 from rstar_lab.rl.preflight.dry_run_local import allocate_state, fake_model
 from rstar_lab.rl.preflight.dry_run_meter import Meter
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.recipe.stages import Stage
+from rstar_lab.rl.recipe.recipe import Stage
 from rstar_lab.rl.verl import attention, cpu, hooks  # noqa: F401 (hooks registers the loss and the log-probs)
 from rstar_lab.rl.verl.config import compose, overrides, sft_overrides
 from rstar_lab.rl.verl.objective import POLICY_WEIGHTS, StreamLoss

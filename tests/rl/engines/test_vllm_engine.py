@@ -21,7 +21,7 @@ from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.engines.logs import end_of_log
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import EngineSection
-from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.recipe.sft import Lora
 
 pytestmark = pytest.mark.slow
 SECTION = EngineSection(dtype="float32", count=1, kv_cache_gb=0.1, max_num_seqs=32)
@@ -209,7 +209,7 @@ from pathlib import Path
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import EngineSection
-from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.recipe.sft import Lora
 async def main():
     section = EngineSection(dtype="float32", count=1, kv_cache_gb=0.1)
     async with open_engines(section, Path({str(tmp_path / "model")!r}), Path({str(tmp_path)!r}), 256) as group:

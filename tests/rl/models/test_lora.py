@@ -16,7 +16,7 @@ from rstar_lab.rl.models.model import build_tiny, load_model, save_model
 from rstar_lab.rl.preflight.architecture import Architecture
 from rstar_lab.rl.preflight.estimate import lora_parameters
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.recipe.lora import Lora
+from rstar_lab.rl.recipe.sft import Lora
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.rl.training.update import Learner

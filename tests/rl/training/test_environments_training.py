@@ -10,7 +10,7 @@ from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.environments.run import make_environments
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.recipe.environments import EnvironmentEntry
+from rstar_lab.rl.recipe.rl import EnvironmentEntry
 from rstar_lab.runs.reader import RunReader
 
 STAGES = [{"name": "rl", "steps": 2}]

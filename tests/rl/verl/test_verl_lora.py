@@ -31,7 +31,7 @@ def serve(model, options):
 def test_export_merges_the_adapters_into_weights_in_several_files(tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
-    from rstar_lab.rl.recipe.lora import Lora
+    from rstar_lab.rl.recipe.sft import Lora
     from rstar_lab.rl.verl import adapters
 
     generator = torch.Generator().manual_seed(0)
