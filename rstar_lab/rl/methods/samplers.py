@@ -7,15 +7,40 @@ far. Selection is a function of seed, position and results, so a resumed run dra
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.algorithm.history import NOTHING, ProblemHistory
 from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.trajectory import Trajectory
+
+
+class ProblemHistory(NamedTuple):
+    """What is known of a problem. drawn: times drawn in the stage. correct, total: rollouts, where earlier ones may count less."""
+
+    drawn: int = 0
+    correct: float = 0.0
+    total: float = 0.0
+
+
+NOTHING = ProblemHistory()
+History = dict[str, ProblemHistory]
+
+
+def add_results(history: History, rollouts: Sequence[Trajectory], memory: float) -> None:
+    """Add the results of a step's rollouts. memory: factor of the results before, for each problem with a new result."""
+    results: dict[str, list[bool]] = {}
+    for t in rollouts:
+        if t.usable:
+            results.setdefault(t.problem_id, []).append(t.reward > 0)
+    for name, correct in results.items():
+        old = history.get(name, NOTHING)
+        history[name] = ProblemHistory(
+            old.drawn, memory * old.correct + sum(correct), memory * old.total + len(correct)
+        )
 
 
 class Sampler(MethodSection):

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from rstar_lab.rl.algorithm.history import NOTHING, History, ProblemHistory
 from rstar_lab.rl.environments.mixture import Mixture
+from rstar_lab.rl.methods.samplers import NOTHING, History, ProblemHistory
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.seeds import derive_seed, step_seed

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_model as load_tensors
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.algorithm.history import History, ProblemHistory, add_results
 from rstar_lab.rl.algorithm.selection import problems_to_retire
+from rstar_lab.rl.methods.samplers import History, ProblemHistory, add_results
 from rstar_lab.rl.models.lora import ADAPTER, has_lora, load_adapter
 from rstar_lab.rl.models.model import save_model
 from rstar_lab.rl.problems import Problem

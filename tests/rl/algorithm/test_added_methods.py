@@ -11,9 +11,9 @@ from helpers.scripted_training import recipe_of
 from helpers.trajectories import trajectory
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.algorithm.history import ProblemHistory, add_results
 from rstar_lab.rl.algorithm.selection import select_rollouts
 from rstar_lab.rl.environments.mixture import Mixture
+from rstar_lab.rl.methods.samplers import ProblemHistory, add_results
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import RecipeError, RlSection
