@@ -214,7 +214,7 @@ def _round_trip(conversation: "Conversation") -> list[LintFinding]:
 
 
 def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase") -> list[LintFinding]:
-    from rstar_lab.rl.renderers.encoding import encode
+    from rstar_lab.rl.renderers.conversations import encode
 
     (example,), _ = encode([conversation.segments()], tokenizer, max_tokens=2**31)
     return check_mask(example.ids, example.mask, tokenizer)

@@ -17,7 +17,7 @@ from rstar_lab.rl.preflight.architecture import KNOWN, Architecture
 from rstar_lab.rl.preflight.dry_run_fake import fake_tensors, modules_stay, replaced
 from rstar_lab.rl.preflight.dry_run_meter import Meter
 from rstar_lab.rl.recipe import Recipe, RlSection, SftConfig
-from rstar_lab.rl.renderers.encoding import Example
+from rstar_lab.rl.renderers.conversations import Example
 from rstar_lab.rl.training import log_probs as log_probs_module
 from rstar_lab.rl.training import sft as sft_module
 from rstar_lab.rl.training import update as update_module

@@ -32,7 +32,7 @@ from rstar_lab.rl.models.lora import attach_lora, has_lora
 from rstar_lab.rl.models.model import has_bf16, load_model, save_model
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.renderers.base import PromptFormat
-from rstar_lab.rl.renderers.encoding import Example, encode
+from rstar_lab.rl.renderers.conversations import Example, encode
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, HelperProcesses, Ranks
 from rstar_lab.rl.training.muon import Muon
 from rstar_lab.runs.files import atomic_write, write_json

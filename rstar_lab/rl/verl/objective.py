@@ -16,7 +16,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from rstar_lab.rl.algorithm import objective
 from rstar_lab.rl.algorithm.config import LossConfig
-from rstar_lab.rl.algorithm.correction import correction_weights
+from rstar_lab.rl.algorithm.objective import correction_weights
 from rstar_lab.rl.algorithm.streams import Stream, Streams
 from rstar_lab.rl.recipe import RlSection
 

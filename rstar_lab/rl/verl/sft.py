@@ -20,7 +20,7 @@ from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.pipeline import SFT_KEYS, base_folder, sft_data, sft_finished
 from rstar_lab.rl.recipe import Recipe, SftConfig
-from rstar_lab.rl.renderers.encoding import Example, encode
+from rstar_lab.rl.renderers.conversations import Example, encode
 from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy

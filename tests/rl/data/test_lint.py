@@ -8,10 +8,10 @@ from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.conversations import (
     Conversation,
     Message,
+    encode,
     reply,
     tool_calls,
 )
-from rstar_lab.rl.renderers.encoding import encode
 
 TOOL = {
     "type": "function",

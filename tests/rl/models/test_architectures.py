@@ -15,7 +15,7 @@ from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.sft import Lora
-from rstar_lab.rl.renderers.encoding import Example
+from rstar_lab.rl.renderers.conversations import Example
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
 from rstar_lab.rl.training.sft import _loss
 from rstar_lab.rl.training.update import Learner

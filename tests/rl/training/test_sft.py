@@ -22,7 +22,7 @@ from rstar_lab.rl.models.model import build_tiny, has_bf16, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.renderers import paper as chat
-from rstar_lab.rl.renderers.encoding import Example, encode
+from rstar_lab.rl.renderers.conversations import Example, encode
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.sft import _loss, _micro_batches, common_beginning, iterate_batches, lr_scale, sft
 

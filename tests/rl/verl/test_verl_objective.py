@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rstar_lab.rl.algorithm import objective
-from rstar_lab.rl.algorithm.correction import correction_weights
+from rstar_lab.rl.algorithm.objective import correction_weights
 from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.recipe import RlSection
 

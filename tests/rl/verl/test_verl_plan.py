@@ -18,7 +18,7 @@ from rstar_lab.rl.models import gpu
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import SftConfig
-from rstar_lab.rl.renderers.encoding import Example
+from rstar_lab.rl.renderers.conversations import Example
 from rstar_lab.rl.training.sft import iterate_batches, lr_scale
 from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overrides, split_overrides
 from rstar_lab.rl.verl.hooks import StageSchedule
