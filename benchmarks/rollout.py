@@ -21,10 +21,10 @@ from rstar_lab.rl.engines.group import EngineGroup, open_engines
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection, SftConfig
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question, render_segments, render_tool_call
+from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts
-from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.scheduling.scheduler import Scheduler
 from rstar_lab.rl.scheduling.slots import ScheduledSlots
 from rstar_lab.rl.seeds import derive_seed

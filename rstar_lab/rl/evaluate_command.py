@@ -19,7 +19,7 @@ from rstar_lab.rl.pipeline import evaluate_model
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.problems import Problem, parse_fields, without_copies
 from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
-from rstar_lab.rl.rollout.first_look import first_remedy, rollout_line
+from rstar_lab.rl.rollout.metrics import first_remedy, rollout_line
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 

@@ -29,11 +29,10 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import load_policy
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
-from rstar_lab.rl.rollout.run import run_rollouts
+from rstar_lab.rl.rollout.run import run_rollouts, score_groups
 from rstar_lab.rl.seeds import derive_seed, step_seed
 from rstar_lab.rl.session import RunSession, open_run, read_stage_problems, vocabulary
 from rstar_lab.rl.training.update import Learner

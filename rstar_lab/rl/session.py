@@ -19,8 +19,7 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.data.sources import load_set
 from rstar_lab.rl.engines.devices import VARIABLES
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
-from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
-from rstar_lab.rl.environments.run import load_environments, make_environments
+from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment, load_environments, make_environments
 from rstar_lab.rl.methods.samplers import check_difficulty
 from rstar_lab.rl.methods.user_functions import user_chat_template, user_metric, user_trigger
 from rstar_lab.rl.models.sources import get_model, is_named, origin_entry

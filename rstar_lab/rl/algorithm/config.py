@@ -15,7 +15,7 @@ KlEstimator = Literal["k3", "policy_gradient"]
 Correction = Literal["none", "tis", "seq_tis", "token_mask", "seq_mask", "geo_mask", "icepop"]
 PER_SEQUENCE: tuple[Correction, ...] = ("seq_tis", "seq_mask", "geo_mask")
 TRUNCATED: tuple[Correction, ...] = ("tis", "seq_tis")  # the other corrections mask tokens
-# Lower and upper bound of the ratio trainer / engine; see `correction` for the formulas and sources.
+# Lower and upper bound of the ratio trainer / engine; see `objective.correction_weights` for the formulas and sources.
 CORRECTION_BOUNDS: dict[Correction, tuple[float, float]] = {
     "tis": (0.0, 2.0), "seq_tis": (0.0, 2.0), "token_mask": (0.0, 2.0), "seq_mask": (0.0, 2.0),
     "geo_mask": (0.999, 1.001), "icepop": (0.5, 5.0),
@@ -35,7 +35,7 @@ class LossConfig:
 
     variant: a name, or a user function. clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
     horizon: constant length that `seq-mean-token-sum-norm` divides by; None: the width of the batch. correction: a
-    name, or a user function. correction_bounds: bounds of the ratio, see `correction.correction_weights`.
+    name, or a user function. correction_bounds: bounds of the ratio, see `objective.correction_weights`.
     kl_coefficient: weight of the KL to the reference model; 0: no KL term. kl_estimator: see `training_loss`.
     kl_metric, ce_metric: names of the metrics of the KL and of the cross-entropy.
     """

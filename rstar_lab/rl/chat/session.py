@@ -27,11 +27,10 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers.base import PromptFormat, PromptStyle
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import PaperRenderer
-from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.agent_loop import check_call, run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
-from rstar_lab.rl.rollout.tool_calls import check_call
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.serving.serve import ServeOptions, serving
 from rstar_lab.rl.tools.base import Tool, ToolResult

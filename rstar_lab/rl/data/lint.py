@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rstar_lab.rl.problems import ProblemError, read_problem, read_rows
 from rstar_lab.rl.renderers import paper as chat
-from rstar_lab.rl.renderers.turns import count_answers
+from rstar_lab.rl.renderers.base import count_answers
 from rstar_lab.tool_calls import parse_tool_calls
 from rstar_lab.verify import readable
 

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rstar_lab.rl.environments.base import (
@@ -16,7 +16,9 @@ from rstar_lab.rl.environments.base import (
     total_reward,
 )
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.tools.user import run_in_daemon_thread
+from rstar_lab.rl.reward import RolloutReward
+from rstar_lab.rl.tools.base import Tool
+from rstar_lab.rl.tools.user import UserTool, run_in_daemon_thread
 from rstar_lab.rl.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
@@ -81,3 +83,25 @@ class Episode:
 
     def _failure(self, method: str, cause: str) -> EnvironmentFailure:
         return EnvironmentFailure(f"environment {self.name}, problem {self.problem.problem_id}: {method} {cause}")
+
+
+class MathsEpisode(Episode):
+    """The task of the recipe keys `rl.tools` and `rl.reward` for one rollout (rStar2-Agent, section 2): ask the question, score the
+    final answer. Without checks and time limits."""
+
+    has_step = False
+
+    def __init__(self, tools: Mapping[str, Tool], reward: Callable[[str, str], float], problem: Problem, traj_id: str):
+        """tools: tools that all rollouts use. They store the state of each rollout under its traj_id."""
+        self.tools, self.reward, self.problem, self.traj_id = tools, reward, problem, traj_id
+
+    async def reset(self, seed: int) -> str:
+        return self.problem.question
+
+    async def score(self, trajectory: Trajectory) -> tuple[float, dict[str, float]]:
+        """Return (reward, metrics) of the reward function. An error of a user's function raises UserError, which stops the run."""
+        if not isinstance(self.reward, RolloutReward):
+            return float(await asyncio.to_thread(self.reward, trajectory.text, self.problem.answer)), {}
+        tools = {name: getattr(tool, "tool", tool) for name, tool in self.tools.items()}  # verl wraps tools
+        states = {name: tool.state(self.traj_id) for name, tool in tools.items() if isinstance(tool, UserTool)}
+        return await self.reward.score_rollout(trajectory.text, self.problem, calls=trajectory.calls, tools=states)

@@ -8,23 +8,22 @@ Source: rStar2-Agent, section 2.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, count_errors
+from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.environments.base import NO_OBSERVATION, EnvironmentFailure, ModelMessage, Observation
 from rstar_lab.rl.environments.episode import Episode
-from rstar_lab.rl.renderers.paper import neutralise
-from rstar_lab.rl.renderers.turns import is_void_turn
+from rstar_lab.rl.renderers.base import Renderer, TruncateSide, is_void_turn
+from rstar_lab.rl.renderers.paper import PaperRenderer, neutralise
 from rstar_lab.rl.rollout.branching import Branch
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.tool_calls import execute_call, make_call_record, too_many_calls
 from rstar_lab.rl.seeds import derive_seed
-from rstar_lab.rl.tools.base import CURRENT_PROBLEM, ToolResult
+from rstar_lab.rl.tools.base import CURRENT_PROBLEM, Tool, ToolResult, argument_error
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
 from rstar_lab.tool_calls import ToolCall
 from rstar_lab.verify import AnswerFormat, Undecided, extract_answer
@@ -425,3 +424,60 @@ def output_spans(codec: Codec, ids: list[int], texts: Sequence[str], start: int)
         if inside:
             spans.append((start + inside[0], start + inside[-1] + 1))
     return tuple(spans)
+
+
+def check_call(
+    call: ToolCall, tools: Mapping[str, Tool], renderer: type[Renderer] = PaperRenderer
+) -> ToolResult | None:
+    """Return the error result of a call that cannot be executed; None for a valid call. renderer: whose texts to use."""
+    if call.error is not None or call.name is None or call.arguments is None:
+        return ToolResult(Outcome.MALFORMED_CALL, renderer.malformed_call_text(call))
+    if call.name not in tools:
+        return ToolResult(Outcome.UNKNOWN_TOOL, renderer.unknown_tool_text(call.name, list(tools)))
+    schema = tools[call.name].schema
+    if problem := argument_error(schema, renderer.arguments(schema, call.arguments)):
+        return ToolResult(Outcome.INVALID_ARGUMENTS, renderer.invalid_arguments_text(problem))
+    return None
+
+
+def too_many_calls(limit: int) -> ToolResult:
+    """Return the error result of a call beyond the limit of calls per turn."""
+    return ToolResult(Outcome.MALFORMED_CALL, f"A turn may contain at most {limit} tool calls; this one was not run.")
+
+
+async def execute_call(
+    call: ToolCall,
+    tools: Mapping[str, Tool],
+    *,
+    seed: int,
+    traj_id: str,
+    max_chars: int,
+    renderer: type[Renderer] = PaperRenderer,
+    truncate_side: TruncateSide = "middle",
+) -> ToolResult:
+    """Execute one call and return its result, or the error result of an invalid call.
+
+    max_chars: longest response; a longer one is truncated. renderer: the prompt format, which decides about the texts of
+    errors and the truncation. truncate_side: see `released.truncate`; used by the format `released` only.
+    """
+    result = check_call(call, tools, renderer)
+    if result is None:
+        assert call.name is not None and call.arguments is not None
+        tool = tools[call.name]
+        result = await tool(renderer.arguments(tool.schema, call.arguments), seed=seed, traj_id=traj_id)
+    return replace(result, text=renderer.truncate(result.text, max_chars, truncate_side))
+
+
+def make_call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, position: int) -> ToolCallRecord:
+    """Return the record of a call. position: index in the response at which the tool responses of the turn start."""
+    return ToolCallRecord(
+        turn=turn,
+        index=index,
+        tool=call.name or "",
+        code=result.code,
+        outcome=result.outcome,
+        response=result.text,
+        queue_s=result.queue_s,
+        run_s=result.run_s,
+        position=position,
+    )

@@ -21,7 +21,7 @@ from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers import released
 from rstar_lab.rl.renderers.base import Renderer
 from rstar_lab.rl.renderers.paper import PaperRenderer
-from rstar_lab.rl.rollout.tool_calls import execute_call
+from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.synthetic import families
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.files import atomic_write

@@ -16,7 +16,7 @@ from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.rollout.stored import has_tokens, read_trajectories
+from rstar_lab.rl.rollout.records import has_tokens, read_trajectories
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.seeds import derive_seed, step_seed
 from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches

@@ -14,10 +14,8 @@ from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.plan import parse_group_name, rollout_task
-from rstar_lab.rl.rollout.retry import retry_failed
-from rstar_lab.rl.rollout.run import run_rollouts
+from rstar_lab.rl.rollout.run import retry_failed, run_rollouts, score_groups
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.group_stream import GroupStream
 from rstar_lab.rl.training.staleness import staleness_metrics, trim, updates_since

@@ -29,8 +29,7 @@ from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.checks import check_rollouts, check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
-from rstar_lab.rl.rollout.first_look import nothing_learnt
-from rstar_lab.rl.rollout.metrics import rollout_metrics
+from rstar_lab.rl.rollout.metrics import nothing_learnt, rollout_metrics
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.tools.base import Tool

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.groups import score_groups
-from rstar_lab.rl.rollout.retry import retry_failed
+from rstar_lab.rl.rollout.run import retry_failed, score_groups
 from rstar_lab.rl.trajectory import Trajectory
 
 Generate = Callable[[RolloutTask], Awaitable[Trajectory]]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rstar_lab.rl.algorithm import roc
-from rstar_lab.rl.renderers.turns import count_answers
+from rstar_lab.rl.renderers.base import count_answers
 
 groups = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.5])), max_size=40)
 

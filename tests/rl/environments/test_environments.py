@@ -18,10 +18,9 @@ from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.rollout.groups import score_groups
 from rstar_lab.rl.rollout.plan import draw_problems
 from rstar_lab.rl.rollout.records import messages
-from rstar_lab.rl.rollout.run import run_rollouts
+from rstar_lab.rl.rollout.run import run_rollouts, score_groups
 from rstar_lab.rl.trajectory import StopReason
 
 TOKENIZER = train_tokenizer(["guess the number, higher or lower"], 300)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.environments.run import make_environments
+from rstar_lab.rl.environments.mixture import make_environments
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Problems, RlSection
 from rstar_lab.rl.reward import functions

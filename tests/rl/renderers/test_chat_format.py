@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.renderers import paper as chat
-from rstar_lab.rl.renderers import turns as parser
+from rstar_lab.rl.renderers.base import is_void_turn
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.tool_calls import parse_tool_calls
 
@@ -88,7 +88,7 @@ def test_prompt_contains_tools_and_the_answer_instruction():
 
 
 def _is_void(text: str) -> bool:
-    return parser.is_void_turn(text, parse_tool_calls(text))
+    return is_void_turn(text, parse_tool_calls(text))
 
 
 def test_void_turns_have_neither_a_valid_call_nor_an_answer():

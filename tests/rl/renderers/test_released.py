@@ -11,8 +11,8 @@ from rstar_lab.rl import parse_tool_calls, render_prompt, render_tool_results
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.renderers import released
 from rstar_lab.rl.renderers.base import PromptStyle
+from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.sandbox.call import Call, CallResult
 

@@ -13,7 +13,7 @@ from rstar_lab.analysis.report import report_html
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
-from rstar_lab.rl.rollout.retry import failure, retry_failed, retry_task
+from rstar_lab.rl.rollout.run import failure, retry_failed, retry_task
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 from rstar_lab.runs.reader import RunReader
 

@@ -10,8 +10,7 @@ from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.records import step_rows
-from rstar_lab.rl.rollout.stored import read_trajectories, stored_trajectory
+from rstar_lab.rl.rollout.records import read_trajectories, step_rows, stored_trajectory
 from rstar_lab.runs import RunStoreError, RunWriter
 from rstar_lab.runs.reader import RunReader
 

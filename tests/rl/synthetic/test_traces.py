@@ -12,7 +12,7 @@ from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 from rstar_lab.rl import render_prompt, render_tool_results
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.released import ReleasedRenderer
-from rstar_lab.rl.rollout.tool_calls import execute_call
+from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.synthetic.families import LEVELS, synthesize
 from rstar_lab.rl.synthetic.traces import TraceMix, make_traces
 from rstar_lab.rl.tools.registry import make_tools

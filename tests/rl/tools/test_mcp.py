@@ -17,7 +17,7 @@ from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.renderers.paper import render_tool_call
-from rstar_lab.rl.rollout.tool_calls import execute_call
+from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.tool_calls import ToolCall
 

@@ -21,11 +21,10 @@ from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.renderers.paper import render_prompt, render_tool_call
 from rstar_lab.rl.reward import make_reward, reward
-from rstar_lab.rl.rollout.agent_loop import run_rollout
+from rstar_lab.rl.rollout.agent_loop import execute_call, run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts
-from rstar_lab.rl.rollout.tool_calls import execute_call
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.tools.user import HttpTool, ToolUnavailable, UserTool

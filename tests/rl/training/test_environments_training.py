@@ -7,8 +7,7 @@ from rstar_lab.analysis import open_runs, plot_curves
 from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.base import Environment, RewardPart
 from rstar_lab.rl.environments.loading import EnvironmentClass
-from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
-from rstar_lab.rl.environments.run import make_environments
+from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment, make_environments
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.rl import EnvironmentEntry
 from rstar_lab.runs.reader import RunReader

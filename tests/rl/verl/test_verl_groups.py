@@ -8,9 +8,9 @@ from helpers.trajectories import trajectory
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.rollout import retry
+from rstar_lab.rl.rollout import run as rollout_run
 from rstar_lab.rl.rollout.context import RolloutTask
-from rstar_lab.rl.rollout.retry import failure, retry_failed
+from rstar_lab.rl.rollout.run import failure, retry_failed
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.rl.verl.groups import Groups
 
@@ -58,7 +58,7 @@ async def run_group(sandbox, *, retries=True):
 
 @pytest.mark.parametrize(("down", "attempts"), [((), 0), ((1,), 1), ((1,), 9), ((0, 1, 2), 3), ((0, 1, 2, 3), 4)])
 async def test_retries_and_pauses_are_those_of_the_local_trainer(down, attempts, monkeypatch, caplog):
-    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(rollout_run, "FIRST_PAUSE_S", 0.0)
     local = Sandbox(down, attempts)
 
     async def again(tasks):

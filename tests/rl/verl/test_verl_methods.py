@@ -13,7 +13,7 @@ from rstar_lab.rl.methods import AnyMethod, UserMethod
 from rstar_lab.rl.methods.method import Addition
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.preflight.run import Status, preflight
-from rstar_lab.rl.rollout.stored import read_trajectories
+from rstar_lab.rl.rollout.records import read_trajectories
 from rstar_lab.rl.training.teacher import TeacherPasses
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.transcripts import split
