@@ -26,7 +26,7 @@ from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.rollout import agent_loop
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.plan import parse_group_name
-from rstar_lab.rl.scheduling.lockstep import Lockstep, LockstepSlot
+from rstar_lab.rl.scheduling.slots import Lockstep, LockstepSlot
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools import code
 from rstar_lab.rl.tools.base import ToolResult

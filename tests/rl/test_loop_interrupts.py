@@ -14,7 +14,7 @@ import pytest
 
 from rstar_lab.blocking import LoopThread
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
-from rstar_lab.rl.scheduling.lockstep import Lockstep
+from rstar_lab.rl.scheduling.slots import Lockstep
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,8 +17,7 @@ import httpx
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
-from rstar_lab.rl.engines.server import API_KEY
-from rstar_lab.rl.engines.server_control import VERSION_PATH
+from rstar_lab.rl.engines.server import API_KEY, VERSION_PATH
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question, render_tool_call
 from rstar_lab.rl.rollout.agent_loop import execute_call, make_call_record, make_trajectory
 from rstar_lab.rl.seeds import derive_seed

@@ -1,6 +1,7 @@
-"""The devices of engines: the GPUs that this process may use, and environment variables of child processes."""
+"""The processes of engines: the GPUs that this process may use, environment variables, and the end of a log."""
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -23,3 +24,17 @@ def environment_for(gpus: list[str]) -> dict[str, str]:
     """Return the environment variables that restrict a child process to `gpus`."""
     variables = [variable for variable in VARIABLES if variable in os.environ] or VARIABLES[:1]
     return dict.fromkeys(variables, ",".join(gpus))
+
+
+TAIL_BYTES = 20_000
+
+
+def end_of_log(log: Path | None, *, lines: int = 10) -> str:
+    """Return the file and the last lines of a log that are not empty, to append to an error. Empty without a log."""
+    if log is None or not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    last = [f"  {line.rstrip()[:300]}" for line in text.splitlines() if line.strip()][-lines:]
+    return "\n".join([f"\nend of the log {log}:", *(last or ["  (empty)"])])

@@ -23,9 +23,8 @@ from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.models.model_folder import has_tied_embeddings
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.lockstep import Lockstep
 from rstar_lab.rl.scheduling.scheduler import BusyClock, Scheduler
-from rstar_lab.rl.scheduling.slots import PlannedRollout, ScheduledSlots
+from rstar_lab.rl.scheduling.slots import Lockstep, PlannedRollout, ScheduledSlots
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,7 +22,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
-from rstar_lab.rl.engines.logs import end_of_log
+from rstar_lab.rl.engines.devices import end_of_log
 
 Request = tuple[int, list[int], Sampling]
 WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases, adapters)), which are sent pickled

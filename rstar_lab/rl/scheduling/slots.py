@@ -1,7 +1,7 @@
-"""The engine slots of the rollouts of a step: each turn goes to the engine that the scheduler chooses."""
+"""The engine slots of the rollouts of a step: by the scheduler, or in fixed batches, so that results are reproducible bit for bit."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Interruptible, RequestRefused, Sampling
@@ -118,3 +118,83 @@ class ScheduledSlot:
     def interrupt(self) -> None:
         """End the turns of all rollouts of the step."""
         self.slots.interrupt()
+
+
+class BatchEngine(Engine, Protocol):
+    """An engine that accepts several requests at once."""
+
+    def submit(self, requests: Sequence[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
+        """Add several requests to the batch of the engine at once."""
+        ...
+
+
+class Lockstep:
+    """Waits until every active rollout of an engine has requested its next turn, then submits the turns as one batch, in
+    the order of the slots.
+
+    Each engine has its own batches. The rollouts of a group share an engine, and with it the cached prefix of their
+    prompt.
+    """
+
+    def __init__(self, engines: Sequence[BatchEngine], groups: Sequence[str]):
+        order = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+        self.engines = engines
+        self.engine_of = [order[group] % len(engines) for group in groups]
+        self.live = [{i for i, number in enumerate(self.engine_of) if number == own} for own in range(len(engines))]
+        self.waiting: list[dict[int, tuple[list[int], Sampling, asyncio.Future[Completion]]]] = [{} for _ in engines]
+
+    def slot(self, index: int, rollout: object = None) -> "LockstepSlot":
+        """Return the slot of the rollout at `index` of the groups."""
+        return LockstepSlot(self, index)
+
+    def flush_if_complete(self, number: int) -> None:
+        if self.waiting[number] and len(self.waiting[number]) == len(self.live[number]):
+            asyncio.get_running_loop().create_task(self._flush(number))
+
+    async def _flush(self, number: int) -> None:
+        batch, self.waiting[number] = self.waiting[number], {}
+        slots = sorted(batch)
+        futures = self.engines[number].submit([batch[i][:2] for i in slots]) if slots else []
+        for index, future in zip(slots, futures, strict=True):
+            _chain(future, batch[index][2])
+
+
+class LockstepSlot:
+    """The slot of one rollout in lockstep mode."""
+
+    def __init__(self, lockstep: Lockstep, index: int):
+        self.lockstep, self.index, self.number = lockstep, index, lockstep.engine_of[index]
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.lockstep.waiting[self.number][self.index] = (prompt_ids, sampling, future)
+        self.lockstep.flush_if_complete(self.number)
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                self.lockstep.waiting[self.number].pop(self.index, None)
+
+    def on_turn(self, text: str, last: bool) -> None: ...
+
+    def interrupt(self) -> None:
+        raise RuntimeError("lockstep batches cannot be interrupted; recipes with step_time_s reject lockstep")
+
+    def leave(self) -> None:
+        self.lockstep.live[self.number].discard(self.index)
+        self.lockstep.flush_if_complete(self.number)
+
+
+def _chain(source: asyncio.Future[Completion], target: asyncio.Future[Completion]) -> None:
+    """Give `target` the result of `source`, and cancel `source` if `target` is cancelled."""
+
+    def copy(done: asyncio.Future[Completion]) -> None:
+        if target.done() or done.cancelled():
+            return
+        if error := done.exception():
+            target.set_exception(error)
+        else:
+            target.set_result(done.result())
+
+    source.add_done_callback(copy)
+    target.add_done_callback(lambda done: source.cancel() if done.cancelled() else None)

@@ -21,14 +21,13 @@ from typing import Any
 import httpx
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.engines.devices import CPU_THREADS, environment_for, visible_gpus
-from rstar_lab.rl.engines.logs import end_of_log
+from rstar_lab.rl.engines.devices import CPU_THREADS, end_of_log, environment_for, visible_gpus
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
 from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
 from rstar_lab.rl.renderers.formats import RENDERERS
-from rstar_lab.rl.serving.auth import TOKEN
 from rstar_lab.rl.serving.keeper import KILLED
+from rstar_lab.rl.serving.middleware import TOKEN
 from rstar_lab.service_tokens import published_token
 
 # VLLM_ENABLE_V1_MULTIPROCESSING: run the model in the engine process. The HTTP server stays a separate process.
@@ -174,9 +173,9 @@ class Replica:
         if options.max_model_len:
             command += ["--max-model-len", str(options.max_model_len)]
         if options.updatable:
-            command += ["--middleware", "rstar_lab.rl.serving.weight_version.WeightVersion"]
+            command += ["--middleware", "rstar_lab.rl.serving.middleware.WeightVersion"]
         if self.token:  # last, because vLLM runs the last middleware first
-            command += ["--middleware", "rstar_lab.rl.serving.auth.TokenGuard"]
+            command += ["--middleware", "rstar_lab.rl.serving.middleware.TokenGuard"]
         if visible_gpus():
             command += ["--gpu-memory-utilization", str(options.memory_share)]
             command += ["--tensor-parallel-size", str(options.tensor_parallel)]

@@ -17,8 +17,7 @@ from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.plan import parse_group_name, rollout_task
 from rstar_lab.rl.rollout.run import retry_failed, run_rollouts, score_groups
 from rstar_lab.rl.training.checkpoint import TrainerState
-from rstar_lab.rl.training.group_stream import GroupStream
-from rstar_lab.rl.training.staleness import staleness_metrics, trim, updates_since
+from rstar_lab.rl.training.group_stream import GroupStream, staleness_metrics, trim, updates_since
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 

@@ -35,9 +35,9 @@ from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
 from rstar_lab.rl.training.data_parallel import HelperProcesses
+from rstar_lab.rl.training.group_stream import CorrectionLimit, stale_tokens
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
-from rstar_lab.rl.training.staleness import CorrectionLimit, stale_tokens
 from rstar_lab.rl.training.teacher import Teacher, TeacherPasses
 from rstar_lab.rl.training.update import Learner, UpdateResult, with_cpu_precision
 from rstar_lab.rl.trajectory import Trajectory

@@ -12,7 +12,7 @@ from typing import Any
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 
-from rstar_lab.rl.training.staleness import staleness_metrics
+from rstar_lab.rl.training.group_stream import staleness_metrics
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.sampler import RocReplayBufferAsync, StepSelection
 from rstar_lab.rl.verl.trainer import RecipeTrainer

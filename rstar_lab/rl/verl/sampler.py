@@ -14,7 +14,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from rstar_lab.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.seeds import step_seed
-from rstar_lab.rl.training.staleness import rest_in_time, updates_since
+from rstar_lab.rl.training.group_stream import rest_in_time, updates_since
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.transcripts import RolloutNumbers, find_writer

@@ -15,7 +15,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import EngineError
-from rstar_lab.rl.engines.server_control import parse_metrics
+from rstar_lab.rl.engines.server import parse_metrics
 from rstar_lab.rl.scheduling.scheduler import Scheduler, ServerReport, poll_metrics
 
 NEEDS_KV_TOKENS = ("kv", "adaptive")

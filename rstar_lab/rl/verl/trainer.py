@@ -28,8 +28,8 @@ from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.training.group_stream import CorrectionLimit
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
-from rstar_lab.rl.training.staleness import CorrectionLimit
 from rstar_lab.rl.training.teacher import TeacherPasses, open_teacher
 from rstar_lab.rl.training.update import check_finite, check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory

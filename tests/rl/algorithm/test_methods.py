@@ -24,7 +24,7 @@ from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import mean_over
-from rstar_lab.rl.training.staleness import stale_tokens, trim
+from rstar_lab.rl.training.group_stream import stale_tokens, trim
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Turn
 
 ALL = RocHooks(rule="none")

@@ -16,8 +16,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.engine import FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.engines.group import open_engines
-from rstar_lab.rl.engines.server import ServerEngine
-from rstar_lab.rl.engines.server_control import parse_metrics
+from rstar_lab.rl.engines.server import ServerEngine, parse_metrics
 from rstar_lab.rl.models.model import load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_recipe

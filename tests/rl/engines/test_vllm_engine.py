@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
+from rstar_lab.rl.engines.devices import end_of_log
 from rstar_lab.rl.engines.group import open_engines
-from rstar_lab.rl.engines.logs import end_of_log
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.recipe.sft import Lora

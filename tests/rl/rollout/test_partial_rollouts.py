@@ -24,8 +24,8 @@ from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutT
 from rstar_lab.rl.rollout.records import messages
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.lockstep import Lockstep
 from rstar_lab.rl.scheduling.policies import POLICIES, make_policy
+from rstar_lab.rl.scheduling.slots import Lockstep
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.rl.training.update import MismatchError, UpdateResult

@@ -16,8 +16,8 @@ from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.lockstep import Lockstep
 from rstar_lab.rl.scheduling.policies import make_policy
+from rstar_lab.rl.scheduling.slots import Lockstep
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.sandbox.call import Call, CallResult

@@ -18,7 +18,7 @@ from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.renderers.paper import END_OF_TURN, render_tool_call
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.tools.user import UserTool
-from rstar_lab.rl.training.staleness import trim
+from rstar_lab.rl.training.group_stream import trim
 from rstar_lab.rl.trajectory import Trajectory, Turn
 from rstar_lab.runs.reader import RunReader
 

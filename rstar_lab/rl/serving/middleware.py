@@ -1,10 +1,17 @@
-"""Checks the token of every request to a server. vLLM's own --api-key leaves some paths open that generate text or change the
-server."""
+"""Middleware of the servers: checks the token of every request, and stores the version of the weights.
+
+vLLM's own --api-key leaves some paths open that generate text or change the server, and not all its releases have an endpoint for
+the version of the weights."""
 
 import hmac
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from rstar_lab.rl.engines.server import VERSION_PATH
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -35,3 +42,19 @@ class TokenGuard:
                 )
                 return
         await self.app(scope, receive, send)
+
+
+class WeightVersion:
+    """ASGI middleware: GET /weight_version returns {"version": N}, POST sets it. N is null until weights are pushed."""
+
+    def __init__(self, app: App):
+        self.app = app
+        self.version: int | None = None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != VERSION_PATH:
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] == "POST":
+            self.version = int((await Request(scope, receive).json())["version"])
+        await JSONResponse({"version": self.version})(scope, receive, send)
