@@ -10,8 +10,7 @@ from typing import Any
 import ray
 
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
-from rstar_lab.rl.verl.engine import NAME, EngineServer, ScheduledEngine
-from rstar_lab.rl.verl.scheduler import start_scheduler
+from rstar_lab.rl.verl.engine import NAME, EngineServer, ScheduledEngine, start_scheduler
 
 CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name=NAME)))
 

@@ -19,7 +19,7 @@ from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.audit import require_audit
 from rstar_lab.rl.data.mix import read_mix
-from rstar_lab.rl.environments.mixture import Mixture
+from rstar_lab.rl.environments.mixture import restricted
 from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, model_hash
 from rstar_lab.rl.models.lora import attach_lora
@@ -295,7 +295,7 @@ def stage_problems(session: RunSession, codec: Codec, max_tokens: int) -> dict[s
             session.reporter.emit("overlong_prompts", stage=stage.name, dropped=len(overlong), problems=len(problems))
             if not kept:
                 raise UserError(overlong_message(stage.name, overlong, len(problems)))
-            problems = problems.restricted(kept) if isinstance(problems, Mixture) else kept
+            problems = restricted(problems, kept)
         found[stage.name] = problems
     return found
 

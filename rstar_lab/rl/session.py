@@ -25,7 +25,7 @@ from rstar_lab.rl.methods.user_functions import user_chat_template, user_metric,
 from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, without_copies
-from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, Stage
+from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, SandboxSection, Stage
 from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.reward.hidden_tests import Runner, hidden_tests_of
 from rstar_lab.rl.rollout.codec import Codec
@@ -89,14 +89,7 @@ class RunSession:
     async def sandbox(self) -> Any:
         """Return the sandbox of the recipe; start or connect to it at the first call."""
         if self._sandbox is None:
-            section = self.recipe.sandbox
-            if section.url == "local":
-                limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
-                self._sandbox = await self._stack.enter_async_context(
-                    LocalSandbox(limits, section.workers, isolation=section.isolation)
-                )
-            else:
-                self._sandbox = await self._stack.enter_async_context(SandboxClient(section.url))
+            self._sandbox = await self._stack.enter_async_context(make_sandbox(self.recipe.sandbox))
         return self._sandbox
 
     async def tools(self) -> dict[str, Tool]:
@@ -177,6 +170,14 @@ class RunSession:
         path = model_dir / "config.json"  # for a served model, the folder may contain only the tokenizer
         config = json.loads(path.read_text()) if path.exists() else {}
         return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)
+
+
+def make_sandbox(section: SandboxSection) -> LocalSandbox | SandboxClient:
+    """Return the sandbox of a recipe: embedded, or a client of a service. It is not started."""
+    if section.url != "local":
+        return SandboxClient(section.url)
+    limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
+    return LocalSandbox(limits, section.workers, isolation=section.isolation)
 
 
 def needs_sandbox(recipe: Recipe) -> bool:

@@ -56,10 +56,6 @@ class Mixture(Sequence[Problem]):
             self._drawn[name] += 1
         return self._draws[position]
 
-    def restricted(self, problems: Sequence[Problem]) -> "Mixture":
-        """Return a mixture of only these problems. The weights of the environments stay the same."""
-        return Mixture(problems, self.weights)
-
     def __len__(self) -> int:
         return len(self.problems)
 
@@ -72,6 +68,11 @@ class Mixture(Sequence[Problem]):
     def __getitem__(self, index: slice) -> Sequence[Problem]: ...
     def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
         return self.problems[index]
+
+
+def restricted(pool: Sequence[Problem], problems: Sequence[Problem]) -> Sequence[Problem]:
+    """Return only these problems of a pool. In a mixture, the weights of the environments stay the same."""
+    return Mixture(problems, pool.weights) if isinstance(pool, Mixture) else problems
 
 
 def load_environments(rl: RlSection) -> dict[str, EnvironmentClass]:

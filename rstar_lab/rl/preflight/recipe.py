@@ -73,7 +73,7 @@ def verl_configuration(context: CheckContext) -> str:
         raise NotNeeded(f"profile {context.profile.name} does not use verl")
     try:
         from rstar_lab.rl.verl import config
-        from rstar_lab.rl.verl.resume import stages_of
+        from rstar_lab.rl.verl.settings import stages_of
     except ImportError as error:
         raise Skip(f"verl is not installed on this machine ({error})") from error
     recipe = context.recipe

@@ -20,7 +20,7 @@ from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.algorithm.selection import Selection, solved_groups
 from rstar_lab.rl.engine import Engine
 from rstar_lab.rl.engines.group import EngineGroup
-from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
+from rstar_lab.rl.environments.mixture import RunEnvironment, restricted
 from rstar_lab.rl.evaluation import local_rollouts
 from rstar_lab.rl.models.gpu import peak_memory
 from rstar_lab.rl.models.model import load_model
@@ -257,7 +257,7 @@ class Trainer:
             recipe=self.recipe,
             run_dir=self.writer.run_dir,
         )
-        return problems.restricted(filtered) if isinstance(problems, Mixture) else filtered
+        return restricted(problems, filtered)
 
     def stage_has_ended(self, stage: Stage, lines: Sequence[Mapping[str, Any]], pool: Sequence[Problem]) -> bool:
         retired = set(self.state.retired)

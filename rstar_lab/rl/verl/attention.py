@@ -1,20 +1,22 @@
-"""Attention for verl without the package flash-attn: torch's SDPA on each sequence of a packed micro-batch.
+"""Attention and log-probs for verl without the package flash-attn.
 
 verl removes padding: a micro-batch is one row of concatenated sequences, whose position ids restart at 0. Sequences are computed
-one by one, so SDPA uses its flash kernel for causal attention and no mask of the whole row exists. With sequence parallelism
-(DeepSpeed-Ulysses, arXiv 2309.14509) each rank has a slice of the row with all heads; an all-to-all before the attention gives it
-the whole row with a slice of the heads, and another one restores the slice of the row.
+one by one with torch's SDPA, which then uses its flash kernel for causal attention, and no mask of the whole row exists. With
+sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509) each rank has a slice of the row with all heads; an all-to-all before the
+attention gives it the whole row with a slice of the heads, and another one restores the slice of the row.
 
-Importing this module registers the implementation in transformers.
-"""
+verl's fallback for log-probs loops over tokens, with about seven kernels per token of a micro-batch. Importing this module registers
+the attention in transformers and replaces the fallback. With flash-attn installed, verl does not call it."""
 
 from typing import Any
 
 import torch
 import torch.distributed
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+from verl.utils import torch_functional
 from verl.utils.ulysses import (
     gather_heads_scatter_seq,
     gather_seq_scatter_heads,
@@ -77,3 +79,49 @@ def _sequence_lengths(position_ids: torch.Tensor, ranks: int) -> list[int]:
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 AttentionMaskInterface.register(PACKED_ATTENTION, flash_attention_mask)  # returns None for a batch without padding
+
+
+# With more logits than LARGE, float32 copies exist for one of CHUNKS parts of the rows at a time.
+LARGE, CHUNKS = 2**26, 16
+
+
+class _LogProbs(torch.autograd.Function):
+    """log softmax(logits)[label] of each row. Saves the logits and one number per row, not the probabilities."""
+
+    @staticmethod
+    def forward(context: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        chunks = CHUNKS if logits_NV.numel() > LARGE else 1
+        parts = []
+        for logits in logits_NV.chunk(chunks):
+            parts.append(logits.to(_precise(logits)).logsumexp(-1))
+        normaliser_N = torch.cat(parts)
+        context.save_for_backward(logits_NV, labels_N, normaliser_N)
+        return logits_NV.gather(-1, labels_N[:, None])[:, 0].to(normaliser_N.dtype) - normaliser_N
+
+    @staticmethod
+    def backward(context: Any, grad_N: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        logits_NV, labels_N, normaliser_N = context.saved_tensors
+        grad_NV = torch.empty_like(logits_NV)
+        chunks = CHUNKS if logits_NV.numel() > LARGE else 1
+        columns = (logits_NV, labels_N[:, None], normaliser_N[:, None], grad_N[:, None], grad_NV)
+        for logits, labels, normaliser, grad, out in zip(*(column.chunk(chunks) for column in columns), strict=True):
+            probs = (logits.to(_precise(logits)) - normaliser).exp_().mul_(-grad)
+            out.copy_(probs.scatter_add_(-1, labels, grad))
+        return grad_NV, None
+
+
+def _precise(logits: Tensor) -> torch.dtype:
+    return logits.dtype if logits.dtype == torch.float64 else torch.float32
+
+
+def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probs of the labels, float32.
+
+    Args:
+        logits: (..., vocabulary), of any floating-point type.
+        labels: token ids, (...).
+    """
+    return _LogProbs.apply(logits.flatten(0, -2), labels.flatten()).view(labels.shape)
+
+
+torch_functional.logprobs_from_logits_v2 = logprobs_from_logits

@@ -13,8 +13,7 @@ from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.methods import Grpo
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS
-from rstar_lab.rl.verl.resume import checkpointed
-from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.settings import Settings, checkpointed
 
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 # A recipe override that starts with `verl.` sets a key of verl: --set verl.trainer.logger='[console,wandb]'

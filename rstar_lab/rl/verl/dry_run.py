@@ -36,7 +36,7 @@ from rstar_lab.rl.recipe.recipe import Stage
 from rstar_lab.rl.verl import attention, cpu, hooks  # noqa: F401 (hooks registers the loss and the log-probs)
 from rstar_lab.rl.verl.config import compose, overrides, sft_overrides
 from rstar_lab.rl.verl.objective import POLICY_WEIGHTS, StreamLoss
-from rstar_lab.rl.verl.resume import stages_of
+from rstar_lab.rl.verl.settings import stages_of
 
 
 class _DryEngine(transformer_impl.FSDPEngineWithLMHead):

@@ -119,7 +119,7 @@ class EvaluationSteps:
     @property
     def other_rollouts(self) -> ServerRollouts:
         """The generator of rollouts outside of steps. It keeps as many rollouts in flight as one step has."""
-        window = self.settings.rl.problems_per_step * self.settings.rollouts_per_group
+        window = self.settings.rl.problems_per_step * self.settings.rl.rollouts_per_group
         return ServerRollouts(self.agent_loop_manager, self.replay_buffer, window)
 
     def _filter_stage(self) -> None:

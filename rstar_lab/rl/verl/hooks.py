@@ -15,7 +15,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from rstar_lab.rl.verl import attention, checkpoints, cpu, log_probs, objective  # noqa: F401 (register themselves)
+from rstar_lab.rl.verl import attention, checkpoints, cpu, objective  # noqa: F401 (register themselves)
 from rstar_lab.rl.verl.config import PACKED_ATTENTION
 
 AGENT_LOOP = "rstar"

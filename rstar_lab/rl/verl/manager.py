@@ -14,7 +14,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.plan import group_name, parse_group_name
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.trajectory import Trajectory
-from rstar_lab.rl.verl.scheduler import ScheduledClient
+from rstar_lab.rl.verl.engine import ScheduledClient
 from rstar_lab.rl.verl.settings import Settings
 
 
@@ -57,7 +57,7 @@ class OversamplingManager(AgentLoopManagerTQ):
         step = int(prompts["global_steps"])
         if step != self.step:
             self.step, self.sent = step, 0
-            rollouts = settings.rl.problems_per_step * settings.rollouts_per_group
+            rollouts = settings.rl.problems_per_step * settings.rl.rollouts_per_group
             # Other groups run in mode async, so the first dispatch of a step must not wait for the new ones.
             self.begin_step(rollouts if settings.rl.schedule.type == "sync" else 0)
         groups = self._open_groups(len(prompts))
@@ -67,7 +67,7 @@ class OversamplingManager(AgentLoopManagerTQ):
             ("problem", [problem.model_dump() for _, _, problem in groups]),
         ):
             tensordict_utils.assign_non_tensor_stack(prompts, name, values)
-        tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", settings.rollouts_per_group)
+        tensordict_utils.assign_non_tensor_data(prompts, "__rollout_n__", settings.rl.rollouts_per_group)
         super().generate_sequences(prompts)
 
     def _open_groups(self, count: int) -> list[tuple[int, int, Problem]]:

@@ -1,18 +1,20 @@
-"""The settings of a run that the adapters read, stored in verl's configuration under the key `rstar`."""
+"""The settings of a run that the adapters read, stored in verl's configuration under the key `rstar`, and how far the run has come."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.rl.environments.mixture import Mixture
+from rstar_lab.rl.environments.mixture import restricted
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.session import read_problems, read_stage_problems
-from rstar_lab.rl.training.stages import difficulty_file, without_solved
+from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.training.stages import difficulty_file, stage_end_reason, stage_model, without_solved
+from rstar_lab.runs.reader import RunReader
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,6 @@ class Settings:
         return self.stage.name == self.recipe.stages[-1].name
 
     @property
-    def rollouts_per_group(self) -> int:
-        return self.rl.group_size * (1 if self.rl.method.roc.rule == "none" else self.rl.method.roc.oversample)
-
-    @property
     def reads_texts(self) -> bool:
         """Whether the selection or a metric of the recipe reads texts or tokens of the rollouts."""
         return bool(self.rl.metrics) or any(method.reads_texts for method in self.rl.hooks)
@@ -83,8 +81,7 @@ class Settings:
         if not self.overlong_file.exists():
             return problems
         overlong = set(json.loads(self.overlong_file.read_text()))
-        left = [problem for problem in problems if problem.problem_id not in overlong]
-        return problems.restricted(left) if isinstance(problems, Mixture) else left
+        return restricted(problems, [problem for problem in problems if problem.problem_id not in overlong])
 
     @property
     def overlong_file(self) -> Path:
@@ -96,21 +93,75 @@ class Settings:
         """The problems of the stage that its filter keeps. Raises UserError before the filter has run."""
         if self.stage.filter is None:
             return self.problems
-        left = without_solved(self.problems, difficulty_file(self.run_dir, self.stage.name))
-        return self.problems.restricted(left) if isinstance(self.problems, Mixture) else left
+        return restricted(self.problems, without_solved(self.problems, difficulty_file(self.run_dir, self.stage.name)))
 
-    async def open_sandbox(self) -> Any:
-        """Start the sandbox of the recipe: embedded, or a client of the cluster's service."""
-        from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
-        section = self.recipe.sandbox
-        if section.url == "local":
-            sandbox: Any = LocalSandbox(
-                Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb),
-                section.workers,
-                isolation=section.isolation,
-            )
-        else:
-            sandbox = SandboxClient(section.url)
-        await sandbox.start()
-        return sandbox
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    """Return verl's folder for the checkpoint of a step."""
+    return run_dir / "verl" / f"global_step_{step}"
+
+
+def checkpointed(run_dir: Path) -> int:
+    """Return the step of verl's newest complete checkpoint, or 0."""
+    path = run_dir / "verl" / "latest_checkpointed_iteration.txt"
+    return int(path.read_text()) if path.exists() else 0
+
+
+def saved_state(run_dir: Path) -> TrainerState:
+    """Return the position in the stages and in the data at the newest checkpoint."""
+    step = checkpointed(run_dir)
+    return TrainerState.read(checkpoint_folder(run_dir, step)) if step else TrainerState()
+
+
+def stage_lines(run_dir: Path, stage: str) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl of a stage, up to the newest checkpoint."""
+    if not (run_dir / "run.json").exists():
+        return []
+    last = checkpointed(run_dir)
+    return [line for line in RunReader(run_dir).metrics() if line["stage"] == stage and line["step"] <= last]
+
+
+def stage_has_ended(settings: Settings, lines: Sequence[Mapping[str, Any]], retired: Sequence[str]) -> bool:
+    """Return whether a stage with these metrics is finished."""
+    if stage_end_reason(settings.stage, lines) is not None:
+        return True
+    retired_ids = set(retired)
+    return bool(lines) and bool(retired_ids) and all(problem.problem_id in retired_ids for problem in settings.pool)
+
+
+def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -> list[Settings]:
+    """Return the settings of every stage, with the number of its first step.
+
+    A finished stage counts its actual steps, an unfinished stage its maximum.
+    """
+    settings_of_stages, first = list[Settings](), 1
+    for stage in recipe.stages:
+        settings = Settings(recipe, stage, f"{recipe.name}-rl", runs_dir, first, watchdog_s)
+        lines = stage_lines(settings.run_dir, stage.name)
+        first += (
+            len(lines)
+            if lines and stage_has_ended(settings, lines, saved_state(settings.run_dir).retired)
+            else stage.steps
+        )
+        settings_of_stages.append(settings)
+    return settings_of_stages
+
+
+def has_steps_left(settings: Settings) -> bool:
+    """Return whether a stage has steps left."""
+    lines = stage_lines(settings.run_dir, settings.stage.name)
+    return not stage_has_ended(settings, lines, saved_state(settings.run_dir).retired)
+
+
+def model_before(settings: Settings, start: Path) -> Path:
+    """Return the model at the start of a stage: of the previous stage, or `start`. It is also the reference of the KL term.
+
+    With `rl.lora` it is `start` for all stages: the adapters are loaded from verl's checkpoint.
+    """
+    if settings.number == 0 or settings.rl.lora is not None:
+        return start
+    kept = stage_model(settings.run_dir, settings.recipe.stages[settings.number - 1].name)
+    if kept.exists():
+        return kept
+    # The run was killed between verl's checkpoint and the copy of its model.
+    return checkpoint_folder(settings.run_dir, settings.first_step - 1) / "actor" / "huggingface"

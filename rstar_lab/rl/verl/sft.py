@@ -26,7 +26,7 @@ from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy
 from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
-from rstar_lab.rl.verl.resume import checkpoint_folder
+from rstar_lab.rl.verl.settings import checkpoint_folder
 from rstar_lab.rl.verl.train import environment, own_ray, run
 from rstar_lab.rl.verl.unsupported import check_architecture, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter

@@ -16,7 +16,7 @@ from rstar_lab.rl.pipeline import write_sft_step
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.renderers.conversations import Example
 from rstar_lab.rl.training.sft import check_finite, iterate_batches, lr_scale, steps_of
-from rstar_lab.rl.verl import attention, checkpoints, log_probs  # noqa: F401 (register themselves)
+from rstar_lab.rl.verl import attention, checkpoints  # noqa: F401 (register themselves)
 from rstar_lab.runs.writer import RunWriter
 
 _PADDING_ROW = Example([0, 0], [False, False])

@@ -28,8 +28,7 @@ from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.session import tool_maker
 from rstar_lab.rl.verl import SECRETS_FILE
 from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, compose, overrides, split_overrides
-from rstar_lab.rl.verl.resume import checkpointed, has_steps_left, model_before, stages_of
-from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.settings import Settings, checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.unsupported import check, check_architecture
 from rstar_lab.runs.files import atomic_write
 
@@ -131,7 +130,7 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
         """verl's runner; it registers our trainer in its process first."""
 
         def run(self, config: Any) -> None:
-            from rstar_lab.rl.verl import async_trainer, trainer  # noqa: F401
+            from rstar_lab.rl.verl import trainer  # noqa: F401
 
             super().run(config)
 

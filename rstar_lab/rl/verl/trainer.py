@@ -1,4 +1,4 @@
-"""verl's trainer, with the run store and the watchdog. The training loop is verl's. `async_trainer` adds mode async."""
+"""verl's trainers, with the run store and the watchdog. The training loop is verl's."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +19,7 @@ from omegaconf import open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload
 
@@ -28,13 +30,14 @@ from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.training.checkpoint import TrainerState
-from rstar_lab.rl.training.group_stream import CorrectionLimit
+from rstar_lab.rl.training.group_stream import CorrectionLimit, staleness_metrics
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
 from rstar_lab.rl.training.teacher import TeacherPasses, open_teacher
 from rstar_lab.rl.training.update import check_finite, check_mismatch_limit
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.checkpoints import write_stored_dtype
+from rstar_lab.rl.verl.engine import ScheduledClient, start_scheduler
 from rstar_lab.rl.verl.evaluation_steps import EvaluationSteps
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
@@ -50,10 +53,8 @@ from rstar_lab.rl.verl.objective import (
     stream_tensors,
     teacher_advantages,
 )
-from rstar_lab.rl.verl.resume import checkpoint_folder, stage_has_ended
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, RocReplayBufferAsync, StepSelection
-from rstar_lab.rl.verl.scheduler import ScheduledClient, start_scheduler
-from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.settings import Settings, checkpoint_folder, stage_has_ended
 from rstar_lab.rl.verl.transcripts import TrainerValues, start_writer
 from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.reader import RunReader
@@ -413,7 +414,7 @@ class RstarTrainer(RecipeTrainer, PPOTrainerSync):
 
 
 def _report_pending(_: Any) -> dict[str, Any]:
-    from rstar_lab.rl.verl.pending import PENDING
+    from rstar_lab.rl.verl.watchdog import PENDING
 
     return PENDING.report()
 
@@ -433,3 +434,56 @@ def _number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
+
+
+@register_trainer("rstar_colocate_async")
+class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
+    """Trains while groups stay in flight over several updates. Trainer and engines share the GPUs: requests are interrupted before
+    an update and continue after it, under the new weights."""
+
+    replay_buffer: RocReplayBufferAsync
+
+    def on_train_begin(self) -> None:
+        self._filter_stage()
+        keys = self.settings.rl
+        self.groups_left = (self.settings.stage.steps - self.state.stage_step) * keys.problems_per_step
+        self.replay_buffer.versions = self.versions
+        in_flight = keys.asynchronous.groups(keys.problems_per_step)
+        if keys.asynchronous.when_stale == "wait":
+            in_flight = min(in_flight, (keys.asynchronous.max_staleness + 1) * keys.problems_per_step)
+        self._start_groups(in_flight - keys.problems_per_step)
+
+    def prepare_step(self) -> dict[str, Any]:
+        self._start_groups(self.settings.rl.problems_per_step)
+        return {}
+
+    def _start_groups(self, count: int) -> None:
+        """Start groups, at most as many as the remaining steps of the stage use."""
+        count = min(count, self.groups_left)
+        self.groups_left -= count
+        if count:
+            self._add_prompts_to_generate(count)
+
+    def _mode_metrics(self, step: StepSelection) -> dict[str, Any]:
+        used, dropped = _by_group(step.trajectories), _by_group(step.dropped_trajectories)
+        staleness = [step.staleness[name] for name in used]
+        ages_s = [step.ages_s[name] for name in used]
+        return staleness_metrics([*used.values()], [*dropped.values()], staleness, ages_s) | {
+            "policy_gap": self.values.policy_gap, "stale_tokens": self.values.stale_tokens,
+        }  # fmt: skip
+
+    def _begin_evaluation(self) -> None:
+        # The interrupted training requests continue too. After the step they would continue with the same weights.
+        self.checkpoint_manager.update_weights(self.global_steps)
+        self.checkpoint_manager.resume_generation_replicas()
+
+    def _end_evaluation(self) -> None:
+        self.checkpoint_manager.abort_replicas()
+        self.checkpoint_manager.sleep_replicas()
+
+
+def _by_group(rollouts: Collection[Trajectory]) -> dict[str, Sequence[Trajectory]]:
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for rollout in rollouts:
+        groups[rollout.group_id].append(rollout)
+    return {**groups}

@@ -38,8 +38,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from benchmarks.verl_parity import RUN, prepare
 from rstar_lab.rl.verl.engine import EngineServer
 from rstar_lab.rl.verl.manager import OversamplingManager
-from rstar_lab.rl.verl.resume import stages_of
 from rstar_lab.rl.verl.sampler import RocReplayBufferAsync
+from rstar_lab.rl.verl.settings import stages_of
 
 BATCH = 3
 

@@ -12,7 +12,7 @@ from rstar_lab.rl.rollout import run as rollout_run
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.rollout.run import failure, retry_failed
 from rstar_lab.rl.trajectory import ToolCallRecord
-from rstar_lab.rl.verl.groups import Groups
+from rstar_lab.rl.verl.agent_loop import Groups
 
 PROBLEM = Problem(problem_id="p", question="q", answer="1")
 TASKS = [RolloutTask(PROBLEM, f"t{i}", "g", i, seed=i) for i in range(4)]

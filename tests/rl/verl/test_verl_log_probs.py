@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils import torch_functional
 
-from rstar_lab.rl.verl import hooks, log_probs  # noqa: F401 (hooks replaces verl's function)
+from rstar_lab.rl.verl import attention, hooks  # noqa: F401 (hooks replaces verl's function)
 
 
 class Counter(TorchDispatchMode):
@@ -26,17 +26,17 @@ def kernels(tokens: int) -> int:
     return counter.count
 
 
-@pytest.mark.parametrize("large", [log_probs.LARGE, 0])
+@pytest.mark.parametrize("large", [attention.LARGE, 0])
 def test_the_number_of_kernels_does_not_grow_with_the_tokens(monkeypatch, large):
-    monkeypatch.setattr(log_probs, "LARGE", large)
+    monkeypatch.setattr(attention, "LARGE", large)
     assert kernels(4096) == kernels(256) <= 200
 
 
 @pytest.mark.parametrize("shape", [(37,), (3, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("large", [log_probs.LARGE, 0])
+@pytest.mark.parametrize("large", [attention.LARGE, 0])
 def test_values_and_gradients_equal_the_log_softmax(monkeypatch, shape, dtype, large):
-    monkeypatch.setattr(log_probs, "LARGE", large)
+    monkeypatch.setattr(attention, "LARGE", large)
     logits = (3 * torch.randn(*shape, 50)).to(dtype).requires_grad_()
     labels, weights = torch.randint(0, 50, shape), torch.randn(shape)
     found = torch_functional.logprobs_from_logits(logits, labels)

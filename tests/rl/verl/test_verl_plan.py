@@ -23,8 +23,7 @@ from rstar_lab.rl.training.sft import iterate_batches, lr_scale
 from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overrides, split_overrides
 from rstar_lab.rl.verl.hooks import StageSchedule
 from rstar_lab.rl.verl.objective import assign, order_rows, rows_of_mini_batches
-from rstar_lab.rl.verl.resume import has_steps_left, model_before, stages_of
-from rstar_lab.rl.verl.settings import Settings
+from rstar_lab.rl.verl.settings import Settings, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.train import drop_overlong, environment, secrets_file
 from rstar_lab.rl.verl.trainer import _peak_memory
 from rstar_lab.rl.verl.unsupported import check, check_architecture, unsupported_sft_options

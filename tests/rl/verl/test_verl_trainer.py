@@ -201,7 +201,7 @@ def test_the_filter_runs_once_and_equals_the_local_trainers(runs):
 
 def test_a_finished_run_starts_no_step(runs):
     from rstar_lab.rl.overrides import load_recipe
-    from rstar_lab.rl.verl.resume import has_steps_left, stages_of
+    from rstar_lab.rl.verl.settings import has_steps_left, stages_of
 
     recipe = load_recipe(runs[1].parent.parent / "parity.yaml")
     (settings,) = stages_of(recipe, runs[1].parent)

@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("verl")
 
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.verl.pending import PendingOperations
-from rstar_lab.rl.verl.watchdog import Watchdog
+from rstar_lab.rl.verl.watchdog import PendingOperations, Watchdog
 from rstar_lab.runs.writer import RunWriter
 
 
