@@ -37,7 +37,7 @@ from rstar_lab.rl.engines.weights import WeightsFile, choose_transport, read_wei
 from rstar_lab.rl.models.model import save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
-from rstar_lab.rl.preflight.architecture import Architecture
+from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.preflight.estimate import memory
 from rstar_lab.rl.recipe import EngineSection, RlSection, SftConfig
 from rstar_lab.rl.training.sft import sft

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.gpu import build_model, make_selection, update_keys
 from rstar_lab.rl.models.lora import attach_lora
-from rstar_lab.rl.preflight.architecture import Architecture
+from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.recipe.sft import Lora
 from rstar_lab.rl.training.update import Learner
 

@@ -19,7 +19,7 @@ from rstar_lab.figure_theme import COLOURS, apply_theme
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.progress import plain
 from rstar_lab.rl.preflight import estimate
-from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
+from rstar_lab.rl.preflight.context import Architecture, architecture_of
 from rstar_lab.rl.recipe import Recipe, RlSection
 from rstar_lab.rl.recipe.rl import Mode
 

@@ -7,7 +7,7 @@ length is 45% of the limit. `assumed` lists these assumptions.
 from dataclasses import dataclass
 
 from rstar_lab.hardware.profiles import EngineSettings, Hardware, Measured, Parallelism, Profile
-from rstar_lab.rl.preflight.architecture import KNOWN
+from rstar_lab.rl.preflight.context import KNOWN
 from rstar_lab.rl.preflight.estimate import StepTime, step_time
 from rstar_lab.rl.recipe import RlSection
 

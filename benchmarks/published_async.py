@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.published import H20, make_profile, make_rl
 from benchmarks.step_simulator import Costs, Workload, simulate
-from rstar_lab.rl.preflight.architecture import KNOWN
+from rstar_lab.rl.preflight.context import KNOWN
 from rstar_lab.rl.preflight.estimate import decode_seconds, replica_batch
 from rstar_lab.rl.recipe.rl import Mode
 

@@ -29,7 +29,7 @@ from rstar_lab.progress import plain
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.architecture import architecture_of
-from rstar_lab.rl.preflight.launch import dry_run_in_child
+from rstar_lab.rl.preflight.machine import dry_run_in_child
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage
 from rstar_lab.rl.training.stages import difficulty_file

@@ -183,7 +183,7 @@ def recipe_text(model: str, profile: "Profile", *, sft: bool, train: Path, held_
     """
     import yaml
 
-    from rstar_lab.rl.preflight.architecture import architecture_of
+    from rstar_lab.rl.preflight.context import architecture_of
 
     hardware = profile.hardware
     size = "cpu" if not hardware.gpus else "one_gpu" if profile.trainer == "local" else "cluster"

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu import bench
 from rstar_lab.errors import UserError
-from rstar_lab.rl.preflight.architecture import Architecture
+from rstar_lab.rl.preflight.context import Architecture
 
 TINY = Architecture(2, 64, 4, 2, 16, 128, 512, True)
 

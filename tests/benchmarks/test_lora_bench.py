@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import lora
-from rstar_lab.rl.preflight.architecture import Architecture
+from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.training.update import Learner
 
 SHAPE = Architecture(2, 64, 2, 1, 32, 128, 256, True)

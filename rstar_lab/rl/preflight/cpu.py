@@ -3,8 +3,7 @@
 import time
 
 from rstar_lab.rl.preflight import estimate
-from rstar_lab.rl.preflight.architecture import Architecture
-from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Warn
+from rstar_lab.rl.preflight.context import Architecture, CheckContext, NotNeeded, Warn
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.sft import Lora
 

@@ -22,7 +22,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import dry_run_local, estimate
-from rstar_lab.rl.preflight.architecture import Architecture, architecture_of
+from rstar_lab.rl.preflight.context import Architecture, architecture_of
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
 from rstar_lab.rl.recipe import LimitsSection, Recipe, RlSection, Stage
 

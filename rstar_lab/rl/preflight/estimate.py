@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.data.sources import is_problem_set, load_set
-from rstar_lab.rl.preflight.architecture import Architecture
+from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.recipe import Problems, Recipe, RlSection
 from rstar_lab.rl.recipe.sft import Lora
 

@@ -11,7 +11,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.progress import plain
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.preflight import estimate, launch, machine
+from rstar_lab.rl.preflight import estimate, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.preflight.repeated import repeated_problems
@@ -45,9 +45,9 @@ CHECKS: dict[str, Callable[[CheckContext], str | tuple[str, dict[str, Any]]]] = 
     "sandbox": machine.sandbox,
     "memory": machine.gpu_memory,
     "batches": machine.batches,
-    "parallelism": launch.parallelism,
-    "container": launch.container,
-    "programs": launch.programs,
+    "parallelism": machine.parallelism,
+    "container": machine.container,
+    "programs": machine.programs,
     "disk": machine.disk,
     "GPU variables": machine.gpu_variables,
     "versions": machine.versions,
@@ -86,7 +86,7 @@ def preflight(
     context = CheckContext(loaded, machine_profile, own, load_recipe(recipe, ours).model)
     checks = dict(CHECKS)
     if dry_run:
-        checks["dry run"] = partial(launch.dry_run, arguments=(recipe, profile, ours, trainer))
+        checks["dry run"] = partial(machine.dry_run, arguments=(recipe, profile, ours, trainer))
     for name, check in checks.items():
         try:
             result = check(context)

@@ -28,8 +28,14 @@ from verl.workers.engine.fsdp import transformer_impl
 
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.models.sources import ModelError, get_model
-from rstar_lab.rl.preflight.dry_run_fake import fake_ranks, fake_tensors, modules_stay, replaced
-from rstar_lab.rl.preflight.dry_run_local import allocate_state, fake_model
+from rstar_lab.rl.preflight.dry_run_local import (
+    allocate_state,
+    fake_model,
+    fake_ranks,
+    fake_tensors,
+    modules_stay,
+    replaced,
+)
 from rstar_lab.rl.preflight.dry_run_meter import Meter
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.recipe.recipe import Stage

@@ -1,4 +1,4 @@
-"""What the rollouts of a process wait for, and the watchdog that reports it for a hung step and ends the run, so that its job can restart it."""
+"""Report what the rollouts of a hung step wait for, then end the run so that its job can restart it from a checkpoint."""
 
 import json
 import os

@@ -13,7 +13,7 @@ from rstar_lab.rl.engines.weights import tensors_to_send
 from rstar_lab.rl.models import lora as module
 from rstar_lab.rl.models.lora import attach_lora, full_state, load_adapter, save_adapter
 from rstar_lab.rl.models.model import build_tiny, load_model, save_model
-from rstar_lab.rl.preflight.architecture import Architecture
+from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.preflight.estimate import lora_parameters
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.sft import Lora

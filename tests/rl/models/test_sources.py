@@ -16,7 +16,7 @@ from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.models.sources import Origin, get_model, hub_name, origin_of
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.pipeline import RL_KEYS
-from rstar_lab.rl.preflight.architecture import architecture_of
+from rstar_lab.rl.preflight.context import architecture_of
 from rstar_lab.rl.preflight.run import preflight
 from rstar_lab.rl.recipe import Recipe, RecipeError
 from rstar_lab.rl.session import RunSession, open_run

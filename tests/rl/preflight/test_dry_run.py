@@ -13,7 +13,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight import dry_run as dry_run_module
-from rstar_lab.rl.preflight import estimate, launch, run
+from rstar_lab.rl.preflight import estimate, machine, run
 from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
 from rstar_lab.rl.preflight.dry_run import dry_run, dry_run_rows, recommended, sweep
 from rstar_lab.rl.preflight.dry_run_fake import fake_tensors
@@ -135,10 +135,10 @@ def dry_run_finding():
 
 @pytest.mark.slow
 def test_preflight_has_a_line_of_the_dry_run_in_another_process(monkeypatch):
-    monkeypatch.setattr(launch, "DRY_RUN_S", 600)
+    monkeypatch.setattr(machine, "DRY_RUN_S", 600)
     found = dry_run_finding()
     assert found.status is Status.PASS and "peak per GPU: one " in found.message, found.message
-    monkeypatch.setattr(launch, "dry_run_in_child", lambda *_, **__: ([ROW | {"fits": False}], False))
+    monkeypatch.setattr(machine, "dry_run_in_child", lambda *_, **__: ([ROW | {"fits": False}], False))
     found = dry_run_finding()
     assert found.status is Status.FAIL and "does not fit into 80 GB beside the engine" in found.message
 
@@ -146,15 +146,15 @@ def test_preflight_has_a_line_of_the_dry_run_in_another_process(monkeypatch):
 @pytest.mark.slow
 def test_preflight_skips_the_dry_run_where_memory_or_time_does_not_suffice(monkeypatch):
     monkeypatch.setattr(run, "CHECKS", {})
-    monkeypatch.setattr(launch, "DRY_RUN_S", 0.01)
+    monkeypatch.setattr(machine, "DRY_RUN_S", 0.01)
     found = dry_run_finding()
     assert found.status is Status.SKIP and found.message.startswith("it takes more than 0.01 s")
-    monkeypatch.setattr(launch, "DRY_RUN_S", 600)
+    monkeypatch.setattr(machine, "DRY_RUN_S", 600)
     (found,) = (
         f for f in preflight("tiny", "one_gpu", {"model": "Qwen3-30B-A3B"}, dry_run=True) if f.check == "dry run"
     )
     assert found.status is Status.SKIP and "the kernels of experts" in found.message
-    monkeypatch.setattr(launch, "DRY_RUN_GB", 1e6)
+    monkeypatch.setattr(machine, "DRY_RUN_GB", 1e6)
     found = dry_run_finding()
     assert found.status is Status.SKIP and "GB are available on this machine" in found.message
     assert "dry run" not in {finding.check for finding in preflight(*ARGUMENTS)}
@@ -163,7 +163,7 @@ def test_preflight_skips_the_dry_run_where_memory_or_time_does_not_suffice(monke
 @pytest.mark.slow
 def test_a_dry_run_that_ends_with_an_error_is_a_failure():
     with pytest.raises(UserError, match=r"the dry run failed: (.|\n)*no_such_key"):
-        launch.dry_run_in_child("qwen3_1_7b_one_gpu", "one_gpu", {"rl.no_such_key": 1})
+        machine.dry_run_in_child("qwen3_1_7b_one_gpu", "one_gpu", {"rl.no_such_key": 1})
 
 
 @pytest.mark.slow

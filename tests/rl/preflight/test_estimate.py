@@ -9,8 +9,7 @@ from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.resources import resource_folder
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.rl.preflight import cpu, estimate, machine
-from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
-from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Warn
+from rstar_lab.rl.preflight.context import KNOWN, CheckContext, NotNeeded, Warn, architecture_of
 from rstar_lab.rl.recipe import EngineSection, Recipe, RlSection
 
 pytestmark = pytest.mark.slow

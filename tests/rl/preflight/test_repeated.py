@@ -7,7 +7,7 @@ import pytest
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.preflight.context import NotNeeded, Skip, Warn
-from rstar_lab.rl.preflight.repeated import repeated_problems
+from rstar_lab.rl.preflight.recipe import repeated_problems
 from rstar_lab.rl.preflight.run import CHECKS
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
