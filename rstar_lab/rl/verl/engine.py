@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -28,10 +28,6 @@ from rstar_lab.rl.scheduling.scheduler import Scheduler, ServerReport, poll_metr
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.verl.adapters import AdapterSync
 from rstar_lab.rl.verl.watchdog import PENDING
-
-if TYPE_CHECKING:
-    from rstar_lab.rl.verl.engine import ScheduledClient
-
 
 NAME = "rstar"
 ABORTED = ("aborted", "abort")  # verl's stop reasons of a request that a weight sync ended
