@@ -38,6 +38,7 @@ from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.renderers.base import PromptStyle
+from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
 from rstar_lab.rl.renderers.paper import (
     CODE_TOOL,
     END_OF_TURN,
@@ -45,9 +46,7 @@ from rstar_lab.rl.renderers.paper import (
     PaperRenderer,
     control_tokens,
     format_question,
-    render_prompt,
     render_tool_call,
-    render_tool_responses,
 )
 from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.user import describe
@@ -197,7 +196,7 @@ def make_model(folder: Path, task: Task) -> Path:
         for _ in range(task.calls):
             key = rng.randrange(100)
             pieces.append((turn(render_tool_call("lookup", {"key": key})), True))
-            pieces.append((render_tool_responses([lookup(key)]), False))
+            pieces.append((render_tool_results([lookup(key)]), False))
         pieces.append((turn(f"<answer>\\boxed{{{rng.randrange(100)}}}</answer>"), True))
         dataset.append(pieces)
     tokenizer = train_tokenizer([text for pieces in dataset for text, _ in pieces], 1024)

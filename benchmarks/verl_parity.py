@@ -22,7 +22,7 @@ from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.renderers.paper import render_prompt
+from rstar_lab.rl.renderers.formats import render_prompt
 from rstar_lab.rl.reward import reward
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.session import read_stage_problems, tool_maker

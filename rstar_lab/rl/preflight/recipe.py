@@ -14,6 +14,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, SftConfig
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
+from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
 from rstar_lab.rl.session import load_functions
 
 SAMPLED_PROBLEMS = 32
@@ -134,7 +135,7 @@ def token_contract(context: CheckContext) -> str:
             raise UserError(
                 f"tokenizer: {token} is not a single token, so a turn cannot end with it; add it as a special token"
             )
-    prompt = chat.render_prompt("What is 1 + 1?")
+    prompt = render_prompt("What is 1 + 1?")
     if not prompt.endswith(chat.GENERATION_PREFIX):
         raise UserError("chat template: a prompt does not end with the generation prefix")
     ids = tokenizer.encode(prompt, add_special_tokens=False)
@@ -145,9 +146,9 @@ def token_contract(context: CheckContext) -> str:
     parsed = parse_tool_calls(str(tokenizer.decode(written, skip_special_tokens=False)))
     if len(parsed) != 1 or parsed[0].error or (parsed[0].arguments or {}).get("code") != CODE:
         raise UserError(f"parser: encoding and decoding changes a tool call: {parsed}")
-    answer = tokenizer.encode(chat.render_tool_responses(["2"]), add_special_tokens=False)
+    answer = tokenizer.encode(render_tool_results(["2"]), add_special_tokens=False)
     joined = tokenizer.decode([*ids, *written, *answer], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    pieces = [prompt, f"I compute.</reason>\n{call}{chat.END_OF_TURN}", chat.render_tool_responses(["2"])]
+    pieces = [prompt, f"I compute.</reason>\n{call}{chat.END_OF_TURN}", render_tool_results(["2"])]
     if joined != "".join(pieces):
         raise UserError(
             "tokenizer: the tokens of single turns differ from those of the conversation, so the loss mask would be wrong"

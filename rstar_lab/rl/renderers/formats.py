@@ -68,16 +68,6 @@ def render_prompt(
     return kind(style, control_tokens).prompt(question, schemas)
 
 
-def render_next_question(
-    question: str, prompt_format: PromptFormat = "paper", *, control_tokens: Sequence[str] | None = None
-) -> str:
-    """Return the text that follows the end-of-turn token when the user asks again, up to the start of generation.
-
-    control_tokens: as in `render_prompt`. Raises UserError for an unknown format.
-    """
-    return renderer_type(prompt_format)(PromptStyle(prompt_format), control_tokens).next_question(question)
-
-
 def render_tool_results(
     results: Iterable[str], prompt_format: PromptFormat = "paper", *, control_tokens: Sequence[str] | None = None
 ) -> str:

@@ -10,7 +10,7 @@ rStar2-Agent, section 2 (prompt and tool format).
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from rstar_lab.outcomes import Outcome
@@ -141,34 +141,6 @@ def render_segments(
     return pieces
 
 
-def render_prompt(
-    question: str,
-    *,
-    tools: Sequence[dict] = (CODE_TOOL,),
-    system: str = SYSTEM_PROMPT,
-    control_tokens: Sequence[str] = CONTROL_TOKENS,
-    wrapper: str = QUESTION_WRAPPER,
-    instruction: str = ANSWER_REQUEST,
-) -> str:
-    """Return the prompt of a rollout, including the generation prefix. Without tools and system there is no system turn.
-
-    tools: function schemas. control_tokens: neutralised in question and system. wrapper, instruction: see
-    `format_question`.
-    """
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": format_question(question, wrapper, instruction)})
-    pieces = render_segments(messages, tools=tools, add_generation_prompt=True, control_tokens=control_tokens)
-    return "".join(text for text, _ in pieces)
-
-
-def render_tool_responses(texts: Iterable[str], *, control_tokens: Sequence[str] = CONTROL_TOKENS) -> str:
-    """Return the text that follows the END_OF_TURN of a turn with calls: the tool responses, in order, and the generation
-    prefix of the next turn."""
-    responses = [{"role": "tool", "content": text} for text in texts]
-    pieces = render_segments(responses, add_generation_prompt=True, control_tokens=control_tokens)
-    return "\n" + "".join(text for text, _ in pieces)
-
-
 # Writes the calls of an assistant message in Jinja, for every chat template whose calls are JSON in <tool_call> tags.
 TOOL_CALLS_JINJA = (
     "{%- for call in message.tool_calls or [] -%}\n"
@@ -267,24 +239,24 @@ class PaperRenderer(Renderer):
     default_control_tokens: ClassVar[tuple[str, ...]] = CONTROL_TOKENS
 
     def prompt(self, question: str, schemas: Sequence[dict[str, Any]]) -> str:
-        style = self.style
-        return render_prompt(
-            question,
-            tools=schemas,
-            system=SYSTEM_PROMPT if style.system is None else style.system,
-            control_tokens=self.control_tokens,
-            wrapper=style.wrapper or QUESTION_WRAPPER,
-            instruction=ANSWER_REQUEST if style.instruction is None else style.instruction,
-        )
+        """Return the first prompt, up to the start of generation. Without tools and system prompt there is no system turn."""
+        system = SYSTEM_PROMPT if self.style.system is None else self.style.system
+        messages = [{"role": "system", "content": system}] if system else []
+        return self._text([*messages, {"role": "user", "content": self.question_turn(question)}], schemas)
 
     def continuation(
         self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
     ) -> str:
-        if user_text is None:
-            return render_tool_responses(results, control_tokens=self.control_tokens)
-        messages = [*({"role": "tool", "content": text} for text in results), {"role": "user", "content": user_text}]
-        pieces = render_segments(messages, add_generation_prompt=True, control_tokens=self.control_tokens)
-        return "\n" + "".join(piece for piece, _ in pieces)
+        messages = [{"role": "tool", "content": text} for text in results]
+        if user_text is not None:
+            messages.append({"role": "user", "content": user_text})
+        return "\n" + self._text(messages)
+
+    def _text(self, messages: Sequence[Mapping[str, Any]], schemas: Sequence[dict[str, Any]] = ()) -> str:
+        pieces = render_segments(
+            messages, tools=schemas, add_generation_prompt=True, control_tokens=self.control_tokens
+        )
+        return "".join(piece for piece, _ in pieces)
 
     @classmethod
     def result_text(cls, result: RenderedResult) -> str:

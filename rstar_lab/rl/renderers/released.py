@@ -10,7 +10,7 @@ control token. Its callers in rollouts and SFT neutralise such text first.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rstar_lab.errors import UserError
@@ -67,34 +67,12 @@ JUPYTER_TOOL = _schema(
 )
 
 
-def render_prompt(question: str, tools: Sequence[Mapping[str, Any]], system: str = SYSTEM_PROMPT) -> str:
-    """Return the first prompt of a rollout, up to the start of generation. tools: function schemas."""
-    return (
-        f"<|im_start|>system\n{system}{render_tools(tools)}{END_OF_TURN}\n"
-        f"<|im_start|>user\n{QUESTION_PREFIX}{question}{END_OF_TURN}\n{GENERATION_PREFIX}"
-    )
-
-
 def render_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return the part of the system turn that describes the tools; empty without tools. tools: function schemas."""
     if not tools:
         return ""
     schemas = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
     return f"{TOOLS_BEGIN}{schemas}{TOOLS_END}"
-
-
-def render_next_question(question: str) -> str:
-    """Return the text that follows the end-of-turn token when the user asks again, up to the start of generation."""
-    return f"\n<|im_start|>user\n{QUESTION_PREFIX}{question}{END_OF_TURN}\n{GENERATION_PREFIX}"
-
-
-def render_tool_results(results: Iterable[str]) -> str:
-    """Return the text between two turns: the tool responses of a turn, in order, up to the start of generation.
-
-    It follows the end-of-turn token directly: the rollout loop of the release adds no newline there.
-    """
-    responses = "".join(f"\n<tool_response>\n{result}\n</tool_response>" for result in results)
-    return f"<|im_start|>user{responses}{END_OF_TURN}\n{GENERATION_PREFIX}"
 
 
 class _TimedResult(RenderedResult, Protocol):
@@ -111,55 +89,6 @@ _REASONS = {
     Outcome.QUEUE_TIMEOUT: "queue_timeout",
     Outcome.SANDBOX_ERROR: "internal_error",
 }
-
-
-def render_result(result: _TimedResult) -> str:
-    """Return the text of a sandbox result as the release writes it, execution time included.
-
-    The reason of a failure is empty for errors of the program: the release's judge names only failures of its own. The
-    text of stderr is the traceback of this sandbox; the release prints the error type, line and source line.
-    """
-    stdout = result.stdout + (f"{result.value}\n" if result.value is not None else "")
-    if result.outcome is Outcome.TIMEOUT:
-        stdout += _TIMEOUT_LINE
-    stdout, stderr = stdout[:_MAX_STREAM_CHARS], result.stderr[:_MAX_STREAM_CHARS]
-    if result.outcome is Outcome.OK:
-        lines = ["Tool call success"]
-    else:
-        lines = ["Tool call failure", f"reason: {_REASONS.get(result.outcome, '')}"]
-    if stdout:
-        lines.append(f"stdout: {stdout}")
-    if stderr:
-        lines.append(f"stderr: {stderr}")
-    return "\n".join([*lines, f"execution time: {result.duration_s:.2f}s"])
-
-
-def decode_error(raw: str, fallback: str) -> str:
-    """Return the response to a call whose text `raw` cannot be decoded. fallback: used if `raw` is valid JSON."""
-    try:
-        call = json.loads(raw)
-        _ = call["name"], call["arguments"]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        return f"Failed to decode tool call: {error}"
-    return f"Failed to decode tool call: {fallback}"
-
-
-def unknown_tool_error(name: str) -> str:
-    """Return the response to a call of a tool that does not exist."""
-    return f"Error when executing tool: {KeyError(name)}"
-
-
-def truncate(text: str, max_chars: int, side: TruncateSide = "middle") -> str:
-    """Return `text` cut to about `max_chars` characters. Side `left` keeps the start and `right` the end, as in the verl
-    that the release uses; verl swapped the two meanings later (verl#6313)."""
-    if len(text) <= max_chars:
-        return text
-    if side == "left":
-        return text[:max_chars] + "...(truncated)"
-    if side == "right":
-        return "(truncated)..." + text[len(text) - max_chars :]
-    half = max_chars // 2
-    return text[:half] + "...(truncated)..." + text[len(text) - half :]
 
 
 # --- whole conversations: pieces for SFT, and a chat template for servers -----------------------------------------------
@@ -252,29 +181,56 @@ class ReleasedRenderer(Renderer):
 
     def prompt(self, question: str, schemas: Sequence[dict[str, Any]]) -> str:
         system = SYSTEM_PROMPT if self.style.system is None else self.style.system
-        return render_prompt(neutralise(question, self.control_tokens), schemas, system)
+        return f"<|im_start|>system\n{system}{render_tools(schemas)}{END_OF_TURN}{self.next_question(question)}"
 
     def continuation(
         self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
     ) -> str:
+        """Return the text that follows the end-of-turn token directly: the rollout loop of the release adds no newline there."""
         if user_text is not None:
             raise UserError("prompt_format released: environments cannot speak; choose paper or model")
-        return render_tool_results([neutralise(text, self.control_tokens) for text in results])
+        plain = [neutralise(text, self.control_tokens) for text in results]
+        responses = "".join(f"\n<tool_response>\n{text}\n</tool_response>" for text in plain)
+        return f"<|im_start|>user{responses}{END_OF_TURN}\n{GENERATION_PREFIX}"
 
     def next_question(self, question: str, *, ended: str = "") -> str:
-        return render_next_question(neutralise(question, self.control_tokens))
+        plain = neutralise(question, self.control_tokens)
+        return f"\n<|im_start|>user\n{QUESTION_PREFIX}{plain}{END_OF_TURN}\n{GENERATION_PREFIX}"
 
     @classmethod
     def result_text(cls, result: _TimedResult) -> str:
-        return render_result(result)
+        """Return the text of a sandbox result as the release writes it, execution time included.
+
+        The reason of a failure is empty for errors of the program: the release's judge names only failures of its own. The
+        text of stderr is the traceback of this sandbox; the release prints the error type, line and source line.
+        """
+        stdout = result.stdout + (f"{result.value}\n" if result.value is not None else "")
+        if result.outcome is Outcome.TIMEOUT:
+            stdout += _TIMEOUT_LINE
+        stdout, stderr = stdout[:_MAX_STREAM_CHARS], result.stderr[:_MAX_STREAM_CHARS]
+        if result.outcome is Outcome.OK:
+            lines = ["Tool call success"]
+        else:
+            lines = ["Tool call failure", f"reason: {_REASONS.get(result.outcome, '')}"]
+        if stdout:
+            lines.append(f"stdout: {stdout}")
+        if stderr:
+            lines.append(f"stderr: {stderr}")
+        return "\n".join([*lines, f"execution time: {result.duration_s:.2f}s"])
 
     @classmethod
     def malformed_call_text(cls, call: ToolCall) -> str:
-        return decode_error(call.raw, call.error or "")
+        found = call.error or ""  # of calls that are valid JSON
+        try:
+            decoded = json.loads(call.raw)
+            _ = decoded["name"], decoded["arguments"]
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            found = str(error)
+        return f"Failed to decode tool call: {found}"
 
     @classmethod
     def unknown_tool_text(cls, name: str, tools: Sequence[str]) -> str:
-        return unknown_tool_error(name)
+        return f"Error when executing tool: {KeyError(name)}"
 
     @classmethod
     def invalid_arguments_text(cls, problem: str) -> str:
@@ -289,7 +245,16 @@ class ReleasedRenderer(Renderer):
 
     @classmethod
     def truncate(cls, text: str, max_chars: int, side: TruncateSide) -> str:
-        return truncate(text, max_chars, side)
+        """Return `text` cut to about `max_chars` characters. Side `left` keeps the start and `right` the end, as in the verl
+        that the release uses; verl swapped the two meanings later (verl#6313)."""
+        if len(text) <= max_chars:
+            return text
+        if side == "left":
+            return text[:max_chars] + "...(truncated)"
+        if side == "right":
+            return "(truncated)..." + text[len(text) - max_chars :]
+        half = max_chars // 2
+        return text[:half] + "...(truncated)..." + text[len(text) - half :]
 
     @classmethod
     def sft_question(cls, question: str) -> str:

@@ -458,7 +458,7 @@ async def execute_call(
     """Execute one call and return its result, or the error result of an invalid call.
 
     max_chars: longest response; a longer one is truncated. renderer: the prompt format, which decides about the texts of
-    errors and the truncation. truncate_side: see `released.truncate`; used by the format `released` only.
+    errors and the truncation. truncate_side: see `ReleasedRenderer.truncate`; used by the format `released` only.
     """
     result = check_call(call, tools, renderer)
     if result is None:

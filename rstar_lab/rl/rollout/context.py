@@ -23,7 +23,7 @@ class RolloutLimits:
 
     max_response_tokens: tokens of the model and of tool responses together. max_tool_chars: longest tool response; longer
     ones lose their middle. time_limit_s: wall-clock time, also within a turn; None: no limit. max_calls_per_turn: further
-    calls of a turn are answered with an error. truncate_side: see `released.truncate`.
+    calls of a turn are answered with an error. truncate_side: see `ReleasedRenderer.truncate`.
     """
 
     max_response_tokens: int

@@ -8,9 +8,9 @@ import torch
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
-from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.formats import render_prompt
 
-TOKENIZER = train_tokenizer([chat.render_prompt(f"What is {n} times {n}?") for n in range(50)], 320)
+TOKENIZER = train_tokenizer([render_prompt(f"What is {n} times {n}?") for n in range(50)], 320)
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
 
 
@@ -48,7 +48,7 @@ def test_tiny_model_has_the_given_shape_and_vocabulary():
 
 def test_a_saved_model_computes_the_same_after_loading(folder):
     model, loaded = build_tiny(TOKENIZER, seed=0, **SHAPE), load_model(folder)
-    ids = torch.tensor([TOKENIZER.encode(chat.render_prompt("What is 3 times 3?"))])
+    ids = torch.tensor([TOKENIZER.encode(render_prompt("What is 3 times 3?"))])
     with torch.no_grad():
         assert torch.equal(model(ids).logits, loaded(ids).logits)
     assert load_tokenizer(folder).get_vocab() == TOKENIZER.get_vocab()

@@ -7,9 +7,10 @@ from transformers import AutoTokenizer
 
 from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.formats import render_prompt
 from rstar_lab.rl.synthetic.families import synthesize
 
-PROMPTS = [chat.render_prompt(problem.question) for problem in synthesize(0, 200)]
+PROMPTS = [render_prompt(problem.question) for problem in synthesize(0, 200)]
 TOKENIZER = train_tokenizer(PROMPTS, 512)
 
 
@@ -67,6 +68,6 @@ def test_a_saved_tokenizer_encodes_the_same_after_loading(tmp_path):
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     messages = [{"role": "user", "content": chat.format_question("What is 2 + 2?")}]
     rendered = loaded.apply_chat_template(messages, tools=[chat.CODE_TOOL], add_generation_prompt=True, tokenize=False)
-    assert rendered == chat.render_prompt("What is 2 + 2?", system="")
+    assert rendered == render_prompt("What is 2 + 2?", system="")
     for text in [*PROMPTS[:20], "naïve 漢字 <|im_end|> 007"]:
         assert loaded.encode(text, add_special_tokens=False) == ids(text)

@@ -15,6 +15,7 @@ from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import KNOWN
 from rstar_lab.rl.preflight.run import CHECKS, Status, preflight
 from rstar_lab.rl.problems import Problem, write_problems
+from rstar_lab.rl.renderers.formats import render_prompt
 
 pytestmark = pytest.mark.slow
 PAPER = {
@@ -305,7 +306,6 @@ def test_data_is_read_and_true_answers_must_verify(recipe, tmp_path):
 def test_on_a_laptop_the_sandbox_and_the_tokenizer_are_used(recipe, tmp_path):
     from rstar_lab.rl.models.model import build_tiny, save_model
     from rstar_lab.rl.models.tokenizer import train_tokenizer
-    from rstar_lab.rl.renderers.paper import render_prompt
 
     tokenizer = train_tokenizer([render_prompt("What is 1 + 1?")], 600)
     model = build_tiny(tokenizer, seed=0, hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=64)

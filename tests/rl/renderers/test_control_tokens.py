@@ -7,13 +7,8 @@ from tokenizers import AddedToken
 
 from rstar_lab.rl.models.model import build_tiny, export_chat_template, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
-from rstar_lab.rl.renderers.paper import (
-    CONTROL_TOKENS,
-    control_tokens,
-    neutralise,
-    render_prompt,
-    render_tool_call,
-)
+from rstar_lab.rl.renderers.formats import render_prompt
+from rstar_lab.rl.renderers.paper import CONTROL_TOKENS, control_tokens, neutralise, render_tool_call
 from rstar_lab.rl.rollout.codec import Codec
 
 ADDED = ["<think>", "<|vision_start|>", "</tool_response>", "[INST]"]

@@ -11,6 +11,7 @@ from rstar_lab.rl import parse_tool_calls, render_prompt, render_tool_results
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.renderers import released
 from rstar_lab.rl.renderers.base import PromptStyle
+from rstar_lab.rl.renderers.released import ReleasedRenderer
 from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.tools.registry import make_tools
@@ -32,7 +33,7 @@ def test_prompts_and_tool_responses_equal_the_release(index):
     prompt = render_prompt(conversation["question"], tools=conversation["tools"], prompt_format="released")
     assert prompt == conversation["prompt"]
     for turn in conversation["turns"]:
-        texts = [released.truncate(text, turn["max_chars"], turn["side"]) for text in turn["raw"]]
+        texts = [ReleasedRenderer.truncate(text, turn["max_chars"], turn["side"]) for text in turn["raw"]]
         assert texts == turn["texts"]
         assert render_tool_results(texts, prompt_format="released") == turn["rendered"]
 
@@ -45,7 +46,7 @@ def test_result_texts_equal_the_release():
                 continue  # a failure that our sandbox does not have
             outcome = Outcome.OK if judge["success"] else OUTCOMES.get(judge["reason"], Outcome.EXCEPTION)
             result = CallResult(outcome, judge["stdout"] or "", judge["stderr"] or "", None, judge["cost"])
-            assert released.render_result(result) == text
+            assert ReleasedRenderer.result_text(result) == text
             compared += 1
     assert compared > 60
 
@@ -53,7 +54,7 @@ def test_result_texts_equal_the_release():
 @pytest.mark.parametrize("case", RECORDED["decode_errors"], ids=lambda case: case["error"][0][28:60])
 def test_decode_errors_equal_the_release(case):
     (call,) = parse_tool_calls(case["turn"])
-    assert [released.decode_error(call.raw, call.error or "")] == case["error"]
+    assert [ReleasedRenderer.malformed_call_text(call)] == case["error"]
 
 
 def test_recipe_names_and_prompt_names_of_tools_give_the_same_prompt():
@@ -117,4 +118,4 @@ async def test_rollout_tools_and_codec_use_the_released_texts():
 
 @pytest.mark.parametrize("side", ["left", "middle", "right"])
 def test_one_character_of_a_response_can_be_kept(side):
-    assert released.truncate("a" * 50, 1, side).count("a") - "(truncated)".count("a") <= 1
+    assert ReleasedRenderer.truncate("a" * 50, 1, side).count("a") - "(truncated)".count("a") <= 1

@@ -9,9 +9,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from rstar_lab.rl import render_prompt, render_tool_results
 from rstar_lab.rl.renderers import released
+from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.conversations import Conversation
-from rstar_lab.rl.renderers.formats import render_next_question
-from rstar_lab.rl.renderers.released import CHAT_TEMPLATE, render_segments
+from rstar_lab.rl.renderers.released import CHAT_TEMPLATE, ReleasedRenderer, render_segments
 
 RECORDED = json.loads((Path(__file__).parent / "released_conversations.json").read_text(encoding="utf-8"))
 TOOLS = {"python_code_with_standard_io": released.PYTHON_TOOL, "jupyter_code": released.JUPYTER_TOOL}
@@ -61,7 +61,7 @@ def test_calls_system_prompt_and_a_second_question():
         + f"r</reason>\n{written}\n{written}{END}"
         + render_tool_results(["a", ""], "released")
         + f"s</reason>{END}"
-        + render_next_question("again", "released")
+        + ReleasedRenderer(PromptStyle("released")).next_question("again")
     )
     assert render(messages, [released.JUPYTER_TOOL], generate=True) == expected
     pieces = render_segments([*messages, {"role": "assistant", "content": "t"}], tools=[released.JUPYTER_TOOL])

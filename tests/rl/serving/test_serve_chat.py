@@ -27,7 +27,9 @@ from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.renderers import released
-from rstar_lab.rl.renderers.formats import render_next_question, render_prompt, render_tool_results
+from rstar_lab.rl.renderers.base import PromptStyle
+from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
+from rstar_lab.rl.renderers.released import ReleasedRenderer
 from rstar_lab.rl.serving.serve import Replica, ServeOptions, check_options, reserve_ports, serving
 from rstar_lab.runs.reader import RunReader
 
@@ -126,7 +128,7 @@ async def test_a_chat_in_the_released_format_continues_its_prompts(memorized_mod
     expected = render_prompt("How many?", tools=[], prompt_format="released")
     assert decode(first.prompt_ids) == expected
     reply = decode(first.response_ids) + "<|im_end|>"
-    assert decode(second) == expected + reply + render_next_question("And now?", "released")
+    assert decode(second) == expected + reply + ReleasedRenderer(PromptStyle("released")).next_question("And now?")
 
 
 @pytest.mark.slow

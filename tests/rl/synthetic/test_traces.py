@@ -84,10 +84,10 @@ async def test_segments_equal_the_text_of_a_rollout(traces):
     for trace, problem in zip(traces[:60], PROBLEMS, strict=False):
         pieces = trace.segments()
         own = [i for i, (_, mine) in enumerate(pieces) if mine]
-        assert "".join(text for text, _ in pieces[: own[0]]) == chat.render_prompt(problem.question)
+        assert "".join(text for text, _ in pieces[: own[0]]) == render_prompt(problem.question)
         results = [message["content"] for message in trace.messages if message["role"] == "tool"]
         for before, after, text in zip(own, own[1:], results, strict=False):
-            assert "".join(piece for piece, _ in pieces[before + 1 : after]) == chat.render_tool_responses([text])
+            assert "".join(piece for piece, _ in pieces[before + 1 : after]) == render_tool_results([text])
 
 
 async def test_segments_of_the_released_format_equal_the_text_of_a_rollout():

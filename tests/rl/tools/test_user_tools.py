@@ -19,7 +19,8 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.recipe import RecipeError
-from rstar_lab.rl.renderers.paper import render_prompt, render_tool_call
+from rstar_lab.rl.renderers.formats import render_prompt
+from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.reward import make_reward, reward
 from rstar_lab.rl.rollout.agent_loop import execute_call, run_rollout
 from rstar_lab.rl.rollout.codec import Codec
