@@ -67,13 +67,15 @@ async def run_rollout(
     """
     CURRENT_PROBLEM.set(task.problem)
     context = context.of(task.problem)
-    rollout: _Rollout | None = None
+    rollout = _Rollout(task, engine, context, on_turn, step_ended, carry_over, branch)
     stop = StopReason.ENVIRONMENT_ERROR
     try:
-        episode = context.open(task)
-        rollout = await _Rollout.start(task, context, episode)
-        stop = await rollout.run(_Surroundings(task, engine, context, on_turn, step_ended, carry_over, branch))
-        trajectory = rollout.trajectory(task, context, stop)
+        episode = rollout.episode = context.open(task)
+        if task.partial is None:
+            rollout.question = await episode.reset(task.seed)
+            rollout.prompt_ids = context.codec.prompt_ids(rollout.question)
+        stop = await rollout.run()
+        trajectory = rollout.trajectory(stop)
         if stop in (StopReason.UNFINISHED, StopReason.ENVIRONMENT_ERROR):
             return trajectory
         try:
@@ -85,28 +87,10 @@ async def run_rollout(
     except EnvironmentFailure as failure:
         log.warning("%s", failure)
         stop = StopReason.ENVIRONMENT_ERROR
-        rollout = rollout or _Rollout.empty(task, context)
-        return rollout.trajectory(task, context, stop, str(failure))
+        return rollout.trajectory(stop, str(failure))
     finally:
         if stop is not StopReason.UNFINISHED:
             await context.close(task.traj_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """What a rollout runs in: the arguments of `run_rollout`."""
-
-    task: RolloutTask
-    engine: Engine
-    context: RolloutContext
-    on_turn: Callable[[str, bool], None] | None
-    step_ended: asyncio.Event | None
-    carry_over: bool
-    branch: Branch | None
-
-    @property
-    def at_step_end(self) -> StopReason:
-        return StopReason.UNFINISHED if self.carry_over else StopReason.TIME_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,64 +114,49 @@ class _Acted:
     continues: bool
 
 
-@dataclass(slots=True)
 class _Rollout:
-    """A rollout in progress.
+    """A rollout in progress, new or the continuation of `task.partial`. Arguments: those of `run_rollout`.
 
     ids, mask, log_probs: arrays of the response so far. open_turn: a turn that the end of an earlier step cut off; the
-    next completion continues it.
+    next completion continues it. question: the first user message. error: why the environment failed.
     """
 
-    prompt_ids: list[int]
-    ids: list[int]
-    mask: list[bool]
-    log_probs: list[float]
-    turns: list[Turn]
-    calls: list[ToolCallRecord]
-    engine: str
-    policy_version: int
-    open_turn: Turn | None
-    question: str  # the first user message
-    episode: Episode | None = None
-    error: str = ""  # why the environment failed
-
-    @classmethod
-    def empty(cls, task: RolloutTask, context: RolloutContext) -> "_Rollout":
-        """Return a rollout without turns, for an environment that failed to start."""
-        question = task.problem.question
-        return cls(context.codec.prompt_ids(question), [], [], [], [], [], "", 0, None, question)
-
-    @classmethod
-    async def start(cls, task: RolloutTask, context: RolloutContext, episode: Episode) -> "_Rollout":
-        """Return a new rollout, or the state of `task.partial`."""
-        partial = task.partial
-        if partial is None:
-            question = await episode.reset(task.seed)
-            return cls(context.codec.prompt_ids(question), [], [], [], [], [], "", 0, None, question, episode)
-        turns = list(partial.turns)
+    def __init__(
+        self,
+        task: RolloutTask,
+        engine: Engine,
+        context: RolloutContext,
+        on_turn: Callable[[str, bool], None] | None,
+        step_ended: asyncio.Event | None,
+        carry_over: bool,
+        branch: Branch | None,
+    ):
+        self.task, self.server, self.context, self.on_turn, self.branch = task, engine, context, on_turn, branch
+        self.step_ended, self.at_step_end = step_ended, StopReason.UNFINISHED if carry_over else StopReason.TIME_LIMIT
+        self.episode: Episode | None = None
+        self.error = ""
+        self.question, self.engine, self.policy_version = task.problem.question, "", 0
+        self.ids, self.mask, self.log_probs = list[int](), list[bool](), list[float]()
+        self.turns, self.calls = list[Turn](), list[ToolCallRecord]()
+        self.open_turn: Turn | None = None
+        if (partial := task.partial) is None:
+            self.prompt_ids = context.codec.prompt_ids(self.question)
+            return
+        self.prompt_ids, self.question = partial.prompt_ids, partial.question
+        self.engine, self.policy_version = partial.engine, partial.policy_version
+        self.ids, self.mask, self.log_probs = [*partial.response_ids], [*partial.loss_mask], [*partial.log_probs]
+        self.turns, self.calls = [*partial.turns], [*partial.calls]
         # A turn at the end of the response, without tool responses after it, was cut off.
-        open_turn = turns.pop() if turns and turns[-1].end == len(partial.response_ids) else None
-        return cls(
-            partial.prompt_ids,
-            list(partial.response_ids),
-            list(partial.loss_mask),
-            list(partial.log_probs),
-            turns,
-            list(partial.calls),
-            partial.engine,
-            partial.policy_version,
-            open_turn,
-            partial.question,
-            episode,
-        )
+        if self.turns and self.turns[-1].end == len(self.ids):
+            self.open_turn = self.turns.pop()
 
-    def trajectory(self, task: RolloutTask, context: RolloutContext, stop: StopReason, error: str = "") -> Trajectory:
+    def trajectory(self, stop: StopReason, error: str = "") -> Trajectory:
         """Return the trajectory so far, without a reward."""
-        turns = [*self.turns, self.open_turn] if self.open_turn else self.turns
+        task, turns = self.task, [*self.turns, self.open_turn] if self.open_turn else self.turns
         return make_trajectory(
             turns,
             self.calls,
-            context.answer_format,
+            self.context.answer_format,
             traj_id=task.traj_id,
             problem_id=task.problem.problem_id,
             group_id=task.group_id,
@@ -206,9 +175,9 @@ class _Rollout:
             error=error or self.error,
         )
 
-    def prefix(self, task: RolloutTask, context: RolloutContext, end: int) -> Trajectory:
+    def prefix(self, end: int) -> Trajectory:
         """Return the trajectory before the current turn, which starts at token `end` of the response."""
-        trajectory = self.trajectory(task, context, StopReason.UNFINISHED)
+        trajectory = self.trajectory(StopReason.UNFINISHED)
         ids, mask, log_probs = self.ids[:end], self.mask[:end], self.log_probs[:end]
         return replace(trajectory, response_ids=ids, loss_mask=mask, log_probs=log_probs)
 
@@ -218,30 +187,28 @@ class _Rollout:
         turns = self.turns if self.open_turn is None else [*self.turns, self.open_turn]
         return sum(turn.generate_s + turn.tool_s for turn in turns)
 
-    async def run(self, around: _Surroundings) -> StopReason:
+    async def run(self) -> StopReason:
         """Generate turns until the rollout ends; return why it ended."""
-        limits = around.context.limits
+        limits = self.context.limits
         deadline = None if limits.time_limit_s is None else time.monotonic() - self.seconds + limits.time_limit_s
         while len(self.turns) < limits.max_turns:
-            if around.step_ended and around.step_ended.is_set():
-                return around.at_step_end
-            generated = await self._generate(around, deadline)
+            if self.step_ended and self.step_ended.is_set():
+                return self.at_step_end
+            generated = await self._generate(deadline)
             if isinstance(generated, StopReason):
                 return generated
-            acted = await self._act(generated, around)
-            if stop := self._observe(generated, acted, around):
+            acted = await self._act(generated)
+            if stop := self._observe(generated, acted):
                 return stop
         return StopReason.MAX_TURNS
 
-    async def _generate(self, around: _Surroundings, deadline: float | None) -> "_Generated | StopReason":
+    async def _generate(self, deadline: float | None) -> "_Generated | StopReason":
         """Let the model write a turn, or the rest of an open one. Returns why the rollout ends if it does not."""
         start = self.open_turn.start if self.open_turn else len(self.ids)
         requested = time.monotonic()
         try:
             async with asyncio.timeout(None if deadline is None else deadline - requested) as timeout:
-                completion = await around.engine.generate(
-                    self.prompt_ids + self.ids, self._sampling(around.task, around.context, start)
-                )
+                completion = await self.server.generate(self.prompt_ids + self.ids, self._sampling(start))
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -254,16 +221,16 @@ class _Rollout:
             generate_s, versions = generate_s + self.open_turn.generate_s, self.open_turn.versions
         versions = self._append(completion, versions)
         self.open_turn = None
-        branch = around.branch
+        branch = self.branch
         if branch and self.turns and branch.should_start(self.log_probs[: self.turns[0].end], self.log_probs[start:]):
             # Before the tools of this turn run: the branch continues from the state after the turn before.
-            await branch.start_at(self.prefix(around.task, around.context, start), around.context)
-        text = around.context.codec.decode(self.ids[start:])
+            await branch.start_at(self.prefix(start), self.context)
+        text = self.context.codec.decode(self.ids[start:])
         return _Generated(start, text, completion.finish_reason, generate_s, versions)
 
-    async def _act(self, generated: _Generated, around: _Surroundings) -> _Acted:
+    async def _act(self, generated: _Generated) -> _Acted:
         """Execute the calls of a turn, let the environment react, and append the turn."""
-        context, codec, text = around.context, around.context.codec, generated.text
+        context, codec, text = self.context, self.context.codec, generated.text
         parsed = codec.calls(text)
         # A turn that was cut off may contain complete calls; they are not executed.
         ended = generated.finish_reason is FinishReason.STOP
@@ -272,9 +239,9 @@ class _Rollout:
         observation = await self._step(text, ()) if ended and not calls else NO_OBSERVATION
         may_continue = len(self.turns) + 1 < context.limits.max_turns and not observation.done
         continues = may_continue and bool(calls or observation.text)
-        if around.on_turn:
-            around.on_turn(text, not continues)
-        results = await self._execute(calls, around.task, context) if continues else []
+        if self.on_turn:
+            self.on_turn(text, not continues)
+        results = await self._execute(calls) if continues else []
         if len(self.ids) > generated.start or generated.finish_reason is not FinishReason.ABORTED:
             self.turns.append(
                 Turn(
@@ -302,11 +269,11 @@ class _Rollout:
                 self.turns[-1] = replace(self.turns[-1], observation=observation.text, reward=observation.reward)
         return _Acted(calls, results, observation, continues)
 
-    def _observe(self, generated: _Generated, acted: _Acted, around: _Surroundings) -> StopReason | None:
+    def _observe(self, generated: _Generated, acted: _Acted) -> StopReason | None:
         """Append what the model sees next. Returns why the rollout ends, or None if it continues."""
-        context, observation = around.context, acted.observation
+        context, observation = self.context, acted.observation
         if generated.finish_reason is FinishReason.ABORTED:
-            return around.at_step_end
+            return self.at_step_end
         if generated.finish_reason is FinishReason.LENGTH:
             return StopReason.LENGTH
         if observation.done:
@@ -347,7 +314,8 @@ class _Rollout:
             self.error = str(failure)
             return Observation(done=True)
 
-    def _sampling(self, task: RolloutTask, context: RolloutContext, start: int) -> Sampling:
+    def _sampling(self, start: int) -> Sampling:
+        context = self.context
         key: tuple[object, ...] = ("turn", len(self.turns))
         if self.open_turn:
             key += (len(self.ids) - start,)
@@ -355,7 +323,7 @@ class _Rollout:
             context.limits.max_response_tokens - len(self.ids),
             context.temperature,
             context.top_p,
-            derive_seed(task.seed, *key),
+            derive_seed(self.task.seed, *key),
             context.codec.stop_token_ids,
         )
 
@@ -376,9 +344,10 @@ class _Rollout:
                 versions = (*versions, (version, count))
         return versions
 
-    async def _execute(self, calls: list[ToolCall], task: RolloutTask, context: RolloutContext) -> list[ToolResult]:
+    async def _execute(self, calls: list[ToolCall]) -> list[ToolResult]:
         """Execute the calls of a turn concurrently and return their results. Calls beyond the limit get an error result; in the
         released format they get none."""
+        task, context = self.task, self.context
         limit, renderer = context.limits.max_calls_per_turn, type(context.codec.renderer)
         results = await asyncio.gather(
             *(
