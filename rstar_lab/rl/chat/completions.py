@@ -17,7 +17,7 @@ import httpx
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
-from rstar_lab.rl.engines.server import API_KEY, VERSION_PATH
+from rstar_lab.rl.engines.server import API_KEY, VERSION_PATH, error_text, read_model_card
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question, render_tool_call
 from rstar_lab.rl.rollout.agent_loop import execute_call, make_call_record, make_trajectory
 from rstar_lab.rl.seeds import derive_seed
@@ -50,24 +50,10 @@ class ChatServer:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(10.0, read=None)
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
-            try:
-                answer = await http.get("/v1/models", timeout=30.0)
-            except (httpx.TransportError, httpx.InvalidURL) as error:
-                reason = str(error) or type(error).__name__
-                raise UserError(
-                    f"{url} does not answer ({reason}): start it with `rstar-lab serve MODEL`, or correct the URL"
-                ) from None
-            if answer.status_code in (401, 403):
-                raise UserError(f"{url} rejects the token: set {API_KEY} to the token of the server")
-            try:
-                card = answer.json()["data"][0]
-                model, root = card["id"], Path(card.get("root") or "")
-            except (ValueError, LookupError, TypeError):
-                raise UserError(
-                    f"{url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}"
-                ) from None
+            card = await read_model_card(http, url)
+            root = Path(card.get("root") or "")
             folder = root if (root / "config.json").is_file() else None
-            yield cls(http, url, model, folder, card.get("max_model_len"))
+            yield cls(http, url, card["id"], folder, card.get("max_model_len"))
 
     async def complete(self, text: str, *, temperature: float, max_tokens: int, seed: int) -> str:
         """Return the reply of the model to one user message, without its reasoning. Raises UserError if the server rejects it."""
@@ -78,7 +64,7 @@ class ChatServer:
         try:
             answer = await self.http.post("/v1/chat/completions", json=body)
         except httpx.TransportError as error:
-            raise UserError(f"{self.url}: connection lost: {str(error) or type(error).__name__}") from None
+            raise UserError(f"{self.url}: connection lost: {error_text(error)}") from None
         if answer.status_code != 200:
             raise UserError(f"{self.url}: {answer.status_code} {answer.text[:500]}")
         try:
@@ -205,7 +191,7 @@ class PlainChat:
                         ):
                             on_event(event)
         except httpx.TransportError as error:
-            raise UserError(f"{self.server.url}: connection lost: {str(error) or type(error).__name__}") from None
+            raise UserError(f"{self.server.url}: connection lost: {error_text(error)}") from None
         for event in sections.end():
             on_event(event)
         return turn

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from rstar_lab.rl.chat.events import Event, Kind
 from rstar_lab.rl.chat.session import Chat, ChatOptions, Reply, open_chat
+from rstar_lab.rl.tools.user import run_in_daemon_thread
 from rstar_lab.visible_text import printable
 
 _STYLES = {Kind.REASON: "dim italic", Kind.TEXT: "", Kind.ANSWER: "bold green"}
@@ -76,7 +76,8 @@ async def _interactive(chat: Chat, console: Console) -> None:
     )
     while True:
         try:
-            question = (await _read_line(console)).strip()
+            # In a daemon thread: one that waits for input must not keep the process alive.
+            question = (await run_in_daemon_thread(lambda: console.input("[bold]> [/]"))).strip()
         except EOFError:
             return
         if question == "/quit":
@@ -86,26 +87,3 @@ async def _interactive(chat: Chat, console: Console) -> None:
         elif question:
             with suppress(asyncio.CancelledError):
                 await show(chat, question, console)
-
-
-async def _read_line(console: Console) -> str:
-    """Read a line from the keyboard. Raises EOFError."""
-    loop = asyncio.get_running_loop()
-    line: asyncio.Future[str | None] = loop.create_future()
-
-    def set_result(text: str | None) -> None:
-        if not line.done():
-            line.set_result(text)
-
-    def read() -> None:
-        try:
-            text = console.input("[bold]> [/]")
-        except EOFError:
-            text = None
-        loop.call_soon_threadsafe(set_result, text)
-
-    # A daemon thread: one that waits for input must not keep the process alive.
-    threading.Thread(target=read, daemon=True).start()
-    if (text := await line) is None:
-        raise EOFError
-    return text

@@ -198,21 +198,7 @@ class ServerEngine:
 
         model and options are ignored, because the server has its own. Raises UserError if the server cannot be used.
         """
-        try:
-            answer = await self._http.get("/v1/models", timeout=30.0)
-        except httpx.TransportError as error:
-            raise UserError(
-                f"{self.url} does not answer ({error_text(error)}): start it with `rstar-lab serve MODEL`, or correct the URL"
-            ) from None
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise UserError(f"{self.url}: invalid URL ({error})") from None
-        if answer.status_code in (401, 403):
-            raise UserError(
-                f"{self.url} rejects the token: set {API_KEY} to the token that the server was started with"
-            )
-        card = _first_model(answer)
-        if card is None:
-            raise UserError(f"{self.url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}")
+        card = await read_model_card(self._http, self.url)
         if "max_model_len" not in card:
             raise UserError(
                 f"{self.url} is not a vLLM server (/v1/models has no max_model_len): other servers do not accept token ids"
@@ -486,8 +472,26 @@ class ServerEngine:
             return True  # the server does not accept new weights
 
 
-def _first_model(answer: httpx.Response) -> dict[str, Any] | None:
+async def read_model_card(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
+    """Return the description of a server's first model, with its `id`.
+
+    Raises UserError if the server does not answer, rejects the token, or is not OpenAI-style.
+    """
     try:
-        return answer.json()["data"][0] if answer.status_code == 200 else None
-    except (ValueError, LookupError, TypeError):
-        return None
+        answer = await http.get("/v1/models", timeout=30.0)
+    except httpx.TransportError as error:
+        raise UserError(
+            f"{url} does not answer ({error_text(error)}): start it with `rstar-lab serve MODEL`, or correct the URL"
+        ) from None
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise UserError(f"{url}: invalid URL ({error})") from None
+    if answer.status_code in (401, 403):
+        raise UserError(f"{url} rejects the token: set {API_KEY} to the token that the server was started with")
+    try:
+        card: dict[str, Any] = answer.json()["data"][0]
+        _ = card["id"], card.get("root")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise UserError(
+            f"{url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}"
+        ) from None
+    return card

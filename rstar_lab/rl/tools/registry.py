@@ -7,8 +7,7 @@ from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.tools.base import Tool, tool_name
-from rstar_lab.rl.tools.code import CodeTool, JupyterTool, Sandbox
-from rstar_lab.rl.tools.faulty import FaultySandbox
+from rstar_lab.rl.tools.code import CodeTool, FaultySandbox, JupyterTool, Sandbox
 from rstar_lab.rl.tools.mcp import PREFIXES, load_mcp_tools
 from rstar_lab.rl.tools.user import load_user_tool
 

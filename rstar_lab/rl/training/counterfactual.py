@@ -19,7 +19,7 @@ from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.records import has_tokens, read_trajectories
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.seeds import derive_seed, step_seed
-from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.training.log_probs import micro_batches, token_statistics
 from rstar_lab.rl.training.update import Batch, autocast, micro_batch_loss, prepare_update, with_cpu_precision
 from rstar_lab.runs.reader import RunReader
 
@@ -151,7 +151,7 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
     loss_sum, tokens, sums = 0.0, 0.0, dict[str, float]()
     for micro in micro_batches(batch.trajectories, rl.micro_batch_tokens, device, also_scored=batch.also_scored):
         with autocast(rl, device):
-            log_probs, _ = log_probs_and_entropy(model, micro, rl.temperature, fp32_head=rl.fp32_head)
+            log_probs, _ = token_statistics(model, micro, rl.temperature, fp32_head=rl.fp32_head)
         loss, stats = micro_batch_loss(log_probs, micro, batch, rl.old_log_probs, config, generator=generator)
         loss.backward()
         loss_sum += float(loss.detach())

@@ -189,17 +189,6 @@ def _micro_batch(
     )
 
 
-def log_probs_and_entropy(
-    model: "PreTrainedModel", micro: MicroBatch, temperature: float = 1.0, *, fp32_head: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return (log_probs_BT, entropy_BT) of the scored tokens, float32, 0 elsewhere.
-
-    Gradients flow through the log-probs only. fp32_head: compute the LM head in float32 (ScaleRL, arXiv 2510.13786).
-    """
-    log_probs_BT, entropy_BT = token_statistics(model, micro, temperature, fp32_head=fp32_head)
-    return log_probs_BT, entropy_BT
-
-
 def token_statistics(
     model: "PreTrainedModel",
     micro: MicroBatch,
@@ -208,8 +197,11 @@ def token_statistics(
     fp32_head: bool = False,
     squares: bool = False,
 ) -> list[Tensor]:
-    """Return the results of `log_probs_and_entropy`, with `squares` also the sum of the squared probabilities of the
-    vocabulary at each token, (B, T), without gradient."""
+    """Return [log_probs_BT, entropy_BT] of the scored tokens, float32, 0 elsewhere; with `squares` also the sum of the squared
+    probabilities of the vocabulary at each token, (B, T).
+
+    Gradients flow through the log-probs only. fp32_head: compute the LM head in float32 (ScaleRL, arXiv 2510.13786).
+    """
     path = forward_path(model)
     if micro.attention_R1WW is not None and micro.row_ids_RW.shape[1] > path.shared_width:
         micro = micro.separate()

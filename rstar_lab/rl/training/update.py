@@ -28,7 +28,6 @@ from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
 from rstar_lab.rl.training.log_probs import (
     MicroBatch,
-    log_probs_and_entropy,
     micro_batches,
     token_statistics,
     worthwhile_width,
@@ -169,7 +168,8 @@ class Learner:
     def forward(self, model: "PreTrainedModel", micro: MicroBatch, rl: RlSection) -> tuple[Tensor, Tensor]:
         """Return log_probs_BT and entropy_BT, float32, computed in the precision of the recipe."""
         with autocast(rl, self.device):
-            return log_probs_and_entropy(model, micro, rl.temperature, fp32_head=rl.fp32_head)
+            log_probs, entropy = token_statistics(model, micro, rl.temperature, fp32_head=rl.fp32_head)
+        return log_probs, entropy
 
     def measure(self, selection: Selection, rl: RlSection, result: "UpdateResult") -> None:
         """Record log-probs and entropy of all selected rollouts under the weights that generated them."""

@@ -16,7 +16,7 @@ from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.sft import Lora
 from rstar_lab.rl.renderers.conversations import Example
-from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.training.log_probs import micro_batches, token_statistics
 from rstar_lab.rl.training.sft import _loss
 from rstar_lab.rl.training.update import Learner
 
@@ -38,7 +38,7 @@ def expected(model, batch):
 def assert_exact(model, batch, micros, **options):
     wanted, seen = expected(model, batch), 0
     for micro in micros:
-        log_probs, _ = log_probs_and_entropy(model, micro, **options)
+        log_probs, _ = token_statistics(model, micro, **options)
         for row, i in enumerate(micro.index):
             torch.testing.assert_close(log_probs[row][micro.mask_BT[row]], wanted[i], atol=1e-5, rtol=1e-5)
             seen += 1
@@ -128,7 +128,7 @@ def test_an_unknown_treatment_of_logits_takes_the_whole_forward_pass(caplog):
     assert forward_path(model).plain and "LlamaForCausalLM computes its logits" in caplog.text
     (micro,) = micro_batches(BATCH, 10_000, torch.device("cpu"))
     with pytest.raises(UserError, match=r"rl\.fp32_head: LlamaForCausalLM"):
-        log_probs_and_entropy(model, micro, fp32_head=True)
+        token_statistics(model, micro, fp32_head=True)
 
 
 def test_layers_with_an_unknown_state_are_found_by_comparison(caplog):

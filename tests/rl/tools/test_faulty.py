@@ -11,7 +11,7 @@ from rstar_lab.progress import Reporter
 from rstar_lab.rl.algorithm.roc import tool_error_penalty
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.session import RunSession
-from rstar_lab.rl.tools.faulty import FaultySandbox
+from rstar_lab.rl.tools.code import FaultySandbox
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.sandbox.call import Call, CallResult

@@ -24,8 +24,8 @@ from rstar_lab.rl.training.data_parallel import Ranks
 from rstar_lab.rl.training.log_probs import (
     CPU_TOKENS,
     SHARED_WIDTH,
-    log_probs_and_entropy,
     micro_batches,
+    token_statistics,
     worthwhile_width,
 )
 from rstar_lab.rl.training.trainer import LocalPasses
@@ -55,7 +55,7 @@ def test_log_probs_equal_one_sequence_at_a_time(model, monkeypatch, chunk):
     seen = []
     for micro in micro_batches(BATCH, 60, torch.device("cpu")):
         assert micro.ids_BT.numel() <= 60 or len(micro.index) == 1
-        log_probs, entropy = log_probs_and_entropy(model, micro, 0.7)
+        log_probs, entropy = token_statistics(model, micro, 0.7)
         for row, i in enumerate(micro.index):
             t = BATCH[i]
             span = slice(len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids))
@@ -73,7 +73,7 @@ def test_gradients_do_not_depend_on_micro_batches_and_chunks(model, monkeypatch)
         monkeypatch.setattr(policy, "CHUNK_LOGITS", chunk)
         model.zero_grad()
         for micro in micro_batches(BATCH, tokens, torch.device("cpu")):
-            log_probs_and_entropy(model, micro)[0].sum().backward()
+            token_statistics(model, micro)[0].sum().backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
     expected = gradient(10_000, 2**30)
@@ -101,7 +101,7 @@ def test_tool_output_loss_is_the_cross_entropy_of_tool_response_tokens(model):
     selection = Selection.of(BATCH, [0.0] * len(BATCH)).add([Streams(ce_weight_T=row) for row in others])
     batch = Batch.of(selection, 0, len(BATCH), "token-mean")
     for micro in micro_batches(BATCH, 60, torch.device("cpu"), also_scored=batch.also_scored):
-        log_probs, _ = log_probs_and_entropy(model, micro)
+        log_probs, _ = token_statistics(model, micro)
         own = plain(model, BATCH[micro.index[0]], 1.0)[0]
         start = len(BATCH[micro.index[0]].prompt_ids)
         masked = log_probs.masked_fill(~micro.mask_BT, 0.0)[0, start : start + len(own)]
@@ -200,7 +200,7 @@ def test_a_batch_without_model_tokens_gives_zeros(model):
     t = trajectory(0, 3, 1)
     silent = [t.__class__(**{name: getattr(t, name) for name in t.__slots__} | {"loss_mask": [False]})]
     (micro,) = micro_batches(silent, 100, torch.device("cpu"))
-    log_probs, _ = log_probs_and_entropy(model, micro)
+    log_probs, _ = token_statistics(model, micro)
     assert log_probs.abs().sum() == 0
 
 
@@ -214,7 +214,7 @@ def test_a_prompt_is_processed_once_for_all_its_responses(model):
     answers = []
     for micro in (alone, together):
         model.zero_grad()
-        log_probs, entropy = log_probs_and_entropy(model, micro, 0.7)
+        log_probs, entropy = token_statistics(model, micro, 0.7)
         (log_probs * torch.tensor(micro.index)[:, None]).sum().backward()
         order = torch.tensor(micro.index).argsort()
         answers.append((log_probs[order], entropy[order], torch.cat([p.grad.flatten() for p in model.parameters()])))
@@ -234,7 +234,7 @@ def test_right_padded_rows_use_causal_attention_without_a_mask(model, monkeypatc
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recording)
     (micro,) = micro_batches(BATCH, 10_000, torch.device("cpu"), shared_width=0)
     assert (micro.row_ids_RW.shape[0], micro.attention_R1WW) == (len(BATCH), None)
-    log_probs_and_entropy(model, micro)
+    token_statistics(model, micro)
     assert masks and all(mask is None for mask in masks)
 
 

@@ -26,7 +26,7 @@ from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.training.data_parallel import HelperProcesses
-from rstar_lab.rl.training.log_probs import log_probs_and_entropy, micro_batches
+from rstar_lab.rl.training.log_probs import micro_batches, token_statistics
 from rstar_lab.rl.training.trainer import LocalPasses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Turn
@@ -275,11 +275,11 @@ def test_fp32_head_is_more_precise_than_bf16():
         model.lm_head.weight.mul_(30)  # large logits, like those of a trained model
     (micro,) = micro_batches(GROUPS, 10_000, CPU)
     with torch.no_grad():
-        exact, _ = log_probs_and_entropy(model, micro)
+        exact, _ = token_statistics(model, micro)
         with torch.autocast("cpu", torch.bfloat16):
-            rough, _ = log_probs_and_entropy(model, micro)
+            rough, _ = token_statistics(model, micro)
             hidden = model.model(input_ids=micro.ids_BT).last_hidden_state
-            better, _ = log_probs_and_entropy(model, micro, fp32_head=True)
+            better, _ = token_statistics(model, micro, fp32_head=True)
         logits = hidden.float() @ model.lm_head.weight.T
     targets = micro.ids_BT[:, 1:, None]
     expected = logits.log_softmax(-1)[:, :-1].gather(2, targets)[..., 0] * micro.mask_BT[:, 1:]
