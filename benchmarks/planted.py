@@ -267,20 +267,24 @@ def _reencoded(share: float) -> Patch:
     """Decode sampled tokens and encode them again, as trainers do that exchange text with their engine."""
     generate = agent_loop._Rollout._generate
 
-    async def again(rollout: Any, around: Any, deadline: float | None) -> Any:
-        codec, engine = around.context.codec, around.engine
+    async def again(rollout: Any, deadline: float | None) -> Any:
+        codec, engine = rollout.context.codec, rollout.server
 
         class Text:
             async def generate(self, prompt_ids: list[int], sampling: Any) -> Completion:
                 done = await engine.generate(prompt_ids, sampling)
-                if not chosen(f"{around.task.traj_id}-{len(prompt_ids)}", share):
+                if not chosen(f"{rollout.task.traj_id}-{len(prompt_ids)}", share):
                     return done
                 text = codec.tokenizer.decode(done.token_ids, skip_special_tokens=False).replace(", ", ",")
                 ids = codec.encode(text)
                 log_probs = [*done.log_probs[: len(ids)], *[done.log_probs[-1]] * (len(ids) - len(done.log_probs))]
                 return replace(done, token_ids=ids, log_probs=log_probs)
 
-        return await generate(rollout, replace(around, engine=Text()), deadline)
+        rollout.server = Text()
+        try:
+            return await generate(rollout, deadline)
+        finally:
+            rollout.server = engine
 
     return mock.patch.object(agent_loop._Rollout, "_generate", again)
 

@@ -28,7 +28,7 @@ from rstar_lab.key_reads import VARIABLE, recorded_reads
 from rstar_lab.progress import plain
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.preflight.architecture import architecture_of
+from rstar_lab.rl.preflight.context import architecture_of
 from rstar_lab.rl.preflight.machine import dry_run_in_child
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage

@@ -14,7 +14,6 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
-from rstar_lab.rl.preflight.repeated import repeated_problems
 from rstar_lab.rl.verl.config import split_overrides
 
 
@@ -40,7 +39,7 @@ CHECKS: dict[str, Callable[[CheckContext], str | tuple[str, dict[str, Any]]]] = 
     "positions": recipe_checks.positions,
     "tokens": recipe_checks.token_contract,
     "data": recipe_checks.data,
-    "repeated problems": repeated_problems,
+    "repeated problems": recipe_checks.repeated_problems,
     "own functions": recipe_checks.own_functions,
     "sandbox": machine.sandbox,
     "memory": machine.gpu_memory,

@@ -14,10 +14,9 @@ from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight import dry_run as dry_run_module
 from rstar_lab.rl.preflight import estimate, machine, run
-from rstar_lab.rl.preflight.architecture import KNOWN, architecture_of
+from rstar_lab.rl.preflight.context import KNOWN, architecture_of
 from rstar_lab.rl.preflight.dry_run import dry_run, dry_run_rows, recommended, sweep
-from rstar_lab.rl.preflight.dry_run_fake import fake_tensors
-from rstar_lab.rl.preflight.dry_run_local import run_update
+from rstar_lab.rl.preflight.dry_run_local import fake_tensors, run_update
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
 from rstar_lab.rl.preflight.run import Status, preflight
 

@@ -242,7 +242,7 @@ def test_programs_and_containers_that_the_job_starts_must_exist(recipe, storage,
     finding = findings_of(recipe(**calls), storage(**container))["container"]
     assert finding.status is Status.FAIL and "rstar.sif: no such file" in finding.message
     (tmp_path / "rstar.sif").touch()
-    monkeypatch.setattr("rstar_lab.rl.preflight.run.shutil.which", lambda name: None)
+    monkeypatch.setattr("rstar_lab.rl.preflight.machine.shutil.which", lambda name: None)
     assert "must contain redis-server" in findings_of(recipe(**calls), storage(**container))["programs"].message
     for backend, image, words in (
         ("slurm", "rstar-lab:rocm", "pyxis starts rstar-lab:rocm"),
