@@ -37,7 +37,8 @@ class LossConfig:
     horizon: constant length that `seq-mean-token-sum-norm` divides by; None: the width of the batch. correction: a
     name, or a user function. correction_bounds: bounds of the ratio, see `objective.correction_weights`.
     kl_coefficient: weight of the KL to the reference model; 0: no KL term. kl_estimator: see `training_loss`.
-    kl_metric, ce_metric: names of the metrics of the KL and of the cross-entropy.
+    kl_metric, ce_metric: names of the metrics of the KL and of the cross-entropy. cov_share, cov_bounds, cov_kl: see
+    `objective.policy_loss`.
     """
 
     variant: Variant | UserLoss = "grpo"
@@ -51,3 +52,6 @@ class LossConfig:
     kl_estimator: KlEstimator = "k3"
     kl_metric: str = "reference_kl"
     ce_metric: str = "cross_entropy"
+    cov_share: float = 2e-4
+    cov_bounds: tuple[float, float] = (1.0, 5.0)
+    cov_kl: float = 1.0

@@ -96,11 +96,12 @@ def policy_loss(
     Raises:
         ValueError: For differing shapes or unknown names.
     """
+    config = LossConfig(
+        variant, aggregation, clip_low, clip_high, horizon, cov_share=cov_share, cov_bounds=cov_bounds, cov_kl=cov_kl
+    )
     loss, stats = _policy_loss(
-        log_probs, old_log_probs, advantages, mask, clip_low=clip_low, clip_high=clip_high, aggregation=aggregation,
-        variant=variant, rollout_weights=rollout_weights, normaliser=normaliser, horizon=horizon, cov_share=cov_share,
-        cov_bounds=cov_bounds, cov_kl=cov_kl, generator=generator,
-    )  # fmt: skip
+        log_probs, old_log_probs, advantages, mask, config, rollout_weights, normaliser, generator
+    )
     return loss, floats(stats)
 
 
@@ -109,20 +110,13 @@ def _policy_loss(
     old_log_probs: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    aggregation: Aggregation = "token-mean",
-    variant: Variant | UserLoss = "grpo",
-    rollout_weights: Tensor | None = None,
-    normaliser: float | Tensor | None = None,
-    horizon: int | None = None,
-    cov_share: float = 2e-4,
-    cov_bounds: tuple[float, float] = (1.0, 5.0),
-    cov_kl: float = 1.0,
-    generator: torch.Generator | None = None,
+    config: LossConfig,
+    rollout_weights: Tensor | None,
+    normaliser: float | Tensor | None,
+    generator: torch.Generator | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the results of `policy_loss`, with statistics that stay on the device."""
+    variant = config.variant
     if not callable(variant) and variant not in get_args(Variant):
         raise ValueError(f"variant must be one of {', '.join(get_args(Variant))}, got {variant!r}")
     for name, tensor in [("old_log_probs", old_log_probs), ("advantages", advantages), ("mask", mask)]:
@@ -141,7 +135,7 @@ def _policy_loss(
     else:
         log_ratio_used = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio_used.exp()
-    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
+    clipped_ratio = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     plain, clipped = -advantages * ratio, -advantages * clipped_ratio
     cut = clipped > plain
 
@@ -153,9 +147,9 @@ def _policy_loss(
         cut = ratio != clipped_ratio
     elif variant == "clip_cov":
         covariance = _covariance(log_probs, advantages, mask)
-        low, high = cov_bounds
+        low, high = config.cov_bounds
         candidates = ((covariance > low) & (covariance < high) & mask & ~cut).nonzero()
-        limit = max(int(cov_share * mask.sum()), 1)
+        limit = max(int(config.cov_share * mask.sum()), 1)
         dropped = candidates[torch.randperm(len(candidates), generator=generator)[:limit].to(candidates.device)]
         losses = torch.maximum(plain, clipped)
         cut = torch.zeros_like(mask)
@@ -163,17 +157,17 @@ def _policy_loss(
         losses = losses.masked_fill(cut, 0.0)
     elif variant == "kl_cov":
         covariance = _covariance(log_probs, advantages, mask)
-        share = max(int(cov_share * mask.sum()), 1) if mask.any() else 0
+        share = max(int(config.cov_share * mask.sum()), 1) if mask.any() else 0
         highest = covariance.masked_fill(~mask, -torch.inf).flatten().topk(share).indices
         cut = torch.zeros_like(mask)
         cut.view(-1)[highest] = True
-        losses = plain + torch.where(cut, cov_kl * log_ratio.abs(), 0.0)
+        losses = plain + torch.where(cut, config.cov_kl * log_ratio.abs(), 0.0)
     else:
         losses = torch.maximum(plain, clipped)
 
     if rollout_weights is not None:
         losses = losses * rollout_weights.masked_fill(~mask, 0.0)
-    loss = aggregate(losses, mask, aggregation=aggregation, normaliser=normaliser, horizon=horizon)
+    loss = aggregate(losses, mask, aggregation=config.aggregation, normaliser=normaliser, horizon=config.horizon)
     return loss, _stats(log_ratio.detach(), ratio.detach(), cut, mask)
 
 
@@ -252,29 +246,18 @@ def training_loss_on_device(
         )
     if terms.loss_weights is not None:
         weights = terms.loss_weights if weights is None else weights * terms.loss_weights
-    how: dict[str, Any] = {
-        "aggregation": config.aggregation, "normaliser": terms.normaliser, "horizon": config.horizon,
-    }  # fmt: skip
     reference = terms.reference_log_probs
     if reference is not None and config.kl_estimator == "policy_gradient":
         gap = (reference - old_log_probs).masked_fill(~mask, 0.0).nan_to_num(0.0)
         advantages = advantages + config.kl_coefficient * gap
         stats_of_terms[config.kl_metric] = -float(gap.sum()) / max(1, terms.tokens or int(mask.sum()))
-    loss, stats = _policy_loss(
-        log_probs,
-        old_log_probs,
-        advantages,
-        mask,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        variant=config.variant,
-        rollout_weights=weights,
-        generator=generator,
-        **how,
-    )
+    loss, stats = _policy_loss(log_probs, old_log_probs, advantages, mask, config, weights, terms.normaliser, generator)
     stats_of_terms = stats | stats_of_terms
     if reference is not None and config.kl_estimator == "k3":
-        kl = kl_loss(log_probs, reference, mask, weights=terms.loss_weights, **how)
+        kl = kl_loss(
+            log_probs, reference, mask, weights=terms.loss_weights,
+            aggregation=config.aggregation, normaliser=terms.normaliser, horizon=config.horizon,
+        )  # fmt: skip
         loss = loss + config.kl_coefficient * kl
         stats_of_terms[config.kl_metric] = kl.detach()
     if terms.ce_weights is not None:
