@@ -27,14 +27,13 @@ from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import has_tokens, read_trajectories, step_rows
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.seeds import derive_seed
+from rstar_lab.rl.session import make_sandbox, tool_maker
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM
 from rstar_lab.rl.tools.code import CodeTool
-from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
-from rstar_lab.sandbox import Limits, LocalSandbox
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,8 @@ class _Fork:
             engine = {"kind": "server", "urls": [self.url]}
         data = recipe.model_dump(mode="json") | {"engine": engine}
         data["rl"] |= {"schedule": {"type": "sync"}}
+        # Not sandbox.url: the run folder may come from somebody else.
+        data["sandbox"] |= {"url": "local", "workers": None, "fault_share": 0.0}
         return parse_recipe(data, f"of run {self.reader.run_id}")
 
     async def run(self) -> ForkedRun:
@@ -130,14 +131,8 @@ class _Fork:
         async with AsyncExitStack() as stack:
             sandbox: Any = None
             if set(recipe.rl.tools) & set(CODE_TOOLS):
-                section = recipe.sandbox
-                limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
-                # Not section.url: the run folder may come from somebody else.
-                sandbox = await stack.enter_async_context(LocalSandbox(limits, isolation=section.isolation))
-            tools = make_tools(
-                recipe.rl.tools, sandbox, recipe.sandbox.timeout_s, recipe.sandbox.memory_mb,
-                user_timeout_s=recipe.rl.limits.tool_timeout_s, prompt_format=recipe.rl.prompt.format,
-            )  # fmt: skip
+                sandbox = await stack.enter_async_context(make_sandbox(recipe.sandbox))
+            tools = tool_maker(recipe, sandbox)(recipe.rl.tools)
             tokenizer = load_tokenizer(self.model)
             self._compare_tokens(tokenizer)
             codec = Codec(tokenizer, tools, recipe.rl.prompt_style)

@@ -26,7 +26,7 @@ def make_tools(
 
     names: python (paper), python_released, jupyter, MCP servers (see `mcp`), or user tools (see `user`). sandbox: may be None
     if there is no code tool. timeout_s, memory_mb: limits of one call of a code tool; None: those of the sandbox.
-    user_timeout_s: time limit of one call of a user tool. fault_share: see `faulty`. Raises UserError for two tools with
+    user_timeout_s: time limit of one call of a user tool. fault_share: see `code.FaultySandbox`. Raises UserError for two tools with
     the same name.
     """
     if sandbox is not None and fault_share:
