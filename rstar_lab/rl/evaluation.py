@@ -170,7 +170,6 @@ async def evaluate(
     writer: RunWriter,
     seed: int,
     mode: str,
-    context_length: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Generate the rollouts that are missing in the run, and return the summary of all its rollouts, which is also in run.json.
@@ -185,22 +184,19 @@ async def evaluate(
         writer: Writer of the run.
         seed: Seed of the recipe.
         mode: async or lockstep.
-        context_length: Tokens of the model's context; responses are limited so that the longest prompt fits.
         progress: Called with the number of finished problems and their total.
 
     Raises:
         UserError: If engines fail permanently; finished rollouts stay in the run.
     """
-    overlong: list[Problem] = []
-    if context_length is not None:
-        fitting, overlong = split_overlong(problems, context.codec, context_length - 1)
-        if fitting and overlong:
-            problems = fitting
-            log.warning(
-                "%d problems are left out: their prompts do not fit into the context of %d tokens; the first is %s",
-                len(overlong), context_length, overlong[0].problem_id,
-            )  # fmt: skip
-    generate = local_rollouts(problems, context, engines=engines, mode=mode, context_length=context_length)
+    fitting, overlong = split_overlong(problems, context.codec, engines.context - 1)
+    if fitting and overlong:
+        problems = fitting
+        log.warning(
+            "%d problems are left out: their prompts do not fit into the context of %d tokens; the first is %s",
+            len(overlong), engines.context, overlong[0].problem_id,
+        )  # fmt: skip
+    generate = local_rollouts(problems, context, engines=engines, mode=mode, context_length=engines.context)
     extra = {"overlong_prompts": len(overlong)} if overlong else {}
     return await store_evaluation(
         problems, generate, samples=samples, writer=writer, seed=seed, progress=progress, extra=extra
@@ -217,7 +213,8 @@ def local_rollouts(
 ) -> Generate:
     """Return the generator of rollouts for `store_evaluation` that uses the engines of this process.
 
-    Arguments: see `evaluate`. Raises UserError if a prompt does not fit into the context.
+    context_length: tokens of the model's context; responses are limited so that the longest prompt fits. Other arguments: see
+    `evaluate`. Raises UserError if a prompt does not fit into the context.
     """
     if context_length is not None:
         prompt_tokens = [len(context.of(problem).codec.prompt_ids(problem.question)) for problem in problems]

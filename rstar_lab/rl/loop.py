@@ -31,10 +31,11 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.plan import rollout_task
-from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
+from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.rollout.run import run_rollouts, score_groups
 from rstar_lab.rl.seeds import derive_seed, step_seed
 from rstar_lab.rl.session import RunSession, open_run, read_stage_problems, vocabulary
+from rstar_lab.rl.training.trainer import training_labels
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -211,10 +212,8 @@ class TrainingLoop:
         result.check_mismatch(selection, self.recipe.engine.resolved_mismatch_limit)
         self.step += 1
         await self._engines.load(self.learner.model, self.step)
-        columns = (selection.trajectories, selection.advantages, result.log_probs, result.entropies)
-        labels = {t.traj_id: TrainingLabels(True, *values) for t, *values in zip(*columns, strict=True)}
         metrics = rollout_metrics(self._sampled, rl.metrics) | {"kept": len(selection.trajectories)} | result.metrics
-        rows = step_rows(self._sampled, labels, rl.token_arrays)
+        rows = step_rows(self._sampled, training_labels(selection, result), rl.token_arrays)
         self._writer.write_step("loop", self.step, **rows, metrics=metrics)
         self._sampled, self._groups = [], 0
         reward, loss = metrics["reward"] or 0.0, metrics.get("loss", 0.0)
@@ -232,9 +231,10 @@ class TrainingLoop:
 
     async def _evaluate(self, problems: Sequence[Problem], samples: int) -> dict[str, Any]:
         suffix, parent = f"loop-eval-{self.step:06d}", {"run": self.run_dir.name, "step": self.step}
-        length = self._engines.context or self._session.max_sequence_tokens(self.model_dir)
-        mode = self.rl.rollout_mode
-        generate = local_rollouts(problems, self._evaluation, engines=self._engines, mode=mode, context_length=length)
+        engines, mode = self._engines, self.rl.rollout_mode
+        generate = local_rollouts(
+            problems, self._evaluation, engines=engines, mode=mode, context_length=engines.context
+        )
         with (
             open_run(self._session, suffix, "evaluate", (), parent=parent) as writer,
             self._reporter.work("evaluate", len(problems)) as work,

@@ -222,11 +222,9 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         context = await session.context(tokenizer)
 
         async def evaluate_step(step: int) -> dict[str, float]:
-            length = engines.context or session.max_sequence_tokens(model_dir)
-
             def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
                 return local_rollouts(
-                    problems, context, engines=engines, mode=recipe.rl.rollout_mode, context_length=length
+                    problems, context, engines=engines, mode=recipe.rl.rollout_mode, context_length=engines.context
                 )
 
             return await evaluate_sets(session, rollouts_of, parent=writer.run_dir.name, step=step)
@@ -239,15 +237,17 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
             methods = [method for stage in recipe.stages for method in recipe.settings(stage).method.parts]
             if any(method.needs_teacher for method in methods):
                 assert recipe.engine.teacher_url is not None
-                longest = engines.context or session.max_sequence_tokens(model_dir)
-                teacher = await stack.enter_async_context(open_teacher(recipe.engine.teacher_url, tokenizer, longest))
+                teacher = await stack.enter_async_context(
+                    open_teacher(recipe.engine.teacher_url, tokenizer, engines.context)
+                )
             older = None
             if urls := {url for method in methods if (url := method.older_policy_url)}:
                 if len(urls) > 1:
                     raise UserError("method.add: cross_policy: all stages must have the same url")
-                longest = engines.context or session.max_sequence_tokens(model_dir)
                 older = await stack.enter_async_context(
-                    open_server(urls.pop(), tokenizer, longest, "method.add: cross_policy: url", "older checkpoint")
+                    open_server(
+                        urls.pop(), tokenizer, engines.context, "method.add: cross_policy: url", "older checkpoint"
+                    )
                 )
 
             def on_step(metrics: dict[str, Any]) -> None:
@@ -398,7 +398,6 @@ async def evaluate_model(
                 writer=writer,
                 seed=recipe.seed,
                 mode=recipe.rl.rollout_mode,
-                context_length=engines.context or session.max_sequence_tokens(model_dir),
                 progress=lambda done, total: work.update(done, "problems", every_s=5),
             )
     reporter.print_line(

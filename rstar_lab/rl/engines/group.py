@@ -63,10 +63,10 @@ class EngineGroup:
         self._ipc_failed = False
 
     @property
-    def context(self) -> int | None:
-        """Largest number of prompt plus response tokens that all servers accept; None without servers."""
+    def context(self) -> int:
+        """Largest number of prompt plus response tokens that all engines accept."""
         contexts = [engine.context for engine in self.engines if isinstance(engine, ServerEngine)]
-        return min(contexts, default=None)
+        return min(contexts, default=self.max_tokens)
 
     async def load(self, model: "PreTrainedModel", version: int) -> None:
         """Send the weights of `model` to every engine and check the engines' log-probs. version: policy version of
