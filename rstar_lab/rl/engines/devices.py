@@ -10,6 +10,7 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 # On a CPU, vLLM gets one OpenMP thread, which sleeps when it is idle: two spinning threads on one core are thirty times
 # slower.
 CPU_THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+TAIL_BYTES = 20_000
 
 
 def visible_gpus() -> list[str]:
@@ -24,9 +25,6 @@ def environment_for(gpus: list[str]) -> dict[str, str]:
     """Return the environment variables that restrict a child process to `gpus`."""
     variables = [variable for variable in VARIABLES if variable in os.environ] or VARIABLES[:1]
     return dict.fromkeys(variables, ",".join(gpus))
-
-
-TAIL_BYTES = 20_000
 
 
 def end_of_log(log: Path | None, *, lines: int = 10) -> str:

@@ -26,6 +26,10 @@ from rstar_lab.service_tokens import find_token
 
 VERSION_PATH = "/weight_version"  # served by `rstar-lab serve --updatable` (rl/serving/middleware.py)
 HEALTH_TIMEOUT_S = 10.0
+LOG = logging.getLogger(__name__)
+API_KEY = "RSTAR_LAB_API_KEY"
+RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
+BUSY = (429, 500, 502, 503, 504)  # retried; with any other error status the request itself is invalid
 
 
 class ServerUnreachable(EngineError):
@@ -135,12 +139,6 @@ def parse_metrics(text: str) -> ServerReport | None:
 def _number(labels: dict[str, str], name: str) -> int:
     value = labels.get(name, "")
     return int(value) if value.isdigit() else 0
-
-
-LOG = logging.getLogger(__name__)
-API_KEY = "RSTAR_LAB_API_KEY"
-RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
-BUSY = (429, 500, 502, 503, 504)  # retried; with any other error status the request itself is invalid
 
 
 class ServerEngine:

@@ -29,7 +29,7 @@ STATE_BYTES = 16  # bytes per parameter in training: fp32 weight 4, gradient 4, 
 LORA_BASE_BYTES = 2  # bytes per frozen parameter: bf16
 # Numbers; the local trainer computes logits in chunks of this size, and in smaller ones with a frozen head (training/log_probs.py).
 LOCAL_LOGITS, LOCAL_FROZEN_LOGITS = 2**28, 2**26
-VERL_CHUNKS = 16  # parts of the logits of which one has fp32 copies (verl/log_probs.py)
+VERL_CHUNKS = 16  # parts of the logits of which one has fp32 copies (verl/attention.py)
 GB = 1e9
 
 

@@ -28,6 +28,8 @@ PAPER_STEPS, PAPER_HOURS = 510, 168.0
 
 
 # The sandbox
+TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")  # loggers that need a package of the same name
+DRY_RUN_S, DRY_RUN_GB = 60, 2.0  # limit of the time of a dry run in preflight, and the memory that it needs
 
 
 def sandbox(context: CheckContext) -> str:
@@ -303,11 +305,6 @@ def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
 
 def _time(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.0f} min"
-
-
-TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")  # loggers that need a package of the same name
-
-DRY_RUN_S, DRY_RUN_GB = 60, 2.0  # limit of the time of a dry run in preflight, and the memory that it needs
 
 
 def dry_run(context: CheckContext, arguments: tuple[str, str, Mapping[str, Any], str | None]) -> str:

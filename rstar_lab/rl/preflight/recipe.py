@@ -37,6 +37,7 @@ SFT_LOCAL_ONLY = {
     "packing": "verl packs on GPUs and pads on a CPU; the loss is the same",
     "micro_batch_tokens": "verl reads the profile's parallelism.tokens_per_gpu",
 }
+MAX_REPEATED = 0.01  # share of repeated questions in a stage above which the check warns
 
 
 def own_functions(context: CheckContext) -> str:
@@ -259,9 +260,6 @@ def data(context: CheckContext) -> str:
         more = f" and {len(texts) - 3} more (`rstar-lab data lint FILE` lists them)" if len(texts) > 3 else ""
         raise Warn(f"{'; '.join(lines)}; answers compared as text only: {'; '.join(texts[:3])}{more}")
     return "; ".join(lines) or "no stages"
-
-
-MAX_REPEATED = 0.01  # share of repeated questions in a stage above which the check warns
 
 
 def repeated_problems(context: CheckContext) -> str:

@@ -17,6 +17,9 @@ from rstar_lab.rl.renderers.base import PromptStyle, TruncateSide
 from rstar_lab.rl.section import TESTS, ByType, Function, NotNegative, Positive, Reward, Section, is_user_function
 from rstar_lab.verify import AnswerFormat
 
+TOOL_ADDRESSES = ("http://", "https://", "mcp+stdio:", "mcp+http://", "mcp+https://")
+CODE_TOOLS = ("python", "python_released", "jupyter")
+
 
 class NoCorrection(Section):
     """No off-policy correction (paper)."""
@@ -263,10 +266,6 @@ class EnvironmentEntry(Section):
         if self.environment is not None and not NAME.fullmatch(self.environment):
             raise ValueError(f"environment: {self.environment!r} is not module:name")
         return self
-
-
-TOOL_ADDRESSES = ("http://", "https://", "mcp+stdio:", "mcp+http://", "mcp+https://")
-CODE_TOOLS = ("python", "python_released", "jupyter")
 
 
 class RlSection(Section):

@@ -13,6 +13,8 @@ from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.methods.user_functions import user_metric
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
+_FEW, _MOST = 0.1, 0.5
+
 
 def error_rate(trajectories: Sequence[Trajectory]) -> float | None:
     """Return the share of tool calls that failed through the model's fault; None without calls."""
@@ -97,9 +99,6 @@ def environment_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float |
         metrics[f"env/{name}/error_rate"] = error_rate(group)
         metrics[f"env/{name}/rollouts"] = len(every)
     return metrics
-
-
-_FEW, _MOST = 0.1, 0.5
 
 
 def rollout_line(metrics: Mapping[str, Any], *, tools: bool) -> str:

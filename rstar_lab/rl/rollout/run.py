@@ -20,6 +20,9 @@ from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
+PAUSE_FROM = 0.5  # share of failed rollouts from which the cause is the infrastructure as a whole
+FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST_PAUSES = 5.0, 300.0, 20  # about 80 minutes in all
+
 
 async def run_rollouts(
     tasks: Sequence[RolloutTask],
@@ -159,10 +162,6 @@ async def score_groups(
             before = trajectories[index]
             scored[index] = replace(before, reward=before.reward + reward, metrics={**before.metrics, **metrics})
     return scored
-
-
-PAUSE_FROM = 0.5  # share of failed rollouts from which the cause is the infrastructure as a whole
-FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST_PAUSES = 5.0, 300.0, 20  # about 80 minutes in all
 
 
 def failure(trajectory: Trajectory) -> str | None:

@@ -11,6 +11,8 @@ from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import RETRIES, ForkFailed, ToolResult, tool_name
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
 
+FAULT = CallResult(Outcome.SANDBOX_ERROR, "", "", None, 0.0)
+
 
 class Sandbox(Protocol):
     """The part of LocalSandbox and SandboxClient that the tools use."""
@@ -101,9 +103,6 @@ async def check_code(sandbox: Sandbox, call: Call, expected: str) -> str:
     if result.outcome in INFRASTRUCTURE_FAILURES or result.text.strip() == expected:
         return ""
     return f"the sandbox ran {call.code!r} and returned {result.outcome} {result.text!r}; expected {expected}"
-
-
-FAULT = CallResult(Outcome.SANDBOX_ERROR, "", "", None, 0.0)
 
 
 class FaultySandbox:

@@ -27,6 +27,8 @@ from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.training.update import MismatchError
 from rstar_lab.rl.trajectory import Trajectory
 
+FAR_UPDATES = 5  # number of consecutive updates above the limit that stops a run
+
 
 @dataclass(slots=True)
 class Group:
@@ -270,9 +272,6 @@ def staleness_metrics(
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
-
-
-FAR_UPDATES = 5  # number of consecutive updates above the limit that stops a run
 
 
 class CorrectionLimit:

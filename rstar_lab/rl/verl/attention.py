@@ -28,6 +28,8 @@ from rstar_lab.rl.models.packed_attention import attend_within
 from rstar_lab.rl.verl.config import PACKED_ATTENTION
 
 _lengths: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # the layers of a model share their position ids
+# With more logits than LARGE, float32 copies exist for one of CHUNKS parts of the rows at a time.
+LARGE, CHUNKS = 2**26, 16
 
 
 def packed_attention(
@@ -79,10 +81,6 @@ def _sequence_lengths(position_ids: torch.Tensor, ranks: int) -> list[int]:
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 AttentionMaskInterface.register(PACKED_ATTENTION, flash_attention_mask)  # returns None for a batch without padding
-
-
-# With more logits than LARGE, float32 copies exist for one of CHUNKS parts of the rows at a time.
-LARGE, CHUNKS = 2**26, 16
 
 
 class _LogProbs(torch.autograd.Function):

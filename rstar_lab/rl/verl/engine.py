@@ -32,6 +32,9 @@ from rstar_lab.rl.verl.watchdog import PENDING
 NAME = "rstar"
 ABORTED = ("aborted", "abort")  # verl's stop reasons of a request that a weight sync ended
 SYNC_ATTEMPTS = 10  # attempts of a weight sync, two seconds apart, while Ray restarts a server that died
+NEEDS_KV_TOKENS = ("kv", "adaptive")
+UNLIMITED_KV_TOKENS = 10**9
+MAX_CONCURRENCY = 1_000_000  # each rollout that waits for admission occupies one call of the actor
 
 
 class ScheduledEngine:
@@ -304,11 +307,6 @@ class CpuVllm:
     async def start(self) -> None:
         await self.engine.start(self.model, self.options)
         self.kv_tokens = self.engine.kv_tokens
-
-
-NEEDS_KV_TOKENS = ("kv", "adaptive")
-UNLIMITED_KV_TOKENS = 10**9
-MAX_CONCURRENCY = 1_000_000  # each rollout that waits for admission occupies one call of the actor
 
 
 class SchedulerActor:

@@ -14,6 +14,8 @@ from typing import Any
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.runs.writer import RunWriter
 
+EXIT_CODE = 70
+
 
 class PendingOperations:
     """Operations in progress, by trajectory: generation, tools or reward."""
@@ -55,9 +57,6 @@ class WatchedTool:
 
     async def close(self, traj_id: str) -> None:
         await self.tool.close(traj_id)
-
-
-EXIT_CODE = 70
 
 
 class Watchdog:
