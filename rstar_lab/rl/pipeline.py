@@ -108,15 +108,11 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
     return base, after
 
 
-def training_dtype(lora: Lora | None, *, bf16: bool) -> torch.dtype:
-    """Return the dtype of a trained model: float32; bfloat16 for the frozen base of adapters on a GPU, if `bf16`."""
-    return torch.bfloat16 if lora is not None and bf16 and device().type == "cuda" else torch.float32
-
-
 def load_policy(folder: Path, lora: Lora | None, *, seed: int | None, bf16: bool) -> "PreTrainedModel":
     """Load a model that is trained, on its device. seed: of new adapters; None: attach none. bf16: whether updates use bf16."""
     attention = attention_implementation(device(), bf16=bf16)
-    model = load_model(folder, training_dtype(lora, bf16=bf16), attn_implementation=attention)
+    frozen_bf16 = lora is not None and bf16 and device().type == "cuda"  # the base of adapters
+    model = load_model(folder, torch.bfloat16 if frozen_bf16 else torch.float32, attn_implementation=attention)
     if lora is not None and seed is not None:
         attach_lora(model, lora, seed)
     return model.to(device())  # type: ignore[arg-type]

@@ -83,16 +83,10 @@ def fake_tensors(meter: Meter) -> Iterator[FakeTensorMode]:
         backward(*args, **kwargs)
         meter.phase = "optimizer"  # only gradient clipping and the step follow
 
-    def stepping(*_: Any) -> None:
-        meter.phase = "optimizer"
-
-    def stepped(*_: Any) -> None:
-        meter.phase = "idle"
-
     supported = optimizers._get_foreach_kernels_supported_devices()
     hooks = [
-        optimizers.register_optimizer_step_pre_hook(stepping),
-        optimizers.register_optimizer_step_post_hook(stepped),
+        optimizers.register_optimizer_step_pre_hook(lambda *_: setattr(meter, "phase", "optimizer")),
+        optimizers.register_optimizer_step_post_hook(lambda *_: setattr(meter, "phase", "idle")),
     ]
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: [hook.remove() for hook in hooks])

@@ -363,7 +363,9 @@ class _Rollout:
                 for index, call in enumerate(calls[:limit])
             )
         )
-        return [*results, *(too_many_calls(limit) for _ in calls[limit:] if renderer.rejects_extra_calls)]
+        refusal = f"A turn may contain at most {limit} tool calls; this one was not run."
+        refused = calls[limit:] if renderer.rejects_extra_calls else []
+        return [*results, *(ToolResult(Outcome.MALFORMED_CALL, refusal) for _ in refused)]
 
 
 def output_spans(codec: Codec, ids: list[int], texts: Sequence[str], start: int) -> tuple[tuple[int, int], ...]:
@@ -407,11 +409,6 @@ def check_call(
     if problem := argument_error(schema, renderer.arguments(schema, call.arguments)):
         return ToolResult(Outcome.INVALID_ARGUMENTS, renderer.invalid_arguments_text(problem))
     return None
-
-
-def too_many_calls(limit: int) -> ToolResult:
-    """Return the error result of a call beyond the limit of calls per turn."""
-    return ToolResult(Outcome.MALFORMED_CALL, f"A turn may contain at most {limit} tool calls; this one was not run.")
 
 
 async def execute_call(

@@ -32,7 +32,9 @@ class Codec:
             raise ValueError(f"the tokenizer does not have the token {self.renderer.end}, which ends a turn")
         end_of_text = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.stop_token_ids = tuple(dict.fromkeys([self.end_id, *end_of_text, *self.renderer.stop_tokens()]))
-        self._prompt = lru_cache(1024)(self._encode_prompt)  # the rollouts of a group share their prompt
+        self._prompt = lru_cache(1024)(  # the rollouts of a group share their prompt
+            lambda question: tuple(self.encode(self.renderer.prompt(question, self.schemas)))
+        )
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text. A lone surrogate, which tokenizers reject, is encoded as `?`."""
@@ -61,9 +63,6 @@ class Codec:
     def prompt_ids(self, question: str) -> list[int]:
         """Return the ids of the first prompt, up to the start of generation."""
         return list(self._prompt(question))
-
-    def _encode_prompt(self, question: str) -> tuple[int, ...]:
-        return tuple(self.encode(self.renderer.prompt(question, self.schemas)))
 
     def tool_response_ids(
         self, texts: Sequence[str], names: Sequence[str] = (), last_id: int | None = None

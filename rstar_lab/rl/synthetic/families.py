@@ -49,10 +49,6 @@ def _digits(rng: random.Random, count: int) -> int:
     return rng.randrange(10 ** (count - 1), 10**count)
 
 
-def _even_number(rng: random.Random, low: int, high: int) -> int:
-    return 2 * rng.randrange(low // 2 + 1, high // 2)
-
-
 def _modulus(rng: random.Random, size: int) -> int:
     # Odd and large, so that guessing a remainder rarely succeeds.
     return _digits(rng, max(3, size + 1)) | 1
@@ -60,14 +56,6 @@ def _modulus(rng: random.Random, size: int) -> int:
 
 def _is_prime(n: int) -> bool:
     return n > 1 and all(n % d for d in range(2, math.isqrt(n) + 1))
-
-
-def _product(rng: random.Random, size: int) -> Numbers:
-    return {"a": _digits(rng, size + 1), "b": _digits(rng, size + 1), "m": _modulus(rng, size)}
-
-
-def _power(rng: random.Random, size: int) -> Numbers:
-    return {"a": _digits(rng, size + 1), "b": _digits(rng, 2), "m": _modulus(rng, size)}
 
 
 def _common_factor(rng: random.Random, size: int) -> Numbers:
@@ -81,17 +69,9 @@ def _interval(rng: random.Random, size: int) -> Numbers:
     return {"a": a, "b": a + _digits(rng, size + 1)}
 
 
-def _multiples(rng: random.Random, size: int) -> Numbers:
-    return _interval(rng, size) | {"k": rng.randrange(3, 15)}
-
-
 def _either(rng: random.Random, size: int) -> Numbers:
     a, b = rng.sample(range(3, 30), 2)
     return {"a": a, "b": b, "n": _digits(rng, size + 2)}
-
-
-def _power_digits(rng: random.Random, size: int) -> Numbers:
-    return {"a": _digits(rng, size + 1), "b": rng.randrange(11, 99)}
 
 
 def _choose(rng: random.Random, size: int) -> Numbers:
@@ -103,7 +83,7 @@ def _choose(rng: random.Random, size: int) -> Numbers:
 
 def _primes(rng: random.Random, size: int) -> Numbers:
     # Even ends, so that it does not matter whether they are included.
-    a = _even_number(rng, 10 ** (size - 1) * 10, 5 * 10**size)
+    a = 2 * rng.randrange(10**size // 2 + 1, 5 * 10**size // 2)
     return {"a": a, "b": a + 2 * rng.randrange(15, 45)}
 
 
@@ -115,10 +95,6 @@ def _sequence(rng: random.Random, size: int) -> Numbers:
         "m": _modulus(rng, size),
         "n": rng.randrange(5, 60),
     }
-
-
-def _pairs(rng: random.Random, size: int) -> Numbers:
-    return {"n": rng.randrange(15, 75 * size), "k": rng.randrange(3, 30)}
 
 
 def _numeral(rng: random.Random, size: int) -> Numbers:
@@ -141,7 +117,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="product_remainder",
             phrase="the remainder when {a} times {b} is divided by {m}",
-            draw=_product,
+            draw=lambda rng, size: {"a": _digits(rng, size + 1), "b": _digits(rng, size + 1), "m": _modulus(rng, size)},
             answer=lambda a, b, m: (a % m) * (b % m) % m,
             program="{a} * {b} % {m}",
             wrong=("{a} + {b} % {m}", "{a} * {b} // {m}"),
@@ -149,7 +125,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="power_remainder",
             phrase="the remainder when {a} to the power {b} is divided by {m}",
-            draw=_power,
+            draw=lambda rng, size: {"a": _digits(rng, size + 1), "b": _digits(rng, 2), "m": _modulus(rng, size)},
             answer=lambda a, b, m: a**b % m,
             program="pow({a}, {b}, {m})",
             wrong=("{a} * {b} % {m}", "pow({b}, {a}, {m})"),
@@ -173,7 +149,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="multiples_sum",
             phrase="the sum of the multiples of {k} from {a} to {b}",
-            draw=_multiples,
+            draw=lambda rng, size: _interval(rng, size) | {"k": rng.randrange(3, 15)},
             answer=lambda a, b, k: k * sum(range(-(-a // k), b // k + 1)),
             program="sum(n for n in range({a}, {b} + 1) if n % {k} == 0)",
             wrong=("sum(range({a}, {b} + 1))", "sum(n % {k} for n in range({a}, {b} + 1))"),
@@ -189,7 +165,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="power_digits",
             phrase="the sum of the digits of {a} to the power {b}",
-            draw=_power_digits,
+            draw=lambda rng, size: {"a": _digits(rng, size + 1), "b": rng.randrange(11, 99)},
             answer=lambda a, b: sum(a**b // 10**i % 10 for i in range(5 * b)),
             program="sum(map(int, str({a} ** {b})))",
             wrong=("len(str({a} ** {b}))", "sum(map(int, str({a} * {b})))"),
@@ -240,7 +216,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="pair_count",
             phrase="the number of pairs of integers from 1 to {n} whose product is divisible by {k}",
-            draw=_pairs,
+            draw=lambda rng, size: {"n": rng.randrange(15, 75 * size), "k": rng.randrange(3, 30)},
             answer=lambda n, k: sum(n // (k // math.gcd(x, k)) for x in range(1, n + 1)),
             program="sum(x * y % {k} == 0 for x in range(1, {n} + 1) for y in range(1, {n} + 1))",
             wrong=("{n} * {n} // {k}", "sum(x % {k} == 0 for x in range(1, {n} * {n} + 1))"),

@@ -59,7 +59,9 @@ class RolloutSource:
     async def next_step(self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int) -> StepRollouts:
         """Return the rollouts of a step. In the modes one_step_off and async they are taken from the stream."""
         if self.stream is None:
-            self._start_step_clock(rl)
+            self.step_ended = asyncio.Event()
+            if rl.sync.step_time_s is not None:
+                asyncio.get_running_loop().call_later(rl.sync.step_time_s, self.step_ended.set)
             trajectories, selection, groups = await self.collect(stage, rl, pool, step, seed)
             return StepRollouts(trajectories, selection, {"groups": groups} | self._retried())
         batch = await self.stream.take()
@@ -169,11 +171,6 @@ class RolloutSource:
             rollout_task(problem, run=self.run, seed=self.recipe.seed, step=step, group=number, sample=sample)
             for sample in range(rl.rollouts_per_group)
         ]
-
-    def _start_step_clock(self, rl: RlSection) -> None:
-        self.step_ended = asyncio.Event()
-        if rl.sync.step_time_s is not None:
-            asyncio.get_running_loop().call_later(rl.sync.step_time_s, self.step_ended.set)
 
     # In the background
 

@@ -418,20 +418,15 @@ def _save_checkpoint(
     optimizers: list[torch.optim.Optimizer],
     history: list[dict[str, float]],
 ) -> None:
+    adapters = has_lora(model)  # their base weights never change
     state = {
         "key": key,
-        "model": _trained_state(model),
+        "model": {name: t for name, t in model.state_dict().items() if "lora_" in name or not adapters},
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "history": history,
     }
     with atomic_write(out_dir / "checkpoint.pt") as file:
         torch.save(state, file)
-
-
-def _trained_state(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """Return the state dict of the model; with adapters, of the adapters only, because the base weights never change."""
-    state = model.state_dict()
-    return {name: tensor for name, tensor in state.items() if "lora_" in name} if has_lora(model) else state
 
 
 def _resume(

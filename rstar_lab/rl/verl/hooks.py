@@ -12,6 +12,7 @@ from transformers import AttentionInterface
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.trainer.ppo import core_algos
+from verl.utils import torch_functional
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -47,14 +48,6 @@ class StageSchedule(LambdaLR):
             group["lr"] = base * of_update(self.last_epoch)
 
 
-def use_stage_schedule() -> None:
-    """Replace verl's constant schedule: verl has no registry for schedules, and its own one starts at 0 and continues the
-    schedule of the previous stage."""
-    from verl.utils import torch_functional
-
-    torch_functional.get_constant_schedule_with_warmup = StageSchedule  # type: ignore[assignment]
-
-
 def _replica() -> type:
     from rstar_lab.rl.verl.engine import Replica
 
@@ -64,7 +57,8 @@ def _replica() -> type:
 RolloutReplicaRegistry.register(ENGINE, _replica)
 _ROLLOUT_REGISTRY[(ENGINE, "async")] = "rstar_lab.rl.verl.engine.ServerAdapter"
 _agent_loop_registry[AGENT_LOOP] = {"_target_": "rstar_lab.rl.verl.agent_loop.RstarAgentLoop"}
-use_stage_schedule()
+# verl has no registry for schedules. Its constant one starts at 0 and continues the schedule of the previous stage.
+torch_functional.get_constant_schedule_with_warmup = StageSchedule  # type: ignore[assignment]
 if os.environ.get("VERL_PLATFORM") == cpu.NAME:
     cpu.disable_cpu_offload()
 

@@ -297,14 +297,11 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         async with contextlib.AsyncExitStack() as stack:
             teacher = None
             if methods and url is not None:
-                teacher = await stack.enter_async_context(open_teacher(url, self.tokenizer, self._longest))
+                longest = int(self.config.actor_rollout_ref.rollout.max_model_len)
+                teacher = await stack.enter_async_context(open_teacher(url, self.tokenizer, longest))
             for method in methods:
                 selection = await method.forward(selection, rollouts, TeacherPasses(teacher))
         return selection
-
-    @property
-    def _longest(self) -> int:
-        return int(self.config.actor_rollout_ref.rollout.max_model_len)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Update the model while the transcripts are written. Skip the update without signal, as the local trainer does:
