@@ -181,6 +181,10 @@ class Job:
                     if tenth != last_tenth:
                         print(printable(_progress_line(event)), flush=True)
                     last_tenth = tenth
+                else:
+                    for text in map(event.get, ("line", "nothing_learnt")):  # of the first step and of the end
+                        if isinstance(text, str):
+                            print(printable(text), flush=True)
         except KeyboardInterrupt:
             print(
                 f"\n{self.id} continues; find it again with attach({self.id!r}) or `rstar-lab jobs logs {self.id} --follow`",

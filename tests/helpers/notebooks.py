@@ -1,5 +1,6 @@
 """Execute the notebooks of the project with papermill and read their outputs."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def execute(
 
 
 def outputs(notebook: nbformat.NotebookNode, source: str = "") -> str:
-    """Return the output of the code cells that contain `source`, as text. Fails if there is no such cell."""
+    """Return the output of the code cells that contain `source`, as text without colours. Fails if there is no such cell."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source]
     assert cells, f"no cell contains {source!r}"
-    return "\n".join(output.get("text", "") + str(output.get("data", {})) for cell in cells for output in cell.outputs)
+    found = "\n".join(output.get("text", "") + str(output.get("data", {})) for cell in cells for output in cell.outputs)
+    return re.sub(r"\x1b\[[0-9;]*m", "", found)

@@ -525,3 +525,17 @@ def test_ssh_gets_the_host_after_all_options(ssh_log):
         Connection(Ssh(host="cluster")).run("true")
     words = ssh_log.read_text().splitlines()
     assert words[words.index("cluster") - 1] == "--" and shlex.split(words[-1])[0] == "exec"
+
+
+def test_watch_prints_what_the_first_step_and_the_end_say(tmp_path, capsys):
+    folder = own_job(tmp_path)
+    lines = [
+        {"event": "first_step", "line": "first step: 8 of 8\x1b[31m"},
+        {"nothing_learnt": "nothing was learnt"},
+        {"line": 5},
+    ]
+    folder.log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.write("exit.json", {"code": 0, "stopped": False})
+    attach("mine", runs_dir=tmp_path).watch()
+    printed = capsys.readouterr().out
+    assert "first step: 8 of 8" in printed and "nothing was learnt" in printed and without_control(printed)

@@ -78,8 +78,9 @@ def test_sft_and_grpo_roc_train_the_model_that_the_engine_serves(run):
 @pytest.mark.parametrize("schedule", ["one_step_off", "async"])
 def test_the_other_modes_train(folder, run, schedule):
     name = f"mode-{schedule}"
-    rstar_lab("train", "smol.yaml", "--set", f"rl.schedule.type={schedule}", "--set", f"name={name}",
-              "--set", f"model={folder / 'runs/smol-sft/sft/model'}", "--set", "sft=null", cwd=folder)  # fmt: skip
+    keys = [f"name={name}", f"rl.schedule.type={schedule}", "rl.correction.type=tis", "rl.old_log_probs=trainer",
+            f"model={folder / 'runs/smol-sft/sft/model'}", "sft=null"]  # fmt: skip
+    rstar_lab("train", "smol.yaml", *(word for key in keys for word in ("--set", key)), cwd=folder)
     assert [line["step"] for line in RunReader(folder / "runs" / f"{name}-rl").metrics()] == [1, 2]
 
 
