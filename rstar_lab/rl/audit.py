@@ -9,17 +9,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.blocking import LoopThread
 from rstar_lab.errors import UserError
+from rstar_lab.rl.environments.base import ModelMessage
+from rstar_lab.rl.environments.loading import is_environment, load_environment
+from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward, warm_up
+from rstar_lab.rl.reward.functions import TIMEOUT_S
 from rstar_lab.rl.section import REWARDS
+from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader
-from rstar_lab.verify import AnswerFormat, same_answer
+from rstar_lab.verify import AnswerFormat, extract_answer, same_answer
 
 THREADS = 4
 LONG = 200_000  # characters of a very long answer
@@ -116,7 +123,7 @@ def audit(
     """Return the results of all checks of a reward.
 
     Args:
-        reward: As the recipe key `rl.reward`.
+        reward: As the recipe key `rl.reward`, or an environment (`rl.environments`), whose rollouts then have one turn.
         problems: Problems with true answers.
         answer: As the recipe key `rl.answer`.
         limit: Number of problems that are used, drawn at random.
@@ -125,7 +132,7 @@ def audit(
     Raises:
         UserError: If the reward does not exist or there are fewer than two different answers.
     """
-    score = make_reward(reward, answer)
+    score = _score_of(reward, answer)
     if reward in REWARDS:
         warm_up()
     rng = random.Random(seed)
@@ -164,6 +171,32 @@ def audit(
     return Audit(reward, len(chosen), [result for result in results.values() if result.n], slowest)
 
 
+def _score_of(reward: str, answer: AnswerFormat) -> Callable[[str, str], float]:
+    """Return the reward, or a function that scores a text as the only turn of an environment's rollout."""
+    if ":" not in reward or not is_environment(load_named(reward, "audit")):
+        return make_reward(reward, answer)
+    environment, loop, numbers = load_environment(reward, reward, TIMEOUT_S), LoopThread("environment"), count()
+
+    async def roll(text: str, problem: Problem) -> tuple[float, dict[str, float]]:
+        traj_id = f"audit-{next(numbers)}"
+        try:
+            episode = environment.open(problem, traj_id)
+            question = await episode.reset(seed=0)
+            seen = await episode.step(ModelMessage(text, (), 0))
+            turn = Turn(0, 0, text, 0.0, 0.0, 0.0, observation=seen.text, reward=seen.reward)
+            trajectory = Trajectory(
+                traj_id, problem.problem_id, traj_id, 0, question, problem.answer, [], [], [], [], (turn,), (),
+                StopReason.ANSWERED, text, extract_answer(text, answer), 0.0, 0.0, 0.0, "", 0,
+            )  # fmt: skip
+            return await episode.score(trajectory)
+        finally:
+            await environment.close(traj_id)
+
+    return UserReward(
+        reward, lambda text, _, *, problem: loop.call(roll(text, problem)), frozenset({"problem"}), TIMEOUT_S
+    )
+
+
 def require_audit(rl: RlSection, problems: Sequence[Problem]) -> None:
     """Audit the reward of a recipe on problems. Raise UserError that names the failed checks.
 
@@ -198,8 +231,9 @@ def disagreements(
 
     Judgements differ if one reward is above 0 and the other is not.
     """
-    reader = RunReader(folder)
-    score = make_reward(reward, answer)
+    if ":" in reward and is_environment(load_named(reward, "audit")):
+        raise UserError(f"audit --runs: {reward} is an environment, whose rewards need more than a stored rollout")
+    reader, score = RunReader(folder), make_reward(reward, answer)
     rows = {row["traj_id"]: row for row in reader.read("trajectories").to_pylist() if row["reward"] is not None}
     found, agreed = [], 0
     for traj_id, text in texts_of_model(reader):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from rstar_lab.analysis.inspector.notes import write_note
 from rstar_lab.cli import app
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.audit import audit, disagreements, require_audit
+from rstar_lab.rl.audit import audit, disagreements, require_audit, response_of
+from rstar_lab.rl.environments.inspect_task import InspectTask
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import run_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.reward import RewardInputs, make_reward
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs" / "tiny_fast-eval-rl"
 ANSWERS = ["1", r"\frac{1}{2}", "12", "7", "$x+1$", "0.25", r"\sqrt{2}", "no solution", "(1,2)", r"\$36", "$27+38 i$"]
@@ -155,3 +158,111 @@ def test_a_run_can_require_an_audit_that_passed(tmp_path):
                 Reporter(), stages=True, evaluations=False,
             )
         )  # fmt: skip
+
+
+ENVIRONMENTS = """
+from rstar_lab.rl.environments.base import Environment, Observation
+from rstar_lab.verify import verify
+
+class Strict(Environment):
+    async def reset(self, problem, seed):
+        self.problem = problem
+        return problem.question
+
+    def score(self, trajectory):
+        return {"right": float(verify(trajectory.text, self.problem.answer)), "tokens": 0.0}
+
+class Lenient(Strict):
+    def step(self, message):
+        return Observation(reward=0.5 * ("answer" in message.text), done=True)
+
+class Broken(Strict):
+    def score(self, trajectory):
+        raise KeyError("grader")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "failed"), [("Strict", set()), ("Lenient", {"wrong", "hedged"}), ("Broken", {"crash"})]
+)
+def test_the_reward_of_an_environment_is_audited(name, failed, tmp_path):
+    (tmp_path / "audited_environments.py").write_text(ENVIRONMENTS)
+    found = audit(f"audited_environments:{name}", PROBLEMS)
+    checks = {check.check for check in found.checks if check.failed}
+    assert failed <= checks and found.passed is not bool(failed)
+    with pytest.raises(UserError, match="is an environment"):
+        disagreements(GOLDEN, f"audited_environments:{name}")
+
+
+SCORERS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.scorer import Score, answer, includes, match, mean, scorer
+
+last_line = answer("line")
+anywhere = includes()
+
+@scorer(metrics={"right": [mean()], "short": [mean()]})
+def parts():
+    async def score(state, target):
+        right = state.output.completion.endswith(f"ANSWER: {target.text}")
+        return Score(value={"right": "C" if right else "I", "short": len(state.output.completion) < 100})
+    return score
+
+@scorer(metrics=[mean()])
+def of(field):
+    return last_line
+
+@task
+def numbers():
+    return Task(dataset=MemoryDataset([Sample(id=f"s{n}", input=f"{n}?", target=str(n)) for n in range(5)]), scorer=match())
+"""
+
+
+def test_scorers_of_inspect_are_rewards_and_are_audited(tmp_path):
+    pytest.importorskip("inspect_ai")
+    (tmp_path / "audited_scorers.py").write_text(SCORERS)
+    numbers = [problem for problem in PROBLEMS if problem.answer.isdigit()]
+    for name, passes in (("last_line", True), ("parts", True), ("anywhere", False)):
+        failed = {check.check for check in audit(f"audited_scorers:{name}", numbers).checks if check.failed}
+        assert ("gold" not in failed) and (not failed & {"wrong", "shotgun"}) is passes, (name, failed)
+    reward = make_reward("audited_scorers:parts")
+    right = RewardInputs(numbers[0])
+    assert reward.score(response_of("1", "tagged"), "1", right) == (1.0, {"parts/right": 1.0, "parts/short": 1.0})
+    with pytest.raises(UserError, match="requires the argument field"):
+        make_reward("audited_scorers:of")
+    count, agreed, _ = disagreements(GOLDEN, "audited_scorers:last_line")
+    assert 0 < agreed < count, "stored rollouts can be judged by a scorer"
+    own = InspectTask("t:numbers", sys.modules["audited_scorers"].numbers).problems()
+    assert "gold" not in {check.check for check in audit("audited_scorers:numbers", own).checks if check.failed}
+
+
+RUBRICS = """
+import verifiers as vf
+
+def right(completion, answer, info):
+    return float(completion[-1]["content"].endswith(f"boxed{{{answer}}}</answer>")) + info.get("bonus", 0.0)
+
+def named(parser, completion, answer):
+    return float(answer in (parser.parse_answer(completion) or ""))
+
+def all_right(completions, answers):
+    return [0.0 for _ in answers]
+
+strict = vf.Rubric(funcs=[right, all_right], weights=[1.0, 0.5])
+loose = vf.RubricGroup([vf.Rubric(funcs=[named])])
+"""
+
+
+def test_rubrics_of_verifiers_are_rewards_and_are_audited(tmp_path):
+    pytest.importorskip(
+        "verifiers.rubrics", reason="verifiers up to 0.1 has rubrics; its pins conflict with those of the tests"
+    )
+    (tmp_path / "audited_rubrics.py").write_text(RUBRICS)
+    numbers = [problem for problem in PROBLEMS if problem.answer.isdigit()]
+    for name, passes in (("strict", True), ("loose", False)):
+        failed = {check.check for check in audit(f"audited_rubrics:{name}", numbers).checks if check.failed}
+        assert "gold" not in failed and (not failed & {"hedged", "shotgun"}) is passes, (name, failed)
+    problem = numbers[0].model_copy(update={"info": {"bonus": 1.0}})
+    value = make_reward("audited_rubrics:strict").score(response_of("1", "tagged"), "1", RewardInputs(problem))
+    assert value == (2.0, {"right": 2.0, "all_right": 0.0})

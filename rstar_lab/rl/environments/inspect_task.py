@@ -7,31 +7,21 @@ The recipe names the `@task` function, `environment: my_tasks:gsm8k`. This comma
 The task's solvers are not used: the model is prompted and sampled by the agent loop, with the tools of the recipe.
 """
 
-import re
-import sys
-from collections.abc import Mapping
 from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.environments.base import Environment, RewardPart, Scores
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem, write_problem_file
+from rstar_lab.rl.reward.foreign import as_messages, registry_type, scored_state, scored_values, with_answer_line
 from rstar_lab.rl.trajectory import Trajectory
 
-ANSWER_BLOCK = re.compile(r"<answer>.*", re.DOTALL)
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def is_task(target: Any) -> bool:
     """Return whether an object is a `@task` function of Inspect."""
-    if "inspect_ai" not in sys.modules:  # if inspect_ai was not imported, the object cannot be a task of it
-        return False
-    from inspect_ai.util import registry_info
-
-    try:
-        return registry_info(target).type == "task"
-    except ValueError:
-        return False
+    return registry_type(target) == "task"
 
 
 class InspectTask:
@@ -81,29 +71,11 @@ class InspectEnvironment(Environment):
         return question_of(self.sample)
 
     async def score(self, trajectory: Trajectory) -> Scores:
-        from inspect_ai.model import ChatMessageAssistant, ModelName, ModelOutput
-        from inspect_ai.scorer import Target, value_to_float
-        from inspect_ai.solver import TaskState
-        from inspect_ai.util import registry_info
-
-        completion = completion_of(trajectory)
-        messages = as_messages(self.sample)
-        state = TaskState(
-            model=ModelName("rstar_lab/policy"), sample_id=self.sample.id or 0, epoch=1, input=self.sample.input,
-            messages=[*messages, ChatMessageAssistant(content=completion)], target=Target(self.sample.target),
-            choices=self.sample.choices, output=ModelOutput.from_content("policy", completion), completed=True,
-            metadata=dict(self.sample.metadata or {}),
-        )  # fmt: skip
+        state = scored_state(self.sample, completion_of(trajectory))
         parts: dict[str, RewardPart] = {}
         for scorer in self.task.scorers:
-            score = await scorer(state, state.target)
-            value = 0.0 if score is None else score.value
-            name = registry_info(scorer).name.rpartition("/")[2]
-            named = (
-                {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
-            )
-            for key, part in named.items():
-                parts[key] = RewardPart(value_to_float()(part), weight=0.0 if parts else 1.0)
+            for name, value in (await scored_values(scorer, state)).items():
+                parts[name] = RewardPart(value, weight=0.0 if parts else 1.0)
         return parts
 
     async def close(self) -> None:
@@ -111,18 +83,8 @@ class InspectEnvironment(Environment):
 
 
 def completion_of(trajectory: Trajectory) -> str:
-    """Return the last turn in the format that Inspect's scorers read: `ANSWER: x` at the end replaces our answer block."""
-    text = trajectory.turns[-1].text if trajectory.turns else ""
-    if trajectory.answer is None:
-        return text
-    return f"{ANSWER_BLOCK.sub('', text).rstrip()}\n\nANSWER: {trajectory.answer}"
-
-
-def as_messages(sample: Any) -> list[Any]:
-    """Return the input of a sample as chat messages of Inspect."""
-    from inspect_ai.model import ChatMessageUser
-
-    return [ChatMessageUser(content=sample.input)] if isinstance(sample.input, str) else list(sample.input)
+    """Return the last turn in the format that Inspect's scorers read."""
+    return with_answer_line(trajectory.turns[-1].text if trajectory.turns else "", trajectory.answer)
 
 
 def question_of(sample: Any) -> str:

@@ -12,6 +12,7 @@ from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.environments.inspect_task import InspectTask, is_task
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.reward.foreign import parameters_of, registry_type
 from rstar_lab.rl.tools.base import Tool, ToolResult, tool_name
 from rstar_lab.rl.tools.mcp import PREFIXES, load_mcp_tools
 from rstar_lab.rl.tools.user import UserTool, load_user_tool
@@ -152,6 +153,20 @@ class EnvironmentClass:
         return await self._episode(problem).call("score_group", check, group)
 
 
+def is_environment(loaded: Any) -> bool:
+    """Return whether an object makes environments: a task of Inspect, a class, or what is called without arguments. A reward does
+    not."""
+    if not callable(loaded) or registry_type(loaded) == "scorer":
+        return False
+    return (
+        is_task(loaded)
+        or isinstance(loaded, type)
+        or all(
+            p.default is not p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters_of(loaded)
+        )
+    )
+
+
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:
     """Load the environment that `target` names as `module:name`. Raises UserError.
 
@@ -163,7 +178,7 @@ def load_environment(name: str, target: str, time_limit_s: float) -> Environment
     if not callable(loaded):
         raise UserError(f"rl.environments.{name}.environment: {target} is a {type(loaded).__name__}; expected a class")
     required = [
-        p.name for p in inspect.signature(loaded).parameters.values()
+        p.name for p in parameters_of(loaded)
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]  # fmt: skip
     if required:

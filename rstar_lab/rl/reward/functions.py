@@ -5,7 +5,6 @@ Source: rStar2-Agent, section 2: no reward for format or tool use.
 
 import asyncio
 import contextvars
-import inspect
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward.boxed import asks_for_sandbox, boxed_function, released_grade
+from rstar_lab.rl.reward.foreign import adapt_foreign, parameters_of
 from rstar_lab.rl.reward.hidden_tests import HiddenTests, Runner
 from rstar_lab.rl.section import TESTS
 from rstar_lab.rl.trajectory import ToolCallRecord
@@ -134,11 +134,11 @@ def make_reward(
     """Return the reward function that a recipe names: a function of (the model's own text, the true answer).
 
     name: recipe key `rl.reward`: `verify`, `released` (the graders of microsoft/rStar), `tests` (hidden test cases, executed by
-    `run`, see `HiddenTests`), or `module:function` (see
-    `UserReward`), which can also be a reward function written for TRL (see `adapt_trl_reward`). User functions are
-    called from several threads; a function with the attribute `sandbox = True` runs as a call of a sandbox. RoC treats a
-    rollout as correct if its reward is above 0. answer: recipe key `rl.answer`: where `verify` reads the answer; not used by
-    other rewards. timeout_s: recipe key `rl.reward_timeout_s`: limit of one call of a user's function.
+    `run`, see `HiddenTests`), or `module:function` (see `UserReward`), which can also be a reward of TRL, Inspect or verifiers
+    (see `adapt_foreign`). User functions are called from several threads; a function with the attribute `sandbox = True` runs
+    as a call of a sandbox. RoC treats a rollout as correct if its reward is above 0. answer: recipe key `rl.answer`: where
+    `verify` and scorers of Inspect find the answer; not used by other rewards. timeout_s: recipe key `rl.reward_timeout_s`:
+    limit of one call of a user's function.
     Raises UserError if the function does not exist or requires parameters that are not supplied. A call raises UserError
     if the function fails or does not return a finite number.
     """
@@ -149,70 +149,15 @@ def make_reward(
     if name == TESTS:
         return HiddenTests(run)
     function = load_named(name, "rl.reward")
-    if not callable(function):
-        raise UserError(f"rl.reward: {name} is a {type(function).__name__}; expected a function")
     if asks_for_sandbox(function):
         # The sandbox limits the time of the call; this limit only covers a sandbox that hangs.
         return UserReward(name, boxed_function(name, function, timeout_s), frozenset(), timeout_s + 60)
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # a builtin without a signature
-        parameters = []
-    if is_trl_reward(parameters):
-        return UserReward(name, adapt_trl_reward(name, function, parameters), frozenset({"problem"}), timeout_s)
+    if (foreign := adapt_foreign(name, function, answer)) is not None:
+        return UserReward(name, foreign, frozenset({"problem"}), timeout_s)
+    if not callable(function):
+        raise UserError(f"rl.reward: {name} is a {type(function).__name__}; expected a function")
+    parameters = parameters_of(function)
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     if unknown := [p.name for p in keywords if p.name not in SUPPLIED and p.default is p.empty]:
         raise UserError(f"rl.reward: {name}: unknown parameter {unknown[0]}; choose from {', '.join(SUPPLIED)}")
     return UserReward(name, function, frozenset(p.name for p in keywords if p.name in SUPPLIED), timeout_s)
-
-
-# Arguments that only TRL's trainer can supply.
-TRAINER_ONLY = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
-TEXT_LISTS = ("list[str]", "typing.List[str]", "List[str]")
-
-
-def is_trl_reward(parameters: list[inspect.Parameter]) -> bool:
-    """Return whether a reward function with these parameters is written for TRL: it has a parameter `completions`."""
-    return any(p.name == "completions" for p in parameters)
-
-
-def adapt_trl_reward(
-    name: str, function: Callable[..., Any], parameters: list[inspect.Parameter]
-) -> Callable[..., Any]:
-    """Return the TRL reward function as `reward(text, answer, *, problem)`.
-
-    The function is called with lists of length 1. Its columns are `answer` and `solution` (the true answer), `question`,
-    `problem_id`, `source`, `difficulty` and the entries of the problem's `info`; if a name occurs twice, the entry of `info`
-    is used. Prompts and completions are lists of chat messages, or strings if the parameter `completions` has the annotation
-    `list[str]`. None as a reward counts as 0, as in TRL.
-    Raises UserError for an async function and for arguments that only TRL's trainer can supply.
-    """
-    required = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    if unknown := sorted(required.intersection(TRAINER_ONLY)):
-        raise UserError(f"rl.reward: {name}: parameter {unknown[0]} is supplied by TRL's trainer only")
-    if inspect.iscoroutinefunction(function):
-        raise UserError(f"rl.reward: {name}: async reward functions are not supported; write a plain function")
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    accepted = {p.name for p in parameters}
-    annotation = next(p.annotation for p in parameters if p.name == "completions")
-    as_text = str(annotation) in TEXT_LISTS
-
-    def reward(text: str, answer: str, *, problem: Problem) -> float:
-        columns: dict[str, Any] = {
-            "answer": answer,
-            "solution": answer,
-            "question": problem.question,
-            "problem_id": problem.problem_id,
-            "source": problem.source,
-            "difficulty": problem.difficulty,
-        }
-        columns |= problem.info
-        columns["prompts"] = problem.question if as_text else [{"role": "user", "content": problem.question}]
-        columns["completions"] = text if as_text else [{"role": "assistant", "content": text}]
-        values = {key: [value] for key, value in columns.items() if takes_any or key in accepted}
-        rewards = function(**values)
-        if len(rewards) != 1:
-            raise ValueError(f"it returned {len(rewards)} rewards for one completion")
-        return 0.0 if rewards[0] is None else float(rewards[0])
-
-    return reward

@@ -12,6 +12,7 @@ pytest.importorskip("verifiers.v1", reason="verifiers is not installed; its pins
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.audit import audit
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.models.tokenizer import train_tokenizer
@@ -119,6 +120,18 @@ class BrokenTask(ShopTask):
 class Broken(vf.Taskset[BrokenTask, vf.TasksetConfig]):
     def load(self):
         yield BrokenTask(ShopData(prompt="q", answer="3"))
+
+
+class SumTask(vf.Task[ShopData, vf.State, vf.TaskConfig]):
+    @vf.reward
+    async def right(self, trace) -> float:
+        return float(vf.extract_boxed_answer(trace.last_reply) == self.data.answer)
+
+
+class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
+    def load(self):
+        for number in range(5):
+            yield SumTask(ShopData(prompt=f"What is {number} + 1?", answer=str(number + 1)), self.config.task)
 
 
 class BoxTask(vf.Task[ShopData, vf.State, vf.TaskConfig]):
@@ -244,3 +257,10 @@ async def test_a_taskset_is_evaluated_and_shown_in_the_inspector(tmp_path):
     assert dict(row["metrics"]) == {"right": 1.0, "note": 1.0, "looks": 2.0, "calls": 2.0}
     assert [call["outcome"] for call in calls] == ["exception", "ok"]
     assert "3 on shelf north" in page
+
+
+def test_the_rewards_of_a_taskset_are_audited():
+    own = VerifiersTaskset("shop_tasks:Sums").problems()
+    found = {check.check: check for check in audit("shop_environments:Sums", own).checks}
+    assert not {name for name in ("gold", "wrong", "empty", "null", "crash", "shotgun") if found[name].failed}
+    assert found["gold"].n == len(own) and found["reformatted"].failed, "the reward compares texts"
