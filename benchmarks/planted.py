@@ -451,8 +451,9 @@ PLANTED: dict[str, Planted] = {
                 (GROWS, DISAGREE), patch=_lost_adapter, keys=lambda _: {"rl.lora": {"rank": 8}, "rl.lr": 5e-3}),
         Planted("engine-rounds", "the engine has weights in bf16 (16) or fp8 (8 bits), the trainer in fp32",
                 (DISAGREE, GROWS), (16, 8), _rounded_engine),
+        # A block of the cache has 32 tokens, more than a prompt: only second turns of problems that return read old blocks.
         Planted("prefix-cache-kept", "the engine keeps its prefix cache when its weights change",
-                (DISAGREE, GROWS), patch=_kept_prefix_cache),
+                (DISAGREE, GROWS), patch=_kept_prefix_cache, keys=lambda _: {"stages.0.problems.synthetic.count": 4}),
         Planted("engine-temperature", "the engine samples at another temperature than the trainer scores with",
                 (DISAGREE, GROWS), (0.9, 0.7, 1.3), _engine_temperature),
         Planted("no-engine-log-probs", "the engine returns log-probs of 0",
@@ -528,7 +529,7 @@ PLANTED: dict[str, Planted] = {
                 patch=_stale_evaluation, keys=lambda _: {"evaluate.every": 2}),
         # SFT
         Planted("sft-lr-too-high", "the learning rate of SFT is n times that of the recipe",
-                ("the SFT loss does not fall", "gradient spikes"), (10, 30, 100),
+                ("the SFT loss rises", "gradient spikes"), (10, 30, 100),
                 keys=lambda factor: {"sft.lr": 0.0028 * factor, "sft.muon_lr": 0.014 * factor}, sft=True),
         Planted("sft-lr-too-low", "the learning rate of SFT is n times that of the recipe", ("the SFT loss does not fall",),
                 (1e-4, 1e-3, 1e-2), keys=lambda factor: {"sft.lr": 0.0028 * factor, "sft.muon_lr": 0.014 * factor}, sft=True),

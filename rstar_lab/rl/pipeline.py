@@ -155,9 +155,9 @@ async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
 
 
 def write_sft_step(writer: RunWriter, line: Mapping[str, float]) -> None:
-    """Write every twentieth SFT step to the run store."""
+    """Write the first twenty SFT steps, which show where the loss begins, and every twentieth to the run store."""
     step = int(line["step"])
-    if step % 20 == 0 and step > (writer.last_step or 0):
+    if (step <= 20 or step % 20 == 0) and step > (writer.last_step or 0):
         metrics = {name: line[name] for name in ("loss", "lr", "grad_norm", "tokens")}
         writer.write_step("sft", step, trajectories=[], calls=[], transcripts=[], metrics=metrics)
 

@@ -142,10 +142,22 @@ PLANTED = {
     "updates are too large": set_steps(kl_k3=0.8),
     "the reward collapses": set_steps(reward=0.5 * np.linspace(1, 0, STEPS)),
     "the held-out score never changes": set_steps(held_out=0.375),
-    "the SFT loss does not fall": lambda log: Log(
-        log.name, log.source, pd.DataFrame({"step": range(20, 140, 20), "loss": 6.9}), log.rollouts.head(0)
-    ),
+    "the SFT loss does not fall": lambda log: sft_log([6.9] * 6),
+    "the SFT loss rises": lambda log: sft_log([6.8, 6.5, 4.9, 21.8, 12.5, 5.0, 3.0]),
 }
+
+
+def sft_log(losses):
+    return Log(
+        "sft", "test", pd.DataFrame({"step": range(1, len(losses) + 1), "loss": losses}), honest().rollouts.head(0)
+    )
+
+
+@pytest.mark.parametrize(
+    "losses", [[6.8, 6.1, 5.2, 3.1, 2.4, 2.6, 2.2], [1.2, 1.5, 1.1, 1.6, 1.0, 1.4, 0.9], [6.8, 2.2]]
+)
+def test_an_honest_sft_has_no_finding(losses):
+    assert [finding.rule.name for finding in diagnose([sft_log(losses)]).findings] == []
 
 
 def names(log: Log) -> set[str]:

@@ -166,6 +166,13 @@ class Rule:
     check: Callable[[Log], Evidence | None]
 
 
+def rule(
+    name: str, *, reads: tuple[str, ...], cause: str, remedy: str, source: str
+) -> Callable[[Callable[[Log], Evidence | None]], Rule]:
+    """Make a rule of the decorated function, see `Rule`."""
+    return lambda check: Rule(name, reads, cause, remedy, source, check)
+
+
 def share(hits: pd.Series, rollouts: pd.DataFrame, level: float = 0.95) -> tuple[float, float, float]:
     """Return the share of rollouts that hit, with its interval over problems, or over rollouts if there is one problem only."""
     problems = rollouts.problem_id.fillna(rollouts.group_id) if "problem_id" in rollouts else rollouts.traj_id

@@ -1,18 +1,10 @@
 """Every group of the last steps has only successful rollouts: the advantages are 0."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, groups_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, groups_where, rule
 
 
-def check(log: Log) -> Evidence | None:
-    late = log.last()
-    best = late.reward.max()
-    if not best > 0:
-        return None
-    return groups_where(late, late.groupby("group_id").reward.min() >= best, f"all rollouts have the reward {best:g}")
-
-
-RULE = Rule(
-    name="all rollouts right",
+@rule(
+    "all rollouts right",
     reads=("rollouts.reward", "rollouts.group_id"),
     cause=(
         "nearly every rollout gets the full reward, so nearly no group has an advantage: the problems are too "
@@ -22,5 +14,10 @@ RULE = Rule(
         "draw harder problems (`filter: {drop_from: 1.0}`, `rl.retire_from`), and check the grader with wrong answers"
     ),
     source="rStar2-Agent, arXiv 2508.20722, stage 3; DAPO, arXiv 2503.14476",
-    check=check,
 )
+def check(log: Log) -> Evidence | None:
+    late = log.last()
+    best = late.reward.max()
+    if not best > 0:
+        return None
+    return groups_where(late, late.groupby("group_id").reward.min() >= best, f"all rollouts have the reward {best:g}")

@@ -1,15 +1,10 @@
 """Every group of the last steps has only failed rollouts: the advantages are 0."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, groups_where
+from rstar_lab.analysis.doctor.rule import Evidence, Log, groups_where, rule
 
 
-def check(log: Log) -> Evidence | None:
-    late = log.last().dropna(subset=["reward"])
-    return groups_where(late, late.groupby("group_id").reward.max() <= 0, "no rollout is rewarded")
-
-
-RULE = Rule(
-    name="all rollouts wrong",
+@rule(
+    "all rollouts wrong",
     reads=("rollouts.reward", "rollouts.group_id"),
     cause=(
         "nearly no rollout gets a reward, so nearly no group has an advantage: the problems are too hard for this"
@@ -20,5 +15,7 @@ RULE = Rule(
         "first; if the answers look right, check the grader with `rescore`"
     ),
     source="Yu et al. 2025 (DAPO), arXiv 2503.14476, section 3.2",
-    check=check,
 )
+def check(log: Log) -> Evidence | None:
+    late = log.last().dropna(subset=["reward"])
+    return groups_where(late, late.groupby("group_id").reward.max() <= 0, "no rollout is rewarded")

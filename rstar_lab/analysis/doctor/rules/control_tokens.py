@@ -1,16 +1,10 @@
 """The model writes role markers."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
+from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
 
 
-def check(log: Log) -> Evidence | None:
-    texts = log.texts()
-    marked = texts.own.str.contains(r"<\|(?:im_start|start_header_id|user|system)\|?>|<tool_response>", regex=True)
-    return among(texts, marked, "rollouts contain a role marker written by the model", above=0.02)
-
-
-RULE = Rule(
-    name="control tokens in the text",
+@rule(
+    "control tokens in the text",
     reads=("texts",),
     cause=(
         "the model writes control tokens such as role markers: a mask is shifted, end tokens are missing, or "
@@ -20,5 +14,8 @@ RULE = Rule(
         "check the loss mask and the stop tokens; exclude such rollouts (`{type: control_tokens}` in `rl.method.add`)"
     ),
     source="arXiv 2606.26027",
-    check=check,
 )
+def check(log: Log) -> Evidence | None:
+    texts = log.texts()
+    marked = texts.own.str.contains(r"<\|(?:im_start|start_header_id|user|system)\|?>|<tool_response>", regex=True)
+    return among(texts, marked, "rollouts contain a role marker written by the model", above=0.02)

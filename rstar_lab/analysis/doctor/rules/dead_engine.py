@@ -1,8 +1,15 @@
 """One engine stops generating."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule
+from rstar_lab.analysis.doctor.rule import Evidence, Log, rule
 
 
+@rule(
+    "an engine produces nothing",
+    reads=("rollouts.engine",),
+    cause="an engine has generated nothing since a step, so the others do its work",
+    remedy="look at its log and restart it; the same command resumes the run",
+    source="NeMo-RL #3163",
+)
 def check(log: Log) -> Evidence | None:
     used = log.rollouts.dropna(subset=["engine"])
     steps = sorted(used.step.unique())
@@ -17,13 +24,3 @@ def check(log: Log) -> Evidence | None:
     last = int(used[used.engine == gone[0]].step.max())
     text = f"{', '.join(map(str, gone))} generated nothing after step {last}; {late.engine.nunique()} of {len(shares)} engines work"
     return Evidence(text, {"lost": len(gone)}, [last], (), len(gone) / len(shares))
-
-
-RULE = Rule(
-    name="an engine produces nothing",
-    reads=("rollouts.engine",),
-    cause="an engine has generated nothing since a step, so the others do its work",
-    remedy="look at its log and restart it; the same command resumes the run",
-    source="NeMo-RL #3163",
-    check=check,
-)

@@ -2,9 +2,19 @@
 
 import numpy as np
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
+from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
 
 
+@rule(
+    "copies of rollouts",
+    reads=("texts", "rollouts.group_id"),
+    cause=(
+        "rollouts of a group are copies of each other: the sampler uses one seed or temperature 0, or the policy "
+        "is deterministic"
+    ),
+    remedy="check temperature and seeds of the sampler; look at the entropy",
+    source="NeMo-RL #2207",
+)
 def check(log: Log) -> Evidence | None:
     texts = log.texts()
     texts = texts[texts.own.str.strip().str.len() > 40]
@@ -19,16 +29,3 @@ def check(log: Log) -> Evidence | None:
     )
     above = max(0.3, 2 * expected) if same.notna().all() else 0.6
     return among(texts, copies, what, above=above, least=40)
-
-
-RULE = Rule(
-    name="copies of rollouts",
-    reads=("texts", "rollouts.group_id"),
-    cause=(
-        "rollouts of a group are copies of each other: the sampler uses one seed or temperature 0, or the policy "
-        "is deterministic"
-    ),
-    remedy="check temperature and seeds of the sampler; look at the entropy",
-    source="NeMo-RL #2207",
-    check=check,
-)

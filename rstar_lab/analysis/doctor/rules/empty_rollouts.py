@@ -1,17 +1,10 @@
 """Rollouts without any text have reward 0."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
+from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
 
 
-def check(log: Log) -> Evidence | None:
-    texts = log.texts()
-    known_failures = texts.stop_reason.isin(["engine_error", "environment_error"])  # left out of the loss
-    empty = (texts.own.str.strip() == "") & (texts.reward <= 0) & ~known_failures
-    return among(texts, empty, "rollouts contain no text of the model and have no reward", above=0.005)
-
-
-RULE = Rule(
-    name="empty rollouts count as failures",
+@rule(
+    "empty rollouts count as failures",
     reads=("texts", "rollouts.reward"),
     cause="rollouts that failed before the model wrote anything are trained on as wrong answers",
     remedy=(
@@ -19,5 +12,9 @@ RULE = Rule(
         " group statistics"
     ),
     source="NeMo-Gym #2552 (1,172 of 1,280 rollouts)",
-    check=check,
 )
+def check(log: Log) -> Evidence | None:
+    texts = log.texts()
+    known_failures = texts.stop_reason.isin(["engine_error", "environment_error"])  # left out of the loss
+    empty = (texts.own.str.strip() == "") & (texts.reward <= 0) & ~known_failures
+    return among(texts, empty, "rollouts contain no text of the model and have no reward", above=0.005)

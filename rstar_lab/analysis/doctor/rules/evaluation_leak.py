@@ -2,9 +2,16 @@
 
 import re
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, examples, rule
 
 
+@rule(
+    "evaluation problems in training",
+    reads=("texts", "evaluations"),
+    cause="the training set contains problems of the evaluation set, so the held-out score is not held out",
+    remedy="remove them with `rstar-lab data prepare`; `rstar-lab preflight` finds them before the run",
+    source="benchmark contamination, arXiv 2311.01964",
+)
 def check(log: Log) -> Evidence | None:
     assert log.evaluations is not None
     known = log.evaluations.arrow("SELECT DISTINCT question FROM transcripts").column("question").to_pylist()
@@ -19,13 +26,3 @@ def check(log: Log) -> Evidence | None:
 
 def _plain(question: str) -> str:
     return re.sub(r"\W+", " ", question).strip().lower()
-
-
-RULE = Rule(
-    name="evaluation problems in training",
-    reads=("texts", "evaluations"),
-    cause="the training set contains problems of the evaluation set, so the held-out score is not held out",
-    remedy="remove them with `rstar-lab data prepare`; `rstar-lab preflight` finds them before the run",
-    source="benchmark contamination, arXiv 2311.01964",
-    check=check,
-)

@@ -1,8 +1,18 @@
 """The last evaluation is above the first by less than their noise."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, change
+from rstar_lab.analysis.doctor.rule import Evidence, Log, change, rule
 
 
+@rule(
+    "progress within noise",
+    reads=("steps.held_out", "steps.reward"),
+    cause="the held-out score moves up and down by more than it has risen: its progress is noise",
+    remedy=(
+        "evaluate more problems or more samples per problem, and compare with `rstar_lab.analysis.compare`, which"
+        " gives the interval of the difference"
+    ),
+    source="Hochlehnert et al. 2025, arXiv 2504.07086",
+)
 def check(log: Log) -> Evidence | None:
     held_out = log.steps.held_out.dropna()
     if len(held_out) < 9:
@@ -16,16 +26,3 @@ def check(log: Log) -> Evidence | None:
         f"{high:+.3f}]"
     )
     return Evidence(text, {"best": best, "difference": difference, "low": low, "high": high}, (), (), 0.3)
-
-
-RULE = Rule(
-    name="progress within noise",
-    reads=("steps.held_out", "steps.reward"),
-    cause="the held-out score moves up and down by more than it has risen: its progress is noise",
-    remedy=(
-        "evaluate more problems or more samples per problem, and compare with `rstar_lab.analysis.compare`, which"
-        " gives the interval of the difference"
-    ),
-    source="Hochlehnert et al. 2025, arXiv 2504.07086",
-    check=check,
-)

@@ -2,10 +2,20 @@
 
 import numpy as np
 
-from rstar_lab.analysis.doctor.rule import LEVEL, WINDOW, Evidence, Log, Rule
+from rstar_lab.analysis.doctor.rule import LEVEL, WINDOW, Evidence, Log, rule
 from rstar_lab.estimates import ratio
 
 
+@rule(
+    "few groups train the policy",
+    reads=("steps.equal_share",),
+    cause="most groups have equal rewards and train nothing: the compute of their rollouts is lost",
+    remedy=(
+        "use problems with a pass rate between 0.1 and 0.9, a larger group, or dynamic sampling "
+        "(`rl.schedule.dynamic_sampling`)"
+    ),
+    source="DAPO, arXiv 2503.14476, section 3.2",
+)
 def check(log: Log) -> Evidence | None:
     late = log.steps.dropna(subset=["equal_share"]).tail(WINDOW)
     value = float(late.equal_share.mean())
@@ -15,16 +25,3 @@ def check(log: Log) -> Evidence | None:
         return None
     text = f"{value:.0%} of the groups in the last {len(late)} steps have equal rewards"
     return Evidence(text, {"share": value}, late.step.astype(int).tolist(), (), value)
-
-
-RULE = Rule(
-    name="few groups train the policy",
-    reads=("steps.equal_share",),
-    cause="most groups have equal rewards and train nothing: the compute of their rollouts is lost",
-    remedy=(
-        "use problems with a pass rate between 0.1 and 0.9, a larger group, or dynamic sampling "
-        "(`rl.schedule.dynamic_sampling`)"
-    ),
-    source="DAPO, arXiv 2503.14476, section 3.2",
-    check=check,
-)

@@ -4,9 +4,16 @@ import re
 
 import pandas as pd
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
+from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
 
 
+@rule(
+    "the prompt contains the answer",
+    reads=("texts", "rollouts.truth"),
+    cause="the prompt contains the true answer, so the policy learns to copy it",
+    remedy="remove the answer from the question; `rstar-lab data lint` names the rows",
+    source="benchmark contamination, arXiv 2311.01964",
+)
 def check(log: Log) -> Evidence | None:
     texts = log.texts().dropna(subset=["question", "truth"]).drop_duplicates("problem_id")
     pairs = zip(texts.question, texts.truth.astype(str), strict=True)
@@ -16,13 +23,3 @@ def check(log: Log) -> Evidence | None:
 
 
 MARK = r"(?i)(?:answer|solution|key|result|target)\W{0,12}(?:is|=|:)?\W{0,4}"
-
-
-RULE = Rule(
-    name="the prompt contains the answer",
-    reads=("texts", "rollouts.truth"),
-    cause="the prompt contains the true answer, so the policy learns to copy it",
-    remedy="remove the answer from the question; `rstar-lab data lint` names the rows",
-    source="benchmark contamination, arXiv 2311.01964",
-    check=check,
-)

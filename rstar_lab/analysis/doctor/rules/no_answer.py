@@ -1,17 +1,10 @@
 """Finished rollouts have no answer that the grader can read."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
+from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
 
 
-def check(log: Log) -> Evidence | None:
-    late = log.last()
-    late = late[late.truncated.notna() & ~late.truncated.fillna(True).astype(bool)]
-    without = (late.answer.isna() | (late.answer.astype(str).str.strip() == "")) & (late.reward <= 0)
-    return among(late, without, "finished rollouts of the last steps have no answer", above=0.35)
-
-
-RULE = Rule(
-    name="answers in another format",
+@rule(
+    "answers in another format",
     reads=("rollouts.answer", "rollouts.truncated", "rollouts.reward"),
     cause="most finished rollouts have no answer where the grader looks for it",
     remedy=(
@@ -19,5 +12,9 @@ RULE = Rule(
         " boxed`), or teach it with SFT"
     ),
     source="lm-evaluation-harness #3644",
-    check=check,
 )
+def check(log: Log) -> Evidence | None:
+    late = log.last()
+    late = late[late.truncated.notna() & ~late.truncated.fillna(True).astype(bool)]
+    without = (late.answer.isna() | (late.answer.astype(str).str.strip() == "")) & (late.reward <= 0)
+    return among(late, without, "finished rollouts of the last steps have no answer", above=0.35)

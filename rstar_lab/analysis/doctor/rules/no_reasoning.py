@@ -2,9 +2,16 @@
 
 import pandas as pd
 
-from rstar_lab.analysis.doctor.rule import LEVEL, Evidence, Log, Rule, examples, percent, share
+from rstar_lab.analysis.doctor.rule import LEVEL, Evidence, Log, examples, percent, rule, share
 
 
+@rule(
+    "answers without reasoning",
+    reads=("texts", "rollouts.reward"),
+    cause="rewarded rollouts have become bare answers: the policy guesses, or it has found answers that need no reasoning",
+    remedy="look for problems with few possible answers and for answers in the prompt; check length penalties",
+    source="Baker et al. 2025, arXiv 2503.11926",
+)
 def check(log: Log) -> Evidence | None:
     texts = log.texts()
     texts = texts[(texts.reward > 0) & (texts.own.str.strip() != "")]
@@ -24,13 +31,3 @@ def _bare(texts: pd.Series) -> pd.Series:
     """Return which texts have fewer than five words besides their answer."""
     plain = texts.str.replace(r"(?s)<answer>.*?</answer>|\\boxed\{[^}]*\}|</?\w+>", " ", regex=True)
     return (plain.str.count(r"\S+") < 5) & ~texts.str.contains("<tool_call>", regex=False)
-
-
-RULE = Rule(
-    name="answers without reasoning",
-    reads=("texts", "rollouts.reward"),
-    cause="rewarded rollouts have become bare answers: the policy guesses, or it has found answers that need no reasoning",
-    remedy="look for problems with few possible answers and for answers in the prompt; check length penalties",
-    source="Baker et al. 2025, arXiv 2503.11926",
-    check=check,
-)

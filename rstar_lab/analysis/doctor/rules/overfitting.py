@@ -1,8 +1,18 @@
 """The training reward rises and the held-out score does not."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, change
+from rstar_lab.analysis.doctor.rule import Evidence, Log, change, rule
 
 
+@rule(
+    "reward up, held-out flat",
+    reads=("steps.reward", "steps.held_out"),
+    cause="the policy improves on the training problems only: it learns the grader or memorises the problems",
+    remedy=(
+        "look for answers that the grader accepts wrongly, for copies of problems, and for a training set that is"
+        " too small"
+    ),
+    source="Gao et al. 2023, arXiv 2210.10760 (reward over-optimisation)",
+)
 def check(log: Log) -> Evidence | None:
     held_out = log.steps.held_out.dropna()
     if len(held_out) < 9:  # three in each third
@@ -15,16 +25,3 @@ def check(log: Log) -> Evidence | None:
         f"[{evaluated[1]:+.3f}, {evaluated[2]:+.3f}] (99%)"
     )
     return Evidence(text, {"train": train[0], "held_out": evaluated[0], "held_out_high": evaluated[2]}, (), (), 0.7)
-
-
-RULE = Rule(
-    name="reward up, held-out flat",
-    reads=("steps.reward", "steps.held_out"),
-    cause="the policy improves on the training problems only: it learns the grader or memorises the problems",
-    remedy=(
-        "look for answers that the grader accepts wrongly, for copies of problems, and for a training set that is"
-        " too small"
-    ),
-    source="Gao et al. 2023, arXiv 2210.10760 (reward over-optimisation)",
-    check=check,
-)

@@ -1,8 +1,18 @@
 """The reward does not rise over the run."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, change
+from rstar_lab.analysis.doctor.rule import Evidence, Log, change, rule
 
 
+@rule(
+    "no progress",
+    reads=("steps.reward",),
+    cause="the reward did not rise after the first third of the run",
+    remedy=(
+        "look at the share of groups that train and at the gradient norm; if both are healthy, raise the learning"
+        " rate or train longer"
+    ),
+    source="Welch interval over steps",
+)
 def check(log: Log) -> Evidence | None:
     rewards = log.steps.reward.dropna()
     if len(rewards) < 9:
@@ -18,16 +28,3 @@ def check(log: Log) -> Evidence | None:
         f"{len(rewards)} steps, less than a tenth of the mean reward"
     )
     return Evidence(text, {"difference": difference, "low": low, "high": high}, (), (), 0.6)
-
-
-RULE = Rule(
-    name="no progress",
-    reads=("steps.reward",),
-    cause="the reward did not rise after the first third of the run",
-    remedy=(
-        "look at the share of groups that train and at the gradient norm; if both are healthy, raise the learning"
-        " rate or train longer"
-    ),
-    source="Welch interval over steps",
-    check=check,
-)

@@ -1,8 +1,15 @@
 """The system prompt changes within the run."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, examples, rule
 
 
+@rule(
+    "the prompt changes",
+    reads=("texts",),
+    cause="the system prompt changes within the run, so early and late rollouts solve different tasks",
+    remedy="fix the prompt in the recipe; compare the first messages of the named rollouts",
+    source="template drift between SFT and RL",
+)
 def check(log: Log) -> Evidence | None:
     return _tokens(log) if log.has("tokens") else _texts(log)
 
@@ -48,13 +55,3 @@ def _shared_beginning(prompts: set[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the tokens with which all prompts begin; none if there is only one prompt."""
     first, last = min(prompts), max(prompts)
     return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)]
-
-
-RULE = Rule(
-    name="the prompt changes",
-    reads=("texts",),
-    cause="the system prompt changes within the run, so early and late rollouts solve different tasks",
-    remedy="fix the prompt in the recipe; compare the first messages of the named rollouts",
-    source="template drift between SFT and RL",
-    check=check,
-)

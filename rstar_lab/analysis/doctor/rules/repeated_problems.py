@@ -1,17 +1,10 @@
 """The same question occurs under several ids."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
+from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
 
 
-def check(log: Log) -> Evidence | None:
-    known = log.texts(12).dropna(subset=["question"]).drop_duplicates(["problem_id"])
-    plain = known.question.str.replace(r"\W+", " ", regex=True).str.strip().str.lower()
-    what = "problems have the question of another one"
-    return among(known, plain.duplicated(keep=False), what, above=0.02, least=10, cost=0.3)
-
-
-RULE = Rule(
-    name="repeated problems",
+@rule(
+    "repeated problems",
     reads=("texts", "rollouts.problem_id"),
     cause=(
         "the training set contains the same question under several ids, so intervals are too narrow and problems "
@@ -19,5 +12,9 @@ RULE = Rule(
     ),
     remedy="remove copies with `rstar-lab data prepare`, and give each problem one id",
     source="verl #3065",
-    check=check,
 )
+def check(log: Log) -> Evidence | None:
+    known = log.texts(12).dropna(subset=["question"]).drop_duplicates(["problem_id"])
+    plain = known.question.str.replace(r"\W+", " ", regex=True).str.strip().str.lower()
+    what = "problems have the question of another one"
+    return among(known, plain.duplicated(keep=False), what, above=0.02, least=10, cost=0.3)

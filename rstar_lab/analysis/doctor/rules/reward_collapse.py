@@ -1,8 +1,20 @@
 """The reward falls."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, change
+from rstar_lab.analysis.doctor.rule import Evidence, Log, change, rule
 
 
+@rule(
+    "the reward collapses",
+    reads=("steps.reward",),
+    cause=(
+        "the policy has become worse than at the start: the updates are too large, or they follow a wrong advantage"
+    ),
+    remedy=(
+        "lower the learning rate, check the sign of advantages and the importance ratios, and continue from a "
+        "checkpoint before the fall (`rstar-lab rewind`)"
+    ),
+    source="arXiv 2606.26027",
+)
 def check(log: Log) -> Evidence | None:
     rewards = log.steps.reward.dropna()
     if len(rewards) < 6:
@@ -16,18 +28,3 @@ def check(log: Log) -> Evidence | None:
     text = f"mean reward {start:.3f} in the first third, {last.mean():.3f} in the last: {difference:+.3f} [{low:+.3f}, {high:+.3f}] (99%)"
     steps = log.steps.step[last.index].astype(int).tolist()
     return Evidence(text, {"first": start, "last": float(last.mean()), "low": low, "high": high}, steps, (), 0.9)
-
-
-RULE = Rule(
-    name="the reward collapses",
-    reads=("steps.reward",),
-    cause=(
-        "the policy has become worse than at the start: the updates are too large, or they follow a wrong advantage"
-    ),
-    remedy=(
-        "lower the learning rate, check the sign of advantages and the importance ratios, and continue from a "
-        "checkpoint before the fall (`rstar-lab rewind`)"
-    ),
-    source="arXiv 2606.26027",
-    check=check,
-)

@@ -2,9 +2,16 @@
 
 import re
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, change
+from rstar_lab.analysis.doctor.rule import Evidence, Log, change, rule
 
 
+@rule(
+    "only a side reward rises",
+    reads=("steps.reward", "reward_parts"),
+    cause="the reward rises through a part that is not correctness, such as format or length: the policy learns that part only",
+    remedy="lower the weight of the part that rises, or pay it only to correct rollouts",
+    source="Skalse et al. 2022, arXiv 2209.13085 (reward hacking)",
+)
 def check(log: Log) -> Evidence | None:
     parts = log.reward_parts().groupby("step").mean(numeric_only=True)
     total = change(log.steps.reward, 0.99)
@@ -22,13 +29,3 @@ def check(log: Log) -> Evidence | None:
 
 
 CORRECTNESS = re.compile(r"(?i)acc|correct|verif|solv|pass|match")
-
-
-RULE = Rule(
-    name="only a side reward rises",
-    reads=("steps.reward", "reward_parts"),
-    cause="the reward rises through a part that is not correctness, such as format or length: the policy learns that part only",
-    remedy="lower the weight of the part that rises, or pay it only to correct rollouts",
-    source="Skalse et al. 2022, arXiv 2209.13085 (reward hacking)",
-    check=check,
-)

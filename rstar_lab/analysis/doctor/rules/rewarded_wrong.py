@@ -2,9 +2,22 @@
 
 import pandas as pd
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
+from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
 
 
+@rule(
+    "wrong answers are rewarded",
+    reads=("rollouts.answer", "rollouts.truth", "rollouts.reward"),
+    cause=(
+        "rollouts whose answer differs from the true one get the reward: the grader accepts wrong answers, hedges"
+        " or text around a number"
+    ),
+    remedy=(
+        "read the named rollouts; grade again with `rstar-lab rescore`; test the reward with wrong and hedged "
+        "answers before training"
+    ),
+    source="Math-Verify #82; Gao et al. 2023, arXiv 2210.10760",
+)
 def check(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna() & (log.rollouts.reward > 0)]
     answers, truths = _number(rows.answer), _number(rows.truth)
@@ -20,19 +33,3 @@ def check(log: Log) -> Evidence | None:
 def _number(texts: pd.Series) -> pd.Series:
     plain = texts.astype(str).str.replace(r"[\s$,]|\\\\,", "", regex=True).str.rstrip(".")
     return pd.to_numeric(plain, errors="coerce")
-
-
-RULE = Rule(
-    name="wrong answers are rewarded",
-    reads=("rollouts.answer", "rollouts.truth", "rollouts.reward"),
-    cause=(
-        "rollouts whose answer differs from the true one get the reward: the grader accepts wrong answers, hedges"
-        " or text around a number"
-    ),
-    remedy=(
-        "read the named rollouts; grade again with `rstar-lab rescore`; test the reward with wrong and hedged "
-        "answers before training"
-    ),
-    source="Math-Verify #82; Gao et al. 2023, arXiv 2210.10760",
-    check=check,
-)

@@ -2,9 +2,16 @@
 
 import numpy as np
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, examples, rule
 
 
+@rule(
+    "an engine is slow",
+    reads=("rollouts.engine", "rollouts.generate_s", "rollouts.model_tokens"),
+    cause="one engine needs far longer per token than the others, and every step waits for it",
+    remedy="look for other load on its GPU; restart it or leave it out",
+    source="NeMo-RL #3402",
+)
 def check(log: Log) -> Evidence | None:
     used = log.rollouts.dropna(subset=["engine", "generate_s", "model_tokens"])
     sums = used.groupby(["step", "engine"])[["generate_s", "model_tokens"]].sum()
@@ -20,13 +27,3 @@ def check(log: Log) -> Evidence | None:
         f"and is slower in {(times > 1).mean():.0%} of {len(times)} steps"
     )
     return Evidence(text, {"times": float(times.median())}, (), examples(used[used.engine == slowest]), 0.3)
-
-
-RULE = Rule(
-    name="an engine is slow",
-    reads=("rollouts.engine", "rollouts.generate_s", "rollouts.model_tokens"),
-    cause="one engine needs far longer per token than the others, and every step waits for it",
-    remedy="look for other load on its GPU; restart it or leave it out",
-    source="NeMo-RL #3402",
-    check=check,
-)

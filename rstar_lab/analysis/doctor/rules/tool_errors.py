@@ -1,9 +1,19 @@
 """Most calls of the model end in an error of the model."""
 
-from rstar_lab.analysis.doctor.rule import LEVEL, Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import LEVEL, Evidence, Log, examples, rule
 from rstar_lab.estimates import ratio
 
 
+@rule(
+    "most tool calls fail",
+    reads=("rollouts.calls", "rollouts.errors"),
+    cause="most tool calls of the model fail",
+    remedy=(
+        "look at the commonest errors (`rstar_lab.analysis.failures`); teach the tool with SFT on executed "
+        "examples; use RoC, which prefers clean rollouts"
+    ),
+    source="rStar2-Agent, arXiv 2508.20722, section 3.2",
+)
 def check(log: Log) -> Evidence | None:
     late = log.last()
     called = late[late.calls.fillna(0) > 0].dropna(subset=["errors"])
@@ -13,16 +23,3 @@ def check(log: Log) -> Evidence | None:
         return None
     text = f"{rate.value:.0%} of the {int(by.calls.sum())} calls of the last steps fail"
     return Evidence(text, {"rate": rate.value, "low": rate.low}, (), examples(called[called.errors > 0]), 0.4)
-
-
-RULE = Rule(
-    name="most tool calls fail",
-    reads=("rollouts.calls", "rollouts.errors"),
-    cause="most tool calls of the model fail",
-    remedy=(
-        "look at the commonest errors (`rstar_lab.analysis.failures`); teach the tool with SFT on executed "
-        "examples; use RoC, which prefers clean rollouts"
-    ),
-    source="rStar2-Agent, arXiv 2508.20722, section 3.2",
-    check=check,
-)

@@ -3,10 +3,23 @@
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, examples
+from rstar_lab.analysis.doctor.rule import Evidence, Log, examples, rule
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 
 
+@rule(
+    "tools fail through our fault",
+    reads=("rollouts.outcomes", "rollouts.calls"),
+    cause=(
+        "tool calls fail in the infrastructure (sandbox errors, queue time-outs), and the rollouts are trained on"
+        " as if the model had failed"
+    ),
+    remedy=(
+        "start more sandbox workers; look at the log of the sandbox; mask such rollouts in the loss and in the "
+        "statistics of their group"
+    ),
+    source="NeMo-Gym #2552; ToRL #27",
+)
 def check(log: Log) -> Evidence | None:
     called = log.rollouts[log.rollouts.calls.fillna(0) > 0]
     counts = [sum(outcome in FAILURES for outcome in outcomes) for outcomes in called.outcomes.map(_listed)]
@@ -28,19 +41,3 @@ FAILURES = {str(outcome) for outcome in INFRASTRUCTURE_FAILURES}
 
 def _listed(outcomes: object) -> list[str]:
     return [str(outcome) for outcome in outcomes] if isinstance(outcomes, list | tuple | np.ndarray) else []
-
-
-RULE = Rule(
-    name="tools fail through our fault",
-    reads=("rollouts.outcomes", "rollouts.calls"),
-    cause=(
-        "tool calls fail in the infrastructure (sandbox errors, queue time-outs), and the rollouts are trained on"
-        " as if the model had failed"
-    ),
-    remedy=(
-        "start more sandbox workers; look at the log of the sandbox; mask such rollouts in the loss and in the "
-        "statistics of their group"
-    ),
-    source="NeMo-Gym #2552; ToRL #27",
-    check=check,
-)

@@ -1,18 +1,15 @@
 """Rollouts without an end get the reward."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among
+from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
 
 
-def check(log: Log) -> Evidence | None:
-    rows = log.rollouts[log.rollouts.truncated.notna() & (log.rollouts.reward > 0)]
-    return among(rows, rows.truncated.astype(bool), "rewarded rollouts were cut off", above=0.02, cost=0.6)
-
-
-RULE = Rule(
-    name="truncated rollouts are rewarded",
+@rule(
+    "truncated rollouts are rewarded",
     reads=("rollouts.truncated", "rollouts.reward"),
     cause="rollouts that were cut off get a reward: the grader reads an answer from unfinished reasoning",
     remedy="read the answer from the answer tags only (`rl.answer: tagged`), or give no reward to truncated rollouts",
     source="trl #4976",
-    check=check,
 )
+def check(log: Log) -> Evidence | None:
+    rows = log.rollouts[log.rollouts.truncated.notna() & (log.rollouts.reward > 0)]
+    return among(rows, rows.truncated.astype(bool), "rewarded rollouts were cut off", above=0.02, cost=0.6)

@@ -1,17 +1,10 @@
 """Rollouts that write the true answer get no reward."""
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule, among, plain_answer
+from rstar_lab.analysis.doctor.rule import Evidence, Log, among, plain_answer, rule
 
 
-def check(log: Log) -> Evidence | None:
-    rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna() & log.rollouts.reward.notna()]
-    right = rows[plain_answer(rows.answer) == plain_answer(rows.truth)]
-    what = "rollouts whose answer equals the true one have no reward"
-    return among(right, right.reward <= 0, what, above=0.01, least=5)
-
-
-RULE = Rule(
-    name="right answers get no reward",
+@rule(
+    "right answers get no reward",
     reads=("rollouts.answer", "rollouts.truth", "rollouts.reward"),
     cause=(
         "rollouts that give the true answer get no reward: the sign is wrong, or the grader does not recognise "
@@ -22,5 +15,9 @@ RULE = Rule(
         " of the data"
     ),
     source="NeMo-Gym #1354",
-    check=check,
 )
+def check(log: Log) -> Evidence | None:
+    rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna() & log.rollouts.reward.notna()]
+    right = rows[plain_answer(rows.answer) == plain_answer(rows.truth)]
+    what = "rollouts whose answer equals the true one have no reward"
+    return among(right, right.reward <= 0, what, above=0.01, least=5)
