@@ -1,5 +1,7 @@
 """The loss of SFT rises again."""
 
+import numpy as np
+
 from rstar_lab.analysis.doctor.rule import Evidence, Log, rule, steps_where
 from rstar_lab.analysis.doctor.rules.sft_loss import sft_losses
 
@@ -20,6 +22,7 @@ def check(log: Log) -> Evidence | None:
     steps = steps_where(log, risen.reindex(log.steps.index))
     if len(steps) < 2:
         return None
-    at = (losses - lowest).idxmax()
-    text = f"the loss is {first:.3g} at first, {lowest[at]:.3g} later, and {losses[at]:.3g} at step {int(log.steps.step[at])}"
-    return Evidence(text, {"first": first, "low": float(lowest[at]), "high": float(losses[at])}, steps, (), 0.9)
+    at = int(np.nanargmax(losses - lowest))
+    low, high = float(lowest.iloc[at]), float(losses.iloc[at])
+    text = f"the loss is {first:.3g} at first, {low:.3g} later, and then {high:.3g}; it has risen at {len(steps)} of {len(losses)} steps"
+    return Evidence(text, {"first": first, "low": low, "high": high}, steps, (), 0.9)
