@@ -54,3 +54,21 @@ def test_overview_selects_runs_opens_rollouts_and_follows_a_run(lab: Lab, tmp_pa
         page.wait(f"() => ({shown})().includes('▸ 1roc') && !({shown})().includes('tested')")
         page.page.get_by_label("Filter runs").fill("tested")
         page.wait(f"() => ({shown})() === 'tested'")
+
+
+@pytest.mark.soak
+def test_the_view_of_a_growing_run_goes_on_after_a_reload_of_the_page(lab: Lab, tmp_path: Path):
+    writing = write_steps(tmp_path, "live", steps=3)
+    next(writing)
+    cell = f"from rstar_lab.analysis import watch\nwatched = watch({str(tmp_path / 'live')!r}, every_s=0.5)\nwatched"
+    (tmp_path / "book").mkdir()
+    with lab.notebook(book(tmp_path / "book", cell)) as opened:
+        opened.run_all()
+        wait_for_count(opened, 32)
+        opened.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        opened.page.reload(wait_until="domcontentloaded")
+        opened.ready()
+        wait_for_count(opened, 32)
+        next(writing)
+        wait_for_count(opened, 64)
+        opened.shot("watch-after-reload")

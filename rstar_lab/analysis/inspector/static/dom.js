@@ -71,7 +71,7 @@ export const verdictMark = (row, full = false) => {
 export function solvedOf(rows) {
   const scored = rows.filter((row) => verdict(row).state !== "none");
   const unscored = rows.length - scored.length;
-  if (!scored.length) return `${rows.length} rollouts, not scored`;
+  if (!scored.length) return `${rows.length} rollout${rows.length === 1 ? "" : "s"}, not scored`;
   const word = scored.every((row) => row.correct === null) ? "with a reward above 0" : "correct";
   return `${scored.filter((row) => row.reward > 0).length} of ${scored.length} ${word}${unscored ? `, ${unscored} not scored` : ""}`;
 }
