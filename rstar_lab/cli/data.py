@@ -72,7 +72,8 @@ def prepare(
     answers: Annotated[
         Path | None,
         typer.Option(
-            help="Answers of a strong model: an evaluation run, or rows with problem_id (or question) and answers."
+            help="Answers of a strong model: the folder of an evaluation run (runs/NAME), or rows with problem_id (or question) "
+            "and answers."
         ),
     ] = None,
     min_agree: Annotated[
@@ -81,7 +82,7 @@ def prepare(
     difficulty: Annotated[
         Path | None,
         typer.Option(
-            help="Rollouts of the current policy: a run folder, or rows with problem_id and reward or pass_rate."
+            help="Rollouts of the current policy: a run folder (runs/NAME), or rows with problem_id and reward or pass_rate."
         ),
     ] = None,
     drop_solved: Annotated[
