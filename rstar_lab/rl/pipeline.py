@@ -237,13 +237,13 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                     open_teacher(recipe.engine.teacher_url, tokenizer, engines.context)
                 )
             older = None
-            if urls := {url for method in methods if (url := method.older_policy_url)}:
-                if len(urls) > 1:
-                    raise UserError("method.add: cross_policy: all stages must have the same url")
+            if mixing := {method.older_policy_url: method for method in methods if method.older_policy_url}:
+                (url, method), *others = mixing.items()
+                kind = method.type  # type: ignore[attr-defined]
+                if others:
+                    raise UserError(f"method.add: {kind}: all stages must have the same url")
                 older = await stack.enter_async_context(
-                    open_server(
-                        urls.pop(), tokenizer, engines.context, "method.add: cross_policy: url", "older checkpoint"
-                    )
+                    open_server(url, tokenizer, engines.context, f"method.add: {kind}: url", "older checkpoint")
                 )
 
             def on_step(metrics: dict[str, Any]) -> None:
