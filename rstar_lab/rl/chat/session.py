@@ -40,44 +40,6 @@ from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
 
-class ChatLog:
-    """Writes the questions and replies of one chat to a run."""
-
-    def __init__(self, writer: RunWriter):
-        self.writer = writer
-
-    @classmethod
-    @contextmanager
-    def open(cls, runs_dir: Path, name: str, model: str, options: Any, tokenizer: Any) -> Iterator["ChatLog"]:
-        """Open run `name`. tokenizer: None if the chat has no token ids. Raises RunStoreError."""
-        recipe = {"model": model, "chat": asdict(options)}
-        with RunWriter.open(runs_dir, name, kind="chat", recipe=recipe, seed=options.seed or 0) as writer:
-            if tokenizer is not None:
-                ids = [[i] for i in range(len(tokenizer))]
-                writer.write_vocabulary(tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False))
-            yield cls(writer)
-            writer.finish("finished")
-
-    def write(self, trajectory: Trajectory, tokens: int) -> None:
-        """Write one question and its reply. tokens: tokens of the response."""
-        labels = TrainingLabels(True)
-        row = trajectory_row(trajectory, labels) | {"reward": None, "response_tokens": tokens}
-        if not trajectory.response_ids:
-            row["model_tokens"] = tokens
-        self.writer.write_step(
-            "chat",
-            (self.writer.last_step or 0) + 1,
-            trajectories=[row],
-            calls=call_rows(trajectory),
-            transcripts=[transcript_row(trajectory, labels, arrays=bool(trajectory.response_ids))],
-            metrics={"response_tokens": tokens, "calls": len(trajectory.calls)},
-        )
-
-    @property
-    def run_dir(self) -> Path:
-        return self.writer.run_dir
-
-
 class StreamingEngine(Protocol):
     """An engine that reports new tokens while it generates."""
 
@@ -268,7 +230,7 @@ class Chat:
     backend: TokenChat | PlainChat
     options: ChatOptions
     name: str
-    log: ChatLog | None = None
+    log: RunWriter | None = None
     replies: list[Reply] = field(default_factory=list)
 
     async def stream(self, question: str) -> AsyncIterator[Event]:
@@ -293,7 +255,7 @@ class Chat:
         tokens = self.backend.tokens_of(trajectory)
         self.replies.append(Reply((*events, stop), trajectory, tokens, time.monotonic() - started))
         if self.log:
-            self.log.write(trajectory, tokens)
+            _write_reply(self.log, trajectory, tokens)
         yield stop
 
     async def ask(self, question: str) -> Reply:
@@ -370,8 +332,36 @@ async def open_chat(
         log = None
         if save:
             vocabulary = backend.codec.tokenizer if isinstance(backend, TokenChat) else None
-            log = stack.enter_context(ChatLog.open(runs_dir, name, label, options, vocabulary))
+            log = stack.enter_context(_open_run(runs_dir, name, label, options, vocabulary))
         yield Chat(backend, options, name, log, [])
+
+
+@contextmanager
+def _open_run(runs_dir: Path, name: str, model: str, options: ChatOptions, tokenizer: Any) -> Iterator[RunWriter]:
+    """Open run `name` of a chat. tokenizer: None if the chat has no token ids. Raises RunStoreError."""
+    recipe = {"model": model, "chat": asdict(options)}
+    with RunWriter.open(runs_dir, name, kind="chat", recipe=recipe, seed=options.seed or 0) as writer:
+        if tokenizer is not None:
+            ids = [[i] for i in range(len(tokenizer))]
+            writer.write_vocabulary(tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False))
+        yield writer
+        writer.finish("finished")
+
+
+def _write_reply(writer: RunWriter, trajectory: Trajectory, tokens: int) -> None:
+    """Write one question and its reply. tokens: tokens of the response."""
+    labels = TrainingLabels(True)
+    row = trajectory_row(trajectory, labels) | {"reward": None, "response_tokens": tokens}
+    if not trajectory.response_ids:
+        row["model_tokens"] = tokens
+    writer.write_step(
+        "chat",
+        (writer.last_step or 0) + 1,
+        trajectories=[row],
+        calls=call_rows(trajectory),
+        transcripts=[transcript_row(trajectory, labels, arrays=bool(trajectory.response_ids))],
+        metrics={"response_tokens": tokens, "calls": len(trajectory.calls)},
+    )
 
 
 def _check_plain_format(options: ChatOptions) -> None:
