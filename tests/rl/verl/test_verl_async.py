@@ -47,7 +47,7 @@ BATCH = 3
 def largest_staleness(buffer, max_staleness: int, seed: int) -> int:
     """Play 30 steps with groups of random duration; return the largest staleness of a group that a step uses.
 
-    Starts groups as `async_trainer` does. Raises AssertionError if a step waits although all groups have ended.
+    Starts groups as `trainer.AsyncTrainer` does. Raises AssertionError if a step waits although all groups have ended.
     """
     random_order, found = random.Random(seed), 0
     names = map(str, range(10**6))
