@@ -411,8 +411,6 @@ def correction_weights(
     """
     mask = mask.bool()
     log_ratio = (trainer_log_probs - engine_log_probs).detach().masked_fill(~mask, 0.0)
-    if callable(correction):
-        return _weights_of_function(correction, trainer_log_probs, engine_log_probs, mask, log_ratio)
     if correction in PER_SEQUENCE:
         total = log_ratio.sum(-1, keepdim=True)
         if correction == "geo_mask":
@@ -421,7 +419,11 @@ def correction_weights(
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     low, high = bounds
     outside = (ratio < low) | (ratio > high)
-    if correction in TRUNCATED:
+    if callable(correction):
+        trainer, engine = (values.detach().masked_fill(~mask, 0.0) for values in (trainer_log_probs, engine_log_probs))
+        weights = correction(trainer, engine, mask).detach()
+        outside = ~torch.isclose(weights * mask, log_ratio.exp().to(weights.dtype))
+    elif correction in TRUNCATED:
         weights = ratio.clamp(max=high)
         outside = ratio > high
     elif correction in ("token_mask", "seq_mask", "icepop"):
@@ -434,16 +436,4 @@ def correction_weights(
     count = mask.sum().clamp(min=1)
     return weights, {
         "importance_weight": float(weights.sum() / count), "corrected_share": float((outside & mask).sum() / count),
-    }  # fmt: skip
-
-
-def _weights_of_function(
-    correction: UserCorrection, trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, log_ratio: Tensor
-) -> tuple[Tensor, dict[str, float]]:
-    trainer, engine = (values.detach().masked_fill(~mask, 0.0) for values in (trainer_log_probs, engine_log_probs))
-    weights = correction(trainer, engine, mask).detach() * mask
-    changed = ~torch.isclose(weights, log_ratio.exp().to(weights.dtype)) & mask
-    count = mask.sum().clamp(min=1)
-    return weights, {
-        "importance_weight": float(weights.sum() / count), "corrected_share": float(changed.sum() / count),
     }  # fmt: skip
