@@ -111,6 +111,22 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
         await pool.close()
 
 
+@pytest.mark.slow
+async def test_a_preempted_call_gets_an_eighth_of_its_limit_on_a_busy_machine():
+    pool = SupervisorPool(1)
+    try:
+        await pool.start()
+        connection = await pool.start_supervisor("bare")
+        connection.on_long = connection.preempt
+        limits = LIMITS._replace(timeout_s=8.0)
+        code = b"import time\nwhile time.process_time() < 0.8: pass\nprint('done')"
+        with busy():
+            result = await connection.call(protocol.pack_request(limits, code, b""), 9.0)
+        assert (result.outcome, result.stdout) == ("ok", b"done\n")
+    finally:
+        await pool.close()
+
+
 @contextlib.contextmanager
 def freezer() -> Iterator[Path]:
     """Yield a control group whose processes cannot exit while its state is FROZEN."""

@@ -23,8 +23,9 @@ LONG_CPU_S = 0.04
 # grows with the time it has waited.
 BACKGROUND_TICK_S = 0.2
 WAITING_TICK_SHARE, WAITING_TICK_MOST_S = 1 / 8, 1.0
-# A preempted call moves to the background after this share of its time limit, but not before the given seconds.
-BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 20, 0.2
+# A preempted call moves to the background after this share of its time limit, but not before the given seconds. It gets them in
+# any case, so that an honest program that is long for a moment does not end as `timeout` because of short calls.
+BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 8, 0.2
 # A call waits if none of its threads runs or is ready to run, and it has used less than this share of one CPU since the
 # previous check.
 WAITING_CPU_SHARE = 0.5
@@ -220,8 +221,11 @@ class CallMonitor:
 
     def _belongs_in_background(self) -> bool:
         """Return whether a preempted call has used enough CPU time to move to the background."""
-        least_s = max(BACKGROUND_SHARE * self.request.timeout_s, BACKGROUND_LEAST_S)
-        return self.preempted and self.last_cpu_s > least_s
+        return self.preempted and self.last_cpu_s > self._guaranteed_s()
+
+    def _guaranteed_s(self) -> float:
+        """Return the CPU seconds that a preempted call gets in any case."""
+        return max(BACKGROUND_SHARE * self.request.timeout_s, BACKGROUND_LEAST_S)
 
     def _adjust_weight(self, others: list[int], needed_s: float, left_s: float) -> None:
         """Set the CPU weight of the call, or move it to the background.
@@ -240,9 +244,12 @@ class CallMonitor:
             with contextlib.suppress(OSError):
                 self.group.enter_background()
                 return
+        gives_way = self.preempted and stable
+        if gives_way:
+            needed_s = self._guaranteed_s() - self.last_cpu_s
         behind = left_s - needed_s < self.request.wall_slack_s * 3 / 4
         # A call without a slot that uses CPU time now and then must not take it from calls with a slot.
-        light = (self.preempted and stable) or (self.waiting and self.last_cpu_s > LONG_CPU_S)
+        light = (gives_way and not behind) or (self.waiting and self.last_cpu_s > LONG_CPU_S)
         self.group.set_weight(PREEMPTED if light else BOOSTED if behind else NORMAL)
 
 
