@@ -308,7 +308,8 @@ def _from_unicode(text: str) -> str:
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ]+", lambda m: f"^{{{m[0].translate(rules.SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎]+", lambda m: f"_{{{m[0].translate(rules.SUBSCRIPTS)}}}", text)
     text = text.replace("√", r"\sqrt ").replace("∛", r"\sqrt[3]").translate(rules.UNICODE)
-    return unicodedata.normalize("NFKC", text).translate(rules.UNICODE)
+    text = unicodedata.normalize("NFKC", text).translate(rules.UNICODE)
+    return re.sub(r"\d", lambda m: str(unicodedata.decimal(m[0])), text)  # digits of other scripts
 
 
 def _without_delimiters(text: str) -> str:
