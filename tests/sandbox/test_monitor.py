@@ -53,6 +53,23 @@ def test_blocked_threads_release_the_slot_and_only_sleep_is_charged(monkeypatch,
     assert (monitor._idle_s >= monitor.planned_s) is charged
 
 
+@pytest.mark.parametrize("sibling_runs", [False, True])
+def test_a_wait_that_the_kernel_reports_late_counts_unless_a_sibling_ran(monkeypatch, monitor, sibling_runs):
+    """The kernel adds the time that a thread waited for a CPU when it gets one: here after ten checks."""
+    first, second = monitor.pid, monitor.pid + 1
+    clock = {first: (0.0, 0.0), second: (0.0, 0.0)}
+    monkeypatch.setattr(procfs, "state", lambda task: "R")
+    monkeypatch.setattr(procfs, "schedstat", clock.__getitem__)
+    monitor.start -= 100.0
+    for check in range(1, 31):
+        if sibling_runs:
+            clock[second] = (0.05 * check, 0.0)
+        if check % 10 == 0:
+            clock[first] = (0.001 * check, 0.05 * check)
+        monitor._measure([first, second])
+    assert monitor._starved_s == pytest.approx(0.0 if sibling_runs else 1.5, abs=0.05)
+
+
 def test_a_late_check_counts_at_most_two_intervals_as_sleep(monkeypatch, monitor):
     """On a machine with too few CPUs, the program may have waited for one most of the time, and be asleep only at the check."""
     monkeypatch.setattr(procfs, "state", lambda task: "S")

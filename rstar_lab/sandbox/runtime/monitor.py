@@ -84,6 +84,9 @@ class CallMonitor:
         self._crowd = False
         self._cpus = 1.0
         self._schedstat: dict[int, tuple[float, float]] = {}
+        # Thread -> seconds it waited for a CPU while no other thread of the call ran, and the longest of these times so far.
+        self._waited: dict[int, float] = {}
+        self._longest_s = 0.0
         self._tasks: list[int] = []
         self._measured: set[int] = set()
         self._base_s = procfs.cpu_s([self.pid]) if request.session and not group else 0.0
@@ -205,18 +208,25 @@ class CallMonitor:
         changed = self.group is None and set(tasks) != self._measured and self.ticks > 1
         self._measured = set(tasks)
         stats = {task: procfs.schedstat(task) for task in tasks}
-        starved_s = 0.0
+        # Thread -> seconds since the last check in which it ran, and in which it waited for a CPU.
+        times: dict[int, tuple[float, float]] = {}
         for task, stat in stats.items():
-            if stat is None:
-                continue
-            # In a random sample, a thread that was not measured before is counted from the next check on.
-            new = (0.0, 0.0) if len(tasks) < MEASURED_TASKS else stat
-            ran_before_s, delayed_before_s = self._schedstat.get(task, new)
-            # The time in which other threads of the same call ran is subtracted: only waiting for other calls is starvation.
-            siblings_s = max(0.0, cpu_s - (stat[0] - ran_before_s))
-            starved_s = max(starved_s, stat[1] - delayed_before_s - siblings_s)
+            if stat is not None:
+                # In a random sample, a thread that was not measured before is counted from the next check on.
+                new = (0.0, 0.0) if len(tasks) < MEASURED_TASKS else stat
+                before = self._schedstat.get(task, new)
+                times[task] = stat[0] - before[0], stat[1] - before[1]
+        # /proc/PID/stat counts in steps of 10 ms, which would subtract several milliseconds at each check.
+        all_ran_s = cpu_s if self.group or len(tasks) >= MEASURED_TASKS else sum(ran_s for ran_s, _ in times.values())
+        # The time in which other threads of the same call ran is subtracted: only waiting for other calls is starvation. The
+        # kernel adds the time that a thread waited when it gets a CPU, which can be many checks later. So the sums are compared.
+        self._waited = {
+            task: self._waited.get(task, self._longest_s) + delayed_s - max(0.0, all_ran_s - ran_s)
+            for task, (ran_s, delayed_s) in times.items()
+        }
+        before_s, self._longest_s = self._longest_s, max([self._longest_s, *self._waited.values()])
         if not changed:
-            self._starved_s += min(starved_s, elapsed_s)
+            self._starved_s = min(self._starved_s + self._longest_s - before_s, self.wall_s())
         self._schedstat = {task: stat for task, stat in stats.items() if stat is not None}
 
     def _belongs_in_background(self) -> bool:
