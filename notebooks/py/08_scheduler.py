@@ -47,7 +47,7 @@ import pandas as pd
 from IPython.display import display
 
 from rstar_lab.analysis import LinkedFigure, open_runs
-from rstar_lab.analysis.asynchrony import plot_staleness
+from rstar_lab.analysis.timeline import plot_staleness
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.resources import load_benchmark
 from rstar_lab.rl.overrides import load_recipe

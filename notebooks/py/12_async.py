@@ -37,7 +37,7 @@ train: bool = False  # True: train the runs here (about an hour); False: show th
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.asynchrony import plot_staleness
+from rstar_lab.analysis.timeline import plot_staleness
 from rstar_lab.jobs import find_job_runs_dir, run_grid
 from rstar_lab.parameters import read_list, read_mapping
 from rstar_lab.resources import load_benchmark

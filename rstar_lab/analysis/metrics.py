@@ -4,6 +4,7 @@ Metrics include all rollouts of a step, also those that resampling dropped. With
 policy would look better than it is.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,8 @@ import pandas as pd
 
 from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.estimates import Estimate, ratio
 from rstar_lab.estimates import pass_at_k as pass_at_k_of
+from rstar_lab.estimates import ratio
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS
 from rstar_lab.runs import RunStoreError
 
@@ -362,4 +363,67 @@ def outcome_mix(runs: Runs, *, by: Sequence[str] = ("run_id", "step"), where: Wh
     return runs.sql(query)
 
 
-__all__ = ["METRICS", "Estimate", "Metric", "curves", "get_metric", "measure", "outcome_mix", "pass_at_k"]
+# --- tables in notebooks
+
+_SHARE = re.compile(r"(^|_)(share|rate|part|kept)$|^after_(error|success)$")
+
+
+def format_numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a copy for display: shares as percentages, other floating-point numbers with at least three digits.
+
+    A column holds shares if one of its labels is a metric in percent (METRICS) or ends with share, rate, part or kept.
+    Missing values are shown as "–".
+    """
+    shown = {}
+    for position, column in enumerate(frame.columns):
+        values = frame.iloc[:, position]
+        if pd.api.types.is_float_dtype(values):
+            labels = column if isinstance(column, tuple) else (column,)
+            write = "{:.1%}".format if any(_is_share(str(label)) for label in labels) else _digits
+            values = values.map(write, na_action="ignore").astype(object).where(values.notna(), "–")
+        shown[position] = values
+    return pd.DataFrame(shown, index=frame.index).set_axis(frame.columns, axis=1)
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _is_share(label: str) -> bool:
+    return METRICS[label].percent if label in METRICS else bool(_SHARE.search(label))
+
+
+# --- what became of the rollouts: each was trained on, or left out for one reason
+
+NAMES = {"trained": "trained on", "roc": "not selected by RoC", "equal_group": "group with equal rewards"}
+_PREFIX = "class/"  # of the metrics
+
+
+def rollout_classes(runs: Runs) -> pd.DataFrame:
+    """Return one row per run and class: run_id, rollout_class, rollouts, share.
+
+    The rows of a run add up to its stored rollouts. Classes are those of the metrics `class/...`; rollouts that no step counts in
+    a class, such as groups dropped for their age, are `not in a batch`. Runs without these metrics have no rows.
+    """
+    measured = runs.trainer_metrics()
+    names = [name for name in measured.columns if name.startswith(_PREFIX)]
+    rows = []
+    stored = runs.sql("SELECT run_id, count(*) AS n FROM trajectories GROUP BY 1").set_index("run_id").n
+    for run_id, own in measured.groupby("run_id") if names else ():
+        counts = own[names].sum().astype(int)
+        if not own[names].notna().any(axis=None) or run_id not in stored:
+            continue
+        counts["not in a batch"] = int(stored[run_id]) - int(counts.sum())
+        rows += [
+            (run_id, name.removeprefix(_PREFIX), int(count), count / int(stored[run_id]))
+            for name, count in zip(map(str, counts.index), counts, strict=True)
+            if count or name == _PREFIX + "trained"
+        ]
+    frame = pd.DataFrame(rows, columns=["run_id", "rollout_class", "rollouts", "share"])
+    return frame.sort_values(["run_id", "rollouts"], ascending=[True, False], ignore_index=True)
+
+
+def class_title(name: str) -> str:
+    """Return a class for readers, such as "masked (sandbox_error)"."""
+    kind, _, reason = name.partition("/")
+    return NAMES.get(kind, kind) + (f" ({reason})" if reason else "")

@@ -21,8 +21,7 @@ from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcom
 from rstar_lab.analysis.inspector.export import article_html, content_hash, verdict
 from rstar_lab.analysis.inspector.palette import page_css
 from rstar_lab.analysis.inspector.source import Source
-from rstar_lab.analysis.metrics import evaluations, get_metric, measure
-from rstar_lab.analysis.rollout_classes import class_title, rollout_classes
+from rstar_lab.analysis.metrics import class_title, evaluations, get_metric, measure, rollout_classes
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.visible_text import escaped

@@ -14,8 +14,7 @@ import numpy as np
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
-from rstar_lab.analysis.inspector.modules import STATIC
-from rstar_lab.analysis.inspector.palette import SCALES, page_css
+from rstar_lab.analysis.inspector.palette import SCALES, STATIC, page_css
 from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.visible_text import escaped, visible

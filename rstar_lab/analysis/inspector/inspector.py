@@ -13,12 +13,11 @@ import traitlets
 from rstar_lab.analysis.filters import Where, json_filter, where_sql
 from rstar_lab.analysis.inspector import panels
 from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html
-from rstar_lab.analysis.inspector.modules import STATIC, join_modules
 from rstar_lab.analysis.inspector.notes import PARTS, read_notes, read_views, write_note, write_view
-from rstar_lab.analysis.inspector.palette import SCALES, page_css
+from rstar_lab.analysis.inspector.palette import SCALES, STATIC, page_css
 from rstar_lab.analysis.inspector.source import Frames, Source, Store
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
-from rstar_lab.analysis.inspector.widget import NotebookWidget
+from rstar_lab.analysis.inspector.widget import NotebookWidget, join_modules
 from rstar_lab.errors import UserError
 from rstar_lab.visible_text import visible
 
@@ -215,14 +214,12 @@ class Inspector(NotebookWidget):
         position: of the token in the response, from 0. model, url: as in `fork`. `.attrs` has weights, the model folder or URL.
         Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
         """
-        from rstar_lab.analysis.alternatives import alternatives_table  # imports torch
-
         row = self.source.row(traj_id or self.selected)
         folder = self.source.run_dir(row["run_id"])
         if folder is None:
             raise UserError("cannot compute alternatives: these rows are not in a run folder on this machine")
         path = None if model is None else Path(model)
-        return alternatives_table(folder, row["traj_id"], position, k=k, model=path, url=url)
+        return panels.alternatives_table(folder, row["traj_id"], position, k=k, model=path, url=url)
 
     def _load(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         source = self._source_of(traj_id)

@@ -18,10 +18,8 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
-from rstar_lab.analysis.inspector.modules import join_modules
-from rstar_lab.analysis.inspector.widget import NotebookWidget
-from rstar_lab.analysis.metrics import curves, get_metric
-from rstar_lab.analysis.rollout_classes import class_title, rollout_classes
+from rstar_lab.analysis.inspector.widget import NotebookWidget, join_modules
+from rstar_lab.analysis.metrics import class_title, curves, get_metric, rollout_classes
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunReader

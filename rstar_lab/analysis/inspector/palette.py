@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+STATIC = Path(__file__).parent / "static"
 # Lower bounds of the colour levels. They are fixed so that the colours of two transcripts are comparable.
 # entropy: nats; log_prob: -log p under the engine, nats; mismatch: |engine - trainer|, nats; advantage: |advantage|.
 SCALES: dict[str, tuple[float, ...]] = {
@@ -78,4 +79,4 @@ def page_css() -> str:
             colour += f" color: light-dark({_INK[0]}, {_INK[1]});"
         rules.append(f".rl-text::highlight(rl-{name}) {{ {colour} }}")
         rules.append(f".rl i.rl-{name}, .rl:has(.rl-by-{channel}:checked) span.rl-{name} {{ {colour} }}")
-    return (Path(__file__).parent / "static" / "transcript.css").read_text(encoding="utf-8") + "\n".join(rules) + "\n"
+    return (STATIC / "transcript.css").read_text(encoding="utf-8") + "\n".join(rules) + "\n"

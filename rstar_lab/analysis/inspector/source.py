@@ -11,8 +11,14 @@ from typing import Any, Protocol
 import pandas as pd
 
 from rstar_lab.analysis.filters import sql_list, sql_literal
-from rstar_lab.analysis.inspector.listing import Listing, query_errors, to_json_rows, to_json_value
-from rstar_lab.analysis.inspector.memory_table import MemoryTable, frame_rows
+from rstar_lab.analysis.inspector.listing import (
+    Listing,
+    MemoryTable,
+    frame_rows,
+    query_errors,
+    to_json_rows,
+    to_json_value,
+)
 from rstar_lab.analysis.queries import check_query, connect
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome

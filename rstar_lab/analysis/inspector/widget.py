@@ -1,6 +1,7 @@
 """Base class of the notebook widgets: static output without a browser, a live widget with one, recovery from lost models."""
 
 import os
+import re
 import sys
 import time
 import uuid
@@ -11,7 +12,21 @@ import anywidget
 import traitlets
 from IPython.display import display, update_display
 
+from rstar_lab.analysis.inspector.palette import STATIC
+
 _REPLACE_AFTER_S = 3.0
+_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
+
+
+def join_modules(*names: str) -> str:
+    """Join ES modules of `static/` into one, since anywidget takes a single file. They import only each other.
+
+    `labels`, the headings of segments, is defined before them.
+    """
+    texts = [_IMPORT.sub("", (STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in names]
+    parts = [text.replace("\nexport ", "\n").removeprefix("export ") for text in texts[:-1]]
+    labels = (STATIC / "labels.json").read_text(encoding="utf-8")
+    return "\n".join([f"const labels = {labels.strip()};", *parts, texts[-1]])
 
 
 class _Meta(ABCMeta, traitlets.MetaHasTraits):
