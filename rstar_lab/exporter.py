@@ -24,7 +24,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader, run_folders
 from rstar_lab.sandbox.access import check_exposure, is_loopback
-from rstar_lab.sandbox.metrics import CONTENT_TYPE
+from rstar_lab.sandbox.service import CONTENT_TYPE
 
 # Limits of a connection before it sends the token.
 MAX_CONNECTIONS, MAX_HEADER_BYTES, HEADER_TIMEOUT_S = 64, 64 * 1024, 20.0

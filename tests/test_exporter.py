@@ -21,7 +21,7 @@ from rstar_lab import exporter
 from rstar_lab.errors import UserError
 from rstar_lab.exporter import GAUGES, make_exporter
 from rstar_lab.runs import RunWriter
-from rstar_lab.sandbox.metrics import Metrics
+from rstar_lab.sandbox.service import Metrics
 from rstar_lab.service_tokens import find_token
 
 MONITORING = Path(__file__).parents[1] / "cluster" / "monitoring"

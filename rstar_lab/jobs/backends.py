@@ -29,7 +29,7 @@ def choose(profile: str | None, *, host: str | None = None, backend: str | None 
     """Return the profile and the backend of a job; the arguments are those of `submit`. Raises UserError for an unknown
     profile or backend, and for an unreachable host."""
     if profile is None and host:
-        from rstar_lab.jobs.ssh.host import profile_of_host
+        from rstar_lab.jobs.ssh.backend import profile_of_host
 
         machine = profile_of_host(host)
     else:

@@ -12,7 +12,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.jobs.backends import CLASSES, backend_named
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
 from rstar_lab.jobs.progress import last_metrics, parse_event, progress
-from rstar_lab.runs.locate import find_runs_dir
+from rstar_lab.runs.reader import find_runs_dir
 from rstar_lab.visible_text import escaped
 
 EVERY_S = 3.0

@@ -20,7 +20,7 @@ from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec, check_name
 from rstar_lab.runs.files import read_text
-from rstar_lab.runs.locate import find_runs_dir
+from rstar_lab.runs.reader import find_runs_dir
 from rstar_lab.visible_text import printable
 
 

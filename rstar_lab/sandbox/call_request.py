@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.call import Call, CallResult, OnOutput
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
 from rstar_lab.sandbox.runtime import protocol
-from rstar_lab.sandbox.streaming import OnOutput
 from rstar_lab.sandbox.supervisor_pool import PRELOAD
 
 

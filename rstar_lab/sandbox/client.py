@@ -14,13 +14,12 @@ import httpx
 
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
-from rstar_lab.sandbox.call import Call, CallResult, ForkError
+from rstar_lab.sandbox.call import Call, CallResult, ForkError, Output
 from rstar_lab.sandbox.interface import Sandbox
-from rstar_lab.sandbox.streaming import Output
-from rstar_lab.sandbox.verification import Verification
 from rstar_lab.sandbox.wire import (
     SessionEnd,
     SessionFork,
+    Verification,
     Work,
     dumps,
     failure,

@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.cpp import cpp_call, cpp_outcome
-from rstar_lab.sandbox.verification import Verification
-from rstar_lab.sandbox.wire import MAX_BATCH
+from rstar_lab.sandbox.wire import MAX_BATCH, Verification
 from rstar_lab.verify.released import with_grader
 
 

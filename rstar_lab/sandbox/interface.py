@@ -5,9 +5,8 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Self
 
-from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.call import Call, CallResult, Output
 from rstar_lab.sandbox.session_files import SessionFiles
-from rstar_lab.sandbox.streaming import Output
 
 
 class Sandbox(SessionFiles):

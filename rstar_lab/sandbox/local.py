@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox.call import Call, CallResult, ForkError
+from rstar_lab.sandbox.call import Call, CallResult, ForkError, OnOutput, Output, stream_output
 from rstar_lab.sandbox.call_log import log_event
 from rstar_lab.sandbox.call_request import Job, make_job, make_request, tier_of, to_call_result, without_output
 from rstar_lab.sandbox.check import POOLS, LayersMissing, Pool, check_isolation, check_layers
@@ -21,9 +21,7 @@ from rstar_lab.sandbox.packages import check_readable, install_packages
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.monitor import STARVED_TIMEOUTS
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
-from rstar_lab.sandbox.session_fork import Forker
-from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Session, Sessions
-from rstar_lab.sandbox.streaming import OnOutput, Output, stream_output
+from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Forker, Session, Sessions
 from rstar_lab.sandbox.supervisor_pool import (
     SessionRefused,
     SupervisorConnection,

@@ -15,10 +15,9 @@ from redis.exceptions import RedisError
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import transport
-from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.call import CallResult, OnOutput
 from rstar_lab.sandbox.limits import MAX_TIMEOUT_S
-from rstar_lab.sandbox.signing import InvalidSignatureError, Signer
-from rstar_lab.sandbox.streaming import OnOutput
+from rstar_lab.sandbox.transport import InvalidSignatureError, Signer
 from rstar_lab.sandbox.wire import Work, dumps, failure, result_from_dict, session_of, work_to_dict
 
 log = logging.getLogger(__name__)

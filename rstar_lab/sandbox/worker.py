@@ -19,7 +19,7 @@ from rstar_lab.sandbox import transport
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.call_log import call_id, log_failure
 from rstar_lab.sandbox.redis_backend import end, forever
-from rstar_lab.sandbox.signing import InvalidSignatureError, Signer
+from rstar_lab.sandbox.transport import InvalidSignatureError, Signer
 from rstar_lab.sandbox.wire import Work, dumps, failure, result_to_dict, work_from_json
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ RESULTS_BATCH = 64
 
 
 class Backend(Protocol):
-    """Runs the calls; see local_backend.py."""
+    """Runs the calls; see serve.LocalBackend."""
 
     workers: int
 

@@ -9,8 +9,7 @@ belongs to the value.
 import re
 from typing import Any
 
-from rstar_lab.tool_calls.call import Schemas, ToolCall
-from rstar_lab.tool_calls.values import read_value
+from rstar_lab.tool_calls.call import Schemas, ToolCall, read_value
 
 _OPEN, _CLOSE, _END = "<tool_call>", "</tool_call>", "</function>"
 _BARE = re.compile(

@@ -6,8 +6,7 @@ The format escapes nothing. A tag ends a value only where the format goes on aft
 import re
 from typing import Any
 
-from rstar_lab.tool_calls.call import Schemas, ToolCall
-from rstar_lab.tool_calls.values import read_value
+from rstar_lab.tool_calls.call import Schemas, ToolCall, read_value
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"\s*([\w.:-]+)\s*(?=<arg_key>|</tool_call>|\Z)")

@@ -23,8 +23,8 @@ from rstar_lab.jobs.pack import tree_digest, verify_script
 from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.render import array_script, sbatch_script
 from rstar_lab.jobs.ssh import agent_of
+from rstar_lab.jobs.ssh.backend import profile_of_host
 from rstar_lab.jobs.ssh.connection import Connection
-from rstar_lab.jobs.ssh.host import profile_of_host
 from rstar_lab.jobs.ssh.mirror import fetch_transcripts, pull_run
 from rstar_lab.jobs.store import JobFolder, JobSpec, jobs_folder
 from rstar_lab.runs import RunWriter

@@ -12,8 +12,8 @@ from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, local, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.ssh import mirror
+from rstar_lab.jobs.ssh.backend import install_tree
 from rstar_lab.jobs.ssh.connection import Agent, Connection
-from rstar_lab.jobs.ssh.host import install_tree
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader

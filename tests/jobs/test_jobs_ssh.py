@@ -86,7 +86,7 @@ def test_a_job_over_ssh_runs_and_its_log_and_runs_come_back(profile, tmp_path, m
 
 @pytest.mark.slow
 def test_the_tree_is_sent_once_and_not_to_other_versions(profile, settings, tmp_path):
-    from rstar_lab.jobs.ssh.host import install_tree
+    from rstar_lab.jobs.ssh.backend import install_tree
 
     sent = []
     first = install_tree(Connection(settings), sent.append)

@@ -16,8 +16,8 @@ from rstar_lab.errors import UserError
 from rstar_lab.jobs import JobStatus, submit
 from rstar_lab.jobs.pack import pack, pack_tar
 from rstar_lab.jobs.ssh import forget_agents, mirror
+from rstar_lab.jobs.ssh.backend import install_tree
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
-from rstar_lab.jobs.ssh.host import install_tree
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 

@@ -22,8 +22,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, transport
 from rstar_lab.sandbox.launch import serving
 from rstar_lab.sandbox.redis_backend import RedisBackend
-from rstar_lab.sandbox.verification import Verification
-from rstar_lab.sandbox.wire import SessionEnd, SessionFork, dumps, work_to_dict
+from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Verification, dumps, work_to_dict
 
 pytestmark = pytest.mark.slow
 

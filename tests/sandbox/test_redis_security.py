@@ -14,7 +14,7 @@ from rstar_lab.sandbox import Call, transport
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.launch import wait_for_port
 from rstar_lab.sandbox.redis_backend import RedisBackend
-from rstar_lab.sandbox.signing import KEY, Signer
+from rstar_lab.sandbox.transport import KEY, Signer
 from rstar_lab.sandbox.wire import dumps, result_to_dict
 from rstar_lab.sandbox.worker import Worker
 

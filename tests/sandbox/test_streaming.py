@@ -7,7 +7,7 @@ import pytest
 
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import CallResult, Limits, LocalSandbox, SandboxClient
-from rstar_lab.sandbox.streaming import Output
+from rstar_lab.sandbox.call import Output
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 

@@ -24,8 +24,7 @@ from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunReader
 from rstar_lab.runs.errors import READ_ERRORS
-from rstar_lab.runs.locate import find_runs_dir
-from rstar_lab.runs.reader import run_folders
+from rstar_lab.runs.reader import find_runs_dir, run_folders
 from rstar_lab.visible_text import escaped, visible
 
 _CSS = """

@@ -19,7 +19,6 @@ from typing import Any
 from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs
 from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, REFUSED, Request
 from rstar_lab.sandbox.runtime.supervisor import run_supervisor
-from rstar_lab.sandbox.runtime.warm_up import LIBRARY_WARM_UPS
 
 COMMON = ["bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools"]
 COMMON += ["heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "time", "typing"]
@@ -60,6 +59,32 @@ from scipy import integrate, optimize
 optimize.brentq(lambda x: x * x - 2, 0, 2), integrate.quad(lambda x: x, 0, 1), optimize.minimize(lambda x: x @ x, [1.0])
 """,
 }
+
+
+def _warm_up_sympy() -> None:
+    """Do the lazy imports and fill the caches of sympy once, for all forked programs, in about 1.5 CPU seconds.
+
+    A first `solve` takes 48 CPU ms in a process that has only imported sympy, and 16 CPU ms after another equation was solved.
+    """
+    import sympy as sp
+
+    x, y, k, n = sp.symbols("x y k n")
+    sp.solve(x**3 - x, x)
+    sp.solve([x + y - 1, x - y], [x, y])
+    sp.factorint(1001)
+    sp.simplify(sp.sin(x) ** 2 + sp.cos(x) ** 2 + sp.sqrt(8))
+    sp.integrate(x * sp.exp(x), x)
+    sp.diff(x**2 * sp.sin(x), x)
+    sp.limit(sp.sin(x) / x, x, 0)
+    sp.series(sp.exp(x), x, 0, 3)
+    sp.summation(k, (k, 1, n))
+    sp.expand((x + 1) ** 3)
+    sp.N(sp.pi, 5)
+    str(sp.Matrix([[2, 1], [1, 2]]).eigenvals())
+
+
+LIBRARY_WARM_UPS = {"sympy": _warm_up_sympy}
+
 _DRY = Request(None, False, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
 
 
