@@ -4,30 +4,29 @@ Each scrape reads the run store. Therefore the exporter works for the local trai
 copied from another machine, and the training process needs no change.
 """
 
+import asyncio
 import contextlib
-import hmac
 import math
 import re
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from rstar_lab.errors import UserError
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader, run_folders
-from rstar_lab.sandbox.access import check_exposure, is_loopback
-from rstar_lab.sandbox.service import CONTENT_TYPE
+from rstar_lab.sandbox.access import CONTENT_TYPE, AccessMiddleware, check_exposure, listen, refuse
+from rstar_lab.sandbox.http_limits import limited_protocol
+from rstar_lab.service_tokens import published_token
 
-# Limits of a connection before it sends the token.
-MAX_CONNECTIONS, MAX_HEADER_BYTES, HEADER_TIMEOUT_S = 64, 64 * 1024, 20.0
+MAX_CONNECTIONS = 128  # at most half of them from clients that have not sent the token
 RECENT_S = 24 * 3600.0  # finished runs older than this are not exported
 GAUGES = {
     "rstar_lab_run_running": "1 while the run is running, else 0",
@@ -86,111 +85,46 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class Exporter(ThreadingHTTPServer):
-    """A server of `/metrics`. token: required bearer token; None: every user of this machine may read the metrics.
+class _Unlimited:
+    """The budget of requests, which have no body here."""
 
-    If more than MAX_CONNECTIONS have not sent the token, the oldest is closed.
-    """
+    def reserve_body(self, size: int) -> None: ...
 
-    token: str | None = None
-    request_queue_size = 128
-    daemon_threads = True
-
-    def __init__(self, *arguments: Any):
-        self._strangers: dict[Any, None] = {}  # sockets, in the order in which they were opened
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._strangers[request] = None
-        if len(self._strangers) > MAX_CONNECTIONS:
-            close(next(iter(self._strangers)))
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self.trust(request)
-        super().shutdown_request(request)
-
-    def trust(self, request: Any) -> None:
-        """Stop counting a connection: it has sent the token, or it is closed."""
-        self._strangers.pop(request, None)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: a client has closed the connection or sent too much."""
+    def release_body(self, size: int) -> None: ...
 
 
-def close(connection: socket.socket) -> None:
-    """End a connection that another thread reads."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-class Head:
-    """Reads the lines of a request's head, of together at most MAX_HEADER_BYTES."""
-
-    def __init__(self, file: Any):
-        self.file, self.left, self.closed = file, MAX_HEADER_BYTES, False
-
-    def readline(self, size: int = -1) -> bytes:
-        line = self.file.readline(self.left + 1)
-        self.left -= len(line)
-        if self.left < 0:
-            raise ConnectionError("the head of the request is too large")
-        return line
-
-    def close(self) -> None:
-        self.file.close()
-
-
-def make_exporter(runs_dir: Path, host: str, port: int, token: str | None) -> Exporter:
-    """Return a server of `/metrics`; `serve_forever` runs it.
-
-    Raises UserError if it would be reachable from other machines without a token.
-    """
-    check_exposure(host, token, "set RSTAR_LAB_MONITOR_TOKEN")
+def make_exporter(runs_dir: Path, token: str | None) -> uvicorn.Server:
+    """Return a server of `/metrics`. token: required bearer token; None: the server answers only requests to localhost."""
     registry = CollectorRegistry()
     registry.register(RunCollector(runs_dir))
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = HEADER_TIMEOUT_S  # of each wait
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] != "/metrics":
+            await refuse(send, 404, "the metrics are at /metrics")
+            return
+        page = await asyncio.to_thread(generate_latest, registry)
+        await Response(page, media_type=CONTENT_TYPE)(scope, receive, send)
 
-        def handle(self) -> None:
-            self.rfile = Head(self.rfile)  # type: ignore[assignment]
-            self.deadline = threading.Timer(HEADER_TIMEOUT_S, close, [self.connection])
-            self.deadline.daemon = True
-            self.deadline.start()
-            try:
-                super().handle()
-            finally:
-                self.deadline.cancel()
+    app = AccessMiddleware(answer, token=token, max_body=0, loopback_only=True, budget=_Unlimited())
+    protocol = limited_protocol(MAX_CONNECTIONS)
+    return uvicorn.Server(uvicorn.Config(app, http=protocol, lifespan="off", log_level="warning", access_log=False))
 
-        def do_GET(self) -> None:
-            self.deadline.cancel()
-            given, token = self.headers.get("Authorization", ""), server.token
-            if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                self._answer(401, b"send the token as `Authorization: Bearer TOKEN`\n")
-            elif token is None and not is_loopback(self.headers.get("Host", "").encode()):
-                self._answer(400, b"this service answers only to localhost: it has no token\n")
-            elif self.path != "/metrics":
-                self._answer(404, b"the metrics are at /metrics\n")
-            else:
-                server.trust(self.request)
-                self._answer(200, generate_latest(registry))
 
-        def _answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+def serve_metrics(
+    runs_dir: Path, host: str, port: int, token: str | None, announce: Callable[[str, Path | None], None]
+) -> None:
+    """Serve `/metrics` until SIGTERM or SIGINT.
 
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    try:
-        server = Exporter((host, port), Handler)
-    except OSError as error:
-        raise UserError(
-            f"cannot listen on {host}:{port}: {error.strerror}; is the port in use? Try another --port"
-        ) from error
-    server.token = token
-    return server
+    token: default: one that is made, and stored in a file that only its user can read. announce: called with the URL and the file
+    of the token before the server starts. Raises UserError if the port is in use, or if other machines could read the metrics
+    without a token that the user has chosen.
+    """
+    check_exposure(host, token, "set RSTAR_LAB_MONITOR_TOKEN")
+    listener = listen(host, port)
+    host, port = listener.getsockname()[:2]
+    with contextlib.ExitStack() as stack:
+        path = None
+        if token is None:
+            token, path = stack.enter_context(published_token(host, port))
+        announce(f"http://{host}:{port}/metrics", path)
+        make_exporter(runs_dir, token).run(sockets=[listener])

@@ -17,10 +17,11 @@ import yaml
 from helpers.run_rows import rows
 from prometheus_client.parser import text_string_to_metric_families
 
-from rstar_lab import exporter
 from rstar_lab.errors import UserError
-from rstar_lab.exporter import GAUGES, make_exporter
+from rstar_lab.exporter import GAUGES, MAX_CONNECTIONS, make_exporter, serve_metrics
 from rstar_lab.runs import RunWriter
+from rstar_lab.sandbox import http_limits
+from rstar_lab.sandbox.access import listen
 from rstar_lab.sandbox.service import Metrics
 from rstar_lab.service_tokens import find_token
 
@@ -49,20 +50,21 @@ def scrape(url: str, **headers: str) -> httpx.Response:
 def serve():
     servers = []
 
-    def start(*arguments) -> str:
-        server = make_exporter(*arguments)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_address[1]}/metrics"
+    def start(runs_dir, token) -> str:
+        server, listener = make_exporter(runs_dir, token), listen("127.0.0.1", 0)
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        servers.append((server, thread))
+        thread.start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
 
     yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    for server, thread in servers:
+        server.should_exit = server.force_exit = True
+        thread.join()
 
 
 def test_the_last_step_of_every_run_is_exported(runs_dir, serve):
-    page = scrape(serve(runs_dir, "127.0.0.1", 0, None)).text
+    page = scrape(serve(runs_dir, None)).text
     found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     samples = {(sample.name, sample.labels["run"]): sample.value for sample in found}
     assert samples["rstar_lab_run_running", "alive"] == 1 and samples["rstar_lab_run_running", "done"] == 0
@@ -73,15 +75,13 @@ def test_the_last_step_of_every_run_is_exported(runs_dir, serve):
 
 
 def test_connections_and_heads_are_limited_before_the_token(runs_dir, serve, monkeypatch):
-    monkeypatch.setattr(exporter, "HEADER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(http_limits, "HEADER_TIMEOUT_S", 1.0)
     token = "0123456789abcdef"
-    url = serve(runs_dir, "127.0.0.1", 0, token)
+    url = serve(runs_dir, token)
     address = ("127.0.0.1", int(url.split(":")[2].split("/")[0]))
-    idle = [socket.create_connection(address, timeout=10) for _ in range(exporter.MAX_CONNECTIONS + 20)]
+    idle = [socket.create_connection(address, timeout=10) for _ in range(MAX_CONNECTIONS // 2 + 20)]
     assert scrape(url, Authorization=f"Bearer {token}").status_code == 200
     assert idle[0].recv(1) == b"", "the oldest is closed"
-    threads = threading.active_count()
-    assert threads < 3 * exporter.MAX_CONNECTIONS
     with socket.create_connection(address, timeout=10) as connection:
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -98,12 +98,12 @@ def test_connections_and_heads_are_limited_before_the_token(runs_dir, serve, mon
 
 def test_a_token_is_required_beyond_this_machine(runs_dir, serve):
     with pytest.raises(UserError, match="token is required: set RSTAR_LAB_MONITOR_TOKEN"):
-        make_exporter(runs_dir, "0.0.0.0", 0, None)
+        serve_metrics(runs_dir, "0.0.0.0", 0, None, print)
     token = "0123456789abcdef"
-    url = serve(runs_dir, "127.0.0.1", 0, token)
+    url = serve(runs_dir, token)
     assert scrape(url).status_code == 401 and scrape(url, Authorization="Bearer wrong").status_code == 401
     assert scrape(url, Authorization=f"Bearer {token}").status_code == 200
-    assert scrape(serve(runs_dir, "127.0.0.1", 0, None), Host="attacker.example").status_code == 400
+    assert scrape(serve(runs_dir, None), Host="attacker.example").status_code == 400
 
 
 @pytest.mark.slow

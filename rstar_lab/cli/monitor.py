@@ -1,6 +1,5 @@
 """`rstar-lab monitor`."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -33,17 +32,13 @@ def monitor(
     token is made and stored in a file that only you can read; its path is printed (`credentials_file` of Prometheus).
     cluster/monitoring contains a Grafana dashboard and alert rules.
     """
-    from rstar_lab.exporter import make_exporter
-    from rstar_lab.service_tokens import published_token
+    from rstar_lab.exporter import serve_metrics
 
-    server = make_exporter(runs_dir, host, port, os.environ.get("RSTAR_LAB_MONITOR_TOKEN") or None)
-    name, number = server.server_address[:2]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(server)
-        if server.token is None:
-            server.token, path = stack.enter_context(published_token(host, number))
-            print(f"token: {path}", file=sys.stderr, flush=True)
-        print(f"http://{name!s}:{number}/metrics", flush=True)
-        # SIGTERM must not skip the removal of the token file.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        server.serve_forever()
+    def announce(url: str, token_file: Path | None) -> None:
+        if token_file is not None:
+            print(f"token: {token_file}", file=sys.stderr, flush=True)
+        print(url, flush=True)
+
+    # SIGTERM must not skip the removal of the token file.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    serve_metrics(runs_dir, host, port, os.environ.get("RSTAR_LAB_MONITOR_TOKEN") or None, announce)

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -14,6 +15,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.service_tokens import LOOPBACK
 
 OPEN_PATHS = frozenset({"/", "/ping"})
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus metrics
 # Key of a scope: a function that is called when a request has the token.
 ON_AUTHENTICATED = "rstar_lab.on_authenticated"
 # Seconds in which a client must have sent its whole request body.
@@ -49,6 +51,21 @@ def check_exposure(host: str, token: str | None, remedy: str = "") -> None:
         )
     if token is not None and len(token) < 16:
         raise UserError("the token must have at least 16 characters; `openssl rand -hex 32` prints one")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address. Raises UserError if the port is in use."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror}; is the port in use? Try another --port"
+        ) from error
+    return listener
 
 
 class AccessMiddleware:

@@ -169,8 +169,8 @@ class LimitedHTTPProtocol(HttpToolsProtocol):
             self._header_timer = None
 
 
-def limited_protocol() -> type[LimitedHTTPProtocol]:
-    """Return a protocol class for one server, whose limit on connections fits the limit on open files of this process."""
-    most = min(MAX_CONNECTIONS, raise_open_files() - OTHER_DESCRIPTORS)
+def limited_protocol(most: int = MAX_CONNECTIONS) -> type[LimitedHTTPProtocol]:
+    """Return a protocol class for one server. most: connections at once; fewer if this process may not open as many files."""
+    most = min(most, raise_open_files() - OTHER_DESCRIPTORS)
     attributes: dict[str, Any] = {"registry": Connections(most)}
     return type("LimitedHTTPProtocol", (LimitedHTTPProtocol,), attributes)

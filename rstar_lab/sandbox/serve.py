@@ -20,7 +20,7 @@ import uvloop
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.outcomes import Outcome
-from rstar_lab.sandbox.access import LOOPBACK, check_exposure
+from rstar_lab.sandbox.access import LOOPBACK, check_exposure, listen
 from rstar_lab.sandbox.call import CallResult, OnOutput
 from rstar_lab.sandbox.http_limits import limited_protocol
 from rstar_lab.sandbox.limits import Limits
@@ -202,20 +202,6 @@ def run_server(options: ServeOptions, announce: Announce) -> None:
             token, path = stack.enter_context(published_token(options.host, listener.getsockname()[1]))
             options, token_file = replace(options, token=token), str(path)
         uvloop.run(serve(options, tenants, listener, lambda ready: announce({**ready, "token_file": token_file})))
-
-
-def listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"cannot listen on {host}:{port}: {error.strerror}; is the port in use? Try another --port"
-        ) from error
-    return listener
 
 
 async def serve(options: ServeOptions, tenants: Sequence[Tenant], listener: socket.socket, announce: Announce) -> None:

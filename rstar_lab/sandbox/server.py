@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
-from rstar_lab.sandbox.access import AccessMiddleware, BusyError
+from rstar_lab.sandbox.access import CONTENT_TYPE, AccessMiddleware, BusyError
 from rstar_lab.sandbox.call import Call, CallResult, OnOutput, OutputDecoder
 from rstar_lab.sandbox.files import run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
-from rstar_lab.sandbox.service import CONTENT_TYPE, Service
+from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.session_files import SessionFileError, SessionFiles
 from rstar_lab.sandbox.tenants import ACCOUNT, Account, Accounts, Tenant
 from rstar_lab.sandbox.wire import MAX_BATCH, Work, WorkModel, dumps, failure, result_to_dict

@@ -16,7 +16,6 @@ from rstar_lab.sandbox.call_log import call_id, log_failure
 from rstar_lab.sandbox.tenants import ACCOUNT, Account
 from rstar_lab.sandbox.wire import Work, failure
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
