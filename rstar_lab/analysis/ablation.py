@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figures import band
+from rstar_lab.analysis.figures import add_line, band
 from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import holm, mean_interval
@@ -261,17 +261,14 @@ def plot_lines(frame: pd.DataFrame, lines: str, order: Sequence[str], by: str, x
     the tooltip.
     """
     figure = make_subplots(1, 2, subplot_titles=[_title(name)[0] for name in PLOTTED], horizontal_spacing=0.1)
-    for line, (colour, dash, symbol) in line_styles(order).items():
+    for line, style in line_styles(order).items():
         points = frame[frame[lines] == line].groupby(by)
         at = points[x].mean()
         for column, name in enumerate(PLOTTED, start=1):
             ends = pd.DataFrame({key: mean_interval(rows[name].to_numpy())[:3] for key, rows in points}).T
-            band(figure, at, ends[1], ends[2], colour, 0.12, line, {"row": 1, "col": column})
-            figure.add_scatter(
-                x=at, y=ends[0], name=line, legendgroup=line, showlegend=column == 1, mode="lines+markers",
-                line={"color": colour, "dash": dash}, marker_symbol=symbol, row=1, col=column,
-                hovertemplate=f"{line}: %{{y:.1%}} at {hover}<extra></extra>",
-            )  # fmt: skip
+            place, text = {"row": 1, "col": column}, f"{line}: %{{y:.1%}} at {hover}<extra></extra>"
+            band(figure, at, ends[1], ends[2], style[0], 0.12, line, place)
+            add_line(figure, at, ends[0], line, style, place, legend=column == 1, hovertemplate=text)
     figure.update_yaxes(tickformat=".0%")
     figure.update_layout(height=430)
     return figure

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figures import band
+from rstar_lab.analysis.figures import add_line, band
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
@@ -112,13 +112,18 @@ def plot_tool_use(runs: Runs, metrics: Sequence[str] = tuple(METRICS), where: Wh
     for number, name in enumerate(metrics):
         place = {"row": number // 2 + 1, "col": number % 2 + 1}
         for run_id, points in frame[frame.metric == name].groupby("run_id", sort=False):
-            colour, dash, symbol = styles[run_id]
-            band(figure, points.step, points.low, points.high, colour, 0.15, str(run_id), place)
-            figure.add_scatter(
-                x=points.step, y=points["value"], name=run_id, legendgroup=run_id, showlegend=number == 0 and len(styles) > 1,
-                mode="lines+markers", line={"color": colour, "dash": dash}, marker_symbol=symbol,
-                hovertemplate=f"{run_id}<br>step %{{x}}: %{{y:.3g}}<extra></extra>", **place,
-            )  # fmt: skip
+            text, legend = f"{run_id}<br>step %{{x}}: %{{y:.3g}}<extra></extra>", number == 0 and len(styles) > 1
+            band(figure, points.step, points.low, points.high, styles[run_id][0], 0.15, str(run_id), place)
+            add_line(
+                figure,
+                points.step,
+                points["value"],
+                str(run_id),
+                styles[run_id],
+                place,
+                legend=legend,
+                hovertemplate=text,
+            )
         if METRICS[name][2]:
             figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
         figure.update_xaxes(title_text="step" if number >= len(metrics) - 2 else None, **place)

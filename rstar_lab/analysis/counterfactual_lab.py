@@ -112,14 +112,8 @@ def counterfactual(
                 selections = [stored.select(rl, draw) for draw in range(times)]
             table = _rows(stored, name, selections, stored.penalties(rl))
             line = {"step": int(number), "rule": name} | _summary(stored, table, selections[0])
-            line |= {
-                "loss": np.nan,
-                "gradient_norm": np.nan,
-                "gradient_cosine": np.nan,
-                "weights_step": None,
-                "note": "",
-                "without_effect": "",
-            }
+            line |= dict.fromkeys(("loss", "gradient_norm", "gradient_cosine"), np.nan)
+            line |= {"weights_step": None, "note": "", "without_effect": ""}
             missing = lab.missing_tokens(selections[0])
             if not gradients:
                 line["note"] = "gradients=False"

@@ -18,7 +18,7 @@ from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import Estimate, Side, paired_difference
 from rstar_lab.runs import RunReader
-from rstar_lab.runs.messages import read_messages
+from rstar_lab.runs.messages import own_texts
 from rstar_lab.verify import extract_answer, verify_many
 
 _SHOWN = 10
@@ -68,14 +68,14 @@ class Explanation:
             "a": self.a,
             "b": self.b,
             "pass1": list(self.pass1),
-            "difference": _numbers(self.total),
+            "difference": self.total.as_list(),
             "problems": self.total.clusters,
             "parts": [
                 {
                     "part": part.name,
                     "differs": part.differs,
                     "text": part.text,
-                    "effect": None if part.effect is None else _numbers(part.effect),
+                    "effect": None if part.effect is None else part.effect.as_list(),
                     "trajectories": list(part.trajectories),
                 }
                 for part in self.parts
@@ -149,7 +149,7 @@ class _Evaluation:
         if rows.empty or not stored:
             raise UserError(f"{folder}: the run has no trajectories with transcripts")
         texts = pd.DataFrame(
-            [(row["traj_id"], row["question"], _own_text(row["messages"])) for row in stored],
+            [(row["traj_id"], row["question"], "\n".join(own_texts(row["messages"]))) for row in stored],
             columns=["traj_id", "question", "text"],
         )
         failed = rows.stop_reason.isin(["engine_error", "environment_error", "undecided"])
@@ -172,11 +172,6 @@ class _Evaluation:
     @property
     def identity(self) -> dict[str, Any]:
         return (self.info.get("extra") or {}).get("identity") or {}
-
-
-def _own_text(messages: str) -> str:
-    """Return the text of the model, as the agent loop passes it to the reward."""
-    return "\n".join(message["content"] for message in read_messages(messages) if message["role"] == "assistant")
 
 
 def _problems(a: _Evaluation, b: _Evaluation, all_a: int, all_b: int) -> Part:
@@ -356,10 +351,6 @@ def _difference(rows_a: pd.DataFrame, right_a: pd.Series, rows_b: pd.DataFrame, 
     matrices = [own.reindex(index).to_numpy(float).T for own in sums]
     sides = [Side(correct[None], rollouts[None]) for correct, rollouts in matrices]
     return paired_difference(sides[0], sides[1], len(rows_a) + len(rows_b))
-
-
-def _numbers(estimate: Estimate) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in (estimate.value, estimate.low, estimate.high)]
 
 
 def _points(estimate: Estimate) -> str:

@@ -286,23 +286,25 @@ def _index(frame: pd.DataFrame) -> pd.MultiIndex:
 def _add_curve(
     figure: go.Figure, points: pd.DataFrame, group: str, look: tuple[str, str, str], place: dict[str, int], legend: bool
 ) -> None:
-    colour, dash, symbol = look
     if points.low.notna().any():
-        band(figure, points.x, points.low, points.high, colour, 0.18, group, place)
-    figure.add_scatter(
-        x=points.x,
-        y=points["value"],
-        name=group,
-        legendgroup=group,
-        showlegend=legend,
-        mode="lines+markers" if len(points) <= 60 else "lines",
-        line={"color": colour, "dash": dash, "width": 2},
-        marker={"symbol": symbol, "size": 6},
-        customdata=points["where"],
-        hovertemplate=f"{group}<br>step %{{text}}: %{{y}}<extra></extra>",
-        text=points.step,
-        **place,
-    )
+        band(figure, points.x, points.low, points.high, look[0], 0.18, group, place)
+    add_line(
+        figure, points.x, points["value"], group, look, place, legend=legend, customdata=points["where"], text=points.step,
+        mode="lines+markers" if len(points) <= 60 else "lines", hovertemplate=f"{group}<br>step %{{text}}: %{{y}}<extra></extra>",
+    )  # fmt: skip
+
+
+def add_line(
+    figure: go.Figure, x: Any, y: Any, name: str, style: tuple[str, str, str], place: dict[str, int], *, legend: bool, **options: Any
+) -> None:  # fmt: skip
+    """Draw a line in a style of `line_styles`. legend: whether the legend names it: once in a figure with several panels."""
+    colour, dash, symbol = style
+    look = {
+        "mode": "lines+markers",
+        "line": {"color": colour, "dash": dash, "width": 2},
+        "marker": {"symbol": symbol, "size": 6},
+    }
+    figure.add_scatter(x=x, y=y, name=name, legendgroup=name, showlegend=legend, **look | options, **place)
 
 
 def band(

@@ -150,20 +150,12 @@ def _condition(key: str, value: Any, table: str, own: set[str], noted: Callable[
             if noted is None:
                 raise RunStoreError("filter 'noted': these rows are not in a run folder, which holds the notes")
             return f"traj_id {'' if value else 'NOT '}IN ({sql_list(noted())})"
-        case "ranges" if isinstance(value, Mapping):
-            return (
-                " AND ".join(
-                    _range(_column(str(name), own, table), *_pair(name, bounds)) for name, bounds in value.items()
-                )
-                or "TRUE"
-            )
-        case "metrics" if isinstance(value, Mapping):
-            return (
-                " AND ".join(
-                    _range(f"metrics[{quoted(str(name))}]", *_pair(name, bounds)) for name, bounds in value.items()
-                )
-                or "TRUE"
-            )
+        case "ranges" | "metrics" if isinstance(value, Mapping):
+            parts = []
+            for name, bounds in value.items():
+                column = _column(str(name), own, table) if key == "ranges" else f"metrics[{quoted(str(name))}]"
+                parts.append(_range(column, *_pair(name, bounds)))
+            return " AND ".join(parts) or "TRUE"
         case "any" if isinstance(value, list | tuple):
             options = [where_sql(each, table, columns=own, noted=noted) for each in value]
             return "(" + (" OR ".join(f"({option})" for option in options) or "FALSE") + ")"

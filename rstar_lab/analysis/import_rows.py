@@ -25,6 +25,7 @@ from rstar_lab.outcomes import Outcome
 from rstar_lab.runs import TRAJECTORIES, RunStoreError, RunWriter
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.files import atomic_write, open_lines, parse_json
+from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reflection_words import count_reflection_words
 from rstar_lab.runs.schema import is_valid_name
 from rstar_lab.tool_calls import parse_stored_calls
@@ -76,12 +77,9 @@ def conversation_messages(response: str) -> list[Row]:
 
 def conversation_counts(messages: list[Row]) -> Row:
     """Return turns, calls and reflection_tokens (reflection words in the model's own text) of a conversation."""
-    own = [message["content"] for message in messages if message["role"] == "assistant"]
-    return {
-        "turns": len(own),
-        "calls": sum(len(parse_stored_calls(text)) for text in own),
-        "reflection_tokens": sum(map(count_reflection_words, own)),
-    }
+    own = own_texts(messages)
+    calls = sum(len(parse_stored_calls(text)) for text in own)
+    return {"turns": len(own), "calls": calls, "reflection_tokens": sum(map(count_reflection_words, own))}
 
 
 def default_run_id(source: Path, kind: str) -> str:

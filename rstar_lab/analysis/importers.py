@@ -27,7 +27,7 @@ from rstar_lab.analysis.import_rows import (
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.runs.files import open_to_read, parse_json
-from rstar_lab.runs.messages import OTHER, ROLES
+from rstar_lab.runs.messages import OTHER, ROLES, own_texts
 
 # --- verl ------------------------------------------------------------------------------------------------------------
 
@@ -58,7 +58,6 @@ def import_verl(
             for place, row in json_lines(file):
                 question, output = required_text(row, "input", place), required_text(row, "output", place)
                 messages = conversation_messages(output)
-                own = "".join(message["content"] for message in messages if message["role"] == "assistant")
                 extra = {
                     name: number_or_none(value, place, name)
                     for name, value in row.items()
@@ -76,7 +75,7 @@ def import_verl(
                     "answer": row.get("pred"),
                     "kept": True,
                     "response_tokens": count_tokens(output),
-                    "model_tokens": count_tokens(own),
+                    "model_tokens": count_tokens("".join(own_texts(messages))),
                 }
 
     return write_run(rollouts(), path, runs_dir, run_id, "verl")

@@ -5,13 +5,15 @@ policy would look better than it is.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.filters import Where, selects_steps
+from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import pass_at_k as pass_at_k_of
 from rstar_lab.estimates import ratio
@@ -176,17 +178,9 @@ def get_metric(name: str) -> Metric:
         title = f"{'pass@1' if kind == 'pass1' else kind} on {problems}"
         return Metric(name, title, f"{name} as the trainer logged it", "NULL", "NULL", None, percent=share, logged=True)
     if name.startswith(OWN):
-        own = name.removeprefix(OWN)
-        quoted = own.replace("'", "''")
-        value = f"metrics['{quoted}']"
-        return Metric(
-            name,
-            own,
-            f"mean of metrics['{own}'], of the reward or environment",
-            value,
-            f"({value} IS NOT NULL)::INT",
-            None,
-        )
+        entry = name.removeprefix(OWN)
+        value, formula = f"metrics[{quoted(entry)}]", f"mean of metrics['{entry}'], of the reward or environment"
+        return Metric(name, entry, formula, value, f"({value} IS NOT NULL)::INT", None)
     if name not in METRICS:
         raise RunStoreError(f"unknown metric {name!r}; there are {', '.join(METRICS)}")
     return METRICS[name]
@@ -283,21 +277,28 @@ def measure(
         raise RunStoreError(f"{logged[0]} is logged once per evaluation; use curves()")
     sums = sum_by_problem(runs, metrics, by, where)
     rows = []
-    groups = sums.groupby(list(by), dropna=False, sort=True) if by else [((), sums)]
-    for key, group in groups:
+    for key, group in _groups(sums, by):
         for metric in metrics:
             numerator = group[f"{metric.name}_numerator"].to_numpy(dtype=float)
             denominator = group[f"{metric.name}_denominator"].to_numpy(dtype=float)
             n = int(group[f"{metric.name}_n"].sum())
             estimate = ratio(numerator, denominator, n)
-            rows.append({**dict(zip(by, key, strict=True)), "metric": metric.name, **vars(estimate)})
+            rows.append({**key, "metric": metric.name, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
+
+
+def _groups(frame: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Yield the values of the columns `by` and the rows that have them."""
+    for key, group in frame.groupby(list(by), dropna=False, sort=True) if by else [((), frame)]:
+        yield dict(zip(by, key, strict=True)), group
+
+
+def _columns(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], where: Where) -> pd.DataFrame:
     """Return one row per group and problem: `by`, problem_id and each metric's NAME_numerator, NAME_denominator, NAME_n."""
-    condition = runs.condition(where)
-    keys = ", ".join(f'"{name}"' for name in by)
     parts = []
     for metric in metrics:
         both = f"({metric.numerator}) IS NOT NULL AND ({metric.denominator}) > 0"
@@ -306,12 +307,11 @@ def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], whe
             f'sum({metric.denominator}) FILTER ({both}) AS "{metric.name}_denominator"',
             f'count(*) FILTER ({both}) AS "{metric.name}_n"',
         ]
-    source = "trajectories"
-    if any("turns_with_call" in metric.numerator for metric in metrics):
-        source = _WITH_CALLS
-    query = f"""SELECT {keys}{"," if keys else ""} problem_id, {", ".join(parts)} FROM {source}
-                WHERE {condition} GROUP BY {keys}{"," if keys else ""} problem_id ORDER BY ALL"""
-    return runs.sql(query)
+    source = _WITH_CALLS if any("turns_with_call" in metric.numerator for metric in metrics) else "trajectories"
+    return runs.sql(
+        f"""SELECT {_columns([*by, "problem_id"])}, {", ".join(parts)} FROM {source}
+            WHERE {runs.condition(where)} GROUP BY {_columns([*by, "problem_id"])} ORDER BY ALL"""
+    )
 
 
 # turns_with_call is NULL if the trajectory has calls but the store has no rows of them.
@@ -330,20 +330,17 @@ def pass_at_k(
     Source: Chen et al. 2021, arXiv 2107.03374, equation 1. Problems with fewer than k rollouts are left out.
     Columns: those of `by`, k, value, low, high, n, clusters. All rollouts of a problem with equal values of `by` are pooled.
     """
-    condition = runs.condition(where)
-    keys = ", ".join(f'"{name}"' for name in by)
-    comma = "," if keys else ""
     counts = runs.sql(
-        f"""SELECT {keys}{comma} problem_id, count(correct) AS n, count(*) FILTER (correct) AS c FROM trajectories
-            WHERE {condition} GROUP BY {keys}{comma} problem_id ORDER BY ALL""",
+        f"""SELECT {_columns([*by, "problem_id"])}, count(correct) AS n, count(*) FILTER (correct) AS c FROM trajectories
+            WHERE {runs.condition(where)} GROUP BY ALL ORDER BY ALL""",
     )
     rows = []
-    for key, group in counts.groupby(list(by), dropna=False, sort=True) if by else [((), counts)]:
+    for key, group in _groups(counts, by):
         for k in ks:
             enough = group[group.n >= k]
             values = np.array([pass_at_k_of(k, n, c) for n, c in zip(enough.n, enough.c, strict=True)], dtype=float)
             estimate = ratio(values, np.ones(len(values)), int(enough.n.sum()))
-            rows.append({**dict(zip(by, key, strict=True)), "k": k, **vars(estimate)})
+            rows.append({**key, "k": k, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "k", "value", "low", "high", "n", "clusters"])
 
 
@@ -352,15 +349,13 @@ def outcome_mix(runs: Runs, *, by: Sequence[str] = ("run_id", "step"), where: Wh
 
     share: share of the calls of the group's trajectories with (or without) a positive reward.
     """
-    condition = runs.condition(where)
-    keys = ", ".join(f'"{name}"' for name in by)
-    comma = "," if keys else ""
-    query = f"""
-        SELECT *, calls / sum(calls) OVER (PARTITION BY {keys}{comma} correct) AS share FROM (
-            SELECT {keys}{comma} reward > 0 AS correct, outcome, count(*) AS calls
-            FROM (SELECT *, unnest(outcomes) AS outcome FROM trajectories WHERE {condition}) GROUP BY ALL)
-        ORDER BY ALL"""
-    return runs.sql(query)
+    keys = "".join(f'"{name}", ' for name in by)
+    return runs.sql(
+        f"""SELECT *, calls / sum(calls) OVER (PARTITION BY {keys}correct) AS share FROM (
+              SELECT {keys}reward > 0 AS correct, outcome, count(*) AS calls
+              FROM (SELECT *, unnest(outcomes) AS outcome FROM trajectories WHERE {runs.condition(where)}) GROUP BY ALL)
+            ORDER BY ALL"""
+    )
 
 
 # --- tables in notebooks

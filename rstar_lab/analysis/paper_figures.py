@@ -8,7 +8,7 @@ import pandas as pd
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figures import plot_ablation, plot_curves
+from rstar_lab.analysis.figures import add_line, plot_ablation, plot_curves
 from rstar_lab.analysis.metrics import curves, evaluations, measure
 from rstar_lab.analysis.paper import published
 from rstar_lab.analysis.runs import Runs, open_runs
@@ -98,13 +98,10 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
 def _plot(frame: pd.DataFrame, lines: str, x: str, panels: dict[str, str]) -> Figure:
     """Plot each column of `panels` over `x` in a panel of that title, with one line per value of the column `lines`."""
     figure = make_subplots(1, len(panels), subplot_titles=list(panels.values()), horizontal_spacing=0.1)
-    for line, (colour, dash, symbol) in line_styles([str(value) for value in frame[lines].unique()]).items():
+    for line, style in line_styles([str(value) for value in frame[lines].unique()]).items():
         part = frame[frame[lines].astype(str) == line]
         for column, name in enumerate(panels, start=1):
-            figure.add_scatter(
-                x=part[x], y=part[name], name=line, legendgroup=line, showlegend=column == 1, mode="lines+markers",
-                line={"color": colour, "dash": dash}, marker_symbol=symbol, row=1, col=column,
-            )  # fmt: skip
+            add_line(figure, part[x], part[name], line, style, {"row": 1, "col": column}, legend=column == 1)
     figure.update_xaxes(title=x.replace("_", " "))
     figure.update_layout(height=400)
     return Figure(figure, frame)

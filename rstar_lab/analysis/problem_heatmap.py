@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
 from rstar_lab.visible_text import escaped
@@ -44,9 +45,11 @@ def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
     rate: list[list[float | None]] = [[None] * len(steps) for _ in names]
     where, text = ([["false"] * len(steps) for _ in names] for _ in range(2))
     for cell in named_rows(frame):
-        place, quoted = columns[cell.step], cell.problem_id.replace("'", "''")
+        place = columns[cell.step]
         rate[cell.row][place] = cell.pass_rate
-        where[cell.row][place] = f"run_id = '{run_id}' AND step = {cell.step} AND problem_id = '{quoted}'"
+        where[cell.row][place] = (
+            f"run_id = '{run_id}' AND step = {cell.step} AND problem_id = {quoted(cell.problem_id)}"
+        )
         text[cell.row][place] = (
             f"{escaped(cell.problem_id)}, step {cell.step}<br>{cell.pass_rate:.0%} of {cell.n} rollouts"
         )

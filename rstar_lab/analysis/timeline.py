@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS
@@ -124,7 +125,7 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
             orientation="h",
             name=f"{kind} {sums[kind]:,.3g} s",
             marker=marker | {"line": {"width": 0}},
-            customdata=[_condition(traj_id) for traj_id in part.traj_id],
+            customdata=[f"traj_id = {quoted(traj_id)}" for traj_id in part.traj_id],
             text=[_describe(row) for row in named_rows(part)],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",
@@ -136,7 +137,7 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
         mode="markers",
         name="last rollout",
         marker={"symbol": "star", "size": 13, "color": COLOURS[1], "line": {"color": "white", "width": 1}},
-        customdata=[_condition(last)],
+        customdata=[f"traj_id = {quoted(last)}"],
         text=[escaped(last)],
         hovertemplate="%{text}<br>ends last, at %{x:.3g} s<extra></extra>",
     )
@@ -153,10 +154,6 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
 def _describe(segment: Any) -> str:
     turn = f", turn {segment.turn + 1}" if segment.turn >= 0 else ""
     return f"{escaped(segment.traj_id)}{turn}<br>{segment.kind} {segment.seconds:.3g} s from {segment.start_s:.3g} s"
-
-
-def _condition(traj_id: str) -> str:
-    return "traj_id = '" + traj_id.replace("'", "''") + "'"
 
 
 def plot_staleness(runs: Runs, run_id: str, *, mode: str = "light") -> Figure:

@@ -19,7 +19,7 @@ from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
-from rstar_lab.runs.messages import read_messages
+from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, word_pattern
 from rstar_lab.tool_calls import parse_stored_calls
 
@@ -242,11 +242,6 @@ def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.Dat
     frame = rows.groupby(["run_id", "step"], as_index=False).agg(n=("uses", "size"), uses=("uses", "sum"))
     frame["per_trajectory"] = frame.uses / frame.n
     return frame
-
-
-def own_texts(messages: str) -> list[str]:
-    """Return the texts of the model in the JSON of a transcript."""
-    return [message["content"] for message in read_messages(messages) if message["role"] == "assistant"]
 
 
 def plot_token_kinds(table: pd.DataFrame) -> Figure:

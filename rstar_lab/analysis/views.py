@@ -78,7 +78,7 @@ class Views:
 
     def state(self) -> tuple:
         """Return a value that changes when one of the runs changes."""
-        return tuple((reader.run_dir, self._state(reader)) for reader in self.readers())
+        return tuple((reader.run_dir, state_of(reader.run_dir)) for reader in self.readers())
 
     def of_steps(self, level: str, condition: str, parameters: Sequence[Any] = ()) -> str:
         """Return a SELECT of the rows of the steps that match a condition on run_id, stage and step."""
@@ -146,7 +146,7 @@ class Views:
             except duckdb.Error:  # DuckDB cannot list the tables of every statement, and the query can contain an error
                 names = {name.lower() for name in _SOURCE.findall(query)}
             for name in names & TABLES:
-                state = (name, *((reader.run_dir, self._state(reader)) for reader in self.readers()))
+                state = (name, *((reader.run_dir, state_of(reader.run_dir)) for reader in self.readers()))
                 if self._views.get(name) != state:
                     self._make_view(name)
                     self._views[name] = state
@@ -229,7 +229,7 @@ class Views:
 
     def _rollup(self, reader: RunReader) -> pa.Table:
         """Return the run's rollup, cached until the run changes."""
-        state = self._state(reader)
+        state = state_of(reader.run_dir)
         if self._rollups.get(reader.run_dir, (None, None))[0] != state:
             self._rollups[reader.run_dir] = (state, reader.rollup())
         return self._rollups[reader.run_dir][1]
@@ -265,19 +265,19 @@ class Views:
         """Return the runs. A run in the folder of runs that cannot be read is skipped with a warning."""
         readers = {folder: self._reader(folder) for folder in self._given}
         for folder in run_folders(self._root) if self._root is not None else []:
-            if folder in readers or (folder in self._unreadable and self._unreadable[folder] == _state_of(folder)):
+            if folder in readers or (folder in self._unreadable and self._unreadable[folder] == state_of(folder)):
                 continue
             try:
                 readers[folder] = self._reader(folder)
             except RunStoreError as error:
-                self._unreadable[folder] = _state_of(folder)
+                self._unreadable[folder] = state_of(folder)
                 warnings.warn(f"skipped: {error}", stacklevel=2)
         return list(readers.values())
 
     def unreadable(self) -> list[Path]:
         """Return the runs that `readers` skipped."""
         self.readers()
-        return [folder for folder, state in self._unreadable.items() if state == _state_of(folder)]
+        return [folder for folder, state in self._unreadable.items() if state == state_of(folder)]
 
     def _reader(self, folder: Path) -> RunReader:
         if folder not in self._readers:
@@ -290,12 +290,9 @@ class Views:
                 return reader
         raise RunStoreError(f"no run {run_id!r} in {self.path}")
 
-    def _state(self, reader: RunReader) -> tuple:
-        """Return a value that changes when a step is written, cut or merged, and when the run ends."""
-        return _state_of(reader.run_dir)
 
-
-def _state_of(run_dir: Path) -> tuple:
+def state_of(run_dir: Path) -> tuple:
+    """Return a value that changes when a step is written, cut or merged, and when the run starts or ends."""
     stats = []
     for name in ("metrics.jsonl", "run.json"):
         try:

@@ -38,6 +38,11 @@ def read_messages(messages: str | Sequence[Mapping[str, Any]] | None) -> list[di
     return [_checked(message) for message in loaded]
 
 
+def own_texts(messages: str | Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """Return what the model wrote in each of its turns. messages: as for `read_messages`."""
+    return [message["content"] for message in read_messages(messages) if message["role"] == "assistant"]
+
+
 def _checked(message: Mapping[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     tool, outcome = message.get("tool"), message.get("outcome")

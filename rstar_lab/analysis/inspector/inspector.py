@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -237,7 +237,11 @@ class Inspector(NotebookWidget):
                     self._notes |= read_notes(folder)
         return self._notes
 
-    # Requests of the browser are {id, op, ...}; responses are {id, result} or {id, error}.
+    # Requests of the browser are {id, op, ...}; responses are {id, result} or {id, error}. The operation `page` is the method `_page`.
+    _OPERATIONS: ClassVar = frozenset(
+        ("start", "page", "questions", "place", "open", "search", "alternatives", "fork", "forked", "turn_text", "note", "views",
+         "save_view", "delete_view", "export")
+    )  # fmt: skip
 
     def _on_message(self, _widget: Any, message: Any, _buffers: Any) -> None:
         op = message.get("op") if isinstance(message, dict) else None
@@ -245,7 +249,7 @@ class Inspector(NotebookWidget):
             arguments = {key: value for key, value in message.items() if key not in ("op", "id")}
             buffers: list[Any] = []
             try:
-                answer: dict[str, Any] = {"result": self._OPERATIONS[op](self, buffers, **arguments)}
+                answer: dict[str, Any] = {"result": getattr(self, f"_{op}")(buffers, **arguments)}
             except UserError as error:
                 answer = {"error": str(error)}
             except Exception as error:  # shown in the widget
@@ -338,7 +342,7 @@ class Inspector(NotebookWidget):
         self._notes = None
         return entry
 
-    def _list_views(self, _buffers: list[Any]) -> dict[str, Any]:
+    def _views(self, _buffers: list[Any]) -> dict[str, Any]:
         return self.views
 
     # The view is sent with the request, because the widget's state may reach the kernel after it.
@@ -352,24 +356,6 @@ class Inspector(NotebookWidget):
 
     def _export(self, _buffers: list[Any], traj_id: str, kind: str) -> str:
         return self.html(traj_id) if kind == "html" else self.markdown(traj_id)
-
-    _OPERATIONS: ClassVar[dict[str, Callable[..., Any]]] = {
-        "start": _start,
-        "page": _page,
-        "questions": _questions,
-        "place": _place,
-        "open": _open,
-        "search": _search,
-        "alternatives": _alternatives,
-        "fork": _fork,
-        "forked": _forked,
-        "turn_text": _turn_text,
-        "note": _note,
-        "views": _list_views,
-        "save_view": _save_view,
-        "delete_view": _delete_view,
-        "export": _export,
-    }
 
     def static_bundle(self) -> dict[str, Any]:
         return {"text/html": self.static_html(), "text/plain": repr(self)}

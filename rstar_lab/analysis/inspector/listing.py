@@ -112,15 +112,18 @@ class Listing:
     """
 
     def __init__(self, table: MemoryTable, columns: Mapping[str, str]) -> None:
-        self._table, self._columns = table, columns
+        self._trajectories, self.columns = table, columns
         self._blocks: dict[str, list[tuple[int, str, int]]] = {}
         self._values: dict[tuple[str, str, bool], pd.DataFrame] = {}
 
     def refresh(self) -> None:
+        """Discard cached counts and rows, after a run has grown."""
+        self._trajectories.discard()
         self._blocks.clear()
         self._values.clear()
 
     def count(self, where: str) -> int:
+        """Return the number of rows of the filtered list."""
         for (counted, *_), values in self._values.items():
             if counted == where:
                 return int(values.n.sum())
@@ -129,20 +132,19 @@ class Listing:
     def blocks(self, where: str) -> list[tuple[int, str, int]]:
         """Return (step, run, number of rows) of the filtered list, newest step first."""
         if where not in self._blocks:
-            _, counts = self._rows(
-                f"SELECT step, run_id, count(*) AS n FROM trajectories WHERE {where} "
-                "GROUP BY ALL ORDER BY step DESC NULLS LAST, run_id"
-            )
+            query = f"SELECT step, run_id, count(*) AS n FROM trajectories WHERE {where} GROUP BY ALL"
+            with query_errors():
+                _, counts = self._trajectories.rows(f"{query} ORDER BY step DESC NULLS LAST, run_id")
             _cache(self._blocks, where, counts)
         return self._blocks[where]
 
-    def page(self, where: str, sort: Sequence[Any], offset: int, limit: int) -> list[dict[str, Any]]:
+    def page(self, where: str, sort: Sequence[Any] = (), offset: int = 0, limit: int = 100) -> list[dict[str, Any]]:
         """Return rows offset .. offset + limit with LIST_COLUMNS, as JSON objects."""
-        names = ", ".join(name for name in LIST_COLUMNS if name in self._columns)
+        names = ", ".join(name for name in LIST_COLUMNS if name in self.columns)
         parts: Iterator[Part]
-        if sort and self._table.is_loaded:  # sorting rows in memory is faster than counting their values
+        if sort and self._trajectories.is_loaded:  # sorting rows in memory is faster than counting their values
             (key, down), *ties = self._keys(sort)
-            if self._columns.get(key) in ("FLOAT", "DOUBLE"):
+            if self.columns.get(key) in ("FLOAT", "DOUBLE"):
                 key = f"nullif({key}, 'nan')"  # NaN counts as missing
             parts = iter([(where, _order([(key, down), *ties]), offset, limit, None)])
         else:
@@ -150,18 +152,15 @@ class Listing:
         page = []
         for condition, order, before, rows, steps in parts:
             query = f"SELECT {names} FROM trajectories WHERE {condition} ORDER BY {order} LIMIT {rows} OFFSET {before}"
-            page += to_json_rows(*self._rows(query, steps))
+            with query_errors():
+                page += to_json_rows(*self._trajectories.rows(query, steps))
         return page
 
     def _sql(self, query: str) -> pd.DataFrame:
         with query_errors():
-            return self._table.sql(query)
+            return self._trajectories.sql(query)
 
-    def _rows(self, query: str, steps: list[tuple[str, int]] | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
-        with query_errors():
-            return self._table.rows(query, steps)
-
-    def index_of(self, traj_id: str, where: str, sort: Sequence[Any]) -> int | None:
+    def index_of(self, traj_id: str, where: str, sort: Sequence[Any] = ()) -> int | None:
         """Return the index of a trajectory in the list, or None if the filter excludes it."""
         keys = self._keys(sort)
         chosen = ", ".join(f"{key} AS k{i}" for i, (key, _) in enumerate(keys))
@@ -241,7 +240,7 @@ class Listing:
         key, down = self._keys(sort)[0]
         if (where, key, down) not in self._values:
             # round(NaN) is NaN, which counts as missing.
-            value = f"nullif(round({key}, 3), 'nan')" if self._columns.get(key) in ("FLOAT", "DOUBLE") else key
+            value = f"nullif(round({key}, 3), 'nan')" if self.columns.get(key) in ("FLOAT", "DOUBLE") else key
             counted = self._sql(
                 f"SELECT {value} AS value, min({key}) AS low, max({key}) AS high, count(*) AS n FROM trajectories "
                 f"WHERE {where} GROUP BY 1 ORDER BY 1 {'DESC' if down else 'ASC'} NULLS LAST"
@@ -257,9 +256,9 @@ class Listing:
         if not sort:
             return [*DEFAULT_ORDER]
         column = str(sort[0])
-        if column not in self._columns:
+        if column not in self.columns:
             raise UserError(f"cannot sort by {column!r}: trajectories have no such column")
-        key = f"len({column})" if self._columns[column].endswith("[]") else column
+        key = f"len({column})" if self.columns[column].endswith("[]") else column
         return [(key, bool(sort[1])), *(key for key in DEFAULT_ORDER if key[0] != column)]
 
 

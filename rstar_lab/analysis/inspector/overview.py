@@ -1,7 +1,6 @@
 """An overview of all runs in a notebook: `overview(runs_dir)`."""
 
 import asyncio
-import math
 import textwrap
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,9 +17,10 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
-from rstar_lab.analysis.inspector.widget import NotebookWidget, join_modules
+from rstar_lab.analysis.inspector.widget import NotebookWidget, check_interval, join_modules, start_task
 from rstar_lab.analysis.metrics import class_title, curves, get_metric, rollout_classes
 from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.views import state_of
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunReader
 from rstar_lab.runs.errors import READ_ERRORS
@@ -163,18 +163,10 @@ def _under_their_runs(rows: list[OverviewRow]) -> list[OverviewRow]:
 
 def _state(folder: Path) -> tuple:
     """Return a value that changes when a step is written and when the run starts or ends."""
-    values: list[object] = []
-    for name in ("metrics.jsonl", "run.json"):
-        try:
-            stat = (folder / name).stat()
-        except FileNotFoundError:
-            continue
-        values.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
     try:
-        values.append(RunReader(folder).status)
+        return state_of(folder), RunReader(folder).status
     except READ_ERRORS as error:
-        values.append(str(error))
-    return tuple(values)
+        return state_of(folder), str(error)
 
 
 def _read_rows(folders: list[Path]) -> dict[Path, OverviewRow]:
@@ -389,12 +381,8 @@ class Overview:
         display(self.figure)
         if self.inspector is not None:
             display(self.inspector)
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
         if self.task is None:
-            self.task = loop.create_task(self._follow())
+            self.task = start_task(self._follow)
 
 
 def _empty_figure(text: str = "Select runs with rollouts in the table to see their curves.") -> Figure:
@@ -420,8 +408,7 @@ def overview(runs_dir: str | Path = "", *, selected: list[str] | None = None, ev
     shown first; default: the newest run with rollouts. every_s: seconds between updates.
     Raises UserError for an invalid interval or an unknown run id, and RunStoreError if the folder does not exist.
     """
-    if not (math.isfinite(every_s) and every_s > 0):
-        raise UserError(f"every_s must be a positive number of seconds, not {every_s}")
+    check_interval(every_s)
     shown = Overview(find_runs_dir(runs_dir), every_s, selected)
     run_ids = {row.run_id for row in shown.rows}
     if unknown := [run_id for run_id in shown.selected if run_id not in run_ids]:

@@ -12,7 +12,7 @@ from rstar_lab.analysis.inspector.listing import to_json_value
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
-from rstar_lab.runs.messages import read_messages
+from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.visible_text import visible
 
@@ -58,7 +58,7 @@ def _require_checkpoint(source: Source, traj_id: str, advice: str) -> None:
 
 def turn_text(record: Mapping[str, Any], turn: int) -> str:
     """Return the text that the model wrote in a turn (from 0), without the special token at its end."""
-    written = [m["content"] for m in read_messages(record.get("messages")) if m.get("role") == "assistant"]
+    written = own_texts(record.get("messages"))
     return _END.sub("", written[turn]) if turn < len(written) else ""
 
 

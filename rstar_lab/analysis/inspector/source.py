@@ -74,19 +74,18 @@ def _derived(frame: pd.DataFrame) -> str:
     return "".join(f", reward > 0 AS {name}" for name in lacking)
 
 
-class Source:
+class Source(Listing):
     """Reads the rows of a store for the inspector. All results are JSON values."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._trajectories = MemoryTable(store)
+        super().__init__(MemoryTable(store), {})
         self.columns = {str(row[0]): str(row[1]) for row in self._rows("DESCRIBE trajectories", raw=True)}
         needed = {"traj_id", "run_id", "step", "group_id", "problem_id", "sample", "reward"}
         if missing := needed - self.columns.keys():
             raise UserError(
                 f"the rows have no column {sorted(missing)[0]!r}; the inspector needs the columns {', '.join(sorted(needed))}"
             )
-        self.listing = Listing(self._trajectories, self.columns)
 
     def load(self) -> None:
         """Copy the trajectories into memory if they are few, so that later pages are read faster."""
@@ -101,28 +100,9 @@ class Source:
             names, rows = frame_rows(self.store.sql(query)) if transcripts else self._trajectories.rows(query)
         return rows if raw else to_json_rows(names, rows)
 
-    def refresh(self) -> None:
-        """Discard cached counts and rows, after a run has grown."""
-        self._trajectories.discard()
-        self.listing.refresh()
-
-    def count(self, where: str) -> int:
-        return self.listing.count(where)
-
-    def page(self, where: str, sort: Sequence[Any] = (), offset: int = 0, limit: int = 100) -> list[dict[str, Any]]:
-        """Return rows offset .. offset + limit of the list, with the columns of the list.
-
-        sort: (column, descending), or empty for the newest first.
-        """
-        return self.listing.page(where, sort, offset, limit)
-
-    def index_of(self, traj_id: str, where: str, sort: Sequence[Any] = ()) -> int | None:
-        """Return the index of a trajectory in the filtered, sorted list, or None if the filter excludes it."""
-        return self.listing.index_of(traj_id, where, sort)
-
     def choices(self) -> dict[str, Any]:
         """Return the choices of the filter bar: runs, stages, first and last step, outcomes."""
-        blocks = self.listing.blocks("TRUE")
+        blocks = self.blocks("TRUE")
         steps = [to_json_value(step) for step, _, _ in blocks if not pd.isna(step)]
         stages = (
             self._rows("SELECT DISTINCT stage FROM trajectories ORDER BY 1", raw=True)
@@ -208,7 +188,7 @@ class Source:
             if where == "TRUE"
             else f"AND traj_id IN (SELECT traj_id FROM trajectories WHERE ({where}) AND {{block}}) "
         )
-        blocks = self.listing.blocks(where)
+        blocks = self.blocks(where)
         runs = sorted({run_id for _, run_id, _ in blocks})
         steps = list(dict.fromkeys(step for step, _, _ in blocks))
         hits: dict[str, str] = {}
@@ -235,7 +215,7 @@ class Source:
     @property
     def runs(self) -> list[str]:
         """Ids of the runs that have trajectories."""
-        return sorted({str(run_id) for _, run_id, _ in self.listing.blocks("TRUE") if run_id is not None})
+        return sorted({str(run_id) for _, run_id, _ in self.blocks("TRUE") if run_id is not None})
 
     def run_dir(self, run_id: str) -> Path | None:
         """Return the folder of a run, or None if it is not on this machine."""

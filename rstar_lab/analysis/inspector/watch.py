@@ -1,7 +1,6 @@
 """Follow a run in a notebook: its curves and newest trajectories, updated while a job writes them."""
 
 import asyncio
-import math
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from plotly.subplots import make_subplots
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
+from rstar_lab.analysis.inspector.widget import check_interval, start_task
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.figure_theme import COLOURS
@@ -113,12 +113,8 @@ class Watch:
 
     def start(self) -> None:
         """Update the display until the run ends. Without a running event loop (in a script) this does nothing."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
         if self.task is None and not self._ended():
-            self.task = loop.create_task(self._follow())
+            self.task = start_task(self._follow)
 
     def stop(self) -> None:
         """Stop updating. The display stays."""
@@ -202,8 +198,7 @@ def watch(*runs: str | Path, curves: Sequence[str] = tuple(CURVES), every_s: flo
     every_s: seconds between updates.
     Raises UserError for an invalid interval, for no run, and if a folder exists but is not a run.
     """
-    if not (math.isfinite(every_s) and every_s > 0):
-        raise UserError(f"every_s must be a positive number of seconds, not {every_s}")
+    check_interval(every_s)
     if not runs:
         raise UserError("watch needs the folder of at least one run: runs/NAME")
     folders = [Path(run) for run in runs]

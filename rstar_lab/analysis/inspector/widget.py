@@ -1,11 +1,14 @@
 """Base class of the notebook widgets: static output without a browser, a live widget with one, recovery from lost models."""
 
+import asyncio
+import math
 import os
 import re
 import sys
 import time
 import uuid
 from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
 import anywidget
@@ -13,6 +16,7 @@ import traitlets
 from IPython.display import display, update_display
 
 from rstar_lab.analysis.inspector.palette import STATIC
+from rstar_lab.errors import UserError
 
 _REPLACE_AFTER_S = 3.0
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
@@ -27,6 +31,20 @@ def join_modules(*names: str) -> str:
     parts = [text.replace("\nexport ", "\n").removeprefix("export ") for text in texts[:-1]]
     labels = (STATIC / "labels.json").read_text(encoding="utf-8")
     return "\n".join([f"const labels = {labels.strip()};", *parts, texts[-1]])
+
+
+def check_interval(every_s: float) -> None:
+    """Raise UserError unless the seconds between two updates are a positive number."""
+    if not (math.isfinite(every_s) and every_s > 0):
+        raise UserError(f"every_s must be a positive number of seconds, not {every_s}")
+
+
+def start_task(follow: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None] | None:
+    """Start a coroutine in the event loop of the notebook, and return its task; None outside of a notebook (in a script)."""
+    try:
+        return asyncio.get_running_loop().create_task(follow())
+    except RuntimeError:
+        return None
 
 
 class _Meta(ABCMeta, traitlets.MetaHasTraits):
