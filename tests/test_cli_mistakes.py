@@ -77,7 +77,7 @@ MISTAKES = [
     ("data synthesize --count 0 --out x.jsonl", 2, "greater than or equal to 1"),
     ("data synthesize --count 3 --out folder", 1, "problems are written as .jsonl or .parquet"),
     # runs
-    ("runs show tinyrl", 1, "no run 'tinyrl' in runs/; existing runs: tiny-rl"),
+    ("runs show tinyrl", 1, "no run tinyrl in runs/: did you mean tiny-rl? `rstar-lab runs list` shows the runs"),
     ("report tinyrl", 1, "no run tinyrl in runs/: did you mean tiny-rl? `rstar-lab runs list` shows the runs"),
     ("runs list --runs-dir missing", 1, "there is no folder missing; set the folder of the runs with --runs-dir"),
     ("report unknown", 1, "`rstar-lab runs list` shows the runs"),

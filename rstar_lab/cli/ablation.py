@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rstar_lab.cli.shared import AsJson, examples
 from rstar_lab.visible_text import printable
 
 app = typer.Typer(no_args_is_help=True, help="Compare the arms of an ablation.")
@@ -16,7 +17,7 @@ def ablation() -> None:
     """Keep `report` a subcommand while it is the only one."""
 
 
-@app.command(epilog="Example:\n\n`rstar-lab ablation report runs --prefix ablation-`")
+@app.command(epilog=examples("rstar-lab ablation report runs --prefix ablation-"))
 def report(
     source: Annotated[
         Path, typer.Argument(metavar="RUNS", help="Folder of runs, or a Parquet file written with --save-data.")
@@ -35,7 +36,7 @@ def report(
             help="Write the figure of held-out pass@1 and tool errors over tokens: .html, .png, .svg or .pdf."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per arm and metric.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the table of an ablation: value per arm, difference to the control paired by seed, 95% interval.
 

@@ -1,12 +1,11 @@
 """`rstar-lab data`: generate problems, prepare problem sets, convert and check conversations."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, read_recipe, run_async
+from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, examples, print_result, read_recipe, run_async
 from rstar_lab.visible_text import printable
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ app = typer.Typer()
 Fields = Annotated[str, typer.Option(help="Column names of files, as question=Q,answer=A.")]
 
 
-@app.command(epilog="Example:\n\n`rstar-lab data synthesize --seed 1 --count 2000 --out problems.jsonl`")
+@app.command(epilog=examples("rstar-lab data synthesize --seed 1 --count 2000 --out problems.jsonl"))
 def synthesize(
     out: Annotated[Path, typer.Option(help="Output file (.jsonl or .parquet).")],
     count: Annotated[int, typer.Option(help="Number of problems.", min=1)] = 1000,
@@ -39,13 +38,11 @@ def synthesize(
     taken = [problem for path in exclude or [] for problem in load_problems(path)]
     problems = tiny.synthesize(seed, count, levels=levels, families=families, exclude=taken)
     write_problems(out, problems)
-    if as_json:
-        print(json.dumps({"out": str(out), "problems": len(problems), "seed": seed}))
-    else:
-        print(f"{len(problems):,} problems in {out}")
+    result = {"out": str(out), "problems": len(problems), "seed": seed}
+    print_result(as_json, result, f"{len(problems):,} problems in {out}")
 
 
-@app.command(epilog="Example:\n\n`rstar-lab data prepare dapo --against aime24 --against aime25 --out train.parquet`")
+@app.command(epilog=examples("rstar-lab data prepare dapo --against aime24 --against aime25 --out train.parquet"))
 def prepare(
     sources: Annotated[
         list[str],
@@ -104,21 +101,14 @@ def prepare(
     livecodebench) are kept complete, so that results stay comparable. apps, taco, code_contests and livecodebench give
     problems with hidden test cases for the reward `tests`.
     """
-    from dataclasses import asdict
-
     from rstar_lab.rl.data.card import FilterCount
     from rstar_lab.rl.data.prepare import prepare as run
     from rstar_lab.rl.problems import parse_fields
 
     def show(count: FilterCount) -> None:
-        if as_json:
-            line = {name: value for name, value in asdict(count).items() if name in ("name", "before", "dropped")}
-            print(json.dumps({"filter": line.pop("name"), **line}), flush=True)
-        else:
-            print(
-                f"{count.name:>16} {count.before:>9,} - {count.dropped:>7,} = {count.before - count.dropped:>9,}",
-                flush=True,
-            )
+        line = {"filter": count.name, "before": count.before, "dropped": count.dropped}
+        text = f"{count.name:>16} {count.before:>9,} - {count.dropped:>7,} = {count.before - count.dropped:>9,}"
+        print_result(as_json, line, text)
 
     card = run(
         sources, out, against=against or [], fields=parse_fields(fields), any_answer=any_answer, similarity=similarity,
@@ -127,14 +117,12 @@ def prepare(
     )  # fmt: skip
     for bad in [] if as_json else card.bad_rows:
         print(printable(f"bad row: {bad}"))
-    if as_json:
-        overlaps = {entry["name"]: entry["overlaps"] for entry in card.against}
-        print(json.dumps({"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}))
-    else:
-        print(f"{card.kept:,} problems in {out}; the card is {out.stem}.card.md beside it")
+    overlaps = {entry["name"]: entry["overlaps"] for entry in card.against}
+    result = {"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}
+    print_result(as_json, result, f"{card.kept:,} problems in {out}; the card is {out.stem}.card.md beside it")
 
 
-@app.command(epilog="Example:\n\n`rstar-lab data convert toolace toolace.json --out sft/toolace.jsonl`")
+@app.command(epilog=examples("rstar-lab data convert toolace toolace.json --out sft/toolace.jsonl"))
 def convert(
     source: Annotated[str, typer.Argument(help="toolace, apigen_mt, glaive_v2, magicoder, tulu3_if or nemotron_chat.")],
     file: Annotated[Path, typer.Argument(help="The downloaded file: .jsonl, .json or .parquet.")],
@@ -158,22 +146,20 @@ def convert(
 
 def _print_report(report: "ConversionReport", out: Path, as_json: bool) -> NoReturn:
     """Print the counts of a conversion and end the command; the exit code is 1 if no row was converted."""
-    if as_json:
-        line = {"source": report.source, "rows": report.rows, "converted": report.converted, "refused": report.refused}
-        line |= {"unconfirmed": report.unconfirmed, "examples": report.examples, "file": str(out)}
-        print(json.dumps(line))
-    else:
-        print(f"{report.converted:,} of {report.rows:,} conversations in {out}")
-        for reason, count in report.refused.most_common():
-            print(printable(f"{count:>9,} rejected: {reason} (example: {report.examples[reason]})"))
-        if report.unconfirmed:
-            print(f"{report.unconfirmed:>9,} kept although no program prints the answer: check them")
+    result = {"source": report.source, "rows": report.rows, "converted": report.converted, "refused": report.refused}
+    result |= {"unconfirmed": report.unconfirmed, "examples": report.examples, "file": str(out)}
+    lines = [f"{report.converted:,} of {report.rows:,} conversations in {out}"]
+    for reason, count in report.refused.most_common():
+        lines.append(f"{count:>9,} rejected: {reason} (example: {report.examples[reason]})")
+    if report.unconfirmed:
+        lines.append(f"{report.unconfirmed:>9,} kept although no program prints the answer: check them")
+    print_result(as_json, result, "\n".join(lines))
     raise typer.Exit(0 if report.converted else 1)
 
 
 @app.command(
     "add-tools",
-    epilog="Example:\n\n`rstar-lab data add-tools cot.jsonl --writer http://127.0.0.1:8000 --out sft/tools.jsonl`",
+    epilog=examples("rstar-lab data add-tools cot.jsonl --writer http://127.0.0.1:8000 --out sft/tools.jsonl"),
 )
 def add_tools(
     file: Annotated[
@@ -236,7 +222,7 @@ def add_tools(
     _print_report(report, out, as_json)
 
 
-@app.command(epilog="Example:\n\n`rstar-lab data lint sft/toolace.jsonl --tokenizer MODEL`")
+@app.command(epilog=examples("rstar-lab data lint sft/toolace.jsonl --tokenizer MODEL"))
 def lint(
     file: Annotated[Path, typer.Argument(help="File of conversations, as `data convert` writes it, or of problems.")],
     tokenizer: Annotated[
@@ -267,9 +253,8 @@ def lint(
         faulty += bool(findings)
         for finding in findings:
             line = {"conversation_id": conversation.conversation_id, "message": finding.message, "rule": finding.rule}
-            shown = f"{conversation.conversation_id}: {finding}"
-            print(json.dumps({**line, "text": finding.text}) if as_json else printable(shown))
-    print(json.dumps({"conversations": count, "faulty": faulty}) if as_json else f"{faulty:,} of {count:,} faulty")
+            print_result(as_json, {**line, "text": finding.text}, f"{conversation.conversation_id}: {finding}")
+    print_result(as_json, {"conversations": count, "faulty": faulty}, f"{faulty:,} of {count:,} faulty")
     raise typer.Exit(1 if faulty else 0)
 
 
@@ -290,15 +275,13 @@ def _lint_problems(file: Path, fields: str, as_json: bool) -> int:
     rows = set()
     for finding in lint_problems(file, parse_fields(fields)):
         rows.add(finding.row)
-        print(json.dumps(asdict(finding)) if as_json else printable(finding))
+        print_result(as_json, asdict(finding), str(finding))
     count = sum(1 for _ in read_rows(file))
-    print(
-        json.dumps({"problems": count, "faulty": len(rows)}) if as_json else f"{len(rows):,} of {count:,} rows faulty"
-    )
+    print_result(as_json, {"problems": count, "faulty": len(rows)}, f"{len(rows):,} of {count:,} rows faulty")
     return 1 if rows else 0
 
 
-@app.command(epilog="Example:\n\n`rstar-lab data filter qwen3_14b_mi300x three runs/qwen3_14b_mi300x-rl/stages/two`")
+@app.command(epilog=examples("rstar-lab data filter qwen3_14b_mi300x three runs/qwen3_14b_mi300x-rl/stages/two"))
 def filter(
     recipe: RecipeName,
     stage: Annotated[str, typer.Argument(help="Name of a stage with a filter.")],
@@ -315,4 +298,4 @@ def filter(
     from rstar_lab.rl.pipeline import measure_difficulty
 
     kept, count = run_async(measure_difficulty(read_recipe(recipe, overrides, runs_dir), stage, model))
-    print(json.dumps({"kept": kept, "problems": count}) if as_json else f"{kept:,} of {count:,} problems are kept")
+    print_result(as_json, {"kept": kept, "problems": count}, f"{kept:,} of {count:,} problems are kept")

@@ -1,13 +1,11 @@
 """`rstar-lab explain`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples, find_run
-from rstar_lab.visible_text import visible
+from rstar_lab.cli.shared import AsJson, examples, find_run, print_result
 
 app = typer.Typer()
 
@@ -29,4 +27,4 @@ def explain(
     from rstar_lab.analysis.explain import explain as compute
 
     found = compute(find_run(run_a, runs_dir), find_run(run_b, runs_dir))
-    print(json.dumps(found.as_dict()) if as_json else "\n".join(map(visible, found.to_text().splitlines())))
+    print_result(as_json, found.as_dict(), found.to_text())

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run
+from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run, print_result
 from rstar_lab.errors import UserError
 
 app = typer.Typer()
@@ -71,15 +70,9 @@ def export(
         exported = export_preferences(runs, out, chosen, against=_questions(against))
     else:
         exported = export_sft(runs, out, chosen, tokens=format == "sft-tokens", against=_questions(against))
-    if as_json:
-        print(json.dumps(exported.as_dict()))
-        return
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{exported.path}: {exported.written:,} written")
-    for reason, count in exported.left_out.most_common():
-        console.print(f"left out: {count:,} ({reason})")
-    for note in exported.notes:
-        console.print(f"note: {note}")
+    lines = [f"{exported.path}: {exported.written:,} written"]
+    lines += [f"left out: {count:,} ({reason})" for reason, count in exported.left_out.most_common()]
+    print_result(as_json, exported.as_dict(), "\n".join([*lines, *(f"note: {note}" for note in exported.notes)]))
 
 
 def _filter(text: str | None) -> Any:
@@ -119,7 +112,5 @@ def import_run(
         raise UserError(f"import: {source} does not exist")
     folder = getattr(analysis, f"import_{format}")(source, runs_dir, run_id=run_id)
     count = len(analysis.open_runs(folder).trajectories())
-    if as_json:
-        print(json.dumps({"run": folder.name, "path": str(folder), "rollouts": count}))
-    else:
-        Console(highlight=False, markup=False, soft_wrap=True).print(f"{folder}: {count:,} rollouts")
+    result = {"run": folder.name, "path": str(folder), "rollouts": count}
+    print_result(as_json, result, f"{folder}: {count:,} rollouts")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, Overrides, RecipeName
+from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, examples, print_result, print_table
 from rstar_lab.visible_text import printable
 
 app = typer.Typer(
@@ -24,8 +24,11 @@ JobId = Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows 
 
 
 @app.command(
-    epilog="Examples:\n\n`rstar-lab jobs submit tiny_fast --watch`\n\n`rstar-lab jobs submit RECIPE --host HOST`\n\n"
-    "`rstar-lab jobs submit RECIPE --profile h100x8 --backend kuberay`"
+    epilog=examples(
+        "rstar-lab jobs submit tiny_fast --watch",
+        "rstar-lab jobs submit RECIPE --host HOST",
+        "rstar-lab jobs submit RECIPE --profile h100x8 --backend kuberay",
+    )
 )
 def submit(
     recipe: RecipeName,
@@ -61,21 +64,16 @@ def submit(
         recipe, profile, pairs, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
         preflight=preflight, log=lambda text: typer.echo(printable(text), err=True),
     )  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(job_row(job)))
-    else:
-        typer.echo(job.id)
+    print_result(as_json, job_row(job), job.id)
     if watch and (end := job.watch()).value != "finished":
         raise typer.Exit(1 if end.ended else 130)
 
 
-@app.command("list", epilog="Example:\n\n`rstar-lab jobs list`")
+@app.command("list", epilog=examples("rstar-lab jobs list"))
 def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """List all jobs of a runs folder, oldest first."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from rstar_lab.jobs import job_row, list_jobs
 
@@ -91,16 +89,13 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     table = Table("id", "status", "backend", "profile", box=box.SIMPLE, padding=(0, 1))
     table.columns[0].no_wrap, table.columns[0].min_width = True, max((len(row["id"]) for row in rows), default=2)
     table.columns[1].no_wrap = True
-    for row in rows:
-        cells = [row["id"], row["status"], row["backend"], Path(row["profile"]).name]
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    Console(highlight=False).print(table)
+    print_table(table, ((row["id"], row["status"], row["backend"], Path(row["profile"]).name) for row in rows))
     for row in rows:
         if row["error"]:
             typer.echo(printable(f"{row['id']}: {row['error']}"), err=True)
 
 
-@app.command(epilog="Example:\n\n`rstar-lab jobs logs tiny_fast-20260101-120000-ab12 --follow`")
+@app.command(epilog=examples("rstar-lab jobs logs tiny_fast-20260101-120000-ab12 --follow"))
 def logs(
     job_id: JobId,
     runs_dir: RunsDir = Path("runs"),
@@ -118,42 +113,30 @@ def logs(
         typer.echo(printable(job.logs(tail)), nl=False)
 
 
-@app.command(epilog="Example:\n\n`rstar-lab jobs stop tiny_fast-20260101-120000-ab12`")
-def stop(
-    job_id: JobId,
-    runs_dir: RunsDir = Path("runs"),
-    as_json: AsJson = False,
-) -> None:
+@app.command(epilog=examples("rstar-lab jobs stop tiny_fast-20260101-120000-ab12"))
+def stop(job_id: JobId, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """End a job and every process it started."""
     from rstar_lab.jobs import attach, job_row
 
     job = attach(job_id, runs_dir=runs_dir)
     status = job.stop()
-    typer.echo(json.dumps(job_row(job)) if as_json else f"{job.id}: {status}")
+    print_result(as_json, job_row(job), f"{job.id}: {status}")
 
 
-@app.command(epilog="Example:\n\n`rstar-lab jobs status tiny_fast-20260101-120000-ab12 --json`")
-def status(
-    job_id: JobId,
-    runs_dir: RunsDir = Path("runs"),
-    as_json: AsJson = False,
-) -> None:
+@app.command(epilog=examples("rstar-lab jobs status tiny_fast-20260101-120000-ab12 --json"))
+def status(job_id: JobId, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """Print the status of a job, its run and its last step."""
     from rstar_lab.jobs import attach, job_row
     from rstar_lab.jobs.progress import last_metrics
 
     job = attach(job_id, runs_dir=runs_dir)
     row = job_row(job) | {"last": last_metrics(job.run_dir)}
-    if as_json:
-        typer.echo(json.dumps(row))
-        return
-    last = row.pop("last") or {}
-    for key, value in {**row, "step": last.get("step"), "reward": last.get("reward")}.items():
-        if value is not None:
-            typer.echo(printable(f"{key:<10} {value}"))
+    last = row["last"] or {}
+    shown = {**row, "last": None, "step": last.get("step"), "reward": last.get("reward")}
+    print_result(as_json, row, "\n".join(f"{key:<10} {value}" for key, value in shown.items() if value is not None))
 
 
-@app.command(epilog="Example:\n\n`rstar-lab jobs pull tiny_fast-20260101-120000-ab12 --checkpoints`")
+@app.command(epilog=examples("rstar-lab jobs pull tiny_fast-20260101-120000-ab12 --checkpoints"))
 def pull(
     job_id: Annotated[str, typer.Argument(help="Id of a job that was submitted with --host.")],
     runs_dir: RunsDir = Path("runs"),
@@ -180,7 +163,7 @@ def pull(
         typer.echo(printable(pulled))
 
 
-@app.command(epilog="Example:\n\n`rstar-lab jobs describe qwen3_14b_mi300x --profile mi300x_8x8`")
+@app.command(epilog=examples("rstar-lab jobs describe qwen3_14b_mi300x --profile mi300x_8x8"))
 def describe(
     recipe: RecipeName,
     profile: ProfileOption = None,
@@ -196,6 +179,6 @@ def describe(
     from rstar_lab.jobs.prepare import override_pairs
 
     description = describe_job(recipe, profile, override_pairs(overrides or [], "--set"), host=host)
-    typer.echo(json.dumps(description.to_json()) if as_json else printable(description))
+    print_result(as_json, description.to_json(), str(description))
     if not description.ready:
         raise typer.Exit(1)

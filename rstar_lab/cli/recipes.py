@@ -1,10 +1,8 @@
 """`rstar-lab recipes`."""
 
-import json
-
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples
+from rstar_lab.cli.shared import AsJson, examples, print_result
 
 app = typer.Typer()
 
@@ -15,4 +13,4 @@ def recipes(as_json: AsJson = False) -> None:
     from rstar_lab.rl.overrides import shipped_recipes
 
     for name, summary in shipped_recipes().items():
-        print(json.dumps({"name": name, "summary": summary}) if as_json else f"{name:22} {summary}")
+        print_result(as_json, {"name": name, "summary": summary}, f"{name:22} {summary}")

@@ -1,15 +1,13 @@
 """`rstar-lab report`: write the report of a run, or check the text of a notebook."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rstar_lab.cli.shared import RunsFolder, examples, find_run
+from rstar_lab.cli.shared import AsJson, RunsFolder, examples, find_run, print_result
 from rstar_lab.errors import UserError
-from rstar_lab.visible_text import printable
 
 app = typer.Typer()
 
@@ -53,7 +51,7 @@ def report(
             metavar="NOTEBOOK", help="Check the text of this executed notebook instead; exit code 1 if it fails."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run as one HTML file that needs no kernel and no network.
 
@@ -77,19 +75,16 @@ def report(
     page = report_html(folder, compare_with=other, sample=sample, dry_run=rows)
     with atomic_write(target) as file:
         file.write(page.encode())
-    written = {"report": str(target), "bytes": target.stat().st_size}
+    written: dict[str, Any] = {"report": str(target), "bytes": target.stat().st_size}
+    lines = [f"{target} ({written['bytes'] / 1e6:.1f} MB)"]
     if dataset is not None:
         from rstar_lab.hub import prepare, write_folder
 
         upload = prepare(folder)
         write_folder(upload, dataset)
         written |= {"dataset": str(dataset), "dataset_bytes": upload.size}
-    if as_json:
-        print(json.dumps(written))
-        return
-    print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
-    if dataset is not None:
-        print(f"{dataset} ({upload.size / 1e6:.1f} MB)")
+        lines.append(f"{dataset} ({upload.size / 1e6:.1f} MB)")
+    print_result(as_json, written, "\n".join(lines))
 
 
 def _dry_run(folder: Path, profile: str) -> list[dict[str, Any]]:
@@ -124,14 +119,14 @@ def _check(notebook: Path, as_json: bool) -> None:
     from rstar_lab.analysis.notebook_check import check_notebook
 
     found = check_notebook(notebook)
-    if as_json:
-        print(json.dumps({"notebook": str(notebook), "ok": not found.missing, **asdict(found)}))
-    else:
-        for missing in found.missing:
-            source = "" if missing.kind == "quotation" else f": {missing.context}"
-            line = f"cell {missing.cell}, line {missing.line}: {missing.kind} {missing.text!r} is in no output{source}"
-            print(printable(line))
-        checked = f"{found.numbers} numbers and {found.quotations} quotations"
-        print(f"{notebook}: {checked} checked, {len(found.missing)} in no output")
+    lines = []
+    for missing in found.missing:
+        source = "" if missing.kind == "quotation" else f": {missing.context}"
+        lines.append(
+            f"cell {missing.cell}, line {missing.line}: {missing.kind} {missing.text!r} is in no output{source}"
+        )
+    checked = f"{found.numbers} numbers and {found.quotations} quotations"
+    lines.append(f"{notebook}: {checked} checked, {len(found.missing)} in no output")
+    print_result(as_json, {"notebook": str(notebook), "ok": not found.missing, **asdict(found)}, "\n".join(lines))
     if found.missing:
         raise typer.Exit(1)

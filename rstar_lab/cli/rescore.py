@@ -1,14 +1,12 @@
 """`rstar-lab rescore`."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run
-from rstar_lab.visible_text import printable
+from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run, print_result
 
 app = typer.Typer()
 SHOWN = 20
@@ -44,24 +42,17 @@ def rescore(
 
     found = compute(find_run(run, runs_dir), reward=reward, answer=answer, dry_run=dry_run)  # type: ignore[arg-type]
     for number, change in enumerate(found.changes):
-        if as_json:
-            print(json.dumps(asdict(change)))
-        elif number < SHOWN:
-            before = "none" if change.reward_before is None else f"{change.reward_before:g}"
-            line = (
-                f"{change.traj_id}: reward {before} -> {change.reward:g}, answer {change.answer_before!r} -> "
-                f"{change.answer!r}, truth {change.truth!r}"
-            )
-            print(printable(line))
-    if as_json:
-        summary = {"run": str(found.run) if found.run else None, "trajectories": found.trajectories,
-                   "correct_before": found.correct_before, "correct": found.correct, "changes": len(found.changes)}  # fmt: skip
-        print(json.dumps(summary | {"result": found.result}))
-        return
-    if len(found.changes) > SHOWN:
-        print(f"... and {len(found.changes) - SHOWN} more; --json lists all")
-    print(
-        f"{len(found.changes)} of {found.trajectories} rewards change; correct: {found.correct_before} -> {found.correct}"
-    )
-    if found.run:
-        print(printable(f"run {found.run}"))
+        before = "none" if change.reward_before is None else f"{change.reward_before:g}"
+        answers = f"answer {change.answer_before!r} -> {change.answer!r}, truth {change.truth!r}"
+        if as_json or number < SHOWN:
+            line = f"{change.traj_id}: reward {before} -> {change.reward:g}, {answers}"
+            print_result(as_json, asdict(change), line)
+    summary = {
+        "run": str(found.run) if found.run else None, "trajectories": found.trajectories, "correct_before": found.correct_before,
+        "correct": found.correct, "changes": len(found.changes), "result": found.result,
+    }  # fmt: skip
+    more = len(found.changes) - SHOWN
+    lines = [f"... and {more} more; --json lists all"] if more > 0 else []
+    rewards = f"{len(found.changes)} of {found.trajectories} rewards change"
+    lines.append(f"{rewards}; correct: {found.correct_before} -> {found.correct}")
+    print_result(as_json, summary, "\n".join([*lines, *([f"run {found.run}"] if found.run else [])]))

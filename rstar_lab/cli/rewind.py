@@ -1,12 +1,11 @@
 """`rstar-lab rewind`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, Overrides, RunsFolder, examples, find_run
+from rstar_lab.cli.shared import AsJson, Overrides, RunsFolder, examples, find_run, print_result
 
 app = typer.Typer()
 
@@ -30,7 +29,4 @@ def rewind(
     from rstar_lab.rl.training.rewind import rewind as prepare
 
     recipe = prepare(find_run(run, runs_dir), step, into, parse_overrides(overrides or []))
-    if as_json:
-        print(json.dumps({"recipe": str(recipe)}))
-    else:
-        print(f"continue with: rstar-lab train {recipe}")
+    print_result(as_json, {"recipe": str(recipe)}, f"continue with: rstar-lab train {recipe}")

@@ -1,6 +1,5 @@
 """`rstar-lab sandbox serve | worker | check | soak`."""
 
-import json
 import os
 import shlex
 import sys
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rstar_lab.cli.shared import AsJson, examples, print_result
 from rstar_lab.errors import UserError
 
 app = typer.Typer(
@@ -62,7 +62,7 @@ RedisTls = Annotated[bool, typer.Option("--redis-tls", help="Refuse a Redis conn
 Redis = typer.Option(envvar="RSTAR_LAB_REDIS_URL", show_envvar=False, metavar="URL", help="Redis server.")
 
 
-@app.command(epilog="Example:\n\n`rstar-lab sandbox serve --port 8088 --workers 8`")
+@app.command(epilog=examples("rstar-lab sandbox serve --port 8088 --workers 8"))
 def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on. An address other than loopback requires a token.")
@@ -100,9 +100,7 @@ def serve(
     preload: Preload = None,
     isolation: Isolation = "namespaces",
     audit: Audit = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the ready message as JSON: url, workers, token_file.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Serve the sandbox and the APIs of code-judge and SandboxFusion over HTTP. Code runs here, or on workers with --redis.
 
@@ -113,11 +111,10 @@ def serve(
     from rstar_lab.sandbox.serve import ServeOptions, run_server
 
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None
+    own = bool(token or tenants)
     run_server(
         ServeOptions(**options, token=token),
-        lambda ready: typer.echo(
-            json.dumps(ready) if as_json else _ready_text(ready, token_file, own=bool(token or tenants))
-        ),
+        lambda ready: print_result(as_json, ready, _ready_text(ready, token_file, own=own)),
     )
 
 
@@ -132,7 +129,7 @@ def _ready_text(ready: dict[str, Any], token_file: Path | None, *, own: bool) ->
     return "\n".join([*lines, f"try: {example_request(ready['url'], token)}"])
 
 
-@app.command(epilog="Example:\n\n`RSTAR_LAB_REDIS_URL=redis://:PASSWORD@HOST:6379/0 rstar-lab sandbox worker`")
+@app.command(epilog=examples("RSTAR_LAB_REDIS_URL=redis://:PASSWORD@HOST:6379/0 rstar-lab sandbox worker"))
 def worker(
     redis: Annotated[str, Redis],
     workers: Workers = None,
@@ -148,7 +145,7 @@ def worker(
     preload: Preload = None,
     isolation: Isolation = "namespaces",
     audit: Audit = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the ready message as JSON: worker, workers.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take calls from Redis and run them on this machine. Any number of workers can share a Redis.
 
@@ -158,19 +155,18 @@ def worker(
     from rstar_lab.sandbox.serve import WorkerOptions, run_worker
 
     run_worker(
-        WorkerOptions(**options),
-        lambda ready: typer.echo(json.dumps(ready) if as_json else f"sandbox worker: {ready['worker']}"),
+        WorkerOptions(**options), lambda ready: print_result(as_json, ready, f"sandbox worker: {ready['worker']}")
     )
 
 
-@app.command(epilog="Example:\n\n`rstar-lab sandbox check --strict`")
+@app.command(epilog=examples("rstar-lab sandbox check --strict"))
 def check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if a layer is missing.")] = False,
     isolation: Isolation = "namespaces",
     guarantees: Annotated[
         bool, typer.Option("--guarantees", help="Print what the sandbox guarantees on this machine.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per layer or guarantee.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print which isolation layers this machine supports, and the risk of each missing one."""
     from dataclasses import asdict
@@ -185,16 +181,11 @@ def check(
     if guarantees:
         for name in GUARANTEES:
             kept = holds(name, missing)
-            typer.echo(
-                json.dumps({"guarantee": name, "holds": kept}) if as_json else f"{'yes' if kept else 'NO':4} {name}"
-            )
+            print_result(as_json, {"guarantee": name, "holds": kept}, f"{'yes' if kept else 'NO':4} {name}")
     for layer in [] if guarantees else layers:
-        if as_json:
-            typer.echo(json.dumps(asdict(layer)))
-        else:
-            state = "yes" if layer.present else f"NO   {layer.detail}"
-            risk = f"\n{'':21}risk: {layer.leaves_open}" if layer.leaves_open else ""
-            typer.echo(f"{layer.name:20} {state}{risk}")
+        state = "yes" if layer.present else f"NO   {layer.detail}"
+        risk = f"\n{'':21}risk: {layer.leaves_open}" if layer.leaves_open else ""
+        print_result(as_json, asdict(layer), f"{layer.name:20} {state}{risk}")
     if not guarantees and not as_json:
         for name in (name for name in GUARANTEES if not holds(name, missing)):
             typer.echo(f"not guaranteed: a program {name}")
@@ -202,7 +193,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example:\n\n`rstar-lab sandbox soak --calls 2000 --kills 10`")
+@app.command(epilog=examples("rstar-lab sandbox soak --calls 2000 --kills 10"))
 def soak(
     calls: Annotated[int, typer.Option(min=1, help="Calls to run.")] = 10_000,
     kills: Annotated[
@@ -210,18 +201,15 @@ def soak(
     ] = 50,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; each runs one call at a time.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed for the order of calls and the choice of processes to kill.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run mixed calls over Redis while processes are killed. Exit status 1 if a result is lost or wrong, or a process is left."""
     from rstar_lab.resources import load_benchmark
 
     module = load_benchmark("soak")
     result = module.soak(calls, kills, workers=workers, seed=seed, report=module.print_progress)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict()))
-    else:
-        for name, value in result.to_dict().items():
-            typer.echo(f"{name:16} {value}")
+    values = result.to_dict()
+    print_result(as_json, values, "\n".join(f"{name:16} {value}" for name, value in values.items()))
     if not result.passed:
         raise typer.Exit(1)
 

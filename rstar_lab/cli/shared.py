@@ -2,8 +2,9 @@
 
 import asyncio
 import difflib
+import json
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -15,6 +16,8 @@ from rstar_lab.errors import UserError
 from rstar_lab.visible_text import printable
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rstar_lab.rl.recipe import Recipe
 
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of runs. Default: runs/, or the recipe's.")]
@@ -52,9 +55,10 @@ def find_run(run: str, runs_dir: Path) -> Path:
     """Return the folder of a run, which is given by its folder or its id. Raises UserError."""
     folder = Path(run) if (Path(run) / "run.json").exists() else runs_dir / run
     if not (folder / "run.json").exists():
-        near = difflib.get_close_matches(run, [path.parent.name for path in runs_dir.glob("*/run.json")], n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"no run {run} in {runs_dir}/: {meant}`rstar-lab runs list` shows the runs")
+        names = sorted(path.parent.name for path in runs_dir.glob("*/run.json"))
+        near = difflib.get_close_matches(run, names, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"existing runs: {', '.join(names[-8:]) or 'none'};"
+        raise UserError(f"no run {run} in {runs_dir}/: {meant} `rstar-lab runs list` shows the runs")
     return folder
 
 
@@ -65,6 +69,18 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
     except KeyboardInterrupt:
         # Caught here because Typer would print only "Aborted!".
         fail("stopped; run the same command again to continue", 130)
+
+
+def print_result(as_json: bool, value: Mapping[str, Any], text: str) -> None:
+    """Print the result of a command: one JSON object for programs, text for people."""
+    print(json.dumps(value) if as_json else printable(text), flush=True)
+
+
+def print_table(table: "Table", rows: Iterable[Iterable[object]]) -> None:
+    """Print rows as a table. Names and errors of runs and jobs are no markup and control no terminal."""
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console(highlight=False, markup=False).print(table)
 
 
 def fail(message: str, code: int) -> NoReturn:

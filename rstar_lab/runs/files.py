@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -122,6 +122,22 @@ def parse_json(text: str | bytes) -> Any:
         if (depth := depth + 1) > _MAX_DEPTH:
             raise ValueError("it is nested too deeply")
         level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+    return value
+
+
+def read_json(path: Path, check: Callable[[Any], object], hint: str = "") -> Any:
+    """Return the value of a JSON file from an untrusted source; None if there is no such file.
+
+    check: raises ValueError, KeyError, TypeError or AttributeError for a value of the wrong form. hint: what to do, for the error.
+    Raises RunStoreError, which names the file, if it cannot be read or has another form.
+    """
+    try:
+        value = parse_json(read_text(path))
+        check(value)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunStoreError(f"{path} cannot be read: {error}{hint}") from error
     return value
 
 

@@ -2,9 +2,9 @@
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from rstar_lab.runs.errors import RunStoreError
-from rstar_lab.runs.files import parse_json, read_text
+from rstar_lab.runs.files import read_json
 from rstar_lab.runs.reader import RunReader, read_steps
 
 QUESTION_LENGTH = 160  # maximum characters
@@ -35,10 +35,8 @@ def copied_questions(run_dir: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=32)
 def _read(path: Path, _mtime_ns: int) -> dict[str, str]:
-    try:
-        stored = parse_json(read_text(path))
+    def check(stored: Any) -> None:
         if not isinstance(stored, dict) or not all(isinstance(text, str) for text in stored.values()):
             raise ValueError("it must be an object of texts")
-    except (OSError, ValueError) as error:
-        raise RunStoreError(f"{path} cannot be read: {error}") from error
-    return stored
+
+    return read_json(path, check) or {}

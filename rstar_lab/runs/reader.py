@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from rstar_lab.old_recipes import upgraded
 from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
-from rstar_lab.runs.files import parse_json, read_bytes, read_text
+from rstar_lab.runs.files import parse_json, read_bytes, read_json
 from rstar_lab.runs.lock import is_locked
 from rstar_lab.runs.schema import (
     ADDED_COLUMNS,
@@ -67,25 +67,19 @@ def read_mirror(run_dir: Path) -> dict[str, Any] | None:
 
     Raises RunStoreError if mirror.json is damaged.
     """
-    path = run_dir / MIRROR_FILE
-    try:
-        mirror = parse_json(read_text(path))
-        if not isinstance(mirror, dict) or not mirror.keys() >= _MIRROR_TYPES.keys():
-            raise ValueError(f"it must have the keys {', '.join(sorted(_MIRROR_TYPES))}")
-        for key, kind in _MIRROR_TYPES.items():
-            if not isinstance(mirror[key], kind):
-                raise ValueError(f"{key} must be of type {kind.__name__}")
-        for key in _MIRROR_NAMES:
-            if not isinstance(mirror.get(key), str | None):
-                raise ValueError(f"{key} must be of type str")
-        if mirror["status"] not in (*_STATES, "interrupted"):
-            raise ValueError(f"status {mirror['status']!r} is unknown")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        hint = "move this folder away, then copy the run again with `rstar-lab jobs pull JOB`"
-        raise RunStoreError(f"{path} cannot be read: {error}; {hint}") from error
-    return mirror
+    hint = "; move this folder away, then copy the run again with `rstar-lab jobs pull JOB`"
+    found: dict[str, Any] | None = read_json(run_dir / MIRROR_FILE, _check_mirror, hint)
+    return found
+
+
+def _check_mirror(mirror: Any) -> None:
+    if not isinstance(mirror, dict) or not mirror.keys() >= _MIRROR_TYPES.keys():
+        raise ValueError(f"it must have the keys {', '.join(sorted(_MIRROR_TYPES))}")
+    for key, kind in (_MIRROR_TYPES | dict.fromkeys(_MIRROR_NAMES, str)).items():
+        if not isinstance(mirror.get(key), kind) and not (key in _MIRROR_NAMES and mirror.get(key) is None):
+            raise ValueError(f"{key} must be of type {kind.__name__}")
+    if mirror["status"] not in (*_STATES, "interrupted"):
+        raise ValueError(f"status {mirror['status']!r} is unknown")
 
 
 @dataclass(frozen=True)
@@ -115,12 +109,9 @@ class RunReader:
 
     def _read_info(self) -> dict[str, Any]:
         path = self.run_dir / "run.json"
-        try:
-            info = parse_json(read_text(path))
-        except FileNotFoundError:
-            raise RunStoreError(f"{self.run_dir} is not a run: it has no run.json") from None
-        except (OSError, ValueError) as error:
-            raise RunStoreError(f"{path} cannot be read: {error}") from error
+        info = read_json(path, lambda _: None)
+        if info is None and not path.exists():
+            raise RunStoreError(f"{self.run_dir} is not a run: it has no run.json")
         if not isinstance(info, dict) or not info.keys() >= _REQUIRED:
             raise RunStoreError(f"{path} is not a valid run.json; it must have the keys {', '.join(sorted(_REQUIRED))}")
         _check_version(path, info["schema_version"])
@@ -251,16 +242,13 @@ class RunReader:
 
     def vocabulary(self) -> list[str] | None:
         """Return the text of each token id, or None if the run has no vocabulary."""
-        path = self.run_dir / "tokens.json"
-        try:
-            tokens = parse_json(read_text(path))
+
+        def check(tokens: Any) -> None:
             if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
                 raise ValueError("it must be a list of texts")
-            return tokens
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise RunStoreError(f"{path} cannot be read: {error}") from error
+
+        found: list[str] | None = read_json(self.run_dir / "tokens.json", check)
+        return found
 
     def checkpoints(self) -> dict[int, Path]:
         """Return {step: folder} of the complete checkpoints, in order."""

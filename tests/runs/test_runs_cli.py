@@ -7,6 +7,7 @@ from helpers.run_rows import rows
 from typer.testing import CliRunner
 
 from rstar_lab.cli.runs import app
+from rstar_lab.errors import UserError
 from rstar_lab.runs import RunStoreError, RunWriter
 
 
@@ -61,7 +62,7 @@ def test_show_prints_recipe_and_metrics(runs_dir):
     assert shown["recipe"] == {"model": "tiny"} and shown["seed"] == 3
     assert shown["metrics"] == {"stage": "rl", "step": 1, "loss": 0.25}
     assert "model: tiny" in invoke("show", "a", "--runs-dir", runs_dir)
-    with pytest.raises(RunStoreError, match=r"no run 'c' in .*; existing runs: a, b"):
+    with pytest.raises(UserError, match=r"no run c in .*`rstar-lab runs list` shows the runs"):
         invoke("show", "c", "--runs-dir", runs_dir)
 
 

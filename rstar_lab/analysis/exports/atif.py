@@ -20,7 +20,7 @@ from rstar_lab.analysis.import_rows import default_run_id, write_run
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
-from rstar_lab.runs.files import parse_json, read_text, write_json
+from rstar_lab.runs.files import parse_json, read_json, read_text, write_json
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.tool_calls import parse_stored_turn
 
@@ -246,13 +246,7 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
 
 def _list_beside(source: Path, name: str) -> list[Any] | None:
     """Return the list in a file of an export, or None if there is no such file."""
-    path = (source if source.is_dir() else source.parent) / name
-    if not path.is_file():
-        return None
-    try:
-        found = parse_json(read_text(path))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+    found = read_json((source if source.is_dir() else source.parent) / name, lambda _: None)
     return found if isinstance(found, list) else None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError
-from rstar_lab.runs.files import atomic_write, lock_file, parse_json, read_text
+from rstar_lab.runs.files import atomic_write, lock_file, parse_json, read_json, read_text
 
 NOTES = "notes.jsonl"
 
@@ -67,14 +67,9 @@ View = dict[str, Any]
 
 def read_views(folder: Path) -> dict[str, View]:
     """Return the views stored in a folder: name to filters, scope, sort and columns. Raises UserError for an invalid file."""
-    path = folder / VIEWS
-    try:
-        stored = parse_json(read_text(path))
-        return {str(name): _checked(view) for name, view in stored.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: not a file of saved views ({error}); correct or delete it") from error
+    hint = "; it is not a file of saved views: correct or delete it"
+    stored = read_json(folder / VIEWS, lambda views: [_checked(view) for view in views.values()], hint) or {}
+    return {str(name): _checked(view) for name, view in stored.items()}
 
 
 def write_view(folder: Path, name: str, view: View | None) -> None:
