@@ -6,8 +6,8 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
-from rstar_lab.hardware.processes import free_port
-from rstar_lab.sandbox.launch import exit_with_parent, wait_for_port
+from rstar_lab.hardware.processes import exit_with_parent, free_port
+from rstar_lab.sandbox.launch import wait_for_port
 
 
 class TemporaryRedis:

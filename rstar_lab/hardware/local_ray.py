@@ -1,11 +1,9 @@
 """Start a Ray cluster on this machine, with one raylet per simulated node: for `profile="laptop"`, verl on a CPU, and tests."""
 
 import contextlib
-import ctypes
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +16,7 @@ from typing import Self
 import psutil
 
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, free_port, processes_of
+from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, exit_with_parent, free_port, processes_of
 
 START_TIMEOUT_S = 300
 # One token for all clusters of this process, because Ray's clients read the token only once.
@@ -121,7 +119,7 @@ class LocalRay:
                  f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}", "--disable-usage-stats", "--block"],
                 env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
                 | TIMEOUTS | {JOB_VARIABLE: self._job_id, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=exit_with_parent,
             )  # fmt: skip
         self._processes.append(process)
         return process
@@ -182,8 +180,3 @@ class LocalRay:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies, so that the cluster ends even if its owner is killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

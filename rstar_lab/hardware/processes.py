@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Self
 import psutil
 
 JOB_VARIABLE = "RSTAR_LAB_JOB"
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
 
 
@@ -21,6 +22,11 @@ def adopt_orphans() -> None:
     """Make this process the parent of descendants whose parent dies, so that they can be found (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def exit_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when its parent ends, even if the parent is killed. Call it before exec."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def alive(pid: int, created: float) -> bool:

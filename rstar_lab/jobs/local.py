@@ -58,7 +58,3 @@ class Local(Backend):
             while alive(**supervisor) and time.monotonic() < deadline:
                 time.sleep(0.05)
         end_processes(spec.id, root=None if _is_another(**supervisor) else supervisor["pid"], grace_s=0.5)
-
-    def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
-        """Return None: a local job has no output other than its log file."""
-        return None

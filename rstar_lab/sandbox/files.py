@@ -14,12 +14,12 @@ from pydantic import TypeAdapter
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.session_files import STEP_TIMEOUT_S, last_line
 from rstar_lab.sandbox.sessions import ENDED
 from rstar_lab.sandbox.wire import SessionEnd, Work
 
 # Bytes of all files that one call returns: as base64 they must fit into a cell's output.
 FETCH_BYTES = 700_000
-STEP_TIMEOUT_S = 10.0
 FETCHED = TypeAdapter(tuple[dict[str, str], list[str], dict[str, str]])
 
 # Both scripts run in the sandbox; their variables are separate from those of the program.
@@ -134,6 +134,5 @@ def contents(fetched: CallResult, names: Sequence[str]) -> tuple[dict[str, str],
 
 
 def reason(field: str, step: CallResult) -> str:
-    """Return an error message for a step that failed: the last line of its stderr, else its outcome."""
-    lines = step.stderr.strip().splitlines()
-    return f"{field}: {lines[-1] if lines else step.outcome}"
+    """Return an error message for a step that failed."""
+    return f"{field}: {last_line(step)}"

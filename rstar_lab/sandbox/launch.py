@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,12 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rstar_lab.sandbox.runtime import kernel
-
-
-def exit_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process when its parent ends, even if the parent is killed. Call it before exec."""
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+from rstar_lab.hardware.processes import exit_with_parent
 
 
 @contextlib.contextmanager

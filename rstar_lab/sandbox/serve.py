@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,8 +42,8 @@ class LocalBackend:
     """Backend that runs code in a LocalSandbox, and verifies answers in threads that wait for killable processes."""
 
     def __init__(self, sandbox: LocalSandbox) -> None:
-        self.sandbox = sandbox
-        self.workers = sandbox.workers
+        self.sandbox, self.events = sandbox, sandbox.events
+        self.workers = self.capacity = sandbox.workers
         # `slow` is for answers that have used up QUICK_CPU_S, so that they do not delay ordinary ones.
         self.quick = ThreadPoolExecutor(max(4, 2 * self.workers), thread_name_prefix="verify")
         self.slow = ThreadPoolExecutor(max(2, self.workers), thread_name_prefix="verify-slow")
@@ -92,20 +92,12 @@ class LocalBackend:
         return self.sandbox.queue_depth
 
     @property
-    def capacity(self) -> int:
-        return self.workers
-
-    @property
     def zygotes(self) -> int:
         return self.sandbox.zygotes
 
     @property
     def sessions(self) -> int:
         return self.sandbox.sessions
-
-    @property
-    def events(self) -> Mapping[str, int]:
-        return self.sandbox.events
 
     @property
     def prefetch_limit(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field
+from pydantic import Base64Bytes, BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
@@ -23,7 +23,7 @@ from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.session_files import SessionFileError, SessionFiles
 from rstar_lab.sandbox.tenants import ACCOUNT, Account, Accounts, Tenant
-from rstar_lab.sandbox.wire import MAX_BATCH, Work, WorkModel, dumps, failure, result_to_dict
+from rstar_lab.sandbox.wire import MAX_BATCH, Body, Work, WorkModel, dumps, failure, result_to_dict
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,27 +46,21 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 SESSION = Field(min_length=1, max_length=256, description="name of the session; it is started if it does not exist")
 
 
-class Calls(BaseModel):
+class Calls(Body):
     """Request body of POST /calls."""
-
-    model_config = ConfigDict(extra="forbid")
 
     calls: list[WorkModel] = Field(min_length=1, max_length=MAX_BATCH)
 
 
-class FilesToWrite(BaseModel):
+class FilesToWrite(Body):
     """Request body of POST /files/write."""
-
-    model_config = ConfigDict(extra="forbid")
 
     session: str = SESSION
     files: dict[str, Base64Bytes] = Field(min_length=1, max_length=MAX_BATCH, description="path -> base64 content")
 
 
-class FileToRead(BaseModel):
+class FileToRead(Body):
     """Request body of POST /files/read."""
-
-    model_config = ConfigDict(extra="forbid")
 
     session: str = SESSION
     path: str

@@ -133,7 +133,11 @@ async def _run_script(sandbox: SessionFiles, session: str, script: str, stdin: s
     code = f"exec({script!r}, {names!r})"
     result = await sandbox.run_call(Call(code, stdin, timeout_s=STEP_TIMEOUT_S, session=session))
     if result.outcome is not Outcome.OK:
-        lines = result.stderr.strip().splitlines()
-        where = names.get("name", "plots")
-        raise SessionFileError(f"{where}: {lines[-1] if lines else result.outcome}", result.outcome)
+        raise SessionFileError(f"{names.get('name', 'plots')}: {last_line(result)}", result.outcome)
     return result
+
+
+def last_line(result: CallResult) -> str:
+    """Return why a call failed: the last line of its stderr, else its outcome."""
+    lines = result.stderr.strip().splitlines()
+    return lines[-1] if lines else str(result.outcome)

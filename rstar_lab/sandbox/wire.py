@@ -59,10 +59,14 @@ class SessionFork:
 Work = Call | Verification | SessionEnd | SessionFork
 
 
-class CallModel(BaseModel):
-    """Validates a Call received from a client."""
+class Body(BaseModel):
+    """A part of a request. Unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class CallModel(Body):
+    """Validates a Call received from a client."""
 
     kind: Literal["code"] = "code"
     code: str = Field(description="the Python program")
@@ -79,9 +83,7 @@ class CallModel(BaseModel):
         return Call(self.code, self.stdin, self.seed, self.timeout_s, self.memory_mb, self.session)
 
 
-class SessionEndModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class SessionEndModel(Body):
     kind: Literal["end"]
     session: str
 
@@ -89,10 +91,8 @@ class SessionEndModel(BaseModel):
         return SessionEnd(self.session)
 
 
-class SessionForkModel(BaseModel):
+class SessionForkModel(Body):
     """Validates a SessionFork received from a client."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["fork"]
     session: str
@@ -102,10 +102,8 @@ class SessionForkModel(BaseModel):
         return SessionFork(self.session, self.n)
 
 
-class VerificationModel(BaseModel):
+class VerificationModel(Body):
     """Validates a Verification received from a client."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["math"]
     response_text: str

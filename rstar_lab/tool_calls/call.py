@@ -112,7 +112,7 @@ def _literal(text: str) -> Any:
     if stripped in _WORDS:
         return _WORDS[stripped]
     try:
-        value = json.loads(stripped, parse_constant=_reject)
+        value = json.loads(stripped, parse_constant=reject_constant)
         return text if isinstance(value, str) else value
     except (ValueError, RecursionError):
         pass
@@ -134,5 +134,6 @@ def _is_json(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _reject(constant: str) -> None:
+def reject_constant(constant: str) -> None:
+    """Refuse NaN and Infinity, which are not JSON."""
     raise ValueError(f"{constant} is not JSON")

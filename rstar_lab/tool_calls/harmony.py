@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rstar_lab.tool_calls.call import Schemas, ToolCall
+from rstar_lab.tool_calls.call import Schemas, ToolCall, reject_constant
 
 _START, _MESSAGE = "<|start|>assistant", "<|message|>"
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -78,7 +78,7 @@ def parse_harmony(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]
 
 def _arguments(raw: str) -> tuple[dict[str, Any] | None, str | None]:
     try:
-        value = json.loads(raw, parse_constant=_reject)
+        value = json.loads(raw, parse_constant=reject_constant)
     except RecursionError:
         return None, "The tool call is nested too deeply."
     except ValueError as error:
@@ -94,7 +94,3 @@ def reasoning_of(text: str) -> tuple[tuple[int, int], int]:
     if first is None or "<|channel|>analysis" not in first.header or _RECIPIENT.search(first.header):
         return (0, 0), 0
     return (first.body, first.body_end), first.end
-
-
-def _reject(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from rstar_lab.tool_calls.call import Schemas, ToolCall
+from rstar_lab.tool_calls.call import Schemas, ToolCall, reject_constant
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(r"</?tool_call>")
@@ -73,11 +73,7 @@ def _json_end(text: str, start: int) -> tuple[int, bool]:
     return len(text), False
 
 
-def _reject_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
+_DECODER = json.JSONDecoder(parse_constant=reject_constant)
 
 
 def _decode(raw: str) -> tuple[Any, str | None]:

@@ -66,10 +66,6 @@ class OverSsh(Backend):
         agent_of(spec).request("stop", job_id=spec.id, timeout_s=150)
         self.state(folder, spec)
 
-    def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
-        """Return None: the log is copied by `state`."""
-        return None
-
     def submit(self, job: Submission) -> JobFolder:
         """Submit a job on the profile's host, or on `job.host`.
 

@@ -264,23 +264,29 @@ def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> boo
         f"{connection.host}:{shlex.quote(source)}/",
         f"{target}/",
     ]
-    with tempfile.TemporaryFile() as errors:
-        done = subprocess.run(command, input="\n".join(names).encode(), stdout=subprocess.DEVNULL, stderr=errors)
-        errors.seek(0)
-        message = errors.read().decode(errors="replace").strip()[-2000:]
-    if done.returncode in (11, 23) and (denied := DENIED.search(message)):
+    code, message = _run(command, names)
+    if code in (11, 23) and (denied := DENIED.search(message)):
         raise UserError(
             f"rsync from {connection.host}: {denied[0]}. Change the permissions of this file or of its folders, or free space on its disk"
         )
-    if done.returncode in (23, 24):  # some files were gone
+    if code in (23, 24):  # some files were gone
         raise _Changed
-    if done.returncode == 127 or NO_RSYNC.search(message):
+    if code == 127 or NO_RSYNC.search(message):
         return False
-    if done.returncode in (12, 30, 255):
+    if code in (12, 30, 255):
         raise ConnectionLost(f"connection to {connection.host} lost: {message}")
-    if done.returncode:
+    if code:
         raise UserError(f"rsync from {connection.host}: {message}")
     return True
+
+
+def _run(command: list[str], lines: Iterable[str]) -> tuple[int, str]:
+    """Run a command with these lines as its input; return its exit code and the end of its errors."""
+    # A file, not a pipe: the process that keeps the shared connection inherits stderr, so a pipe would never end.
+    with tempfile.TemporaryFile() as errors:
+        done = subprocess.run(command, input="\n".join(lines).encode(), stdout=subprocess.DEVNULL, stderr=errors)
+        errors.seek(0)
+        return done.returncode, errors.read().decode(errors="replace").strip()[-2000:]
 
 
 def _sftp(agent: Agent, source: str, target: Path, names: list[str]) -> None:
@@ -291,16 +297,10 @@ def _sftp(agent: Agent, source: str, target: Path, names: list[str]) -> None:
         hidden.parent.mkdir(parents=True, exist_ok=True)
         lines.append(f"get -p {_sftp_quote(f'{source}/{name}')} {_sftp_quote(str(hidden))}")
     client = shutil.which("ssh") or "ssh"  # sftp has a path of its own otherwise
-    with tempfile.TemporaryFile() as errors:
-        done = subprocess.run(
-            ["sftp", "-q", "-S", client, *connection.options(), "-b", "-", "--", connection.host], input="\n".join(lines).encode(),
-            stdout=subprocess.DEVNULL, stderr=errors,
-        )  # fmt: skip
-        errors.seek(0)
-        message = errors.read().decode(errors="replace").strip()[-500:]
-    if done.returncode == 255:
+    code, message = _run(["sftp", "-q", "-S", client, *connection.options(), "-b", "-", "--", connection.host], lines)
+    if code == 255:
         raise ConnectionLost(f"connection to {connection.host} lost: {message}")
-    if done.returncode:
+    if code:
         if "not found" in message or "No such file" in message:
             raise _Changed
         if "message too long" in message:
