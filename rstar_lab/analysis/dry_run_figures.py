@@ -29,8 +29,8 @@ def measured_updates(steps: pd.DataFrame) -> dict[str, tuple[float, float]]:
         steps.reindex(columns=["update_actor_s", "update_s"]).bfill(axis=1).iloc[:, 0]
     )  # of verl, of the local trainer
     return {
-        str(stage): (float(own.update_gpu_gb.max()), float(seconds[own.index].median()))
-        for stage, own in steps.groupby("stage", sort=False)
+        str(stage): (float(shown.update_gpu_gb.max()), float(seconds[shown.index].median()))
+        for stage, shown in steps.groupby("stage", sort=False)
     }
 
 
@@ -99,14 +99,14 @@ def plot_sweep(rows: Rows) -> Figure:
         ("does not fit", ~frame.fits, COLOURS[1], "x", 10),
     )
     for name, chosen, colour, symbol, size in groups:
-        own = frame[chosen]
+        shown = frame[chosen]
         figure.add_scatter(
-            x=own.with_margin_gb,
-            y=own.update_s,
+            x=shown.with_margin_gb,
+            y=shown.update_s,
             mode="markers",
             name=name,
             marker={"color": colour, "symbol": symbol, "size": size},
-            customdata=own[["label", "mfu_bound"]],
+            customdata=shown[["label", "mfu_bound"]],
             hovertemplate="%{customdata[0]}<br>%{x:.1f} GB, update %{y:.1f} s, MFU %{customdata[1]:.0%}<extra></extra>",
         )
     figure.update_layout(
@@ -123,10 +123,10 @@ def _stacked(frame: pd.DataFrame, names: str, inner: str | None, values: str, ho
     """Return bars stacked by the column `names`, for each part and, within it, each value of the column `inner`."""
     figure = go.Figure()
     for colour, name in zip(COLOURS, dict.fromkeys(frame[names]), strict=False):
-        own = frame[frame[names] == name]
-        x = own.part if inner is None else [list(own.part), list(own[inner])]
+        shown = frame[frame[names] == name]
+        x = shown.part if inner is None else [list(shown.part), list(shown[inner])]
         figure.add_bar(
-            x=x, y=own[values], name=name, marker_color=colour, hovertemplate=f"{name}: {hover}<extra></extra>"
+            x=x, y=shown[values], name=name, marker_color=colour, hovertemplate=f"{name}: {hover}<extra></extra>"
         )
     figure.update_layout(barmode="stack")
     return figure

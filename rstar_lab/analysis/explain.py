@@ -175,7 +175,7 @@ class _Evaluation:
 
 
 def _problems(a: _Evaluation, b: _Evaluation, all_a: int, all_b: int) -> Part:
-    truths = [own.rows.groupby("problem_id").truth.first() for own in (a, b)]
+    truths = [side.rows.groupby("problem_id").truth.first() for side in (a, b)]
     other = truths[0].index[truths[0].astype(str) != truths[1].reindex(truths[0].index).astype(str)]
     left_out = all_a + all_b - 2 * len(truths[0])
     text = f"{len(truths[0])} problems in common; {left_out} of only one run are left out."
@@ -185,8 +185,8 @@ def _problems(a: _Evaluation, b: _Evaluation, all_a: int, all_b: int) -> Part:
 
 
 def _model(a: _Evaluation, b: _Evaluation) -> Part:
-    hashes = [own.identity.get("model") for own in (a, b)]
-    names = [str((own.info.get("extra") or {}).get("model")) for own in (a, b)]
+    hashes = [side.identity.get("model") for side in (a, b)]
+    names = [str((side.info.get("extra") or {}).get("model")) for side in (a, b)]
     if None in hashes:
         return Part("model", None, f"{names[0]} against {names[1]}; a run does not record the hash of its weights.")
     if hashes[0] == hashes[1]:
@@ -195,7 +195,7 @@ def _model(a: _Evaluation, b: _Evaluation) -> Part:
 
 
 def _prompt(a: _Evaluation, b: _Evaluation) -> Part:
-    tables = [_first_prompts(own) for own in (a, b)]
+    tables = [_first_prompts(side) for side in (a, b)]
     if all(len(table) for table in tables) and a.identity.get("model") == b.identity.get("model"):
         both = tables[0].to_frame("a").join(tables[1].rename("b"), how="inner")
         other = [name for name, row in both.iterrows() if tuple(row.a) != tuple(row.b)]
@@ -204,22 +204,22 @@ def _prompt(a: _Evaluation, b: _Evaluation) -> Part:
             return Part("prompt", False, text)
         shown = a.rows[a.rows.problem_id.isin(other)].traj_id.head(_SHOWN).tolist()
         return Part("prompt", True, text + " Its effect needs new rollouts.", trajectories=shown)
-    known = [own.identity.get("prompt") for own in (a, b)]
-    questions = [own.rows.groupby("problem_id").question.first() for own in (a, b)]
+    known = [side.identity.get("prompt") for side in (a, b)]
+    questions = [side.rows.groupby("problem_id").question.first() for side in (a, b)]
     changed = int((questions[0] != questions[1].reindex(questions[0].index)).sum())
     if None not in known or changed:
         differs = known[0] != known[1] or changed > 0
         text = f"{changed} questions differ; the templates are {'different' if known[0] != known[1] else 'the same'}."
         return Part("prompt", differs, text)
-    sections = [own.key("rl.prompt") for own in (a, b)]
+    sections = [side.key("rl.prompt") for side in (a, b)]
     if sections[0] != sections[1]:
         return Part("prompt", True, f"rl.prompt: {json.dumps(sections[0])} against {json.dumps(sections[1])}.")
     return Part("prompt", None, "the runs hold neither prompt tokens (`rl.token_arrays`) nor a hash of the template.")
 
 
-def _first_prompts(own: _Evaluation) -> pd.Series:
-    table = own.runs.arrow("SELECT traj_id, prompt_ids FROM transcripts WHERE prompt_ids IS NOT NULL").to_pandas()
-    merged = table.merge(own.rows[["traj_id", "problem_id"]], on="traj_id")
+def _first_prompts(side: _Evaluation) -> pd.Series:
+    table = side.runs.arrow("SELECT traj_id, prompt_ids FROM transcripts WHERE prompt_ids IS NOT NULL").to_pandas()
+    merged = table.merge(side.rows[["traj_id", "problem_id"]], on="traj_id")
     return merged.groupby("problem_id").prompt_ids.first()
 
 
@@ -232,8 +232,8 @@ def _settings(a: _Evaluation, b: _Evaluation) -> Part:
 
 def _graders(a: _Evaluation, b: _Evaluation) -> list[Part]:
     """Grade the rollouts of both runs with both graders."""
-    rewards = [own.key("rl.reward") or "verify" for own in (a, b)]
-    formats = [own.key("rl.answer") or "tagged" for own in (a, b)]
+    rewards = [side.key("rl.reward") or "verify" for side in (a, b)]
+    formats = [side.key("rl.answer") or "tagged" for side in (a, b)]
     if any(reward != "verify" for reward in rewards):
         text = (
             f"rl.reward is {rewards[0]} and {rewards[1]}; only `verify` is graded again here, see `rstar-lab rescore`."
@@ -242,14 +242,14 @@ def _graders(a: _Evaluation, b: _Evaluation) -> list[Part]:
         return [Part("parser", formats[0] != formats[1] or None, text), Part("grader", None if same else True, text)]
     try:
         graded = {
-            (own.name, form): np.array(_grade(own, form), dtype=bool)
-            for own, form in product((a, b), dict.fromkeys(formats))
+            (side.name, form): np.array(_grade(side, form), dtype=bool)
+            for side, form in product((a, b), dict.fromkeys(formats))
         }
     except UserError as error:
         return [Part(name, None, f"not graded again: {error}.") for name in ("parser", "grader")]
     first, second = formats
     pooled = pd.concat([a.rows, b.rows], ignore_index=True)
-    by_format = [np.concatenate([graded[own.name, form] for own in (a, b)]) for form in (first, second)]
+    by_format = [np.concatenate([graded[side.name, form] for side in (a, b)]) for form in (first, second)]
     changed = by_format[0] != by_format[1]
     if first == second:
         parser = Part("parser", False, f"both read the answer as `{first}`.")
@@ -264,8 +264,8 @@ def _graders(a: _Evaluation, b: _Evaluation) -> list[Part]:
             f"{int(changed.sum())} grades change."
         )
         parser = Part("parser", True, text, effect, pooled.traj_id[changed].head(_SHOWN).tolist())
-    then = [own.rows.reward.to_numpy() > 0 for own in (a, b)]
-    now = [graded[own.name, form] for own, form in zip((a, b), formats, strict=True)]
+    then = [side.rows.reward.to_numpy() > 0 for side in (a, b)]
+    now = [graded[side.name, form] for side, form in zip((a, b), formats, strict=True)]
     moved = [(before != after) for before, after in zip(then, now, strict=True)]
     count = int(sum(part.sum() for part in moved))
     if not count:
@@ -273,14 +273,14 @@ def _graders(a: _Evaluation, b: _Evaluation) -> list[Part]:
     # What the stored rewards add to the difference beyond one common grader.
     stored = _difference(a.rows, pd.Series(then[0]), b.rows, pd.Series(then[1]))
     common = _difference(a.rows, pd.Series(now[0]), b.rows, pd.Series(now[1]))
-    shown = [name for own, part in zip((a, b), moved, strict=True) for name in own.rows.traj_id[part].head(_SHOWN)]
+    shown = [name for side, part in zip((a, b), moved, strict=True) for name in side.rows.traj_id[part].head(_SHOWN)]
     text = f"today's grader changes {int(moved[0].sum())} rewards of {a.name} and {int(moved[1].sum())} of {b.name}."
     value = stored.value - common.value
     return [parser, Part("grader", True, text, Estimate(value, np.nan, np.nan, stored.n, stored.clusters), shown)]
 
 
-def _grade(own: _Evaluation, form: str) -> list[bool]:
-    pairs = zip(own.rows.text, own.rows.truth.astype(str), strict=True)
+def _grade(side: _Evaluation, form: str) -> list[bool]:
+    pairs = zip(side.rows.text, side.rows.truth.astype(str), strict=True)
     return verify_many(pairs, answer_format=form)  # type: ignore[arg-type]
 
 
@@ -306,7 +306,7 @@ def _numerics(a: _Evaluation, b: _Evaluation, model: Part) -> Part:
         return Part("numerics", None, "needs the same weights in both runs.")
     query = "SELECT traj_id, prompt_ids, response_ids, loss_mask, engine_log_probs FROM transcripts WHERE response_ids IS NOT NULL"
     sides = [
-        own.runs.arrow(query).to_pandas().merge(own.rows[["traj_id", "problem_id", "sample"]], on="traj_id") for own in (a, b)
+        side.runs.arrow(query).to_pandas().merge(side.rows[["traj_id", "problem_id", "sample"]], on="traj_id") for side in (a, b)
     ]  # fmt: skip
     pairs = sides[0].merge(sides[1], on=["problem_id", "sample"], suffixes=("_a", "_b"))
     gaps, firsts, equal = [], [], 0
@@ -318,10 +318,10 @@ def _numerics(a: _Evaluation, b: _Evaluation, model: Part) -> Part:
         other = np.flatnonzero(ids_a[:length] != ids_b[:length])
         shared = int(other[0]) if len(other) else length
         mask = np.asarray(row.loss_mask_a, dtype=bool)[:shared]
-        own_a, own_b = (
+        values_a, values_b = (
             np.asarray(values, dtype=float)[:shared] for values in (row.engine_log_probs_a, row.engine_log_probs_b)
         )
-        gaps.append(np.abs(own_a - own_b)[mask])
+        gaps.append(np.abs(values_a - values_b)[mask])
         if len(other) or len(ids_a) != len(ids_b):
             firsts.append((shared, row.traj_id_a))
         else:
@@ -348,7 +348,7 @@ def _difference(rows_a: pd.DataFrame, right_a: pd.Series, rows_b: pd.DataFrame, 
         for rows, right in ((rows_a, right_a), (rows_b, right_b))
     ]  # fmt: skip
     index = sums[0].index.union(sums[1].index)
-    matrices = [own.reindex(index).to_numpy(float).T for own in sums]
+    matrices = [side.reindex(index).to_numpy(float).T for side in sums]
     sides = [Side(correct[None], rollouts[None]) for correct, rollouts in matrices]
     return paired_difference(sides[0], sides[1], len(rows_a) + len(rows_b))
 

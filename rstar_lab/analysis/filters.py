@@ -80,12 +80,12 @@ def where_sql(
         RunStoreError: unknown key, or a value of the wrong form.
         UserError: SQL text that is not exactly one expression.
     """
-    own = {*TABLES[table], *columns}
+    known = {*TABLES[table], *columns}
     if where is None or (isinstance(where, str) and not where.strip()):
         return "TRUE"
     if isinstance(where, str):
         condition = checked_expression(where)
-        if table in ("calls", "transcripts") and not (named := columns_of(where)) <= own and named <= _OF_ROLLOUTS:
+        if table in ("calls", "transcripts") and not (named := columns_of(where)) <= known and named <= _OF_ROLLOUTS:
             return _of_rollouts(condition)
         return condition
     if not isinstance(where, Mapping):
@@ -94,10 +94,10 @@ def where_sql(
     of_rollouts: dict[str, Any] = {}
     for key, value in where.items():
         key = str(key)
-        if table in ("calls", "transcripts") and _is_of_rollouts(key, own):
+        if table in ("calls", "transcripts") and _is_of_rollouts(key, known):
             of_rollouts[key] = value
         else:
-            parts.append(_condition(key, value, table, own, noted))
+            parts.append(_condition(key, value, table, known, noted))
     if of_rollouts:
         parts.append(_of_rollouts(where_sql(of_rollouts, noted=noted)))
     return " AND ".join(parts) or "TRUE"
@@ -122,15 +122,15 @@ def selects_steps(where: Where) -> bool:
     )
 
 
-def _is_of_rollouts(key: str, own: set[str]) -> bool:
-    return key not in own and key not in ("steps", "any", "sql")
+def _is_of_rollouts(key: str, known: set[str]) -> bool:
+    return key not in known and key not in ("steps", "any", "sql")
 
 
-def _condition(key: str, value: Any, table: str, own: set[str], noted: Callable[[], Iterable[str]] | None) -> str:
+def _condition(key: str, value: Any, table: str, known: set[str], noted: Callable[[], Iterable[str]] | None) -> str:
     if (
         table == "steps"
         and key in ("problem", "outcome", "noted", "metrics", *TABLES["trajectories"])
-        and key not in own
+        and key not in known
     ):
         raise RunStoreError(
             f"filter {key!r} selects rollouts; steps are selected by run_id, stage, step, steps, or SQL on their columns"
@@ -141,7 +141,7 @@ def _condition(key: str, value: Any, table: str, own: set[str], noted: Callable[
             return _range("step", first, last, last_included=True)
         case "problem":
             return f"contains(lower(problem_id), {quoted(str(value).lower())})"
-        case "outcome" if "outcome" not in own:
+        case "outcome" if "outcome" not in known:
             values = _values(value)
             if values is None:
                 return f"list_contains(outcomes, {quoted(str(value))})"
@@ -153,14 +153,14 @@ def _condition(key: str, value: Any, table: str, own: set[str], noted: Callable[
         case "ranges" | "metrics" if isinstance(value, Mapping):
             parts = []
             for name, bounds in value.items():
-                column = _column(str(name), own, table) if key == "ranges" else f"metrics[{quoted(str(name))}]"
+                column = _column(str(name), known, table) if key == "ranges" else f"metrics[{quoted(str(name))}]"
                 parts.append(_range(column, *_pair(name, bounds)))
             return " AND ".join(parts) or "TRUE"
         case "any" if isinstance(value, list | tuple):
-            options = [where_sql(each, table, columns=own, noted=noted) for each in value]
+            options = [where_sql(each, table, columns=known, noted=noted) for each in value]
             return "(" + (" OR ".join(f"({option})" for option in options) or "FALSE") + ")"
         case "sql" if isinstance(value, str):
-            return where_sql(value, table, columns=own)
+            return where_sql(value, table, columns=known)
         case "ranges" | "metrics" | "any" | "sql":
             forms = {
                 "ranges": "column to (low, high)",
@@ -169,14 +169,14 @@ def _condition(key: str, value: Any, table: str, own: set[str], noted: Callable[
                 "sql": "text",
             }
             raise RunStoreError(f"filter {key!r}: expected {forms[key]}, not {value!r}")
-    return _compare(_column(key, own, table), key, value)
+    return _compare(_column(key, known, table), key, value)
 
 
-def _column(name: str, own: set[str], table: str) -> str:
+def _column(name: str, known: set[str], table: str) -> str:
     """Return a column for SQL. Raises RunStoreError, with similar names, if the table does not have it."""
-    if name not in own:
-        close = difflib.get_close_matches(name, [*own, *_SPECIAL], 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted({*own, *_SPECIAL}))}"
+    if name not in known:
+        close = difflib.get_close_matches(name, [*known, *_SPECIAL], 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted({*known, *_SPECIAL}))}"
         raise RunStoreError(f'unknown filter {name!r}: column "{name}" not found in {table}; {hint}')
     return name if name.isidentifier() else '"' + name.replace('"', '""') + '"'
 

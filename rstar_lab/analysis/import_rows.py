@@ -3,7 +3,7 @@
 An importer (`rstar_lab.analysis.importers`) yields one dict per rollout with these keys; missing ones are null in the run:
 step, problem_id, question, messages, reward, rewards, kept, advantage, answer, truth, turns, calls, outcomes, truncated,
 engine, generate_s, stop_reason, response_tokens, model_tokens, reflection_tokens, traj_id, stage, arrays (token columns of
-the table `transcripts`), and own (a row of a run store, which is kept as it is, with its calls).
+the table `transcripts`), and stored (a row of a run store, which is kept as it is, with its calls).
 """
 
 import hashlib
@@ -77,9 +77,9 @@ def conversation_messages(response: str) -> list[Row]:
 
 def conversation_counts(messages: list[Row]) -> Row:
     """Return turns, calls and reflection_tokens (reflection words in the model's own text) of a conversation."""
-    own = own_texts(messages)
-    calls = sum(len(parse_stored_calls(text)) for text in own)
-    return {"turns": len(own), "calls": calls, "reflection_tokens": sum(map(count_reflection_words, own))}
+    texts = own_texts(messages)
+    calls = sum(len(parse_stored_calls(text)) for text in texts)
+    return {"turns": len(texts), "calls": calls, "reflection_tokens": sum(map(count_reflection_words, texts))}
 
 
 def default_run_id(source: Path, kind: str) -> str:
@@ -183,9 +183,9 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
     for number, rollout in enumerate(rollouts):
         question, messages, outcomes = rollout["question"], rollout["messages"], rollout.get("outcomes")
         arrays = rollout.get("arrays") or {}
-        if own := rollout.get("own"):  # a row of the run store
+        if row := rollout.get("stored"):  # a row of the run store
             traj_id = str(rollout["traj_id"])
-            trajectories.append({name: own[name] for name in _STORED if name in own} | {"traj_id": traj_id})
+            trajectories.append({name: row[name] for name in _STORED if name in row} | {"traj_id": traj_id})
             text = json.dumps(messages)
             stored = {"traj_id": traj_id, "question": question, "truth": rollout.get("truth"), "messages": text}
             transcripts.append(stored | arrays)

@@ -59,16 +59,18 @@ def judged(run: str | Path) -> pd.DataFrame:
     agreed, table = stored["agreed_right"], []
     (first, second) = parts
     for grader, other in ((first, second), (second, first)):
-        count, seen, (own, low, high) = shares[grader]
+        count, seen, (share, low, high) = shares[grader]
         more, _, (missed, missed_low, missed_high) = shares[other]
         accepts = agreed + count
 
         def recall(right: float, lost: float, count: int = count, more: int = more) -> float:
             return (agreed + count * right) / (agreed + count * right + more * lost)
 
-        precision = [(agreed + count * value) / accepts if accepts else float("nan") for value in (own, low, high)]
+        precision = [(agreed + count * value) / accepts if accepts else float("nan") for value in (share, low, high)]
         recalls = (
-            [recall(own, missed), recall(low, missed_high), recall(high, missed_low)] if agreed else [float("nan")] * 3
+            [recall(share, missed), recall(low, missed_high), recall(high, missed_low)]
+            if agreed
+            else [float("nan")] * 3
         )
         table.append((grader, accepts, seen, *precision, *recalls))
     names = ("precision", "precision_low", "precision_high", "recall", "recall_low", "recall_high")

@@ -177,8 +177,8 @@ def get_metric(name: str) -> Metric:
         share = kind.startswith(("pass", "maj")) or kind.endswith(("rate", "truncated"))
         title = f"{'pass@1' if kind == 'pass1' else kind} on {problems}"
         return Metric(name, title, f"{name} as the trainer logged it", "NULL", "NULL", None, percent=share, logged=True)
-    if name.startswith(OWN):
-        entry = name.removeprefix(OWN)
+    if name.startswith(REPORTED):
+        entry = name.removeprefix(REPORTED)
         value, formula = f"metrics[{quoted(entry)}]", f"mean of metrics['{entry}'], of the reward or environment"
         return Metric(name, entry, formula, value, f"({value} IS NOT NULL)::INT", None)
     if name not in METRICS:
@@ -187,7 +187,7 @@ def get_metric(name: str) -> Metric:
 
 
 EVALUATION = "eval/"  # prefix of the results of evaluations during training
-OWN = "metrics."  # prefix of metrics that a reward function or an environment reports
+REPORTED = "metrics."  # prefix of metrics that a reward function or an environment reports
 SOLVED = 0.5  # a problem counts as solved if at least this share of its rollouts is correct
 
 
@@ -404,9 +404,9 @@ def rollout_classes(runs: Runs) -> pd.DataFrame:
     names = [name for name in measured.columns if name.startswith(_PREFIX)]
     rows = []
     stored = runs.sql("SELECT run_id, count(*) AS n FROM trajectories GROUP BY 1").set_index("run_id").n
-    for run_id, own in measured.groupby("run_id") if names else ():
-        counts = own[names].sum().astype(int)
-        if not own[names].notna().any(axis=None) or run_id not in stored:
+    for run_id, part in measured.groupby("run_id") if names else ():
+        counts = part[names].sum().astype(int)
+        if not part[names].notna().any(axis=None) or run_id not in stored:
             continue
         counts["not in a batch"] = int(stored[run_id]) - int(counts.sum())
         rows += [

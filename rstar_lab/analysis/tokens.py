@@ -95,7 +95,7 @@ def _tokens(runs: Runs, row: Any, arrays: dict[str, Any], words: Sequence[str]) 
     kind = np.full(len(ids), KINDS[0], object)
     for position, succeeded in arrays["responses"]:
         kind[position:] = KINDS[1] if succeeded else KINDS[2]
-    pieces = [text or "" if own else " " for text, own in zip(texts, mask, strict=True)]
+    pieces = [text or "" if by_model else " " for text, by_model in zip(texts, mask, strict=True)]
     text, ends = "".join(pieces), np.cumsum([len(part) for part in pieces])
     starts = ends - [len(part) for part in pieces]
     trainer = _floats(arrays["trainer_log_probs"], len(ids))

@@ -178,8 +178,8 @@ class Views:
         if name == "rollup":
             tables = [self._rollup(reader) for reader in self.readers()]
             table = pa.concat_tables(tables) if tables else ROLLUP.empty_table()
-            own = pa.array(self._runs_with_own_reward(), pa.string())
-            table = table.append_column("own_reward", pc.is_in(table["run_id"], own))
+            run_ids = pa.array(self._runs_with_own_reward(), pa.string())
+            table = table.append_column("own_reward", pc.is_in(table["run_id"], run_ids))
             selecting = pc.invert(pc.is_in(table["run_id"], pa.array(self._runs_without_selection(), pa.string())))
             for column in ("kept_n", "kept_mean", "kept_sd"):
                 missing = pa.scalar(0 if column == "kept_n" else None, table[column].type)
@@ -206,9 +206,9 @@ class Views:
 
     def _correctness_columns(self) -> str:
         """SQL of the columns rewarded, verified and correct, which tell a positive reward from a correct answer."""
-        own = ", ".join(map(quoted, self._runs_with_own_reward())) or "NULL"
+        run_ids = ", ".join(map(quoted, self._runs_with_own_reward())) or "NULL"
         imported = ", ".join(quoted(reader.run_id) for reader in self.readers() if reader.info["kind"] == "import")
-        own_reward = f"coalesce(run_id IN ({own}), false)"
+        own_reward = f"coalesce(run_id IN ({run_ids}), false)"
         unusable = ", ".join(map(quoted, UNUSABLE))
         is_import = f"coalesce(run_id IN ({imported or 'NULL'}), false)"
         return (

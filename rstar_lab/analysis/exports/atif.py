@@ -16,7 +16,7 @@ from typing import Any
 
 from rstar_lab.analysis.exports.records import ARRAYS, TOKENS, Exported, Rollout, Row, read_rollouts
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.import_rows import default_run_id, write_run
+from rstar_lab.analysis.import_rows import content_text, default_run_id, reasoning_text, write_run
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
@@ -25,7 +25,7 @@ from rstar_lab.runs.reader import RunReader
 from rstar_lab.tool_calls import parse_stored_turn
 
 VERSION = "ATIF-v1.8"
-OWN = "rstar_lab"  # key of our data in `extra`
+OURS = "rstar_lab"  # key of our data in `extra`
 VOCABULARY, METRICS = "tokens.json", "metrics.json"  # of the exported run
 _NOTES = [
     "only in extra.rstar_lab: rewards, advantages, groups, penalties, outcomes and times of calls, policy versions, stop reasons",
@@ -83,9 +83,9 @@ def _agent(runs: Runs, run_id: str) -> Row:
     versions = info.get("versions") or {}
     recipe = info.get("recipe") or {}
     model, rl = recipe.get("model"), recipe.get("rl") or {}
-    agent: Row = {"name": OWN, "version": str(versions.get(OWN) or versions.get("rstar-lab") or "unknown")}
+    agent: Row = {"name": OURS, "version": str(versions.get(OURS) or versions.get("rstar-lab") or "unknown")}
     if reward := "environments" if rl.get("environments") else rl.get("reward"):
-        agent["extra"] = {OWN: {"reward": str(reward)}}
+        agent["extra"] = {OURS: {"reward": str(reward)}}
     return agent | ({"model_name": str(model)} if model else {})
 
 
@@ -97,20 +97,22 @@ def to_atif(rollout: Rollout, agent: Row) -> Row:
     calls = {(call["turn"], call["index"]): call for call in rollout.calls}
     for message in rollout.messages:
         role = message["role"]
-        own = {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
+        fields = {
+            name: value for name, value in message.items() if name not in ("role", "content") and value is not None
+        }
         if role == "assistant":
             turn += 1
-            steps.append(_agent_step(message["content"], turn, own, rollout, spans))
+            steps.append(_agent_step(message["content"], turn, fields, rollout, spans))
         elif role == "tool" and steps and steps[-1]["source"] == "agent":
             results = steps[-1].setdefault("observation", {"results": []})["results"]
             index = len(results)
             known = len(steps[-1].get("tool_calls", ())) > index
             record = {k: v for k, v in calls.get((turn, index), {}).items() if k not in _PLACE and v is not None}
-            result: Row = {"content": message["content"], "extra": {**record, OWN: own}}
+            result: Row = {"content": message["content"], "extra": {**record, OURS: fields}}
             results.append(({"source_call_id": _call_id(turn, index)} if known else {}) | result)
         else:
             source = role if role in ("system", "user") else "system"
-            steps.append({"source": source, "message": message["content"], "extra": {OWN: own | {"role": role}}})
+            steps.append({"source": source, "message": message["content"], "extra": {OURS: fields | {"role": role}}})
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
     row = {name: value for name, value in rollout.trajectory.items() if value is not None}
@@ -130,7 +132,7 @@ def to_atif(rollout: Rollout, agent: Row) -> Row:
         "agent": agent,
         "steps": steps,
         "final_metrics": metrics,
-        "extra": {OWN: extra},
+        "extra": {OURS: extra},
     }
 
 
@@ -156,10 +158,10 @@ def _observed(transcript: Row, start: int, end: int) -> Row:
     return found
 
 
-def _agent_step(text: str, turn: int, own: Row, rollout: Rollout, spans: list[tuple[int, int]] | None) -> Row:
+def _agent_step(text: str, turn: int, fields: Row, rollout: Rollout, spans: list[tuple[int, int]] | None) -> Row:
     parsed = parse_stored_turn(text)
     low, high = parsed.reasoning
-    step: Row = {"source": "agent", "llm_call_count": 1, "extra": {OWN: own | {"text": text}}}
+    step: Row = {"source": "agent", "llm_call_count": 1, "extra": {OURS: fields | {"text": text}}}
     if reasoning := text[low:high].strip():
         step["reasoning_content"] = reasoning
     behind = max(parsed.reasoning_end, high)
@@ -226,21 +228,21 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{place}: not a valid ATIF document: {type(error).__name__}: {error}") from error
     sessions = {str(rollout["session"])[:150] for rollout in rollouts}
-    if run_id is None and len(sessions) == 1 and all(rollout["own"] for rollout in rollouts):
+    if run_id is None and len(sessions) == 1 and all(rollout["stored"] for rollout in rollouts):
         run_id = min(sessions)
     run_id = run_id or default_run_id(source, "atif")
     for rollout in rollouts:
         session = str(rollout["session"])
-        if rollout["own"] and run_id != session and (Path(runs_dir) / session).exists():
+        if rollout["stored"] and run_id != session and (Path(runs_dir) / session).exists():
             rollout["traj_id"] = f"{run_id}/{rollout['traj_id']}"  # ids are unique over the runs of a folder
-        if rollout["own"] and len(sessions) > 1:  # runs of the same problems have the same ids of groups
-            rollout["own"] = rollout["own"] | {"group_id": f"{session}/{rollout['own'].get('group_id')}"}
-    own = all(rollout["own"] for rollout in rollouts)
+        if rollout["stored"] and len(sessions) > 1:  # runs of the same problems have the same ids of groups
+            rollout["stored"] = rollout["stored"] | {"group_id": f"{session}/{rollout['stored'].get('group_id')}"}
+    complete = all(rollout["stored"] for rollout in rollouts)
     rewards = {rollout["reward_key"] for rollout in rollouts}
-    vocabulary = _list_beside(source, VOCABULARY) if own else None
-    lines = (_list_beside(source, METRICS) or []) if own else []
+    vocabulary = _list_beside(source, VOCABULARY) if complete else None
+    lines = (_list_beside(source, METRICS) or []) if complete else []
     metrics = {line["step"]: line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)}
-    reward = rewards.pop() if own and len(rewards) == 1 else None
+    reward = rewards.pop() if complete and len(rewards) == 1 else None
     return write_run(rollouts, source, runs_dir, run_id, "atif", vocabulary=vocabulary, metrics=metrics, reward=reward)
 
 
@@ -294,7 +296,7 @@ def _shown(document: Any) -> str:
 
 def from_atif(document: Row, place: Path | str = "document") -> Row:
     """Return a document as a rollout for `import_rows.write_run`."""
-    own = _dict(_dict(document.get("extra")).get(OWN))
+    ours = _dict(_dict(document.get("extra")).get(OURS))
     messages: list[Row] = []
     tools: dict[Any, str] = {}
     tokens = _Tokens()
@@ -303,46 +305,47 @@ def from_atif(document: Row, place: Path | str = "document") -> Row:
             raise UserError(f"{place}: step {number} has no source (system, user or agent)")
         if step.get("is_copied_context"):
             continue
-        mine = _dict(_dict(step.get("extra")).get(OWN))
-        messages.append(_message(step, mine, tools))
+        of_step = _dict(_dict(step.get("extra")).get(OURS))
+        messages.append(_message(step, of_step, tools))
         if step["source"] == "agent":
             tokens.add(_dict(step.get("metrics")))
         for result in _dict(step.get("observation")).get("results") or []:
             if result.get("content") is None and "subagent_trajectory_ref" in result:
                 continue
             extra = _dict(result.get("extra"))
-            known = _dict(extra.get(OWN))
+            known = _dict(extra.get(OURS))
             tool = (
                 known.get("tool", extra.get("tool"))
-                if OWN in extra or "tool" in extra
+                if OURS in extra or "tool" in extra
                 else tools.get(result.get("source_call_id"))
             )
             message = {
                 "role": "tool",
-                "content": _text(result.get("content")),
+                "content": content_text(result.get("content")),
                 "tool": tool,
                 "outcome": extra.get("outcome"),
             }
             messages.append(message | known | {"tool": tool, "outcome": known.get("outcome", extra.get("outcome"))})
     final = _dict(document.get("final_metrics"))
-    asked = [_text(step.get("message")) for step in document.get("steps") or [] if step["source"] == "user"]
-    question = own.get("question") or next(
+    asked = [content_text(step.get("message")) for step in document.get("steps") or [] if step["source"] == "user"]
+    question = ours.get("question") or next(
         (m["content"] for m in messages if m["role"] == "user"), next(iter(asked), None)
     )
-    arrays = own.get("arrays") or tokens.arrays(_dict(own.get("tail")))
-    trajectory = _dict(own.get("trajectory"))
+    arrays = ours.get("arrays") or tokens.arrays(_dict(ours.get("tail")))
+    trajectory = _dict(ours.get("trajectory"))
     outcomes = [message.get("outcome") for message in messages if message["role"] == "tool"]
     valid = {str(outcome) for outcome in Outcome}
     return {
-        "own": trajectory,
+        "stored": trajectory,
         "session": document.get("session_id"),
-        "reward_key": str(_dict(_dict(_dict(document.get("agent")).get("extra")).get(OWN)).get("reward") or "") or None,
+        "reward_key": str(_dict(_dict(_dict(document.get("agent")).get("extra")).get(OURS)).get("reward") or "")
+        or None,
         "stage": trajectory.get("stage"),
         "step": trajectory.get("step") or 0,
         "outcomes": outcomes if outcomes and set(outcomes) <= valid else None,
         "traj_id": document.get("trajectory_id"),
         "question": question,
-        "truth": own.get("truth"),
+        "truth": ours.get("truth"),
         "messages": messages,
         "call_rows": _call_rows(document),
         "arrays": arrays,
@@ -352,18 +355,18 @@ def from_atif(document: Row, place: Path | str = "document") -> Row:
     }
 
 
-def _message(step: Row, mine: Row, tools: dict[Any, str]) -> Row:
-    role = mine.get("role") or {"agent": "assistant"}.get(step["source"], step["source"])
-    text = _text(step.get("message"))
+def _message(step: Row, ours: Row, tools: dict[Any, str]) -> Row:
+    role = ours.get("role") or {"agent": "assistant"}.get(step["source"], step["source"])
+    text = content_text(step.get("message"))
     for call in step.get("tool_calls") or []:
         tools[call.get("tool_call_id")] = str(call.get("function_name"))
-        if "text" not in mine:
+        if "text" not in ours:
             arguments = {"name": call.get("function_name"), "arguments": call.get("arguments") or {}}
             text += f"\n<tool_call>{json.dumps(arguments, ensure_ascii=False)}</tool_call>"
     if reasoning := step.get("reasoning_content"):
-        text = f"<think>\n{_text(reasoning)}\n</think>\n\n{text}"
-    other = {name: value for name, value in mine.items() if name not in ("role", "text")}
-    return {"role": role, "content": mine.get("text", text), **other}
+        text = reasoning_text(content_text(reasoning)) + text
+    other = {name: value for name, value in ours.items() if name not in ("role", "text")}
+    return {"role": role, "content": ours.get("text", text), **other}
 
 
 def _call_rows(document: Row) -> list[Row]:
@@ -376,11 +379,11 @@ def _call_rows(document: Row) -> list[Row]:
         turn += 1
         for index, result in enumerate(_dict(step.get("observation")).get("results") or []):
             extra = _dict(result.get("extra"))
-            own = _dict(extra.get(OWN))
+            ours = _dict(extra.get(OURS))
             columns: Row = {
                 name: extra[name] for name in ("outcome", "code_hash", "queue_s", "run_s", "position") if name in extra
             }
-            rows.append({"turn": turn, "index": index, "tool": extra.get("tool", own.get("tool")), **columns})
+            rows.append({"turn": turn, "index": index, "tool": extra.get("tool", ours.get("tool")), **columns})
     return rows
 
 
@@ -442,12 +445,3 @@ class _Tokens:
 
 def _dict(value: Any) -> Row:
     return value if isinstance(value, dict) else {}
-
-
-def _text(content: Any) -> str:
-    """Return the text of a message; parts without text appear as `[type]`."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(
-        str(part.get("text") or f"[{part.get('type', 'part')}]") for part in content if isinstance(part, dict)
-    )

@@ -187,7 +187,7 @@ class _Context:
         if not prompt or ids is None or mask is None:
             self.exported.left_out["no tokens (recipe key token_arrays)"] += 1
             return None
-        labels = [-100] * len(prompt) + [token if own else -100 for token, own in zip(ids, mask, strict=True)]
+        labels = [-100] * len(prompt) + [token if by_model else -100 for token, by_model in zip(ids, mask, strict=True)]
         return {"input_ids": prompt + ids, "attention_mask": [1] * len(labels), "labels": labels}
 
     def messages(self, rollout: Rollout) -> Row | None:

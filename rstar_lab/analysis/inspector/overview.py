@@ -187,8 +187,8 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
     by_run = dict(list(frame.groupby("run_id")))
     alerts = dict(list(summarize_alerts(alerts_of_steps(frame)).groupby("run_id")))
     classes = {
-        str(run_id): dict(zip(own.rollout_class, own.rollouts, strict=True))
-        for run_id, own in rollout_classes(runs).groupby("run_id")
+        str(run_id): dict(zip(part.rollout_class, part.rollouts, strict=True))
+        for run_id, part in rollout_classes(runs).groupby("run_id")
     }
     rows: dict[Path, OverviewRow] = {}
     for folder in folders:

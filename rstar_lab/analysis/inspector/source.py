@@ -109,12 +109,12 @@ class Source(Listing):
             if "stage" in self.columns
             else []
         )
-        own, unscored = self._rows(
+        of_user, unscored = self._rows(
             "SELECT count_if(correct IS NULL AND reward IS NOT NULL), count_if(reward IS NULL) FROM trajectories",
             raw=True,
         )[0]
         return {
-            "own_reward": bool(own),
+            "own_reward": bool(of_user),
             "unscored": bool(unscored),
             "first": min(steps, default=None),
             "last": max(steps, default=None),
