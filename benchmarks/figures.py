@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from benchmarks.calibration import Measurement
-from rstar_lab.figure_theme import COLOURS, apply_theme
+from rstar_lab.analysis.figure_theme import COLOURS, apply_theme
 
 
 def plot_calibration(results: Sequence[Measurement], *, mode: str = "light") -> go.Figure:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.step_simulator import Costs, Workload, simulate
+from rstar_lab.analysis.figure_theme import COLOURS, apply_theme
 from rstar_lab.errors import UserError
-from rstar_lab.figure_theme import COLOURS, apply_theme
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.progress import plain
 from rstar_lab.rl.preflight import estimate

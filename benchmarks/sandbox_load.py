@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from rstar_lab.figure_theme import COLOURS, apply_theme, outcome_marker
+from rstar_lab.analysis.figure_theme import COLOURS, apply_theme, outcome_marker
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.interface import Sandbox
 

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from benchmarks.simulator import SimulationResult
-from rstar_lab.figure_theme import COLOURS, apply_theme
+from rstar_lab.analysis.figure_theme import COLOURS, apply_theme
 
 
 def table(results: Mapping[str, SimulationResult], bound_s: float) -> pd.DataFrame:

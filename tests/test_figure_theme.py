@@ -12,7 +12,7 @@ from benchmarks.sandbox_load import Sample, plot_load, plot_outcomes
 from benchmarks.scheduler_figures import plot_gantt, plot_turns
 from benchmarks.simulated_engine import EngineSpec, Rates
 from benchmarks.simulator import ScriptedRollout, ScriptedTurn, SimulationResult, simulate
-from rstar_lab.figure_theme import COLOURS, apply_theme, outcome_marker, template
+from rstar_lab.analysis.figure_theme import COLOURS, apply_theme, outcome_marker, template
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.scheduling.policies import Static
 

@@ -19,11 +19,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, band
 from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import holm, mean_interval
-from rstar_lab.figure_theme import line_styles
 from rstar_lab.runs import RunStoreError
 
 METRICS = ("pass1", "tool_error_rate_correct", "duplicate_answers", "response_tokens", "reflection_tokens")

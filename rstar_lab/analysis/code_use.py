@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, band
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
-from rstar_lab.figure_theme import line_styles
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import parse_stored_calls
 

@@ -15,7 +15,7 @@ import pandas as pd
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.figure_theme import COLOURS
+from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.figure_theme import COLOURS
+from rstar_lab.analysis.figure_theme import COLOURS
 
 KINDS = ("parameters", "gradients", "moments", "activations", "logits", "buffers")
 Rows = Sequence[Mapping[str, Any]]

@@ -17,9 +17,9 @@ from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.code_use import parse_code, rollouts
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.filters import Where, sql_list
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 from rstar_lab.visible_text import escaped
 

@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from IPython.display import display
 
+from rstar_lab.analysis.figure_theme import apply_theme
 from rstar_lab.analysis.inspector.link import LinkedFigure
-from rstar_lab.figure_theme import apply_theme
 from rstar_lab.runs import RunStoreError
 
 

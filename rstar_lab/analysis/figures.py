@@ -15,12 +15,12 @@ from plotly.subplots import make_subplots
 from rstar_lab.analysis import paper
 from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figure_theme import COLOURS, line_styles, outcome_marker, translucent
 from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import mean_interval
-from rstar_lab.figure_theme import COLOURS, line_styles, outcome_marker, translucent
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
 

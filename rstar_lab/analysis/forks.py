@@ -8,8 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.runs import Runs, open_runs
-from rstar_lab.figure_theme import COLOURS
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import pandas as pd
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, plot_ablation, plot_curves
 from rstar_lab.analysis.metrics import curves, evaluations, measure
 from rstar_lab.analysis.paper import published
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.analysis.tokens import plot_high_entropy_words, plot_token_kinds, token_table
-from rstar_lab.figure_theme import line_styles
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
 

@@ -8,10 +8,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.errors import UserError
-from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.visible_text import escaped

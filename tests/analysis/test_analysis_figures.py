@@ -9,12 +9,12 @@ from helpers.analysis_runs import make_run
 
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.figures import plot_ablation, plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k
 from rstar_lab.analysis.inspector.link import data_table
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.estimates import critical_t
-from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
 
 

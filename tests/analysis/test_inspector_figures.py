@@ -8,13 +8,13 @@ import plotly.graph_objects as go
 import pytest
 from helpers.inspector_runs import write_run
 
+from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.inspector.explorer import explore
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure, link, point_filter, show_points
 from rstar_lab.analysis.inspector.watch import watch
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.errors import UserError
-from rstar_lab.figure_theme import COLOURS
 from rstar_lab.runs import RunWriter
 
 

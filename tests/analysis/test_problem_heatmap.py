@@ -8,8 +8,8 @@ import pytest
 from helpers.inspector_runs import write_run
 
 from rstar_lab.analysis import Runs, inspect, link, open_runs, plot_heatmap
+from rstar_lab.analysis.figure_theme import template
 from rstar_lab.analysis.inspector.link import point_filter, show_points
-from rstar_lab.figure_theme import template
 from rstar_lab.runs import RunStoreError, RunWriter
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rstar_lab.analysis import inspect, link, open_runs, plot_timeline
+from rstar_lab.analysis.figure_theme import template
 from rstar_lab.analysis.inspector.link import show_points
-from rstar_lab.figure_theme import template
 from rstar_lab.runs import RunStoreError, RunWriter
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"

@@ -21,7 +21,7 @@ from inspector_page import (
 )
 from lab_page import Lab, LabPage
 
-from rstar_lab.figure_theme import template
+from rstar_lab.analysis.figure_theme import template
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

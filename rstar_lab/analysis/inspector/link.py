@@ -15,8 +15,8 @@ import plotly.graph_objects as go
 import traitlets
 from plotly.offline import get_plotlyjs
 
+from rstar_lab.analysis.figure_theme import apply_theme, template
 from rstar_lab.analysis.inspector.widget import NotebookWidget, join_modules
-from rstar_lab.figure_theme import apply_theme, template
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector
