@@ -2,12 +2,13 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 
 from rstar_lab.hardware.processes import exit_with_parent, free_port
-from rstar_lab.sandbox.launch import wait_for_port
 
 
 class TemporaryRedis:
@@ -50,3 +51,15 @@ def temporary_redis(*, append_only: bool = True, bind: str = "127.0.0.1") -> Ite
             yield redis
         finally:
             redis.kill()
+
+
+def wait_for_port(port: int, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)

@@ -7,12 +7,12 @@ import subprocess
 
 import pytest
 
+from benchmarks.redis_server import wait_for_port
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.processes import free_port
 from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, transport
 from rstar_lab.sandbox.call import CallResult
-from rstar_lab.sandbox.launch import wait_for_port
 from rstar_lab.sandbox.redis_backend import RedisBackend
 from rstar_lab.sandbox.transport import KEY, Signer
 from rstar_lab.sandbox.wire import dumps, result_to_dict
