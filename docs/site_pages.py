@@ -33,6 +33,10 @@ PICTURES = {
         "tutorial-scheduler.svg",
         "Work of the engines under each policy, 64 simulated rollouts",
     ),
+    "09_cluster": (
+        "tutorial-cluster.png",
+        "The job board on a laptop: a selected job that trains, and one that has finished",
+    ),
     "10_recipe": (
         "tutorial-recipe.svg",
         "Memory of an update of each stage on one GPU, predicted by a dry run on a CPU",
@@ -44,6 +48,10 @@ PICTURES = {
     "16_own_model": (
         "tutorial-own-model.svg",
         "SmolLM2-135M-Instruct, 10 RL steps of `rstar-lab demo --real` with seed 1",
+    ),
+    "17_own_loop": (
+        "tutorial-own-loop.svg",
+        "A loop by hand: 64 rollouts of `tiny_fast` a step; in the second half a shorter right answer is worth more",
     ),
 }
 SOURCE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./(?:rstar_lab|cluster|notebooks|tests|[A-Z.])[^)]*\)")
