@@ -45,6 +45,10 @@ PICTURES = {
     "12_async": ("tutorial-async.svg", "Learning curves of synchronous and asynchronous training"),
     "13_environment": ("inspector.png", _INSPECTOR),
     "14_counterfactual": ("tutorial-counterfactual.svg", f"What other rules would have trained on, {_GOLDEN}"),
+    "15_doctor": (
+        "tutorial-doctor.svg",
+        "Two runs of `tiny_fast`: with a learning rate of 1e-9, which the doctor names, and with that of the recipe",
+    ),
     "16_own_model": (
         "tutorial-own-model.svg",
         "SmolLM2-135M-Instruct, 10 RL steps of `rstar-lab demo --real` with seed 1",

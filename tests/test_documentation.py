@@ -50,7 +50,7 @@ def test_the_site_builds_without_warnings_and_loads_nothing_else(tmp_path):
     commands = (site / "cli.html").read_text()
     assert "rstar-lab demo" in commands and not re.findall(r"<li><code>[\w-]+</code>: [^<]*\.\.\.", commands)
     pictures = [page.stem for page in (site / "tutorials").glob("*.html") if 'src="../images/' in page.read_text()]
-    assert len(pictures) >= 17, pictures
+    assert len(pictures) == 18, pictures
 
 
 def test_workflows_follow_the_schema_and_run_make_targets():
