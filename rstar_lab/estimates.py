@@ -175,7 +175,7 @@ def critical_t(degrees: int, level: float = LEVEL) -> float:
     return high
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, level: float = LEVEL) -> tuple[float, float, float, float]:
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float, float]:
     """Return mean, lower end, upper end and two-sided p of "the mean is 0" for independent values.
 
     With one value, or if all values are equal, the ends and p are NaN: rates of few problems lie on a grid and are equal by
@@ -187,7 +187,7 @@ def mean_interval(values: Sequence[float] | np.ndarray, level: float = LEVEL) ->
     mean, error = float(data.mean()), float(data.std(ddof=1)) / sqrt(len(data))
     if error <= 1e-12 * max(1.0, abs(mean)):
         return mean, nan, nan, nan
-    half = critical_t(len(data) - 1, level) * error
+    half = critical_t(len(data) - 1, LEVEL) * error
     p = two_sided_p(mean / error, len(data) - 1)
     return mean, mean - half, mean + half, p
 

@@ -14,11 +14,11 @@ def published() -> dict[str, Any]:
     return json.loads((resources.files("rstar_lab.analysis") / "paper.json").read_text())
 
 
-def reference(metric: str, model: str = MODEL) -> float | None:
+def reference(metric: str) -> float | None:
     """Return the published value of a metric such as eval/aime24/pass1, as a share for rates; None if the paper has none."""
     _, _, rest = metric.partition("eval/")
     problems, _, kind = rest.partition("/")
-    value = published().get(kind, {}).get(model, {}).get(problems)
+    value = published().get(kind, {}).get(MODEL, {}).get(problems)
     if value is None:
         return None
     return value / 100 if kind == "pass1" else float(value)

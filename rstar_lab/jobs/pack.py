@@ -131,9 +131,9 @@ def verify_script(code: Path) -> str:
     )
 
 
-def pack_tar(root: Path, *, limit_mb: float = LIMIT_MB) -> tuple[bytes, Package]:
+def pack_tar(root: Path) -> tuple[bytes, Package]:
     """Return the tree at `root` as a gzipped tar file. The same files give the same bytes."""
-    names, package = select_files(root, limit_mb)
+    names, package = select_files(root, LIMIT_MB)
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=4, mtime=0) as compressed,

@@ -36,14 +36,14 @@ _MISSING = "–"
 MAX_PLAIN = 20_000  # characters of a segment in a page that shows many, or in the output of a notebook
 
 
-def format_value(value: Any, digits: int = 3) -> str:
-    """Format a value for display: None and NaN as a dash, floats with `digits` significant digits."""
+def format_value(value: Any) -> str:
+    """Format a value for display: None and NaN as a dash, floats with 3 significant digits."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return _MISSING
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.{digits}g}".replace("-", "−")
+        return f"{value:.3g}".replace("-", "−")
     return visible(str(value))
 
 
