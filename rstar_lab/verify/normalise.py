@@ -79,7 +79,7 @@ _AFTER_NUMBER = re.compile(r"(?:[\d})/]|\}\s*\\cdot)(?:\s|~|\\[,;: ])*$")
 _CHOICES = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|and|&|,\s*and)\s*\(?[A-Z]\)?)+")
 _NAMES = re.compile(r"[A-Z][a-z]+(?:,\s*[A-Z][a-z]+)*,?\s+and\s+[A-Z][a-z]+")
 _SENTENCE_START = re.compile(r"(?:the\s+)?(?:final\s+)?answer\s*(?:is|:)?", re.IGNORECASE)
-_FRAC = re.compile(r"\\frac(?![A-Za-z])")
+_FRAC = re.compile(r"\\(?:frac|binom)(?![A-Za-z])")
 _ARGUMENT = re.compile(r"\s*(\d|[A-Za-z]|\\[A-Za-z]+)")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{1,2})(?=[^\s*_])([^*_]+|[^*]+)(?<=\S)\1")
 _DISPLAY = re.compile(
@@ -271,6 +271,7 @@ _NOTATION: tuple[_Rewrite, ...] = (
     _sub("_", r"(_)\s*(\\[A-Za-z]+|[A-Za-z0-9*])", r"\1{\2}"),
     _sub("^", r"\^\{(\d+)\}\s*/\s*_\{(\d+)\}", r"\\frac{\1}{\2}"),
     ("\\frac", lambda text: _brace_fractions(text)),
+    ("\\binom", lambda text: _brace_fractions(text)),
     _sub(
         "\\sqrt",
         r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?![A-Za-z{]))",

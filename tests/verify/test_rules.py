@@ -136,7 +136,7 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("x^(1/2)", r"\sqrt{x}"), (r"\sqrt{1/n}", r"\frac{1}{\sqrt n}"), (r"\sqrt[3]{-8}", "-2"), (r"\sin 30^\circ", r"\frac12"),
             (r"\emptyset", r"\varnothing"), (r"\min\{3,5\}", "3"), ("^{1}/_{2}", "0.5"), (r"\lg 1000", "3"),
             (r"\sum_{n=1}^{\infty}\frac{1}{n^2}", r"\frac{\pi^2}{6}"), (r"\frac{x^2-1}{x-1}", "x+1"), ("{1 \\over 2}", "0.5"),
-            (r"x^{2/3}", r"\sqrt[3]{x^2}"), (r"2\gamma", r"\gamma\cdot2"), (r"\Gamma(5)", "24"),
+            (r"x^{2/3}", r"\sqrt[3]{x^2}"), (r"2\gamma", r"\gamma\cdot2"), (r"\Gamma(5)", "24"), (r"\binom71", "7"),
         ],
         [(r"\frac112", r"\frac{1}{12}"), ("x^2y", "x^{2y}"), (r"\sqrt{x^2}", "x"), ("7!!", "7!"), ("2^10", "20"), ("x+1", "x-1")],
     ),
