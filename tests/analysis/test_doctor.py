@@ -342,6 +342,7 @@ def test_rollouts_of_prime_rl_and_atif_documents_are_read(tmp_path):
     assert diagnosis.findings[0].rule.name == "all rollouts wrong" and diagnosis.logs[0].source == "prime-rl"
     assert len(diagnosis.logs[0].rollouts) == 96 and diagnosis.logs[0].rollouts.step.nunique() == 6
     assert "1 lines are no JSON objects and were left out, first line 17" in diagnosis.to_text()
+    assert diagnosis._repr_html_().count(diagnosis.verdict) == 1, "a notebook shows the first sentence once"
     export_atif(open_runs(GOLDEN / "tiny_fast-rl"), tmp_path / "atif", "step <= 2")
     (log,) = doctor(tmp_path / "atif").logs
     assert log.source == "atif" and len(log.rollouts) == 384 and log.rollouts.reward.notna().all()

@@ -197,7 +197,9 @@ class Diagnosis:
         )
 
     def _repr_html_(self) -> str:
-        return f"<div><b>{escaped(self.verdict)}</b><pre>{escaped(self.to_text())}</pre></div>"
+        rest = escaped(self.to_text().removeprefix(self.verdict).lstrip())
+        style = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
+        return f"<div><b>{escaped(self.verdict)}</b><pre style='{style}'>{rest}</pre></div>"
 
 
 def doctor(*paths: str | Path, rules: Sequence[str] = (), profile: str | Path | None = None) -> Diagnosis:
