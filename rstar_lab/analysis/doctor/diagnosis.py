@@ -236,6 +236,8 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: Hardw
             checked = True
             if evidence := rule.check(log):
                 fired = True
+                if not len(evidence.steps) and not len(evidence.trajectories):  # something is absent in the whole run
+                    evidence = replace(evidence, steps=log.steps.step.astype(int).tolist())
                 findings.append(Finding(log.name, rule, evidence))
         if not checked:
             unchecked[rule.name] = sorted({name.partition(".")[2] or name for name in lacking})
