@@ -8,6 +8,8 @@ import pytest
 from benchmarks.doctor import HONEST, REPORTED, fault_table, jobs, named, rates, recorded, rule_table, summary
 from benchmarks.faults import FAULTS
 from benchmarks.planted import PLANTED, chosen
+from benchmarks.trl_faults import FAULTS as FAULTS_IN_TRL
+from benchmarks.trl_faults import logs_summary, recorded_logs
 from rstar_lab.analysis.doctor.diagnosis import RATES_FILE
 from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.rl.overrides import load_recipe
@@ -21,6 +23,12 @@ def test_the_page_and_the_rates_follow_from_the_recorded_scores():
     for name, content in (("summary", summary), ("faults", fault_table), ("rates", rule_table)):
         assert page.split(f"<!-- {name} -->\n")[1].split("<!-- end -->")[0] == content(scores), name
     assert json.loads(RATES_FILE.read_text()) == rates(scores)
+
+
+def test_the_page_follows_from_the_recorded_logs_of_trl():
+    scores = recorded_logs()
+    assert PAGE.read_text().split("<!-- trl -->\n")[1].split("<!-- end -->")[0] == logs_summary(scores)
+    assert {*scores.fault} <= {"honest", *FAULTS_IN_TRL} and set(scores.rule) <= {"", *(rule.name for rule in RULES)}
 
 
 def test_recorded_scores_name_known_rules_faults_and_seeds():
