@@ -120,7 +120,7 @@ def test_rescore_prints_answers_without_control_sequences(monkeypatch, runs):
     from rstar_lab.rl import rescore
 
     found = SimpleNamespace(
-        changes=[SimpleNamespace(traj_id=HOSTILE, reward_before=0.0, reward=1.0, answer_before=HOSTILE, answer=HOSTILE, truth=HOSTILE)],
+        changes=[rescore.Change(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 0.0, 1.0)],
         trajectories=1, correct_before=0, correct=1, run=None, result=None,
     )  # fmt: skip
     monkeypatch.setattr(rescore, "rescore", lambda *arguments, **options: found)
