@@ -174,7 +174,7 @@ def logs_summary(scores: pd.DataFrame) -> str:
     lines = [
         f"- Named in {interval(len(right), len(runs))} runs, at step {right.step.median():g} (median).",
         f"- Named: {', '.join(right.fault)}.",
-        "- Not named: " + ", ".join(f"{row.fault}{_instead(row.others)}" for row in missed.itertuples()) + ".",
+        "- Not named: " + ", ".join(map(_with_others, missed.fault, missed.others)) + ".",
         f"- {interval(honest[honest.rule != ''].seed.nunique(), honest.seed.nunique())} honest runs have a false alarm"
         f"{': ' + ', '.join(alarms) if alarms else ''}.",
     ]
@@ -183,8 +183,8 @@ def logs_summary(scores: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _instead(others: Sequence[str]) -> str:
-    return f" (instead: {', '.join(others)})" if others else ""
+def _with_others(fault: str, others: Sequence[str]) -> str:
+    return f"{fault} (instead: {', '.join(others)})" if others else fault
 
 
 def main() -> None:
