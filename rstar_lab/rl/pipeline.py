@@ -382,9 +382,9 @@ async def evaluate_model(
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
         engines = await session.engines(model_dir)
+        context = await session.context(tokenizer)
         if not as_served:
             await engines.load_folder(model_dir)
-        context = await session.context(tokenizer)
         with reporter.work(suffix, len(problems)) as work:
             result = await evaluate(
                 problems,
@@ -467,9 +467,9 @@ async def measure_difficulty(recipe: Recipe, stage_name: str, model: Path) -> tu
         steps = RunReader(run_dir).steps() if (run_dir / "run.json").exists() else {}
         problems = read_stage_problems(recipe, stage, session.excluded)
         engines = await session.engines(model)
-        await engines.load_folder(model)
         rl = recipe.settings(stage)
         context = await session.context(load_tokenizer(model), rl)
+        await engines.load_folder(model)
         kept = await filter_problems(
             problems,
             stage.filter,

@@ -42,6 +42,8 @@ from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.call import Call, CallResult
 
+PROBE = "What is 3 + 4?"  # question of the prompt on which engines and trainer are compared
+
 
 class RunSession:
     """Sandbox, engines, held-out problems and reward of a recipe. Sandbox and engines start when they are first needed."""
@@ -107,6 +109,8 @@ class RunSession:
         """Return the context of training rollouts with the keys `rl`; None: of evaluation rollouts."""
         tools = await self.tools()
         codec = Codec(tokenizer, tools, self.recipe.rl.prompt_style)
+        if self._starting is not None:
+            (await asyncio.shield(self._starting)).probe = codec.prompt_ids(PROBE)
         if rl is None:
             context = RolloutContext.for_evaluation(codec, tools, self.reward, self.recipe)
         else:

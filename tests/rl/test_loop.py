@@ -13,7 +13,7 @@ import pytest
 from rstar_lab.errors import UserError
 from rstar_lab.rl import Streams, TrainingLoop, group_advantages
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.session import read_stage_problems
+from rstar_lab.rl.session import PROBE, read_stage_problems
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +41,7 @@ def test_a_loop_samples_trains_evaluates_and_stores_every_step(runs):
     problems = read_stage_problems(recipe, recipe.stages[0])
     model = runs / "tiny_fast-sft" / "sft" / "model"
     with TrainingLoop("tiny_fast", model, name="mine", runs_dir=runs) as loop:
+        assert loop._engines.probe == loop._training.codec.prompt_ids(PROBE)
         before = loop.evaluate(loop.held_out["held_out"][:8], samples=2)
         assert before["n"] == 16 and len(before["pass1"]) == 3
         rollouts = loop.sample(problems[:6], n=16)

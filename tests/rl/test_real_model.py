@@ -93,7 +93,7 @@ def test_sft_and_rl_with_adapters(folder, run):
 
 def test_stored_rollouts_can_be_forked_compared_and_reported(folder, run):
     row = RunReader(run).read("trajectories").to_pylist()[0]
-    forked = fork(run, row["traj_id"], row["step"], turn=0, k=2)
+    forked = fork(run, row["traj_id"], row["step"], turn=0, k=2, functions=["length_reward:reward"])
     assert RunReader(forked.run).read("trajectories").num_rows == 2
     assert len(counterfactual(run, 1, draws=2, gradients=False).summary) > 1
     rstar_lab("report", run, "--out", "report.html", cwd=folder)
