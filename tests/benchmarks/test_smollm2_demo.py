@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from rstar_lab.estimates import Side, format_interval, paired_difference, ratio
+from benchmarks.real_demo import errors, gain, held_out_table, other_table, percent, points, rate
 from rstar_lab.resources import benchmark_file
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_held_out_results_in_the_docs_equal_the_recorded_ones():
+def test_results_in_the_docs_equal_the_recorded_ones():
     table = pd.read_csv(benchmark_file("smollm2-demo.csv"))
-    pages = [(ROOT / name).read_text() for name in ("docs/get-started.md", "README.md")]
-    for model, rows in table.groupby("model"):
-        estimate = ratio(rows.correct.to_numpy(), rows.samples.to_numpy(), int(rows.samples.sum()))
-        assert estimate.clusters == 64
-        written = format_interval(estimate.as_list()).replace("%,", ",").replace("%]", "]")
-        assert all(written in page for page in pages), (model, written)
-    sft, rl = (table[table.model == model].sort_values("problem") for model in ("sft", "rl"))
-    sides = [Side(rows.correct.to_numpy()[None], rows.samples.to_numpy()[None]) for rows in (sft, rl)]
-    mean, low, high = (100 * value for value in paired_difference(*sides, n=128).as_list())
-    assert all(f"{mean:.1f} points [{low:.1f}, {high:.1f}]" in page for page in pages), (mean, low, high)
+    page, readme = ((ROOT / name).read_text() for name in ("docs/get-started.md", "README.md"))
+    held_out = table[table.set == "held_out"]
+    assert (held_out.groupby(["seed", "model"]).problem.nunique() == 64).all() and held_out.problem.nunique() == 64
+    assert held_out_table(table) in page and other_table(table) in page
+    for model in ("base", "sft", "rl"):
+        assert percent(rate(held_out[held_out.model == model])) in readme
+    assert points(gain(table)) in page and points(gain(table)) in readme
+    for model in ("sft", "rl"):
+        failed, calls = errors(table, model)
+        assert f"{failed} of {calls} calls" in page

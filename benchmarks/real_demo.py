@@ -1,0 +1,96 @@
+"""The evaluations of `rstar-lab demo --real` with several seeds, and the tables of docs/get-started.md.
+
+python -m benchmarks.real_demo RUNS...   # folders of runs, one for each seed: writes smollm2-demo.csv, prints the tables
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from rstar_lab.estimates import Estimate, Side, format_interval, paired_difference, ratio
+from rstar_lab.resources import benchmark_file
+from rstar_lab.rl.demo import TRANSFER_PROBLEMS
+from rstar_lab.runs.reader import RunReader
+
+RECIPE = "smollm2_laptop"
+MODELS = {"base": "before training", "sft": "after SFT", "rl": "after GRPO-RoC"}
+SUMS = ["correct", "samples", "calls_in_correct", "errors_in_correct"]
+
+
+def record(folders: list[Path]) -> pd.DataFrame:
+    """Return the sums of each problem: seed, set ("held_out" or "other"), model, problem, and the columns SUMS."""
+    parts = []
+    for folder in folders:
+        seed = RunReader(folder / f"{RECIPE}-rl").info["recipe"]["seed"]
+        for model in MODELS:
+            for run in sorted(folder.glob(f"{RECIPE}-eval-{model}*")):
+                rows = RunReader(run).read("trajectories").to_pandas()
+                right = rows.reward > 0
+                sums = pd.DataFrame(
+                    {
+                        "problem": rows.problem_id, "correct": right.astype(int), "samples": 1,
+                        "calls_in_correct": rows.calls.where(right, 0), "errors_in_correct": rows.errors.where(right, 0),
+                    }
+                ).groupby("problem", as_index=False).sum()  # fmt: skip
+                name = "held_out" if run.name == f"{RECIPE}-eval-{model}" else "other"
+                parts.append(sums.assign(seed=seed, set=name, model=model))
+    return pd.concat(parts)[["seed", "set", "model", "problem", *SUMS]].sort_values(["seed", "set", "model", "problem"])
+
+
+def rate(rows: pd.DataFrame) -> Estimate:
+    """Return pass@1 of the rows of one model with its interval over problems; rows of several seeds are added up."""
+    by_problem = rows.groupby("problem")[SUMS].sum()
+    return ratio(by_problem.correct.to_numpy(), by_problem.samples.to_numpy(), int(by_problem.samples.sum()))
+
+
+def gain(table: pd.DataFrame) -> Estimate:
+    """Return held-out pass@1 after GRPO-RoC minus that after SFT. The interval covers problems; rows of several seeds are added up."""
+
+    def side(model: str) -> Side:
+        rows = table[(table.model == model) & (table.set == "held_out")].groupby("problem")[SUMS].sum()
+        return Side(rows.correct.to_numpy()[None], rows.samples.to_numpy()[None])
+
+    before, after = side("sft"), side("rl")
+    return paired_difference(before, after, int(before.denominator.sum()))
+
+
+def points(estimate: Estimate) -> str:
+    """Return a difference of rates as text: `14.8 points [6.9, 22.8]`."""
+    return "{:.1f} points [{:.1f}, {:.1f}]".format(
+        *(100 * value for value in (estimate.value, estimate.low, estimate.high))
+    )
+
+
+def percent(estimate: Estimate) -> str:
+    """Return a rate as text: `51.6% [41.7, 61.3]`."""
+    return format_interval(estimate.as_list()).replace("%,", ",").replace("%]", "]")
+
+
+def held_out_table(table: pd.DataFrame) -> str:
+    """Return the rows of the table of held-out problems in Markdown: one for each seed, and the mean."""
+    lines = []
+    held_out = table[table.set == "held_out"]
+    for name, rows in [*((str(seed), rows) for seed, rows in held_out.groupby("seed")), ("mean", held_out)]:
+        cells = [percent(rate(rows[rows.model == model])) for model in MODELS]
+        lines.append(f"| {name} | {' | '.join(cells)} | {points(gain(rows))} |")
+    return "\n".join(lines)
+
+
+def other_table(table: pd.DataFrame) -> str:
+    """Return the row of the first TRANSFER_PROBLEMS problems of GSM8K in Markdown: the mean over seeds."""
+    other = table[table.set == "other"]
+    cells = [percent(rate(other[other.model == model])) for model in MODELS]
+    return f"| GSM8K, first {TRANSFER_PROBLEMS} problems of the test set | {' | '.join(cells)} |"
+
+
+def errors(table: pd.DataFrame, model: str) -> tuple[int, int]:
+    """Return the failed calls and all calls in correct rollouts on held-out problems."""
+    rows = table[(table.set == "held_out") & (table.model == model)]
+    return int(rows.errors_in_correct.sum()), int(rows.calls_in_correct.sum())
+
+
+if __name__ == "__main__":
+    recorded = record([Path(folder) for folder in sys.argv[1:]])
+    recorded.to_csv(benchmark_file("smollm2-demo.csv"), index=False)
+    print(held_out_table(recorded), other_table(recorded), *(errors(recorded, model) for model in MODELS), sep="\n")
