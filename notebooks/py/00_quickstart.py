@@ -19,7 +19,7 @@
 # does the same with SmolLM2-135M-Instruct and word problems. This notebook shows the result of either.
 #
 # 1. **Non-reasoning SFT.** The model imitates conversations whose programs were executed. It learns to write tool calls
-#    as JSON and to put its answer into `\boxed{}`. Many of the conversations contain errors, wrong programs or guesses.
+#    as JSON and to put its answer into `\boxed{}`. Some of the conversations contain errors, wrong programs or guesses.
 # 2. **GRPO-RoC.** The model solves new problems with a real Python sandbox. Each problem is rolled out twice as often as
 #    needed. RoC keeps half of the rollouts: failures at random, successes preferably with few tool errors.
 # 3. **Evaluation** on problems that neither phase has seen.
