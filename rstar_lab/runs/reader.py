@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rstar_lab.old_recipes import upgraded
 from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
 from rstar_lab.runs.files import parse_json, read_bytes, read_json
 from rstar_lab.runs.lock import is_locked
-from rstar_lab.runs.old_recipes import upgraded
 from rstar_lab.runs.schema import (
     ADDED_COLUMNS,
     LEVEL_KEY,

@@ -6,11 +6,11 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
+from rstar_lab.old_recipes import EXAMPLES, RENAMED, RENAMED_ENGINE
 from rstar_lab.rl.problems import FIELDS
 from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.recipe.services import EngineSection
 from rstar_lab.rl.section import ByType, Section
-from rstar_lab.runs.old_recipes import EXAMPLES, RENAMED, RENAMED_ENGINE
 
 ROOTS = (
     "augmentation", "data", "actor_rollout_ref", "algorithm", "reward_model", "trainer", "critic", "ray_init",

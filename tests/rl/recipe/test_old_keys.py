@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
+from rstar_lab.old_recipes import RENAMED, RENAMED_ENGINE, upgraded
 from rstar_lab.rl.overrides import load_recipe, parse_overrides, parse_recipe
 from rstar_lab.rl.recipe import Recipe, RecipeError, RlSection
 from rstar_lab.rl.section import Section
-from rstar_lab.runs.old_recipes import RENAMED, RENAMED_ENGINE, upgraded
 from rstar_lab.runs.reader import RunReader
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "runs"
