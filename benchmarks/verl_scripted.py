@@ -75,6 +75,8 @@ def serve(model: str, options: dict[str, Any]) -> ScriptedEngine:
 class ScriptedEngines:
     """The scripted engine as the engine group of the local trainer."""
 
+    context = 2**20  # accepts prompts of any length
+
     def __init__(self, model: Path | str):
         self.engine = ScriptedEngine(model)
         self.engines, self.clock = [self.engine], BusyClock()
