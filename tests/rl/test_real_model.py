@@ -91,11 +91,13 @@ def test_sft_and_rl_with_adapters(folder, run):
     assert not line["kept"] or line["mismatch"] < 1e-3
 
 
-def test_stored_rollouts_can_be_forked_compared_and_reported(folder, run):
+def test_stored_rollouts_can_be_forked_compared_and_reported(folder, run, monkeypatch):
+    monkeypatch.chdir(folder)  # where length_reward.py is
+    known = ["length_reward:reward"]
     row = RunReader(run).read("trajectories").to_pylist()[0]
-    forked = fork(run, row["traj_id"], row["step"], turn=0, k=2, functions=["length_reward:reward"])
+    forked = fork(run, row["traj_id"], row["step"], turn=0, k=2, functions=known)
     assert RunReader(forked.run).read("trajectories").num_rows == 2
-    assert len(counterfactual(run, 1, draws=2, gradients=False).summary) > 1
+    assert len(counterfactual(run, 1, draws=2, gradients=False, functions=known).summary) > 1
     rstar_lab("report", run, "--out", "report.html", cwd=folder)
     assert "<html" in (folder / "report.html").read_text()[:2000].lower()
 
