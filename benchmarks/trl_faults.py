@@ -179,7 +179,7 @@ def logs_summary(scores: pd.DataFrame) -> str:
         f"{': ' + ', '.join(alarms) if alarms else ''}.",
     ]
     if left := [fault for fault in FAULTS if fault not in set(scores.fault)]:
-        lines.append(f"- Not run: {', '.join(left)}.")
+        lines.append(f"- Not measured on TRL: {', '.join(left)}.")
     return "\n".join(lines) + "\n"
 
 

@@ -231,7 +231,7 @@ def ended_with(log: Log, what: str, *reasons: str) -> Evidence | None:
 
 
 def at_steps(log: Log, values: pd.Series, hit: pd.Series, text: str, *, least: int = 2, cost: float) -> Evidence | None:
-    """Return evidence if a metric meets its condition in at least `least` steps, else None.
+    """Return the evidence if `hit` is true in at least `least` steps, otherwise None.
 
     text: observation with {last} (the value at the last such step), {median} and {first} (in the first steps).
     """

@@ -93,7 +93,7 @@ def make_environments(
     """Return the environments of a recipe, by name.
 
     loaded: see `load_environments`. make_tools: returns tools by their names in a recipe. run: see `make_reward`. Raises
-    UserError if a tool of an entry has the name of a tool of its environment.
+    UserError if the recipe gives an environment a tool with the name of one that the environment has itself.
     """
     environments = {}
     for entry in rl.environments:

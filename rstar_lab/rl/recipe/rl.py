@@ -228,7 +228,7 @@ class LimitsSection(Section):
 
 
 class EnvironmentLimits(Section):
-    """Limits of the rollouts of one environment. Default: those of `rl.limits`."""
+    """Limits of the rollouts in one environment. A key that is not set has the value of `rl.limits`."""
 
     max_turns: Positive | None = None
     """Maximum model turns of a rollout. Default: `rl.limits.max_turns`."""

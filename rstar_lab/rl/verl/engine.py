@@ -34,7 +34,8 @@ ABORTED = ("aborted", "abort")  # verl's stop reasons of a request that a weight
 SYNC_ATTEMPTS = 10  # attempts of a weight sync, two seconds apart, while Ray restarts a server that died
 NEEDS_KV_TOKENS = ("kv", "adaptive")
 UNLIMITED_KV_TOKENS = 10**9
-MAX_CONCURRENCY = 1_000_000  # each rollout that waits for admission occupies one call of the actor
+# Calls that run in the actor: a rollout that waits until an engine has room for it is one.
+MAX_CONCURRENCY = 1_000_000
 
 
 class ScheduledEngine:
