@@ -477,12 +477,12 @@ async def read_model_card(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
     """
     try:
         answer = await http.get("/v1/models", timeout=30.0)
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise UserError(f"{url}: invalid URL ({error})") from None
     except httpx.TransportError as error:
         raise UserError(
             f"{url} does not answer ({error_text(error)}): start it with `rstar-lab serve MODEL`, or correct the URL"
         ) from None
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        raise UserError(f"{url}: invalid URL ({error})") from None
     if answer.status_code in (401, 403):
         raise UserError(f"{url} rejects the token: set {API_KEY} to the token that the server was started with")
     try:

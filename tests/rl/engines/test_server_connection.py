@@ -3,13 +3,15 @@
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
+import httpx
 import pytest
 from helpers.tiny_models import make_model
 
+from rstar_lab.errors import UserError
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines import group as group_module
 from rstar_lab.rl.engines.group import EngineGroup
-from rstar_lab.rl.engines.server import ServerEngine
+from rstar_lab.rl.engines.server import ServerEngine, read_model_card
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n#\n"
 
@@ -73,3 +75,9 @@ async def test_a_server_that_closes_all_connections_is_an_error():
         with pytest.raises(EngineError):
             await engine.scrape()
         assert len(connections) == 2
+
+
+async def test_a_url_of_another_protocol_is_named_as_invalid():
+    async with httpx.AsyncClient(base_url="ftp://node1:8000") as http:
+        with pytest.raises(UserError, match="ftp://node1:8000: invalid URL"):
+            await read_model_card(http, "ftp://node1:8000")
