@@ -1,5 +1,7 @@
 """Compare our verification of answers with other graders: `python -m benchmarks.graders FOLDER`.
 
+It writes benchmarks/data/graders.csv, from which the table of docs/evaluation.md is computed, and prints the table.
+
 FOLDER holds problem sets (JSON lines). Three kinds of responses are graded against the true answer of each problem: the answer
 itself in a box, the answer of the next problem in a box, and the reference solution if the set has one. Graders: ours
 (`reward: verify`), that of microsoft/rStar (`reward: released`), and its two parts, verl's prime_math and math-verify.
@@ -10,11 +12,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import pandas as pd
 import typer
 
 from rstar_lab.errors import UserError
+from rstar_lab.resources import benchmark_file
 from rstar_lab.rl.problems import load_problems, parse_fields
 from rstar_lab.rl.reward.boxed import RELEASED, released_grade
 from rstar_lab.verify import AnswerFormat, verify, warm_up
@@ -62,26 +66,34 @@ def grade(path: Path) -> list[Graded]:
 
     def grade_response(item: tuple[str, str, str, AnswerFormat]) -> Graded:
         kind, response, truth, answer_format = item
-        accepted = {"ours": verify(response, truth, answer_format=answer_format)}
-        for name in OTHERS:
-            accepted[name] = released_grade(response, truth, graders=RELEASED if name == "released" else (name,))
+        ours = verify(response, truth, answer_format=answer_format)
+        prime_math, math_verify = (released_grade(response, truth, graders=(name,)) for name in RELEASED)
+        # The release asks math-verify if prime_math rejects a response, within one limit of CPU time.
+        released = prime_math or (math_verify and released_grade(response, truth))
+        accepted = {"ours": ours, "released": released, "prime_math": prime_math, "math_verify_response": math_verify}
         return Graded(path.stem, kind, response, truth, accepted)
 
     with ThreadPoolExecutor(IDLE_WORKERS) as threads:
         return list(threads.map(grade_response, responses(path)))
 
 
-def table(graded: list[Graded]) -> list[dict[str, Any]]:
-    """Return one row per set and kind: number of responses, how many each grader accepts, and how often it agrees with ours."""
-    groups: dict[tuple[str, str], list[Graded]] = {}
-    for item in graded:
-        groups.setdefault((item.dataset, item.kind), []).append(item)
-    return [
-        {"set": dataset, "kind": kind, "responses": len(items)}
-        | {f"accepted_{name}": sum(item.accepted[name] for item in items) for name in ("ours", *OTHERS)}
-        | {f"agree_{name}": sum(item.accepted[name] == item.accepted["ours"] for item in items) for name in OTHERS}
-        for (dataset, kind), items in groups.items()
-    ]
+def table(graded: list[Graded]) -> pd.DataFrame:
+    """Return one row per set and kind: number of responses, how many each grader accepts, and how often `released` agrees with ours."""
+    rows = pd.DataFrame(
+        {"set": item.dataset, "kind": item.kind, "responses": 1}
+        | {f"accepted_{name}": int(item.accepted[name]) for name in ("ours", *OTHERS)}
+        | {"agree_released": int(item.accepted["released"] == item.accepted["ours"])}
+        for item in graded
+    )
+    return rows.groupby(["set", "kind"], sort=False, as_index=False).sum()
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    """Return the rows of `table` as in docs/evaluation.md."""
+    return "\n".join(
+        f"| {row.set} | {row.kind} | " + " | ".join(f"{value:,}" for value in row.iloc[2:]) + " |"
+        for _, row in rows.iterrows()
+    )
 
 
 def main(
@@ -89,15 +101,17 @@ def main(
     disagreements: Annotated[
         Path | None, typer.Option(help="Write the responses on which our grader and the release's differ.")
     ] = None,
+    out: Annotated[Path, typer.Option(help="File for the table.")] = benchmark_file("graders.csv"),
 ) -> None:
-    """Print how often each grader accepts a response and agrees with `reward: verify`, as JSON lines."""
+    """Measure how often each grader accepts a response, and how often the release's agrees with `reward: verify`."""
     paths = [folder / f"{name}.jsonl" for name in SETS if (folder / f"{name}.jsonl").is_file()]
     if not paths:
         raise UserError(f"{folder} has none of the files {', '.join(f'{name}.jsonl' for name in SETS)}")
     warm_up()
     graded = [item for path in paths for item in grade(path)]
-    for row in table(graded):
-        print(json.dumps(row))
+    rows = table(graded)
+    rows.to_csv(out, index=False)
+    print(markdown(rows))
     if disagreements:
         differing = (item for item in graded if item.accepted["ours"] != item.accepted["released"])
         disagreements.write_text("".join(json.dumps(asdict(item)) + "\n" for item in differing))

@@ -191,6 +191,27 @@ def _longest_first(names: Iterable[str]) -> str:
     return "|".join(sorted(names, key=len, reverse=True))
 
 
+_DETERMINANT = re.compile(
+    r"\\begin\{(vmatrix)\}(.*?)\\end\{\1\}|\\det\s*(\(\s*)?\\begin\{([pbB]?matrix|array)\}(.*?)\\end\{\4\}(?(3)\s*\))"
+    r"|\|\s*\\begin\{(array|matrix)\}(.*?)\\end\{\6\}\s*\|"
+)
+
+
+def _determinant(match: re.Match[str]) -> str:
+    """Return a determinant of 2 or 3 rows as a formula, others as they are."""
+    cells = [row.split("&") for row in (match[2] or match[5] or match[7] or "").split(r"\\") if row.strip()]
+    square = len(cells) in (2, 3) and all(len(row) == len(cells) and all(map(str.strip, row)) for row in cells)
+    return f" ({_expanded(cells)}) " if square else match[0]
+
+
+def _expanded(cells: list[list[str]]) -> str:
+    if len(cells) == 1:
+        return cells[0][0].strip()
+    minors = [[row[:place] + row[place + 1 :] for row in cells[1:]] for place in range(len(cells))]
+    terms = zip("+-+", cells[0], minors, strict=False)
+    return "".join(rf"{sign}({cell.strip()})\cdot({_expanded(minor)})" for sign, cell, minor in terms).lstrip("+")
+
+
 _BOX = _call("box", r"\\(?:boxed|fbox|framebox)\s*(?=\{)", lambda _, inner: f" {inner} ")
 # Commands for layout, fonts and colours, and other names of one command.
 _COMMANDS: tuple[_Rewrite, ...] = (
@@ -222,7 +243,7 @@ _SURROUNDINGS: tuple[_Rewrite, ...] = (
     _sub(
         "",
         r"^\W*(?:(?:the|my|our|so|thus|hence|therefore)\s+)*(?:final\s+|correct\s+)?(?:answer|result|solution)\s*(?:is|are|=|:)\s*:?\s*"
-        r"|^\s*(?:所以|因此|故)?[,，]?\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*|^\s*(?:一?共|总共|大?约|等于)\s*(?=[\d\\$-])"
+        r"|^\s*(?:所以|因此|故)?[,，]?\s*(?:最终)?(?:答案|结果|解)\s*(?:是|为|[::=])?\s*[::]?\s*|^\s*答\s*[::]\s*|^\s*(?:一?共|总共|大?约|等于)+\s*(?=[\d\\$-])"
         r"|^\s*\\?(?:therefore|so|thus|hence)(?![a-z]),?\s*(?=[\d\\$(-]|[a-z]\s*=)",
         "",
         re.IGNORECASE,
@@ -236,7 +257,7 @@ _NOTATION: tuple[_Rewrite, ...] = (
     _sub(":", r"(\\\{[^:|{}]*):", r"\1|"),  # of a set
     _sub("_", r"^((?=\w*\d\w*_|[A-F]{2})[0-9A-Fa-f]+)_(\d{2}|[a-z]{3,})$", r"\1_{\2}"),  # of a base
     _sub(".", r"(?<=\d)(\s*)([ap])\.\s?m\.?(?![A-Za-z])", r"\1\2m", re.IGNORECASE),
-    _sub("cis", r"(?:\\text\{\s*cis\s*\}|\\?(?<![A-Za-z])cis(?![A-Za-z]))\s*(.+)$", r"e^{i(\1)}"),
+    _sub("cis", r"(?:\\text\{\s*cis\s*\}|\\?(?<![A-Za-z])cis(?![A-Za-z]))\s*(.+)$", r"e^{i\\cdot(\1)}"),
     _sub(
         "",
         rf"(?<=\d)\s*(?:\\text\{{\s*)?({'|'.join(rules.MULTIPLIERS)})(?:\s*\}}|(?=\s|$))",
@@ -257,12 +278,14 @@ _NOTATION: tuple[_Rewrite, ...] = (
     ("**", lambda text: text.replace("**", "^")),
     _sub("\\choose", r"\{\s*([^{}]+?)\s*\\choose\s*([^{}]+?)\s*\}", r"\\binom{\1}{\2}"),
     _sub("\\over", r"\{\s*([^{}]+?)\s*\\over\s*([^{}]+?)\s*\}", r"\\frac{\1}{\2}"),
+    _sub("\\text", rf"\\text\{{\s*({'|'.join(rules.FUNCTIONS)}|(?:max|min|det)(?=\s*\}}\s*(?:\(|\\?\{{|\\begin)))\s*\}}", r"\\\1 "),
     _sub(
         "",
         rf"(?<![\\A-Za-z])(?:({_longest_first(rules.FUNCTIONS)})(?![A-Za-z])"
         r"|sec(?![A-Za-z])(?=\s*[\\({^A-Za-z0-9])|(?:max|min|lim|det)(?=\s*(?:\(|\\?\{)))",
         r"\\\g<0> ",
     ),
+    ("\\begin", lambda text: _DETERMINANT.sub(_determinant, text)),
     _sub("", rf"(?<![\\A-Za-z])({'|'.join(rules.SYMBOLS)})(?![A-Za-z])", lambda m: rules.SYMBOLS[m[1]]),
     _call("\\sqrt", r"\\sqrt\s*(?=\()", lambda _, inner: rf"\sqrt{{{inner}}}"),
     _call("^", r"\^\s*(?=\()", lambda _, inner: f"^{{{inner}}}"),
@@ -325,6 +348,9 @@ def _without_delimiters(text: str) -> str:
     return text.replace("$", " ")
 
 
+_TWICE = re.compile(r"(?:\\text\{\s*)?([\w -]{1,40}?)\s*(?:\\text\{\s*)?\(\s*([\w -]{1,40}?)\s*\)\s*\}?")  # `7 (seven)`
+
+
 @lru_cache(4096)
 def clean(text: str) -> str:
     r"""Return an answer in normalised LaTeX, with `\text{...}` only around words."""
@@ -341,6 +367,9 @@ def clean(text: str) -> str:
     text = _apply(text, _NOTATION).strip().rstrip(".,;: ").strip()
     if text[:1].isalpha() or text.startswith(r"\text"):
         text = r"(-\infty,\infty)" if words(text) in rules.ALL_REALS else rules.NUMBER_WORDS.get(words(text), text)
+    if text.endswith((")", ")}")) and (match := _TWICE.fullmatch(text)):
+        numbers = [rules.NUMBER_WORDS.get(words(part), part.strip()) for part in match.groups()]
+        text = numbers[0] if numbers[0] == numbers[1] and match[1] != match[2] else text
     return text
 
 
@@ -353,8 +382,7 @@ def key(text: str) -> str:
     """Return a cleaned answer without layout: two answers with equal keys are the same text."""
     text = _KEY_SPACE.sub("␣", text)
     text = re.sub(r"\s+", "", text).replace("&=", "=")
-    text = re.sub(r"\\begin\{(?:[pbvB]?matrix|array|smallmatrix)\}", r"\\begin{matrix}", text)
-    text = re.sub(r"\\end\{(?:[pbvB]?matrix|array|smallmatrix)\}", r"\\end{matrix}", text)
+    text = re.sub(r"\\(begin|end)\{(?:[pbB]?matrix|array|smallmatrix)\}", r"\\\1{matrix}", text)
     text = re.sub(r"\\\\(?=\\end)", "", text)
     text = _UNBRACE.sub(r"\1", text)
     return text.rstrip(".,;")

@@ -79,7 +79,8 @@ SYMBOLS = {
 
 CURRENCIES = {
     "USD": "$", "US$": "$", "U.S.$": "$", "$": "$", "dollar": "$", "dollars": "$", "bucks": "$", "cent": "cent",
-    "cents": "cent", "¢": "cent", "€": "€", "EUR": "€", "euro": "€", "euros": "€", "£": "£", "GBP": "£", "¥": "¥", "￥": "¥",
+    "cents": "cent", "¢": "cent", "€": "€", "EUR": "€", "euro": "€", "euros": "€", "£": "£", "GBP": "£", "pounds sterling": "£",
+    "¥": "¥", "￥": "¥",
     "yen": "¥", "yuan": "¥", "RMB": "¥", "CNY": "¥", "JPY": "¥", "元": "¥", "₹": "₹", "INR": "₹", "rupees": "₹",
     "Rs": "₹", "Rs.": "₹", "₽": "₽", "₩": "₩",
 }  # fmt: skip

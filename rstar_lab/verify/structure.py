@@ -63,7 +63,7 @@ _APPROX = re.compile(r"\\approx|\\simeq|≃")
 _ANY_RELATION = re.compile(
     r"\\(?:leq|geq|neq|approx|equiv|to|Rightarrow|Leftrightarrow|subset|notin|lor)(?![a-z])|[<>=?]"
 )
-_OPAQUE = re.compile(r"\\ldots|\\underbrace|\\overbrace|\\begin\{(?:cases|aligned|array|align)|\?|!!|\\\\|'")
+_OPAQUE = re.compile(r"\\ldots|\\underbrace|\\overbrace|\\begin\{(?:cases|aligned|array|align|\w*matrix)|\?|!!|\\\\|'")
 _BASE = re.compile(r"\(?\s*([0-9A-Fa-f]+)\s*\)?\s*_\s*\{?\s*(?:\\text\s*\{)?\s*\(?(\d+|[a-z]+)\)?\s*\}?\}?")
 _CONGRUENCE = re.compile(
     r"^(?:.*?(?:\\equiv|=)\s*)?(.+?)\s*\(?\s*(?:\\pmod\s*\{?|\\(?:b?mod)\s*|\\text\{\s*\(?mod\s*\}\s*|\\?(?<![A-Za-z])mod\s*)\s*\{?\s*(\d+)\s*\}?\s*\)?$"
@@ -76,6 +76,7 @@ _CHOICE = re.compile(
     r"^(?:\\text\{\s*\(?([A-E])\)?\s*\}|\(([A-E])\)|([A-E])(?=[:.)]\s))\s*[:.)]?\s*(?![,;&]|\(?[A-E]\)?$|.*\([A-E]\))(?=\S)(.+)$"
 )
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![a-z])|或", re.IGNORECASE)
+_MIXED = re.compile(r"^([+-]?\d+)\s*,\s*(?:(\d{1,9})/(\d{1,9})|\\frac\{(\d{1,9})\}\{(\d{1,9})\})(?=\D*$)", re.ASCII)
 _DEGREE_ARC = re.compile(r"\\circ\s*\}?\s*\d+\s*(?:'|\^\{\\prime)")
 _CASES = re.compile(
     r"^(?:([A-Za-z]\w*\s*(?:\([^()]*\))?)\s*=\s*)?(?:\\\{)?\s*\\begin\{(cases|aligned|array|matrix|align)\}(.*?)\\end\{\2\}$",
@@ -90,8 +91,23 @@ def _name_first(chain: list[str]) -> list[str]:
 
 def equal(candidate: str, answer: str, formulas: Formulas) -> bool:
     """Return whether two answers are equal. formulas: compares two formulas that are not plain numbers."""
-    first, second = clean(candidate), clean(answer)
+    first, second = _cleaned(candidate, answer)
     return not _one_is_an_alternative(candidate, answer, first, second) and _Comparison(formulas).answers(first, second)
+
+
+def _cleaned(candidate: str, answer: str) -> tuple[str, str]:
+    """Return both answers in normalised LaTeX. `5 and 1/2` is a mixed number if the other answer is no list."""
+    first, second = clean(candidate), clean(answer)
+    if "and" in candidate and "," not in second:
+        first = _MIXED.sub(_mixed, first)
+    if "and" in answer and "," not in first:
+        second = _MIXED.sub(_mixed, second)
+    return first, second
+
+
+def _mixed(match: re.Match[str]) -> str:
+    whole, above, below = match[1], match[2] or match[4], match[3] or match[5]
+    return rf"{whole}\frac{{{above}}}{{{below}}}" if int(above) < int(below) else match[0]
 
 
 def _one_is_an_alternative(candidate: str, answer: str, first: str, second: str) -> bool:
@@ -144,7 +160,7 @@ def _element_readable(text: str, is_formula: Callable[[str], bool]) -> bool:
 
 def quick(candidate: str, answer: str) -> bool | None:
     """Return `equal` if texts and plain numbers decide, else None."""
-    first, second = clean(candidate), clean(answer)
+    first, second = _cleaned(candidate, answer)
     if not first or not second or _one_is_an_alternative(candidate, answer, first, second):
         return False
     if key(first) == key(second):
@@ -220,6 +236,11 @@ class _Comparison:
         return self.lists([row[0] for row in first], [row[0] for row in second])
 
     def opaque(self, first: str, second: str) -> bool:
+        names = [
+            parts[0] for text in (first, second) if is_name((parts := split_top(text, EQUALS))[0]) and len(parts) == 2
+        ]
+        if len(names) < 2 or same_name(*names):
+            first, second = named_value(first), named_value(second)
         matrix, matrix_answer = matrix_rows(first), matrix_rows(second)
         if matrix and matrix_answer and not re.search(r"\\ldots|\?|\\underbrace", first + second):
             return [len(row) for row in matrix] == [len(row) for row in matrix_answer] and all(

@@ -3,11 +3,14 @@
 import importlib.util
 import json
 import time
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from benchmarks import graders
 from rstar_lab.errors import UserError
+from rstar_lab.resources import benchmark_file
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.verify import warm_up
 
@@ -63,14 +66,25 @@ def test_the_table_counts_agreement_per_set_and_kind(tmp_path, capsys):
         {"question": "c?", "answer": "so 5 and 7\n#### 12"},
     ]
     (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    graders.main(tmp_path, tmp_path / "different.jsonl")
-    found = {row["kind"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
-    assert found["answer"]["responses"] == 3 and found["answer"]["accepted_ours"] == 3
-    assert found["answer"]["agree_released"] == 3
-    assert found["other answer"]["responses"] == 2 and found["other answer"]["accepted_ours"] == 0
-    assert found["solution"]["accepted_ours"] == 3
+    graders.main(tmp_path, tmp_path / "different.jsonl", tmp_path / "graders.csv")
+    found = pd.read_csv(tmp_path / "graders.csv").set_index("kind")
+    assert capsys.readouterr().out.startswith("| gsm8k | answer | 3 | 3 | 3 |")
+    assert found.responses.to_dict() == {"answer": 3, "other answer": 2, "solution": 3}
+    assert found.accepted_ours.to_dict() == {"answer": 3, "other answer": 0, "solution": 3}
+    assert found.agree_released["answer"] == 3
     for line in (tmp_path / "different.jsonl").read_text().splitlines():
-        verdicts = json.loads(line)["verdicts"]
-        assert verdicts["ours"] != verdicts["released"]
+        accepted = json.loads(line)["accepted"]
+        assert accepted["ours"] != accepted["released"]
     with pytest.raises(UserError, match="none of the files"):
         graders.main(tmp_path / "elsewhere")
+
+
+def test_the_table_of_the_documentation_is_the_recorded_one():
+    rows = pd.read_csv(benchmark_file("graders.csv"))
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    assert graders.markdown(rows) in page
+    differences = rows.responses.sum() - rows.agree_released.sum()
+    assert f"Of {rows.responses.sum():,} responses, `verify` and `released` differ on {differences}." in page
+    assert f"The {differences} differences:" in page
+    other = rows.kind == "other answer"
+    assert rows.accepted_ours[other].sum() == 0 and (rows.accepted_ours == rows.responses)[~other].all()

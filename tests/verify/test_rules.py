@@ -33,6 +33,9 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             (r"A(1,2)", r"(1,2)"),
             (r"\begin{cases} -x & x<0 \\ x & \text{if } x \ge 0 \end{cases}", r"f(x)=\begin{cases} x, & x\geq 0\\ -x, & x<0\end{cases}"),
             (r"\begin{cases}x=1\\y=2\end{cases}", r"(1,2)"),
+            (r"\begin{pmatrix}0.5&1\end{pmatrix}", r"\begin{pmatrix}\frac12&1\end{pmatrix}"),
+            (r"\vec{v}=\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
+            (r"A=\begin{pmatrix}0.5\\1\end{pmatrix}", r"A=\begin{pmatrix}\frac12\\1\end{pmatrix}"),
             (r"\hat{i}+2\hat{j}", r"\mathbf{i}+2\mathbf{j}"), (r"\mathbf i-\mathbf j", r"\mathbf{i}-\mathbf{j}"),
             (r"\therefore 42", "42"), ("∴ 42", "42"), (r"\ddot\theta", r"\ddot{\theta}"), (r"\varepsilon_0", r"\epsilon_0"),
         ],
@@ -40,6 +43,8 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("42 43", "4243"), ("42 43", "42"), (r"42\quad43", "42"), ("2 2/3", "2"), ("221", "$221,$8$"),
             (r"\begin{cases}1&x>0\\2&x<0\end{cases}", r"\begin{cases}1&x>0\\3&x<0\end{cases}"),
             (r"\begin{cases} x & x \ge 0 \\ -x & x < 0 \end{cases}", r"\begin{cases} x & x>0\\ -x & x<0\end{cases}"),
+            (r"\begin{pmatrix}1&1\end{pmatrix}", r"\begin{pmatrix}1\\1\end{pmatrix}"),
+            (r"A=\begin{pmatrix}1\\1\end{pmatrix}", r"B=\begin{pmatrix}1\\1\end{pmatrix}"),
             (r"\begin{cases}x=1\\y=2\end{cases}", r"x=2,y=1"), (r"\langle 1,2\rangle", r"\langle 2,1\rangle"),
         ],
     ),
@@ -68,6 +73,8 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             (r"12 out of 30", r"0.4"),
             (r"5万", r"50000"),
             (r"3.5亿", r"350000000"),
+            ("5 and 1/2", "5.5"), (r"5\text{ and }\frac12\text{ inches}", r"\frac{11}{2}"), ("3.75", "3 and 3/4"),
+            ("5 and 1/2", "1/2, 5"), ("7 (seven)", "7"), (r"\text{twelve (12)}", "12"),
         ],
         [
             ("0.33", r"\frac13"), ("0.0", "2.88e-19"), ("-2.88e-19", "2.88e-19"), ("9.1e-31", "2.88e-19"),
@@ -76,6 +83,8 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("2+3", "0.123456"), (r"\sqrt{2}", "3.141593"), ("11: 4", ".999996"), ("3.141593", r"\frac{\sqrt{2}}{2}"),
             (r"\sqrt{2}+10^{-20}", r"\sqrt{2}"), ("3.14", r"\pi"), ("0.1666667", r"\frac{1}{7}"),
             (r"twelve", r"11"), (r"12 out of 30", r"12"), (r"5万", r"5"), (r"42...", r"42"), (r"0.333...", r"0.333"),
+            ("5, 1/2", "5.5"), ("5 or 1/2", "5.5"), ("5 and 3/2", "6.5"), ("5 and 1/2", "5"), ("7 (eight)", "7"),
+            ("7 (eight)", "8"), ("7 (7)", "7"),
         ],
     ),
     "percentages": (
@@ -95,6 +104,7 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("5 m", r"5\text{ m}"), ("5 m", "5"),
             (r"3\times 10^{8}\,\mathrm{m\,s^{-1}}", "3e8"), ("9.8 m/s^2", r"9.8 \mathrm{~m} / \mathrm{s}^{2}"),
             (r"42^{\text{nd}}", "42"), (r"\textbf{(A)}\ 42", "42"), (r"\$18\text{ per day}", "18"),
+            ("7 pounds sterling", "£7"),
             (r"5 μm", r"5\ \mu\text{m}"),
             (r"5\ \Omega", r"5"),
             (r"9.8\,\frac{\text{m}}{\text{s}^2}", r"9.8 m/s^2"),
@@ -124,7 +134,7 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("27+38i", "$27+38 i$"), (r"2i\sqrt{3}", r"2 \sqrt{3} i"), (r"5\cdot i", "5i"), ("i^2", "-1"), ("(1+i)^2", "2i"),
             (r"\sqrt{-9}", "3i"), (r"e^{i\pi}", "-1"), (r"\frac{1}{i}", "-i"), (r"1\pm 2i", r"1 \pm 2 i"), ("2+3i, 2-3i", r"2 \pm 3 i"),
             (r"e^{i\pi/3}", r"\frac12+\frac{\sqrt3}{2}i"), ("ai", "a i"), ("3 + 4*I", "3+4i"),
-            (r"2\operatorname{cis}\frac{\pi}{3}", r"1+\sqrt3i"),
+            (r"2\operatorname{cis}\frac{\pi}{3}", r"1+\sqrt3i"), (r"2\,\text{cis}\,\pi", "-2"),
         ],
         [("I_1", "I_2"), ("I^2R", "-R"), ("i", "I_0"), ("3+2i", "3-2i"), ("i", "1"), ("2i", "-2i"), (r"a_i", "a"),
          (r"\sum_{i=1}^{n} i", "ni")],
@@ -137,8 +147,14 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             (r"\emptyset", r"\varnothing"), (r"\min\{3,5\}", "3"), ("^{1}/_{2}", "0.5"), (r"\lg 1000", "3"),
             (r"\sum_{n=1}^{\infty}\frac{1}{n^2}", r"\frac{\pi^2}{6}"), (r"\frac{x^2-1}{x-1}", "x+1"), ("{1 \\over 2}", "0.5"),
             (r"x^{2/3}", r"\sqrt[3]{x^2}"), (r"2\gamma", r"\gamma\cdot2"), (r"\Gamma(5)", "24"), (r"\binom71", "7"),
+            (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", "-2"), (r"2\det\begin{pmatrix}1&2\\3&4\end{pmatrix}", "-4"),
+            (r"\left|\begin{array}{cc}a&b\\c&d\end{array}\right|", "ad-bc"),
+            (r"\begin{vmatrix}1&2&0\\3&4&1\\-1&0&2\end{vmatrix}", "-6"), (r"\operatorname{lcm}(4,6)", "12"),
+            (r"\mathrm{sin}x", r"\sin x"), (r"\mathrm{log}_2 8", "3"),
         ],
-        [(r"\frac112", r"\frac{1}{12}"), ("x^2y", "x^{2y}"), (r"\sqrt{x^2}", "x"), ("7!!", "7!"), ("2^10", "20"), ("x+1", "x-1")],
+        [(r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+         (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", "2"),
+         (r"\frac112", r"\frac{1}{12}"), ("x^2y", "x^{2y}"), (r"\sqrt{x^2}", "x"), ("7!!", "7!"), ("2^10", "20"), ("x+1", "x-1")],
     ),
     "lists": (
         [
@@ -173,7 +189,7 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
     ),
     "equations": (
         [
-            ("y=2x+1", "2x-y+1=0"), ("N=42", "42"), ("2+40=42", "42"), ("x+1", "y=x+1"), (r"\approx 33.3", "33.3"),
+            ("y=2x+1", "2x-y+1=0"), ("N=42", "42"), ("2+40=42", "42"), ("x+1", "y=x+1"), (r"\approx 33.3", "33.3"), ("约等于5", "5"),
             (r"\frac{x^2}{4}+\frac{y^2}{3}=1", "3x^2+4y^2=12"), ("90", r"\angle ABC = 90^\circ"), ("f(42)=43", "43"),
             (r"f(x)=x^2", r"y = x^2"),
             (r"f'(x)=2x", r"2x"),
@@ -292,6 +308,8 @@ def test_where_the_answer_is_read(text, answer_format, answer, equal):
         "½" * 200,
         "(" * 200,
         "5\\text{" + "m " * 90,
+        "m " * 40 + "(" + "m " * 40 + ")",
+        "\\begin{vmatrix}" * 13,
     ],
 )
 def test_hostile_text_does_not_slow_the_reading_of_answers(text):
