@@ -219,7 +219,7 @@ def from_messages(row: Row, place: str) -> Row:
     }
 
 
-_ROLES = {"developer": "system", "function": "tool", "model": "assistant", "human": "user"}
+_ROLES = {"developer": "system", "function": "tool", "ipython": "tool", "model": "assistant", "human": "user"}
 
 
 def openai_messages(sources: list[Any], place: str) -> list[Row]:

@@ -10,7 +10,7 @@ from typing import Any
 Schemas = Mapping[str, Mapping[str, Any]]  # parameters (JSON schema of the arguments), by the name of the tool
 
 _ANSWER = re.compile(r"</answer>|\\boxed\s*\{")
-_ATTEMPT = re.compile(r"\s*(?:\{(?!\s*(?:\.\.|…|\}))|\[|<function=|call:\w|[\w.-]+\s*<arg_key>)")
+_ATTEMPT = re.compile(r"\s*(?:\{(?!\s*(?:\.\.|…|\}))|\[|<function=\W?\w|call:\w|[\w.-]+\s*<arg_key>)")
 
 
 @dataclass(frozen=True, slots=True)

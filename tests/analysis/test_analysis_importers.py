@@ -290,6 +290,10 @@ def test_calls_as_text_and_as_parts_of_anthropic_are_calls(tmp_path):
             {"role": "assistant", "content": [{"type": "text", "text": "x"}, use]},
             {"role": "user", "content": [result]},
         ],
+        [
+            {"role": "assistant", "content": 'x<|python_tag|>{"name": "python", "parameters": {"code": "1"}}'},
+            {"role": "ipython", "content": "2"},
+        ],
     ]
     file = tmp_path / "chats.jsonl"
     lines = "\n".join(json.dumps({"messages": messages}) for messages in rows)
@@ -298,7 +302,7 @@ def test_calls_as_text_and_as_parts_of_anthropic_are_calls(tmp_path):
     for traj_id in runs.trajectories().traj_id:
         parts = segments(runs.record(traj_id))
         assert [(part.kind, part.text) for part in parts] == [("text", "x"), ("code", "1"), ("tool", "2")]
-    assert runs.trajectories().calls.tolist() == [1, 1]
+    assert runs.trajectories().calls.tolist() == [1, 1, 1]
 
 
 def test_a_call_of_another_tool_shows_its_name(tmp_path):

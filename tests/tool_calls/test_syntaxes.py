@@ -121,6 +121,7 @@ def test_a_call_ends_reasoning_that_has_no_end(syntax):
 def test_prose_that_names_a_tag_before_the_answer_is_no_call(syntax, end):
     assert read(f"I could use a <tool_call> here, no need{end}", syntax) == []
     assert read(f"The tags are <tool_call>...</tool_call>, no need{end}", syntax) == []
+    assert read(f"The tags are `<tool_call><function=...>`, no need{end}", syntax) == []
 
 
 def test_prose_that_names_a_tag_without_an_answer_is_reported():

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 _LAYOUT_COMMAND = re.compile(
-    r"\\(?:(?:left|right|displaystyle|textstyle|text(?:bf|it|rm|sf|tt|normal)?|emph|underline|math(?:rm|bf|it|sf)|operatorname"
-    r"|q?quad)(?![A-Za-z])|[,;!: ])"
+    r"\\(?:(?:left|right|displaystyle|text[a-z]*|math[a-z]+|mbox|boldsymbol|bm|emph|underline|operatorname|q?quad)"
+    r"(?![A-Za-z])|[,;!: ])"
 )
 _DIGIT_GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 # Words of Latin letters, numbers, single other letters (Chinese text has no spaces), arithmetic signs.

@@ -98,6 +98,7 @@ def test_text_commands_do_not_hide_words():
         plain.replace("right", r"\textbf{right}")
         .replace("regular", r"\textit{regular}")
         .replace("nine", r"\emph{nine}")
+        .replace("sides", r"\textsc{sides}")
     )
     assert similarity.tokens(marked) == similarity.tokens(plain)
     assert similarity.tokens(r"a \leftarrow \rightarrow \textstyle b") == ["a", "leftarrow", "rightarrow", "b"]
