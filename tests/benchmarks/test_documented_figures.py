@@ -1,0 +1,60 @@
+"""The figures of docs/benchmarks.md and README.md are those in benchmarks/data, the output of `rstar-lab bench NAME --json`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rstar_lab.resources import benchmark_file
+
+ROOT = Path(__file__).parents[2]
+# Text of the documentation with the fields of a line: {a.value} is the value of line `a`, {a.ratio} two digits of its ratio.
+PAGE = {
+    "sandbox": [
+        "`print(1+1)`, batches of 64 | {a.value:.0f} calls/s | code-judge, two workers: {a.against:.0f} | {a.times}x |",
+        "`b`: numpy | {b.value:.0f} calls/s | {b.against:.0f} | {b.times}x |",
+        "`c`: sympy | {c.value:.0f} calls/s | {c.against:.1f} | {c.times}x |",
+        "endless loops, 1,600 calls | {mix.value:.0f} calls/s | {mix.against:.1f} | {mix.times}x |",
+        "16 clients | p99 {short_p99_over_p50.value:.1f} times p50 |",
+        "512 at a time | {in_flight_512.value:.0f} calls/s, none lost, no sandbox error |",
+        "HTTP included | {cpu_a.value:.1f}, {cpu_b.value:.1f}, {cpu_c.value:.0f} ms "
+        "| a bare fork: {cpu_a.against:.1f}, {cpu_b.against:.1f}, {cpu_c.against:.0f} ms |",
+        "on two cores | {redis_workers_1.value:.0f}, {redis_workers_2.value:.0f}, {redis_workers_3.value:.0f} calls/s |",
+    ],
+    "trainer": [
+        "lengths of a trained model | {trainer_step.value:.1f} s | TRL 1.16.0's GRPOTrainer: {trainer_step.peer:.1f} s "
+        "| {trainer_step.times}x |",
+        "before the answer | {trainer_step_multi_turn.value:.1f} s | TRL 1.16.0, `tools=`: {trainer_step_multi_turn.peer:.1f} s "
+        "| {trainer_step_multi_turn.times}x |",
+        "82 million parameters | {trainer_update_lora.value:.1f} s, {trainer_memory_lora.value:.2f} GB | the same with all "
+        "weights: {trainer_update_lora.peer:.1f} s, {trainer_memory_lora.peer:.2f} GB "
+        "| {trainer_update_lora.times}x, {trainer_memory_lora.times}x |",
+    ],
+    "trainer-model": [
+        "4 prompts x 4, at most 64 tokens, float32 | {trainer_model_step.value:.0f} s, {trainer_model_memory.value:.1f} GB | TRL 1.16.0's "
+        "GRPOTrainer: {trainer_model_step.peer:.0f} s, {trainer_model_memory.peer:.1f} GB "
+        "| {trainer_model_step.times}x, {trainer_model_memory.times}x |",
+    ],
+}
+README = {
+    "sandbox": ["| {a.times}x (`print`), {b.times}x (numpy), {c.times}x (sympy) calls per second |"],
+    "trainer": ["| {trainer_step.times}x (one turn), {trainer_step_multi_turn.times}x (three turns) |"],
+}
+
+
+class Line:
+    """One line of a benchmark: its fields, `times` (two digits of the ratio), and `peer` (the number in the text of `against`)."""
+
+    def __init__(self, fields: dict) -> None:
+        self.__dict__ |= fields
+        self.times = f"{float(f'{self.ratio:.2g}'):g}" if self.ratio else None
+        self.peer = float(self.against.split()[-2]) if isinstance(self.against, str) else None
+
+
+@pytest.mark.parametrize("name", PAGE)
+def test_the_documentation_has_the_recorded_figures(name):
+    records = map(json.loads, benchmark_file(f"bench-{name}.jsonl").read_text().splitlines())
+    lines = {fields["name"]: Line(fields) for fields in records}
+    for file, texts in (("docs/benchmarks.md", PAGE[name]), ("README.md", README.get(name, []))):
+        page = (ROOT / file).read_text()
+        assert [text for text in (text.format(**lines) for text in texts) if text not in page] == []
