@@ -1,6 +1,6 @@
 """Find the keys of a recipe and a profile that a rehearsal covers.
 
-A key is covered if a process of the job read it (`rstar_lab.key_reads`) and the rehearsal keeps its value or only makes it smaller,
+A key is covered if a process of the job read it (`key_reads`) and the rehearsal keeps its value or only makes it smaller,
 or if it is in `DRY_RUN` and the dry run of an update at full size read it.
 """
 

@@ -21,10 +21,10 @@ import yaml
 from benchmarks.rehearsal.coverage import coverage
 from benchmarks.rehearsal.data import make_model, weights_differ, write_data
 from benchmarks.rehearsal.job import RehearsalJob
+from benchmarks.rehearsal.key_reads import recorded_reads, recording
 from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, load_profile
-from rstar_lab.key_reads import VARIABLE, recorded_reads
 from rstar_lab.progress import plain
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.overrides import load_recipe
@@ -169,7 +169,7 @@ class Rehearsal:
         recipe_file, profile_file = self.folder / "recipe.yaml", self.folder / "profile.yaml"
         recipe_file.write_text(yaml.safe_dump(_without_none(self.small.model_dump(mode="json")), sort_keys=False))
         profile_file.write_text(yaml.safe_dump(self.small_profile.model_dump(mode="json"), sort_keys=False))
-        self.environment = {VARIABLE: str(reads_folder(self.folder))}
+        self.environment = recording(reads_folder(self.folder))
         self.job = RehearsalJob(
             recipe_file, profile_file, self.folder / "runs", self.small.name, self.environment,
             {f"{PREFIX}{key}": value for key, value in verl_keys.items()},
@@ -204,7 +204,7 @@ class Rehearsal:
 
     def dry_run(self) -> str:
         """Run one update at full size, on fake tensors and a fake group of all ranks."""
-        environment = {VARIABLE: str(reads_folder(self.folder, dry=True))}
+        environment = recording(reads_folder(self.folder, dry=True))
         rows, _ = dry_run_in_child(self.recipe_name, self.profile_name, self.own_keys, environment=environment)
         found = "; ".join(f"{row['dry_run']}: {row['with_margin_gb']:.1f} GB per GPU" for row in rows)
         if not all(row["fits"] for row in rows):

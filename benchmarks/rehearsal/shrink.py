@@ -21,8 +21,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rehearsal.key_reads import recording
 from rstar_lab.hardware.profiles import EngineSettings, Hardware, Parallelism, Profile, Slurm, Storage, load_profile
-from rstar_lab.key_reads import VARIABLE
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import Recipe
 
@@ -129,7 +129,7 @@ def shrink_profile(profile: Profile, folder: Path) -> Profile:
             "sandbox": profile.sandbox.model_copy(update={"workers_per_node": 1}),
             "storage": Storage(**{name: str(folder / name) for name in ("runs", "models", "data")}),
             # RSTAR_LAB_RETRIES: as in a job on GPUs, a stage whose worker dies continues in new processes.
-            "env": {**profile.env, **laptop.env, "RSTAR_LAB_RETRIES": "2", VARIABLE: str(reads_folder(folder))},
+            "env": {**profile.env, **laptop.env, "RSTAR_LAB_RETRIES": "2", **recording(reads_folder(folder))},
             "container": None,
             "slurm": Slurm(),
         }

@@ -8,7 +8,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.errors import UserError
-from rstar_lab.key_reads import record_reads
 from rstar_lab.resources import resource_folder
 
 FOLDER = resource_folder("cluster") / "profiles"
@@ -17,7 +16,6 @@ EXPECTED_GPUS = "RSTAR_LAB_EXPECTED_GPUS"
 RENAMED = {"image": "container", "slurm.container": "container"}  # keys of earlier versions
 
 
-@record_reads
 class ProfileSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -9,7 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from pydantic_core import PydanticCustomError, core_schema
 
 from rstar_lab.errors import UserError
-from rstar_lab.key_reads import record_reads
 from rstar_lab.rl.plugins import NAME
 
 
@@ -17,7 +16,6 @@ class RecipeError(UserError):
     """A recipe is invalid. The message names the key."""
 
 
-@record_reads
 class Section(BaseModel):
     """A group of recipe keys. The docstring under each key is its description in docs/recipe-keys.md."""
 

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from benchmarks.rehearsal.coverage import all_keys, coverage
 from benchmarks.rehearsal.data import write_data
 from benchmarks.rehearsal.job import RehearsalJob
+from benchmarks.rehearsal.key_reads import recorded_reads, recording
 from benchmarks.rehearsal.run import WORKERS, Rehearsal, RehearsalReport
 from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 from rstar_lab.errors import UserError
@@ -24,7 +25,6 @@ from rstar_lab.hardware.processes import alive
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.jobs import local
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.key_reads import VARIABLE, recorded_reads
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.problems import load_problems
@@ -190,7 +190,7 @@ def test_reads_of_a_process_are_recorded_without_validation_and_preflight(tmp_pa
         "settings = recipe.settings(recipe.stages[0])\n"
         "settings.method.clip_low, settings.hooks, load_profile('laptop').hardware.nodes\n"
     )
-    environment = os.environ | {VARIABLE: str(tmp_path / "reads")}
+    environment = os.environ | recording(tmp_path / "reads")
     subprocess.run([sys.executable, str(script)], check=True, env=environment, capture_output=True)
     reads = recorded_reads(tmp_path / "reads")
     assert {"Recipe.stages", "Recipe.rl", "Grpo.clip_low", "Profile.hardware", "Hardware.nodes"} <= reads
