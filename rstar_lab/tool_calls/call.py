@@ -76,6 +76,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) ->
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _TEXT_ARGUMENTS = ("code", "input")  # of the code tools: always text, even without a schema
 _LONGEST_LITERAL = 100_000
+_NUMBER = re.compile(r"[+-]?(?=\.?\d)\d{0,18}(\.\d{0,18})?", re.ASCII)  # that are not JSON: `07`, `+5`, `.5`, `2.`
 
 
 def read_value(text: str, tool: str, key: str, schemas: Schemas) -> Any:
@@ -92,6 +93,8 @@ def read_value(text: str, tool: str, key: str, schemas: Schemas) -> Any:
     if not types or "string" in types:
         return None if "null" in types and text.strip() in ("null", "None") else text
     value = _literal(text)
+    if isinstance(value, str) and types & {"integer", "number"} and (number := _NUMBER.fullmatch(text.strip())):
+        return float(text) if number[1] else int(text)
     return _WORDS.get(text.strip().capitalize(), value) if isinstance(value, str) and "boolean" in types else value
 
 

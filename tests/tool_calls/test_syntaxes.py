@@ -162,6 +162,8 @@ X = ("f", {"code": "x"})
         (tags(flag="false", xs='["a"]', n="7", label="true"), [("f", {"flag": False, "xs": ["a"], "n": 7, "label": "true"})]),
         (tags(flag="perhaps", xs="(1, 2)", n="NaN"), [("f", {"flag": "perhaps", "xs": "(1, 2)", "n": "NaN"})]),
         (tags(code="5", city="None"), [("f", {"code": "5", "city": "None"})]),
+        (tags(n="07", size="+5"), [("f", {"n": 7, "size": 5})]),
+        (tags(n="0x7", size="1_0"), [("f", {"n": "0x7", "size": "1_0"})]),
     ],
 )  # fmt: skip
 def test_calls_in_function_tags(text, expected):
