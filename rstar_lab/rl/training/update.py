@@ -350,8 +350,8 @@ def check_finite(norm: float) -> None:
     """Raise UserError for the norm of a gradient that is NaN or infinite: the update would destroy the weights."""
     if not math.isfinite(norm):
         raise UserError(
-            f"the gradient of the update is {norm}: a loss, an advantage or a log-prob is not finite. The weights are "
-            "unchanged; the run continues from its last checkpoint when the same command is started again"
+            f"the gradient of the update is {norm}: a loss, an advantage or a log-prob is not finite. It was not applied, and "
+            "nothing was written; the run continues from its last checkpoint when the same command is started again"
         )
 
 

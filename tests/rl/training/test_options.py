@@ -307,18 +307,18 @@ def test_bf16_and_checkpointing_change_the_gradient_little(monkeypatch):
     assert masked and torch.nn.functional.cosine_similarity(rough, exact, dim=0) > 0.98
 
 
-@pytest.mark.parametrize("mini_batches", [1, 2])
-def test_a_gradient_that_is_not_finite_leaves_the_weights_unchanged(mini_batches):
+@pytest.mark.parametrize(("mini_batches", "place"), [(1, 0), (2, 0), (2, -1)])
+def test_a_gradient_that_is_not_finite_is_not_applied(mini_batches, place):
     rollouts = as_rollouts(tokens_of(tiny()))
     selection = Selection.of(rollouts, ADVANTAGES)
-    selection.streams[0] = Streams(float("nan"))
+    selection.streams[place] = Streams(float("nan"))
     model, rl = tiny(), rl_of(mini_batches=mini_batches)
     learner = Learner(model)
     learner.begin_stage(rl, reset=False, reference=None)
     with pytest.raises(UserError, match="the gradient of the update is nan"):
         learner.update(selection, rl, lr_scale=1.0, seed=0)
     for before, after in zip(tiny().parameters(), model.parameters(), strict=True):
-        assert torch.equal(before, after)
+        assert torch.equal(before, after) if place == 0 else torch.isfinite(after).all()
 
 
 @pytest.mark.parametrize("aggregation", ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
