@@ -320,16 +320,19 @@ class Rehearsal:
         return f"exit code 0; run {status}; {sum(calls) / max(1, len(calls)):.1f} tool calls per rollout"
 
     def evaluate(self) -> str:
-        """Evaluate the last model on every set of the recipe."""
-        details = []
-        for name, section in self.small.evaluate.sets.items():
-            command = [
-                "evaluate", self.job.run_dir.name, "--problems", str(section.file), "--samples", "2", "--limit", "4",
-                "--recipe", str(self.job.recipe), "--name", f"{self.small.name}-{name}-end", "--runs-dir", str(self.job.runs_dir), "--json",
-            ]  # fmt: skip
-            result = json.loads(self._run_cli(command).splitlines()[-1])
-            details.append(f"{name} {result['pass1'][0]:.2f}")
-        return f"pass@1 on {', '.join(details)}" if details else "the recipe has no sets"
+        """Evaluate the last model on every set of the recipe, in one run."""
+        files = {f"{section.file}": name for name, section in self.small.evaluate.sets.items()}
+        if not files:
+            return "the recipe has no sets"
+        command = [
+            "evaluate", self.job.run_dir.name, *(word for file in files for word in ("--problems", file)), "--samples", "2",
+            "--limit", "4", "--recipe", str(self.job.recipe), "--name", f"{self.small.name}-end",
+            "--runs-dir", str(self.job.runs_dir), "--json",
+        ]  # fmt: skip
+        result = json.loads(self._run_cli(command).splitlines()[-1])
+        sets = result.get("sets", {Path(file).stem: result for file in files})
+        details = [f"{name} {sets[Path(file).stem]['pass1'][0]:.2f}" for file, name in files.items()]
+        return f"pass@1 on {', '.join(details)}"
 
     def export(self, engine: str) -> str:
         """Load the last checkpoint with an engine and generate a few tokens."""
