@@ -72,7 +72,7 @@ def plot_curves(
             _add_curve(figure, points, str(group), look[group], place, legend=panel == 0 and len(look) > 1)
         _mark_alerts(figure, frame, alerts[alerts.metric == name], look, place)
         if reference and (published := paper.reference(name)) is not None:
-            label = f"rStar2-Agent-14B: {published:.1%}"
+            label = f"{paper.MODEL}: {published:{'.1%' if get_metric(name).percent else ',.0f'}}"
             figure.add_hline(published, line={"dash": "dot", "width": 1}, annotation_text=label, **place)
         if get_metric(name).percent:
             figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)

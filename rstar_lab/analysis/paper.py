@@ -10,7 +10,10 @@ MODEL = "rStar2-Agent-14B"
 
 @cache
 def published() -> dict[str, Any]:
-    """Return the published numbers: pass1 and response_tokens by model and set, stages, general benchmarks, tool calls."""
+    """Return the published numbers: pass1 and response_tokens by model and set, stages, general benchmarks, tool calls.
+
+    `source` is the table or figure of the paper, `steps` the number of RL steps.
+    """
     return json.loads((resources.files("rstar_lab.analysis") / "paper.json").read_text())
 
 

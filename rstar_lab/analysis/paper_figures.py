@@ -21,10 +21,11 @@ SETS = ("math500", "aime24", "aime25", "hmmt25")
 
 
 def results_table(runs: Runs | None = None) -> pd.DataFrame:
-    """Return pass@1 by model and benchmark (the paper's main table), as shares; with `runs`, one row per finished evaluation too."""
+    """Return pass@1 by model and benchmark, as shares, with the table or figure of the paper in the column `source`; with `runs`, one
+    row per finished evaluation too."""
     rows: list[dict[str, Any]] = [
-        {"model": model} | {name: value / 100 for name, value in sets.items()}
-        for model, sets in published()["pass1"].items()
+        {"model": model} | {name: row[name] / 100 for name in SETS if name in row} | {"source": row["source"]}
+        for model, row in published()["pass1"].items()
     ]
     if runs is not None:
         table = runs.runs()
@@ -71,7 +72,7 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
             runs, "label", [*held_out, "pass1", "response_tokens", "tool_error_rate_correct"]
         )
     calls = runs.sql(
-        """SELECT run_id, stage, step, count(*) AS calls, avg(run_s) AS seconds_per_call, avg(queue_s) AS queue_s
+        """SELECT run_id, stage, step, count(*) AS calls, avg(run_s + coalesce(queue_s, 0)) AS seconds_per_call
            FROM calls GROUP BY ALL ORDER BY ALL"""
     )
     if len(calls):

@@ -27,19 +27,18 @@ def runs(tmp_path):
                 line: dict = {"groups": 8, "equal_groups": 1, "update_tokens": 100}
                 if step % 2 == 0:
                     line |= {"eval/aime24/pass1": 0.1 * step + 0.1 * seed, "eval/math500/pass1": 0.5}
+                    line |= {"eval/aime24/response_tokens": 900.0}
                 writer.write_step("one" if step < 4 else "two", step, **rows(step), metrics=line)
             writer.finish("finished")
     return open_runs(tmp_path)
 
 
 def test_evaluations_during_training_are_metrics_of_curves(runs):
-    assert evaluations(runs) == ["eval/aime24/pass1", "eval/math500/pass1"]
+    assert evaluations(runs) == ["eval/aime24/pass1", "eval/aime24/response_tokens", "eval/math500/pass1"]
     frame = curves(runs, ["pass1", "eval/aime24/pass1"], where="step > 1").set_index(["run_id", "step"])
     assert frame.loc[("run-1-rl", 4), "eval/aime24/pass1"] == pytest.approx(0.5)
     assert np.isnan(frame.loc[("run-0-rl", 3), "eval/aime24/pass1"]) and len(frame) == 10
-    with pytest.raises(
-        RunStoreError, match="no run has eval/aime25/pass1; evaluations: eval/aime24/pass1, eval/math500"
-    ):
+    with pytest.raises(RunStoreError, match="no run has eval/aime25/pass1; evaluations: eval/aime24/pass1, "):
         curves(runs, ["eval/aime25/pass1"])
     with pytest.raises(RunStoreError, match="use curves"):
         measure(runs, ["eval/aime24/pass1"])
@@ -49,6 +48,8 @@ def test_curves_of_evaluations_have_the_published_value_as_a_line(runs):
     figure = plot_curves(runs, ["eval/aime24/pass1", "pass1"], by="label", reference=True)
     assert [text.text for text in figure.layout.annotations if "rStar2" in text.text] == ["rStar2-Agent-14B: 80.6%"]
     assert [shape.y0 for shape in figure.layout.shapes if shape.y0 == shape.y1] == [pytest.approx(0.806)]
+    lengths = plot_curves(runs, ["eval/aime24/response_tokens"], reference=True)
+    assert [text.text for text in lengths.layout.annotations if "rStar2" in text.text] == ["rStar2-Agent-14B: 9,340"]
     plain = plot_curves(runs, ["eval/aime24/pass1"], by="label")
     values = plain.frame.set_index("step")["value"]
     assert values.to_dict() == pytest.approx({2: 0.25, 4: 0.45, 6: 0.65})
@@ -90,9 +91,10 @@ def test_figures_of_ablations_calls_and_turns(tmp_path):
             writer.finish("finished", result={"pass1": [0.4, 0.3, 0.5], "sets": sets if turns == 6 else None})
     made = figures_of_the_paper(tmp_path)
     assert {"ablation", "tool calls", "accuracy by turns"} <= set(made)
-    calls = open_runs(tmp_path).sql("SELECT count(*) AS n FROM calls WHERE run_id = 'RoC-rl' AND step = 2").n[0]
+    calls = open_runs(tmp_path).sql("SELECT queue_s, run_s FROM calls WHERE run_id = 'RoC-rl' AND step = 2")
     frame = made["tool calls"].frame.set_index(["run_id", "step"])
-    assert frame.loc[("RoC-rl", 2), "calls"] == calls
+    assert frame.loc[("RoC-rl", 2), "calls"] == len(calls) and (calls.queue_s > 0).any()
+    assert frame.loc[("RoC-rl", 2), "seconds_per_call"] == pytest.approx((calls.queue_s + calls.run_s).mean())
     assert made["accuracy by turns"].frame.max_turns.tolist() == [2, 6]
     table = made["results"].set_index("model")
     assert table.loc["eval-6", ["aime24", "aime25"]].tolist() == [0.5, 0.25] and table.loc["eval-2", "other set"] >= 0
@@ -109,4 +111,12 @@ def test_published_numbers_are_complete_and_have_their_source():
     sets = ["math500", "aime24", "aime25", "hmmt25"]
     assert table.loc["rStar2-Agent-14B", sets].tolist() == pytest.approx([0.978, 0.806, 0.698, 0.527])
     assert sum(stage["steps"] for stage in data["stages"]) == 510
+    assert table.loc["rStar2-Agent-Qwen2.5-32B", ["source", "aime24"]].tolist() == ["Table 6", pytest.approx(0.694)]
+    groups = [data[name] for name in ("pass1", "response_tokens", "general")]
+    entries = [*(entry for group in groups for entry in group.values()), *data["stages"]]
+    entries.append(data["tool_error_rate_correct_without_roc"])
+    named = [entry["source"] for entry in entries] + [
+        data["sources"][name] for name in ("calls_per_step", "seconds_per_call")
+    ]
+    assert all(name.startswith(("Table ", "Figure ", "Section ")) for name in named)
     json.dumps(data)
