@@ -50,6 +50,7 @@ class Problem(BaseModel):
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 FIELDS = tuple(Problem.model_fields)
 _OPTIONAL = ("info", "environment")  # not written if empty
+VERL_FIELDS = {"question": "prompt", "answer": "reward_model.ground_truth"}  # columns of data files for verl
 
 
 _MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*(\S[^\n]*?)\s*\Z")  # the answer of GSM8K, at the end of its solution
@@ -124,6 +125,8 @@ def read_problem(
     """
     if not isinstance(row, Mapping):
         raise ProblemError(f"{where}: expected an object with named fields, got {type(row).__name__}")
+    if "question" not in row and not fields.keys() & VERL_FIELDS and _look_up(row, VERL_FIELDS["answer"]) is not None:
+        fields = {**fields, **VERL_FIELDS}
     named = _look_up(row, fields.get("environment", "environment"))
     info = _plain(_look_up(row, fields.get("info", "info")), "info")
     has_tests = isinstance(info, Mapping) and bool(info.get("tests"))
@@ -217,7 +220,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:
-    """Return the problems of a .jsonl, .json, .csv or .parquet file.
+    """Return the problems of a .jsonl, .json, .csv or .parquet file. Data files for verl need no `fields`.
 
     Args:
         path: The file. Columns that are not fields of a problem are ignored.

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from rstar_lab.cli.data import app as data_commands
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data.lint import lint_problems
+from rstar_lab.rl.data.sources import load_set
 from rstar_lab.rl.evaluate_command import load as load_for_evaluation
 from rstar_lab.rl.problems import Problem, ProblemError, final_answer, load_problems, parse_fields, write_problems
 
@@ -56,6 +57,25 @@ def test_fields_are_mapped_and_defaults_filled(tmp_path):
     assert (problem.problem_id, problem.question) == ("real-1", "q")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "real.parquet")
     assert load_problems(tmp_path / "real.parquet", fields=fields)[0].answer == "2"
+
+
+def test_data_files_for_verl_need_no_column_names(tmp_path):
+    """The rows that data_preprocess of microsoft/rStar writes. Names that are given, and our own columns, come first."""
+    row = {
+        "data_source": "rstar_HuggingFaceH4/MATH-500", "agent_name": "rstar2_agent", "ability": "math",
+        "prompt": [{"role": "user", "content": "What is half?"}],
+        "reward_model": {"style": "rule", "ground_truth": "\\frac{1}{2}"},
+        "extra_info": {"split": "test", "index": 3, "question": "What is half?", "need_tools_kwargs": False},
+    }  # fmt: skip
+    pq.write_table(
+        pa.Table.from_pylist([row, row | {"prompt": [{"role": "user", "content": "Other"}]}]), tmp_path / "test.parquet"
+    )
+    problems = load_problems(tmp_path / "test.parquet")
+    assert [p.question for p in problems] == ["What is half?", "Other"] and problems[0].answer == "\\frac{1}{2}"
+    assert load_set(tmp_path / "test.parquet") == problems
+    (named,) = load_problems(jsonl(tmp_path / "n.jsonl", [row]), fields={"question": "prompt", "answer": "ability"})
+    (own,) = load_problems(jsonl(tmp_path / "o.jsonl", [row | {"question": "Ours", "answer": "7"}]))
+    assert (named.answer, own.question, own.answer) == ("math", "Ours", "7")
 
 
 @pytest.mark.parametrize(
