@@ -20,25 +20,33 @@ from rstar_lab.runs.reader import RunReader
 SETS = ("math500", "aime24", "aime25", "hmmt25")
 
 
-def results_table(runs: Runs | None = None) -> pd.DataFrame:
-    """Return pass@1 by model and benchmark, as shares, with the table or figure of the paper in the column `source`; with `runs`, one
-    row per finished evaluation too."""
+def results_table(runs: Runs | None = None, metric: str = "pass1") -> pd.DataFrame:
+    """Return a metric by model and benchmark, as the paper publishes it, with the RL steps and the table or figure (`source`); with
+    `runs`, one row per finished evaluation too.
+
+    metric: pass1 (a share), or response_tokens.
+    """
+    scale = 100 if metric == "pass1" else 1
     rows: list[dict[str, Any]] = [
-        {"model": model} | {name: row[name] / 100 for name in SETS if name in row} | {"source": row["source"]}
-        for model, row in published()["pass1"].items()
+        {"model": model}
+        | {name: row[name] / scale for name in SETS if name in row}
+        | {name: row[name] for name in ("steps", "source") if name in row}
+        for model, row in published()[metric].items()
     ]
     if runs is not None:
         table = runs.runs()
         kinds = dict(zip(table.run_id, table.kind, strict=True))
-        for row in measure(runs, ["pass1"]).to_dict("records"):
+        for row in measure(runs, [metric]).to_dict("records"):
             run_id = str(row["run_id"])
             if kinds.get(run_id) != "evaluate":
                 continue
             sets = (RunReader(runs.run_dir(run_id)).info.get("result") or {}).get("sets")
             if sets:  # several sets in one evaluation
-                values = {name: float(result["pass1"][0]) for name, result in sets.items()}
+                values = {name: result[metric] for name, result in sets.items()}
             else:
-                values = {next((name for name in SETS if name in run_id), "other set"): float(row["value"])}
+                values = {next((name for name in SETS if name in run_id), "other set"): row["value"]}
+            # A result with an interval is [value, low, high].
+            values = {name: float(value[0] if isinstance(value, list) else value) for name, value in values.items()}
             rows.append({"model": run_id} | values)
     return pd.DataFrame(rows)
 
@@ -54,7 +62,7 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
     | `tool calls` | calls per step, and seconds per call with the time in the queue |
     | `tokens`, `words` | entropy of tokens before and after tool responses; words whose first token has the highest entropy |
     | `stages` | accuracy and length per stage |
-    | `results` | pass@1 by model and benchmark |
+    | `results`, `lengths` | pass@1, and response tokens, by model and benchmark |
     | `accuracy by turns` | pass@1 of evaluations over `evaluate.max_turns`, if it has several values |
 
     Args:
@@ -83,7 +91,7 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
         tokens = token_table(runs)
         found |= {"tokens": plot_token_kinds(tokens), "words": plot_high_entropy_words(tokens)}
     found["stages"] = stage_table(runs)
-    found["results"] = results_table(runs)
+    found |= {"results": results_table(runs), "lengths": results_table(runs, "response_tokens")}
     turns = table[table.kind == "evaluate"]
     if "recipe.evaluate.max_turns" in turns and turns["recipe.evaluate.max_turns"].nunique() > 1:
         frame = (

@@ -87,7 +87,10 @@ def test_figures_of_ablations_calls_and_turns(tmp_path):
                 for row in level:
                     row["traj_id"] = f"eval-{turns}/{row['traj_id']}"
             writer.write_step("evaluate", 1, **made, metrics={})
-            sets = {"aime24": {"pass1": [0.5, 0.4, 0.6]}, "aime25": {"pass1": [0.25, 0.1, 0.4]}}
+            sets = {
+                "aime24": {"pass1": [0.5, 0.4, 0.6], "response_tokens": 120.0},
+                "aime25": {"pass1": [0.25, 0.1, 0.4], "response_tokens": 90.5},
+            }
             writer.finish("finished", result={"pass1": [0.4, 0.3, 0.5], "sets": sets if turns == 6 else None})
     made = figures_of_the_paper(tmp_path)
     assert {"ablation", "tool calls", "accuracy by turns"} <= set(made)
@@ -98,8 +101,13 @@ def test_figures_of_ablations_calls_and_turns(tmp_path):
     assert made["accuracy by turns"].frame.max_turns.tolist() == [2, 6]
     table = made["results"].set_index("model")
     assert table.loc["eval-6", ["aime24", "aime25"]].tolist() == [0.5, 0.25] and table.loc["eval-2", "other set"] >= 0
+    lengths = made["lengths"].set_index("model")
+    assert (
+        lengths.loc["eval-6", ["aime24", "aime25"]].tolist() == [120.0, 90.5] and lengths.loc["eval-2", "other set"] > 0
+    )
+    assert lengths.loc["QwQ-32B", ["aime24", "source"]].tolist() == [11868.4, "Table 4"]
     alone = figures_of_the_paper(open_runs(tmp_path / "eval-2"))
-    assert set(alone) == {"training", "tool calls", "stages", "results"}
+    assert set(alone) == {"training", "tool calls", "stages", "results", "lengths"}
 
 
 def test_published_numbers_are_complete_and_have_their_source():
