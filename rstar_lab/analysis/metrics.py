@@ -273,8 +273,6 @@ def measure(
         n: trajectories. clusters: problems. low and high: 95% interval over problems (docs/metrics.md).
     """
     metrics = [get_metric(name) for name in names]
-    if logged := [metric.name for metric in metrics if metric.logged]:
-        raise RunStoreError(f"{logged[0]} is logged once per evaluation; use curves()")
     sums = sum_by_problem(runs, metrics, by, where)
     rows = []
     for key, group in _groups(sums, by):
@@ -299,6 +297,8 @@ def _columns(names: Sequence[str]) -> str:
 
 def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], where: Where) -> pd.DataFrame:
     """Return one row per group and problem: `by`, problem_id and each metric's NAME_numerator, NAME_denominator, NAME_n."""
+    if logged := [metric.name for metric in metrics if metric.logged]:
+        raise RunStoreError(f"{logged[0]} is logged once per evaluation; use curves()")
     parts = []
     for metric in metrics:
         both = f"({metric.numerator}) IS NOT NULL AND ({metric.denominator}) > 0"

@@ -8,7 +8,8 @@ from helpers.analysis_runs import make_run
 from helpers.run_rows import rows
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.ablation import ablation_sums
+from rstar_lab.analysis.ablation import ablation_report, ablation_sums
+from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.metrics import curves, evaluations, measure
 from rstar_lab.analysis.paper import published, reference
@@ -42,6 +43,8 @@ def test_evaluations_during_training_are_metrics_of_curves(runs):
         curves(runs, ["eval/aime25/pass1"])
     with pytest.raises(RunStoreError, match="use curves"):
         measure(runs, ["eval/aime24/pass1"])
+    with pytest.raises(RunStoreError, match="use curves"):
+        compare(runs, runs, ["eval/aime24/pass1"])
 
 
 def test_curves_of_evaluations_have_the_published_value_as_a_line(runs):
@@ -60,6 +63,9 @@ def test_the_ablation_reads_evaluation_sets_of_any_name(runs):
     sums = ablation_sums(runs)
     found = sums[sums.held_out_denominator > 0].set_index(["seed", "step"]).held_out_numerator
     assert found[(1, 4)] == pytest.approx((0.5 + 0.5) / 2)
+    names = ["eval/aime24/pass1", "eval/aime24/response_tokens"]
+    table = ablation_report(ablation_sums(runs, ["pass1", *names]), control="arm").table.set_index("metric")
+    assert table.loc[names, "value"].tolist() == [pytest.approx(0.65), 900.0] and table.loc[names[0], "seeds"] == 2
 
 
 def test_the_report_shows_evaluations_during_training(runs):
