@@ -67,7 +67,7 @@ print(f"pass@1 on {len(held_out)} held-out problems: {before[0]:.1%} [{before[1]
 #
 # A group is all rollouts of one problem. RoC keeps half of each group: wrong rollouts at random, so that all ways to fail
 # stay, and right ones more often the fewer tool errors and superfluous answers they have. Then each rollout's advantage is
-# its reward compared with its group. Source: rStar2-Agent, section 3.2 (arXiv 2508.20722).
+# its reward compared with its group. Source: rStar2-Agent, section 2.2.3 (arXiv 2508.20722).
 
 # %%
 rng = np.random.default_rng(0)

@@ -1,6 +1,6 @@
 """The objective: group advantages, the clipped policy loss and its published variants, on tensors of (batch, tokens).
 
-Source: rStar2-Agent (arXiv 2508.20722), equation 1 and section 3.2, which builds on GRPO (2402.03300) and the asymmetric
+Source: rStar2-Agent (arXiv 2508.20722), equation 6 (section 2.2.3), which builds on GRPO (2402.03300) and the asymmetric
 clip of DAPO (2503.14476): clip 0.2 below and 0.28 above, no KL term, no entropy term. Values and gradients equal those
 of the corresponding functions of verl 0.9.1 (tested), except that there is no dual clip.
 

@@ -3,7 +3,7 @@
 More rollouts are generated than are trained on. Incorrect rollouts are sampled uniformly; correct rollouts are sampled
 in favour of those with few tool errors and a clean format.
 
-Source: rStar2-Agent (arXiv 2508.20722), section 3.2. The rule of the paper's public release is implemented beside it.
+Source: rStar2-Agent (arXiv 2508.20722), section 2.2.3. The rule of the paper's public release is implemented beside it.
 This module imports numpy and the standard library only.
 """
 
@@ -27,7 +27,7 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 def tool_error_penalty(errors: int, calls: int) -> float:
-    """Return p_err, the share of tool calls that failed through the model's fault; 0.5 without a call (arXiv 2508.20722, section 3.2).
+    """Return p_err, the share of tool calls that failed through the model's fault; 0.5 without a call (arXiv 2508.20722, section 2.2.3).
 
     Args:
         errors: Failed calls, as counted by `outcomes.count_errors`.
@@ -39,7 +39,7 @@ def tool_error_penalty(errors: int, calls: int) -> float:
 
 
 def format_penalty(answer_tags: int, turns: int) -> float:
-    """Return p_format: 1 without an answer, else min(1, (answers - 1) / turns) (arXiv 2508.20722, section 3.2).
+    """Return p_format: 1 without an answer, else min(1, (answers - 1) / turns) (arXiv 2508.20722, section 2.2.3).
 
     Args:
         answer_tags: Number of `<answer>` tags.
@@ -94,7 +94,7 @@ def resample(
     - `paper`: positives and negatives each keep their proportional share of `keep` (halves are rounded to even), and at least one rollout
       if there is any and `keep` is at least 2. If there are too few of one kind, more of the other are kept. Negatives are sampled
       uniformly. Positives are sampled one after the other without replacement, each with probability inversely proportional to
-      max(penalty, PENALTY_FLOOR). Source: arXiv 2508.20722, section 3.2.
+      max(penalty, PENALTY_FLOOR). Source: arXiv 2508.20722, section 2.2.3.
     - `released`: as microsoft/rStar: proportional shares without the minimum of one, the positives with the lowest penalties and the
       first negatives; ties in index order. Deterministic.
     - `random`: `keep` rollouts, uniformly. A control: oversampling without a preference.

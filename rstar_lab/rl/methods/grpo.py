@@ -1,4 +1,4 @@
-"""GRPO (arXiv 2402.03300), the method of rStar2-Agent (arXiv 2508.20722, section 3.1).
+"""GRPO (arXiv 2402.03300), the method of rStar2-Agent (arXiv 2508.20722, section 2.2.1).
 
 The advantage of a rollout is (r - mean) / (std + 1e-6) over its group; std is that of the sample (n - 1).
 """

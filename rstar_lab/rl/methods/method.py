@@ -40,10 +40,10 @@ class Method(MethodSection):
     """Policy loss. Default: paper. `gspo`: arXiv 2507.18071. `cispo`: 2506.13585. `clip_cov`, `kl_cov`: 2505.22617. Or your own
     `module:function` (docs/extending.md)."""
     clip_low: float = 0.2
-    """Lower clip range of the importance ratio. Default: paper, section 3.1. Has no effect on the first
+    """Lower clip range of the importance ratio. Default: paper, section 2.2.1. Has no effect on the first
     mini-batch, whose ratio is 1."""
     clip_high: float = 0.28
-    """Upper clip range of the importance ratio (clip-higher of DAPO). Default: paper, section 3.1."""
+    """Upper clip range of the importance ratio (clip-higher of DAPO). Default: paper, section 2.2.1."""
     aggregation: Aggregation = "token-mean"
     """How token losses are averaged. `token-mean`: over all tokens of the batch (verl's default). `group-token-mean`:
     over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: our choice."""

@@ -1,6 +1,6 @@
 """Resampling on correct (RoC): which of the oversampled rollouts of a group are trained on.
 
-Source: rStar2-Agent (arXiv 2508.20722), section 3.2; the rule `released` is that of microsoft/rStar. See
+Source: rStar2-Agent (arXiv 2508.20722), section 2.2.3; the rule `released` is that of microsoft/rStar. See
 `algorithm.roc.resample` for the rules and docs/algorithm.md for the choices that the paper leaves open.
 """
 
@@ -32,14 +32,14 @@ class Roc(MethodSection):
 
     rule: SelectionRule | Function = "paper"
     """How `group_size` rollouts are selected from a group. `paper`: failed rollouts uniformly, successful ones with
-    probability inversely proportional to their penalty (section 3.2). `released`: the rule of microsoft/rStar. `random`: uniformly,
+    probability inversely proportional to their penalty (section 2.2.3). `released`: the rule of microsoft/rStar. `random`: uniformly,
     as a control. `none`: no oversampling (plain GRPO). Or your own `module:function` (docs/extending.md)."""
     oversample: Positive = 2
     """Each problem gets `group_size * oversample` rollouts, of which `group_size` are trained on. Default: paper, section
     3.2 (GRPO-RoC)."""
     penalties: tuple[Penalty | Function, ...] = ("errors", "format")
     """Penalties of a successful rollout that RoC adds up: `errors` (tool errors), `format` (answer tags), or your
-    own `module:function` of a trajectory. Default: paper, section 3.2."""
+    own `module:function` of a trajectory. Default: paper, section 2.2.3."""
     min_positive: NotNegative = 0
     """Minimum number of successful rollouts that RoC keeps, if the group has that many. Default: our choice; the release's
     script uses 2."""

@@ -273,9 +273,9 @@ class RlSection(Section):
     `prompt`."""
 
     problems_per_step: Positive = 512
-    """Problems (groups) per step. Default: paper, section 4.2."""
+    """Problems (groups) per step. Default: paper, section 4.3."""
     group_size: Positive = 16
-    """Rollouts per problem that are trained on. Default: paper, section 4.2."""
+    """Rollouts per problem that are trained on. Default: paper, section 4.3."""
     method: AnyMethod = Grpo()
     """Selection, advantages and loss: one published method, with its keys. Default: GRPO-RoC (paper)."""
     correction: AnyCorrection = NoCorrection()
@@ -287,9 +287,9 @@ class RlSection(Section):
     limits: LimitsSection = LimitsSection()
     """Limits of a rollout."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature of training rollouts. Default: paper, section 4.2."""
+    """Sampling temperature of training rollouts. Default: paper, section 5.1."""
     lr: float = Field(1e-6, ge=0)
-    """Learning rate of AdamW, constant after warm-up. Default: paper, section 4.2."""
+    """Learning rate of AdamW, constant after warm-up. Default: paper, section 5.1."""
     warmup_steps: NotNegative = 20
     """Steps of linear learning-rate warm-up at the start of every stage. Default: paper; at every stage: ours."""
     weight_decay: float = Field(0.01, ge=0)

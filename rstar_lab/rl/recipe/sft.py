@@ -27,11 +27,11 @@ class SftConfig(Section):
     """Hyperparameters of SFT."""
 
     epochs: float = Field(3, gt=0)
-    """Passes over the data. Default: paper, section 4.1."""
+    """Passes over the data. Default: paper, section 5.1."""
     batch_size: int = Field(128, ge=1)
-    """Conversations per optimizer step. Default: paper, section 4.1."""
+    """Conversations per optimizer step. Default: paper, section 5.1."""
     lr: float = Field(5e-6, gt=0)
-    """Peak learning rate of AdamW. Default: paper, section 4.1."""
+    """Peak learning rate of AdamW. Default: paper, section 5.1."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`adamw`, or `muon`: Muon for weight matrices and AdamW for all other parameters. Default: our choice."""
     muon_lr: float = Field(1e-2, gt=0)
@@ -39,9 +39,9 @@ class SftConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay. Default: our choice."""
     warmup: float = Field(0.04, ge=0, lt=1)
-    """Share of the steps during which the learning rate rises linearly. Default: paper, section 4.1."""
+    """Share of the steps during which the learning rate rises linearly. Default: paper, section 5.1."""
     schedule: Literal["cosine", "linear_tail"] = "cosine"
-    """Learning-rate schedule after warm-up. `cosine`: cosine decay to 0 (paper, section 4.1). `linear_tail`: constant,
+    """Learning-rate schedule after warm-up. `cosine`: cosine decay to 0 (paper, section 5.1). `linear_tail`: constant,
     then linear decay to 0 over the second half of the steps."""
     grad_clip: float = Field(1.0, gt=0)
     """Maximum norm of the gradient. Default: our choice."""

@@ -12,7 +12,7 @@ from rstar_lab.estimates import ratio
         "look at the commonest errors (`rstar_lab.analysis.failures`); teach the tool with SFT on executed "
         "examples; use RoC, which prefers clean rollouts"
     ),
-    source="rStar2-Agent, arXiv 2508.20722, section 3.2",
+    source="rStar2-Agent, arXiv 2508.20722, section 2.2.2",
 )
 def check(log: Log) -> Evidence | None:
     late = log.last()

@@ -8,7 +8,7 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, examples, rule
     reads=("rollouts.generate_s", "rollouts.queue_s"),
     cause="rollouts spend more time in the queue of the tool than generating",
     remedy="start more sandbox workers (`rstar-lab sandbox worker`)",
-    source="rStar2-Agent, arXiv 2508.20722, section 4.3",
+    source="rStar2-Agent, arXiv 2508.20722, section 3.1",
 )
 def check(log: Log) -> Evidence | None:
     rows = log.last().dropna(subset=["queue_s", "generate_s"])
