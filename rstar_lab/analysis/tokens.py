@@ -157,12 +157,12 @@ def _inside(spans: list[tuple[int, int]], starts: np.ndarray, ends: np.ndarray) 
 
 
 def word_list(table: pd.DataFrame, *, min_count: int = 5, code: bool = False) -> pd.DataFrame:
-    """Return the words by mean entropy of their first token, highest first.
+    """Return the words by mean entropy of their first token, highest first. Numbers are not words.
 
     Columns: word, entropy (mean at the first token), count, high_share, after_error and after_success (share of its uses),
     listed (in the word list of the table). min_count: minimum number of uses. code: words inside tool calls.
     """
-    words = table[(table.word != "") & (code | ~table.code)]
+    words = table[table.word.str.contains(r"[^\W\d_]") & (code | ~table.code)]
     first = words[(words.word != words.word.shift()) | (words.traj_id != words.traj_id.shift())]
     grouped = first.assign(error=first.kind == KINDS[2], success=first.kind == KINDS[1]).groupby("word")
     frame = grouped.agg(

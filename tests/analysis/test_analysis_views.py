@@ -102,6 +102,8 @@ def test_token_table_has_kind_code_and_word_of_each_token(tmp_path):
     words = word_list(table, min_count=1)
     assert words.word.tolist()[:3] == ["double-check", "oops", "me"]
     assert words[words.word == "oops"].iloc[0].after_error == 1.0
+    numbers = table.assign(word=table.word.replace("oops", "762"))
+    assert word_list(numbers, min_count=1).word.tolist()[:2] == ["double-check", "me"]
     assert token_table(runs, words=["done"]).pipe(lambda frame: frame[frame.listed]).text.tolist() == [" done"]
 
 
