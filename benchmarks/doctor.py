@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from benchmarks.planted import LR, PLANTED, Planted
 from benchmarks.short_runs import LIMITS, RememberingSandbox, done_file, open_engine, sft_model, train_one
 from rstar_lab.analysis.doctor.diagnosis import RATES_FILE, diagnose
 from rstar_lab.analysis.doctor.logs import read_logs
-from rstar_lab.analysis.doctor.rule import Log
+from rstar_lab.analysis.doctor.rule import Log, Rule
 from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.analysis.forks import wilson
 from rstar_lab.errors import UserError
@@ -167,22 +168,25 @@ def score(folder: Path) -> pd.DataFrame:
 
 def first_steps(runs: Path) -> dict[str, int] | None:
     """Return the first step from which the log has each finding; None if no step was made."""
-    try:
-        logs = read_logs(runs, runs / ".import")
-    except UserError:
-        return None
-    found: dict[str, int] = {}
-    for log in logs:
-        for finding in diagnose([log]).findings:
-            steps = sorted(log.steps.step)
-            first = steps[-1]
-            for step in reversed(steps[:-1]):
-                part = _until(log, step)
-                if part.missing(finding.rule.reads) or not finding.rule.check(part):
-                    break
-                first = step
-            found[finding.rule.name] = int(first)
-    return found
+    with tempfile.TemporaryDirectory() as imported:
+        try:
+            logs = read_logs(runs, Path(imported))
+        except UserError:
+            return None
+        return {
+            finding.rule.name: _first_step(log, finding.rule) for log in logs for finding in diagnose([log]).findings
+        }
+
+
+def _first_step(log: Log, rule: Rule) -> int:
+    steps = sorted(log.steps.step)
+    first = steps[-1]
+    for step in reversed(steps[:-1]):
+        part = _until(log, step)
+        if part.missing(rule.reads) or not rule.check(part):
+            break
+        first = step
+    return int(first)
 
 
 def _until(log: Log, step: int) -> Log:

@@ -243,6 +243,56 @@ def test_faults_in_the_texts_of_a_foreign_log_are_named(fault, tmp_path):
     assert fault in {finding.rule.name for finding in found}
 
 
+def texts_only(answer="<answer>\\boxed{%s}</answer>", truth="%s", reward=float, changed=lambda number, right: number):
+    """Return a change of `write_verl` to a log whose answers are in the texts only."""
+
+    def change(row, step, i):
+        number, right = step * 32 + i // 8, row["score"] > 0
+        words = row["output"].partition("so ")[0]
+        text = words + answer % changed(number if right else number + 1, right)
+        return {k: v for k, v in row.items() if k != "pred"} | {
+            "output": text, "gts": truth % number, "score": reward(right)
+        }  # fmt: skip
+
+    return change
+
+
+ANSWERS_IN_TEXTS = {
+    "right answers get no reward": texts_only(reward=lambda right: float(not right)),
+    "wrong answers are rewarded": texts_only(changed=lambda number, right: number + 1 if number % 3 else number),
+    "true answers look wrong": texts_only(truth="1%s"),
+}
+
+
+@pytest.mark.parametrize("fault", ANSWERS_IN_TEXTS)
+def test_answers_of_a_foreign_log_are_read_from_its_texts(fault, tmp_path):
+    diagnosis = doctor(write_verl(tmp_path / "dump", ANSWERS_IN_TEXTS[fault], steps=12))
+    assert fault in {finding.rule.name for finding in diagnosis.findings}
+    assert diagnosis.logs[0].rollouts.answer.notna().all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        texts_only(),
+        texts_only("<answer> %s </answer>"),
+        texts_only("so the result is\n#### %s", "Half of it is 3.\n#### %s"),
+        texts_only("thus \\boxed{\\frac{%s}{7}}", "We divide, and get $\\boxed{\\dfrac{%s}{7}}$, which is the result."),
+        texts_only("\\boxed{x + %s}", "%s + x"),
+        texts_only(truth="A long solution. " * 20 + "%s"),
+    ],
+)
+def test_notations_of_right_answers_in_texts_are_no_fault(change, tmp_path):
+    diagnosis = doctor(write_verl(tmp_path / "dump", change, steps=12))
+    assert diagnosis.findings == []
+
+
+def test_no_answers_are_read_if_the_reward_has_parts(tmp_path):
+    change = texts_only(reward=lambda right: 1.0 if right else 0.1)
+    log = doctor(write_verl(tmp_path / "dump", change)).logs[0]
+    assert log.rollouts.answer.isna().all() and any("more than two values" in note for note in log.notes)
+
+
 def test_metrics_and_rollouts_of_trl_are_read_together(tmp_path):
     (tmp_path / "completions").mkdir()
     for step in range(1, 7):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from rstar_lab.analysis.doctor.answers import with_answers
 from rstar_lab.analysis.doctor.files import STEPS, Source, Values, import_rollouts, metric_lines, sources
 from rstar_lab.analysis.doctor.metric_names import NAMES, canonical
 from rstar_lab.analysis.doctor.rule import Log
@@ -132,7 +133,8 @@ def _foreign(name: str, kind: str, runs: Runs | None, metrics: Table | None, not
         more = [*more, f"{len(unknown)} of {count} metrics are read by no rule, such as {', '.join(unknown[:3])}"]
     if runs is None:
         return Log(name, kind, frame, pd.DataFrame(columns=list(COLUMNS)), notes=(*notes, *more))
-    table = _table(runs)
+    table, note = with_answers(_table(runs), runs)
+    more = [*more, note] if note else more
     if frame.empty:
         by_step = table.groupby("step")
         frame = pd.DataFrame({"step": sorted(table.step.unique())})

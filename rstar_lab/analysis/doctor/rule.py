@@ -23,6 +23,7 @@ SHOWN = 20  # trajectories that a finding names
 WINDOW = 5  # steps at the end of the run that most rules look at
 # Confidence that a rule needs. About 50 rules look at each run, step by step: with 95% each, most honest runs would have a finding.
 LEVEL = 0.999
+HEDGE = r"(?i)\b(?:or|maybe|either|possibly)\b|\?"  # words of an answer that names several
 
 
 @dataclass(frozen=True)

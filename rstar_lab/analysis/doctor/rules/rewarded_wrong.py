@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
+from rstar_lab.analysis.doctor.rule import HEDGE, Evidence, Log, among, rule
 
 
 @rule(
@@ -21,9 +21,7 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
 def check(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna() & (log.rollouts.reward > 0)]
     answers, truths = _number(rows.answer), _number(rows.truth)
-    hedged = (
-        rows.answer.astype(str).str.contains(r"(?i)\b(?:or|maybe|either|possibly)\b|\?", regex=True) & truths.notna()
-    )
+    hedged = rows.answer.astype(str).str.contains(HEDGE, regex=True) & truths.notna()
     wrong = (answers.notna() & truths.notna() & ((answers - truths).abs() > 1e-6 * truths.abs().clip(lower=1))) | hedged
     known = answers.notna() & truths.notna() | hedged
     what = "rewarded rollouts with a numeric truth have another answer or a hedge"
