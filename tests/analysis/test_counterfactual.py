@@ -1,6 +1,7 @@
 """Tests of `analysis.counterfactual_lab` on the golden run and on a small run with checkpoints."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ from helpers.scripted_training import problem, train
 
 from rstar_lab.analysis import counterfactual
 from rstar_lab.analysis.counterfactual_lab import _PANELS, Counterfactual
+from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.training.rollout_source import RolloutSource
+from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
 
@@ -94,6 +98,25 @@ async def test_the_gradient_is_that_of_the_actual_update(run_with_checkpoints):
     assert 0 < summary.gradient_cosine["method.aggregation=seq-mean-token-mean"] < 0.9999
     assert not math.isnan(summary.gradient_cosine["random"]) and summary.gradient_cosine["random"] < 0.9999
     assert {"gradient cosine to the trained batch"} <= {note.text for note in result.figure.layout.annotations}
+
+
+async def test_rollouts_masked_for_a_failed_call_can_be_selected_again(tmp_path, monkeypatch):
+    generate = RolloutSource.generate
+    failed = ToolCallRecord(0, 0, "python", "", Outcome.SANDBOX_ERROR, "", 0.0, 0.0, 0)
+
+    async def with_failures(*arguments, **keywords):
+        rollouts = await generate(*arguments, **keywords)
+        return [replace(t, calls=(failed,) if i % 4 == 0 else ()) for i, t in enumerate(rollouts)]
+
+    monkeypatch.setattr(RolloutSource, "generate", with_failures)
+    problems = {"one": [problem(f"p{number}", 0.5) for number in range(4)]}
+    keys = {"token_arrays": "all", "problems_per_step": 4, "group_size": 8, "on_infrastructure_failure": "mask"}
+    _, folder = await train(tmp_path / "runs", [{"name": "one", "steps": 2}], problems, **keys)
+    assert RunReader(folder).metrics()[1]["class/masked/sandbox_error"] == 8
+    result = counterfactual(folder, 2, [{"on_infrastructure_failure": "keep"}])
+    trained, kept = result.summary.to_dict("records")
+    assert kept["kept"] == trained["kept"] + 8 and kept["changed"] == pytest.approx(8 / kept["kept"])
+    assert 0 < kept["gradient_cosine"] < 0.999 and not math.isnan(kept["gradient_norm"])
 
 
 @pytest.mark.slow
