@@ -59,6 +59,7 @@ MAX_WORDS = 4  # of an answer in words, such as `no real solution`
 
 Formulas = Callable[[str, str], bool]
 
+_COMMA = re.compile(",")
 _APPROX = re.compile(r"\\approx|\\simeq|≃")
 _ANY_RELATION = re.compile(
     r"\\(?:leq|geq|neq|approx|equiv|to|Rightarrow|Leftrightarrow|subset|notin|lor)(?![a-z])|[<>=?]"
@@ -236,6 +237,9 @@ class _Comparison:
         return self.lists([row[0] for row in first], [row[0] for row in second])
 
     def opaque(self, first: str, second: str) -> bool:
+        lists = [[part.strip() for part in split_top(text, _COMMA)] for text in (first, second)]
+        if len(lists[0]) == len(lists[1]) > 1 and all(map(matrix_rows, (*lists[0], *lists[1]))):
+            return self.lists(*lists)
         names = [
             parts[0] for text in (first, second) if is_name((parts := split_top(text, EQUALS))[0]) and len(parts) == 2
         ]
@@ -365,6 +369,8 @@ class _Comparison:
         ours, theirs = first.text, second.text
         if key(ours) == key(theirs):
             return True
+        if matrix_rows(ours) and matrix_rows(theirs):
+            return self.opaque(ours, theirs)
         if ("=" in ours) != ("=" in theirs):
             ours, theirs = without_name(ours, theirs), without_name(theirs, ours)
             first, second = read(ours), read(theirs)
