@@ -107,9 +107,9 @@ def _vllm_server(folder: Path, log: Path) -> Iterator[str]:
         _wait(url, process, log)
         yield url
     except httpx.HTTPStatusError as error:
-        raise UserError(
-            f"bench rollout: the vLLM server: {error}; its log ends with {log.read_text()[-1500:]}"
-        ) from error
+        lines = log.read_text().splitlines()
+        causes = [line for line in lines if "Error" in line and "HTTP/1.1" not in line] or lines
+        raise UserError(f"bench rollout: the vLLM server: {error}; its log has\n" + "\n".join(causes[-10:])) from error
     finally:
         process.terminate()
         try:
