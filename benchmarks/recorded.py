@@ -9,7 +9,12 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.resources import benchmark_file
 from rstar_lab.runs import RunStoreError
 
-FAULT_ARM = re.compile(r"(\d+)%(, counted)?")  # of `benchmarks.sandbox_faults`
+FAULT_ARM = re.compile(r"(\d+)%(?:, (counted|masked|retried))?")  # of `benchmarks.sandbox_faults`
+HANDLING = {
+    "counted": "counted as failures of the model",
+    "masked": "left out",
+    "retried": "generated once more, then left out",
+}
 
 
 def recorded_sums(name: str = "ablation") -> pd.DataFrame:
@@ -32,18 +37,16 @@ def recorded_curves(name: str = "async") -> pd.DataFrame:
 def plot_faults(sums: pd.DataFrame) -> Figure:
     """Plot held-out pass@1 and the tool-error rate of correct trajectories over the share of calls with a sandbox failure.
 
-    sums: result of `ablation_sums` for the grid of `benchmarks.sandbox_faults`. Its arms are named "10%"
-    (sandbox failures are excluded from RoC's penalty) and "10%, counted" (they count as errors of the model). Sums over
-    the last third of the steps; mean over seeds with Student's 95% interval. Raises
-    RunStoreError for other arms and if the runs have no held-out evaluations.
+    sums: result of `ablation_sums` for the runs of `benchmarks.sandbox_faults`. Its arms are named "15%, masked". Sums over
+    the last third of the steps; mean over seeds with Student's 95% interval. Raises RunStoreError for other arms and if the
+    runs have no held-out evaluations.
     """
     require_held_out(sums)
-    series = {"": "left out of the penalty", ", counted": "counted as errors of the model"}
     shares: dict[str, re.Match[str]] = {}
     for arm in dict.fromkeys(sums.arm):
         if not (share := FAULT_ARM.fullmatch(arm)):
             raise RunStoreError(
-                f"arm {arm!r} does not belong to a grid of sandbox faults, whose arms are named like '10%, counted'"
+                f"arm {arm!r} does not belong to a grid of sandbox faults, whose arms are named like '15%, masked'"
             )
         shares[arm] = share
     totals = (
@@ -55,11 +58,11 @@ def plot_faults(sums: pd.DataFrame) -> Figure:
     for (arm, seed), row in totals.iterrows():
         share = shares[arm]
         values = {name: row[f"{name}_numerator"] / row[f"{name}_denominator"] for name in PLOTTED}
-        # Without faults both series are the same runs.
-        kinds = series if share[1] == "0" else [share[2] or ""]
-        rows += [{"series": series[kind], "share": int(share[1]) / 100, "seed": seed} | values for kind in kinds]
+        # Without faults all series are the same runs.
+        kinds = HANDLING if share[1] == "0" else [share[2]]
+        rows += [{"series": HANDLING[kind], "share": int(share[1]) / 100, "seed": seed} | values for kind in kinds]
     frame = pd.DataFrame(rows).sort_values(["series", "share", "seed"], ignore_index=True)
-    figure = plot_lines(frame, "series", list(series.values()), "share", "share", "%{x:.0%} failures")
-    figure.update_xaxes(title_text="share of calls with a sandbox failure", tickformat=".0%")
+    figure = plot_lines(frame, "series", list(HANDLING.values()), "share", "share", "%{x:.0%} failures")
+    figure.update_xaxes(title_text="share of calls that fail during training", tickformat=".0%")
     figure.update_yaxes(rangemode="tozero")
     return Figure(figure, frame)

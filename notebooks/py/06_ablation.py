@@ -151,8 +151,8 @@ plot_frontier(record.recorded_sums("ablation-options"))
 # %% [markdown]
 # ## The recorded grid of sandbox failures
 #
-# A share of the calls fails in the sandbox. RoC either leaves these calls out of its penalty or counts them as errors of the
-# model.
+# A share of the calls fails during training. The rollouts with such a call are counted as failures of the model, left out, or
+# generated once more.
 
 # %% jupyter={"source_hidden": true}
 record.plot_faults(record.recorded_sums("ablation-faults"))

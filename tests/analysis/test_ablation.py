@@ -11,8 +11,8 @@ from helpers.run_rows import rows
 from scipy import stats
 from typer.testing import CliRunner
 
-from benchmarks.recorded import plot_faults, recorded_sums
-from benchmarks.sandbox_faults import fault_arms
+from benchmarks.recorded import HANDLING, plot_faults, recorded_sums
+from benchmarks.sandbox_faults import fault_arms, handling_differences, handling_table
 from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums, plot_frontier
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.cli.ablation import app
@@ -175,15 +175,17 @@ def test_frontier_has_a_point_per_evaluation_over_the_tokens_so_far(evaluated, f
         plot_frontier(ablation_sums(open_runs(folder)))
 
 
-def test_faults_are_plotted_by_share_and_by_what_they_count_as(evaluated):
-    names = {"run-0-0": "0%", "run-0-1": "0%", "run-1-0": "10%", "run-1-1": "10%"}
-    counted = evaluated[evaluated.arm == "RoC (paper)"].assign(arm="10%, counted", run_id="other")
-    sums = pd.concat([evaluated.assign(arm=evaluated.run_id.map(names)), counted])
-    figure = plot_faults(sums)
+def test_faults_are_plotted_by_share_and_by_what_becomes_of_the_rollouts(evaluated):
+    names = {"run-0-0": "0%", "run-0-1": "0%", "run-1-0": "15%, masked", "run-1-1": "15%, masked"}
+    others = [
+        evaluated[evaluated.arm == "RoC (paper)"].assign(arm=f"15%, {name}", run_id=name)
+        for name in ("counted", "retried")
+    ]
+    figure = plot_faults(pd.concat([evaluated.assign(arm=evaluated.run_id.map(names)), *others]))
     curves = {(trace.name, trace.xaxis): trace for trace in figure.data if trace.mode == "lines+markers"}
-    for name in ("left out of the penalty", "counted as errors of the model"):
+    for name in HANDLING.values():
         curve = curves[name, "x"]
-        assert list(curve.x) == [0, 0.1] and list(curve.y) == pytest.approx([0.65, 0.75])
+        assert list(curve.x) == [0, 0.15] and list(curve.y) == pytest.approx([0.65, 0.75])
     with pytest.raises(RunStoreError, match="does not belong to a grid of sandbox faults"):
         plot_faults(evaluated)
 
@@ -256,19 +258,27 @@ def test_recorded_options_support_the_sentences_of_the_page():
 
 def test_recorded_faults_support_the_sentences_of_the_page():
     sums = recorded_sums("ablation-faults")
-    table = ablation_report(sums, control="0%").table.set_index(["arm", "metric"])
-    held_out = table.value.xs("held_out", level="metric")
-    assert [round(held_out[arm], 2) for arm in ("0%", "20%", "20%, counted")] == [0.85, 0.73, 0.66]
-    errors = table.xs("tool_error_rate_correct", level="metric").drop("0%")
-    assert (errors.low < 0).all() and (errors.high > 0).all()
-    found = {}
-    for share in ("5%", "10%", "20%"):
-        rows = ablation_report(sums, control=share, arms=[share, f"{share}, counted"]).table
-        found[share] = rows.set_index(["arm", "metric"]).loc[(f"{share}, counted", "held_out")]
-        assert found[share].difference < 0 and (share == "20%" or found[share].high > 0)
-    last = found["20%"]
-    assert [round(100 * last[key], 1) for key in ("difference", "low", "high")] == [-6.2, -11.9, -0.6]
-    assert round(last.p, 2) == 0.04 and last.seeds == 5
+    page = (DOCS / "ablation.md").read_text()
+    assert handling_table(sums) in page
+    runs = sums.drop_duplicates("run_id")
+    assert set(runs.groupby("arm").size()) == {5} and set(runs.seed.groupby(runs.arm).nunique()) == {5}
+    table = ablation_report(sums, control="0%").table
+    held_out = table[table.metric == "held_out"].set_index("arm")
+    assert (held_out.p_holm.drop("0%") >= 0.05).all() and table.p.notna().sum() == 60
+    ranges = [f"{held_out.value['0%']:.1%}"]
+    for name in ("counted", "masked", "retried"):
+        own = held_out.value[held_out.index.str.endswith(name)]
+        ranges.append(f"{own.min():.1%} to {own.max():.1%} (`{name}`)")
+    assert "reaches {}; with failures {}, {} and {}.".format(*ranges) in page
+    found = handling_differences(sums)
+    assert [tuple(row) for row in found[found.low > 0][["share", "arm", "positive"]].to_numpy()] == [
+        ("all", "retried", 5)
+    ]
+    masked, retried = (found[(found.share == "all") & (found.arm == arm)].iloc[0] for arm in ("masked", "retried"))
+    text = "{:.1f} points [{:.1f}, {:.1f}]"
+    for row, sentence in ((retried, f"`retried` is {text} above"), (masked, f"not shown: {text} over")):
+        assert sentence.format(*(100 * row[key] for key in ("difference", "low", "high"))) in page
+    assert found.low.min() > -0.105 and found.high.max() < 0.155
 
 
 def test_the_readme_shows_the_effect_of_roc_as_recorded():

@@ -1,18 +1,16 @@
 """Tests of injected sandbox failures: their share, that they repeat, and what they count as."""
 
-from dataclasses import replace
-
 import pytest
-from helpers.trajectories import BATCH
 
-from benchmarks.sandbox_faults import all_failures, fault_arms
-from rstar_lab.outcomes import Outcome, count_errors
+from benchmarks.sandbox_faults import KEYS, evaluations_without_failures, fault_arms, zero_if_failed
+from rstar_lab.outcomes import Outcome
 from rstar_lab.progress import Reporter
-from rstar_lab.rl.algorithm.roc import tool_error_penalty
 from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.reward import RolloutReward, make_reward
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.code import FaultySandbox
 from rstar_lab.rl.tools.registry import make_tools
+from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.sandbox.call import Call, CallResult
 
@@ -56,14 +54,29 @@ async def test_a_run_passes_the_share_of_its_recipe_to_the_tools(tmp_path):
         assert (await tool({"code": "1", "input": ""}, seed=0, traj_id="t")).outcome == Outcome.SANDBOX_ERROR
 
 
-def test_the_arms_differ_in_whether_failures_of_the_sandbox_count():
-    outcomes = (Outcome.OK, Outcome.SANDBOX_ERROR, Outcome.EXCEPTION, Outcome.OK)
+def test_the_arms_differ_in_what_becomes_of_rollouts_with_a_failed_call():
+    outcomes = (Outcome.OK, Outcome.SANDBOX_ERROR, Outcome.EXCEPTION)
     calls = tuple(ToolCallRecord(0, i, "python", "", outcome, "", 0.0, 0.0, 0) for i, outcome in enumerate(outcomes))
-    assert all_failures(replace(BATCH[0], calls=calls)) == pytest.approx(2 / 4)
-    assert tool_error_penalty(*count_errors(list(outcomes))) == pytest.approx(1 / 3)
+    right = "</reason>\n<answer>\\boxed{4}</answer>"
+    assert zero_if_failed(right, "4", calls=calls[::2]) == 1.0 and zero_if_failed(right, "4", calls=calls) == 0.0
     arms = fault_arms()
-    assert list(arms) == ["0%", "5%", "5%, counted", "10%", "10%, counted", "20%", "20%, counted"]
-    recipe = load_recipe("tiny", arms["20%, counted"])
-    assert recipe.sandbox.fault_share == 0.2
-    penalty, other = recipe.rl.hooks[0].penalties
-    assert callable(penalty) and penalty(replace(BATCH[0], calls=calls)) == pytest.approx(2 / 4) and other == "format"
+    assert list(arms) == ["0%", *(f"{n}%, {what}" for n in (5, 15, 50) for what in ("counted", "masked", "retried"))]
+    recipes = {arm: load_recipe("tiny_fast", KEYS | {"model": "some/folder"} | keys) for arm, keys in arms.items()}
+    assert recipes["50%, retried"].sandbox.fault_share == 0.5
+    masks = {arm: recipe.rl.hooks[0].masks_failures for arm, recipe in recipes.items()}
+    assert {arm for arm, masked in masks.items() if not masked} == {arm for arm in arms if "counted" in arm}
+    assert isinstance(make_reward(recipes["5%, counted"].rl.reward), RolloutReward), "the reward reads the calls"
+
+
+async def test_evaluations_have_no_failures_and_training_has(monkeypatch):
+    seen = []
+
+    async def evaluate(trainer, *_):
+        seen.append(await FaultySandbox(CountingSandbox(), 1.0).run_many([Call("1", seed=0)]))
+        return {}
+
+    monkeypatch.setattr(Trainer, "evaluate_weights", evaluate)
+    with evaluations_without_failures():
+        await Trainer.evaluate_weights(None, None, 1)
+        seen.append(await FaultySandbox(CountingSandbox(), 1.0).run_many([Call("1", seed=0)]))
+    assert [result.outcome for (result,) in seen] == [Outcome.OK, Outcome.SANDBOX_ERROR]
