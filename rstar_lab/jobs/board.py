@@ -1,6 +1,7 @@
 """A table of all jobs in a notebook, with their progress and buttons: `JobBoard()`."""
 
 import asyncio
+import contextlib
 import html
 import time
 from collections.abc import Callable
@@ -97,7 +98,7 @@ def render_table(rows: list[BoardRow], selected: str = "") -> str:
     lines = []
     for row in rows:
         cells = [escaped(text) for text in row.cells()]
-        cells[1] = f"<b class='rl-{row.status}'>{cells[1]}</b>"
+        cells[1] = f"<b class='rl-{cells[1]}'>{cells[1]}</b>"
         cells[-1] = f"<span title='{cells[-1]}'>{escaped(row.line[:80])}</span>"
         mark = " class='rl-selected' aria-current='true'" if row.id == selected else ""
         if selected:
@@ -265,7 +266,11 @@ class JobBoard:
         if row["status"] in ENDED and "reward" not in event and job.run_dir is not None:
             last = last_metrics(job.run_dir) or {}  # the phases after training report no reward
             event = event | {"reward": last.get("reward"), "error_rate": last.get("error_rate")}
-        where = job.backend.place(job.spec) if job.spec.backend in CLASSES else job.spec.backend
+        where = job.spec.backend
+        with contextlib.suppress(
+            UserError, AttributeError, KeyError, TypeError
+        ):  # an unknown backend, a damaged job.json
+            where = job.backend.place(job.spec)
         phase, done, total = event.get("event", ""), event.get("done"), event.get("total")
         return BoardRow(
             job.id, row["status"], where, phase, done, total, event.get("reward"), event.get("error_rate"),

@@ -1,5 +1,6 @@
 """Read the progress of a job from the end of its log and of its run's metrics."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ def progress(log: Path) -> dict[str, Any]:
         if event and text:
             break
     return event | {"line": text}
+
+
+def progress_of_host(value: Any) -> dict[str, Any]:
+    """Return what `progress` returned on another machine, without fields of other types."""
+    event = parse_event(json.dumps(value)) or {}
+    line = event.get("line")
+    return (event if "done" in event else {}) | {"line": line if isinstance(line, str) else None}
 
 
 def parse_event(line: str) -> dict[str, Any] | None:

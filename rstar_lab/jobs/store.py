@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import os
+import pwd
 import re
 import secrets
 import stat
@@ -136,6 +137,10 @@ def jobs_folder(runs: Path) -> Path:
     user can replace the jobs of another one. Raises UserError if others could replace them.
     """
     folder = runs / ".jobs"
+    if folder.is_symlink() and folder.lstat().st_uid != os.geteuid():
+        raise UserError(
+            f"{folder}: a link of {user_name(folder)}; your jobs would be written to where it leads. Delete it"
+        )
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(runs.stat().st_mode & 0o7777 | stat.S_ISVTX)
@@ -175,10 +180,11 @@ def check_private(folder: Path) -> None:
 
 def user_name(path: Path) -> str:
     """Return "user NAME" for the owner of a file, or its number if it has no name here."""
+    user = path.lstat().st_uid
     try:
-        return f"user {path.owner()}"
+        return f"user {pwd.getpwuid(user).pw_name}"
     except KeyError:
-        return f"user {path.stat().st_uid}"
+        return f"user {user}"
 
 
 @dataclass(frozen=True)

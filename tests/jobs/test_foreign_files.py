@@ -168,6 +168,19 @@ def test_the_folder_of_jobs_is_sticky(tmp_path, mode):
     assert mode & 0o022 == 0 or stat.S_IMODE(jobs_folder(runs).stat().st_mode) == mode | 0o1000
 
 
+@needs_root
+def test_a_link_of_another_user_is_no_folder_of_jobs(tmp_path):
+    runs, mine = tmp_path / "runs", tmp_path / "mine"
+    runs.mkdir()
+    mine.mkdir(mode=0o755)
+    (runs / ".jobs").symlink_to(mine)
+    assert jobs_folder(runs).resolve() == mine  # a link of one's own
+    os.chown(runs / ".jobs", NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(UserError, match="a link of user"):
+        own_job(runs)
+    assert not any(mine.iterdir())
+
+
 @pytest.mark.parametrize(
     ("run", "found"),
     [

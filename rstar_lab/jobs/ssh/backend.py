@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, Ssh, load_profile, parse_profile
 from rstar_lab.jobs.backend import Backend
+from rstar_lab.jobs.job import JobStatus
 from rstar_lab.jobs.pack import pack_tar, tree_root
 from rstar_lab.jobs.preflight import JobDescription
 from rstar_lab.jobs.prepare import Submission
+from rstar_lab.jobs.progress import progress_of_host
 from rstar_lab.jobs.ssh import agent_at, agent_of
-from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
+from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, readable_answer
 from rstar_lab.jobs.ssh.mirror import foreign_run, pull, start_mirror
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs.files import lock_file
@@ -48,16 +51,18 @@ class OverSsh(Backend):
         ):  # two notebooks may watch one job, and each byte must be appended once
             while True:
                 size = folder.log.stat().st_size if folder.log.exists() else 0
-                part = agent_of(spec).request("log", job_id=spec.id, offset=size)
-                data = base64.b64decode(part["data"])
+                agent = agent_of(spec)
+                part = agent.request("log", job_id=spec.id, offset=size)
+                with readable_answer(agent.connection.host):
+                    data, status = base64.b64decode(part["data"]), str(JobStatus(part["status"]))
+                    code = None if part["exit_code"] is None else int(part["exit_code"])
                 if data:
                     with folder.log.open("ab") as log:
                         log.write(data)
                     continue
-                status = str(part["status"])
-                if status in ("finished", "failed", "stopped") and folder.read("exit.json") is None:
+                if JobStatus(status).ended and folder.read("exit.json") is None:
                     # Written last: a job with exit.json has its complete log here.
-                    end = {"code": part["exit_code"], "stopped": status == "stopped", "ended": time.time()}
+                    end = {"code": code, "stopped": status == "stopped", "ended": time.time()}
                     folder.write("exit.json", end)
                 return status
 
@@ -108,8 +113,9 @@ class OverSsh(Backend):
         except UserError:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-        for message in answer["messages"]:
-            job.log(f"{settings.host}: {message}")
+        with readable_answer(settings.host):
+            for message in answer["messages"]:
+                job.log(f"{settings.host}: {message}")
         start_mirror(folder, spec)
         return folder
 
@@ -128,7 +134,11 @@ class OverSsh(Backend):
         found = agent_at(handle).request(
             "describe", timeout_s=SUBMIT_S, **_request(recipe, machine, settings, overrides), command=command
         )
-        return JobDescription(**found | {"recipe": str(recipe), "profile": machine.name, "host": settings.host})
+        own = {"recipe": str(recipe), "profile": machine.name, "host": settings.host}
+        with readable_answer(settings.host):
+            description = TypeAdapter(JobDescription).validate_python(found | own)
+            str(description)  # computes with the numbers of its stages
+        return description
 
     def rows(self, jobs: Sequence[JobSpec]) -> dict[str, dict[str, Any]]:
         """Read all jobs on one host with one request over one connection."""
@@ -141,7 +151,15 @@ class OverSsh(Backend):
                 answers[spec.id] = {"status": "unknown", "progress": {"line": str(error)}}
         for host, ids in groups.items():
             try:
-                answers |= {row["id"]: row for row in host.request("jobs", ids=ids) if row["id"] in ids}
+                rows = host.request("jobs", ids=ids)
+                with readable_answer(host.connection.host):
+                    found = {
+                        str(row["id"]): {
+                            "status": str(JobStatus(row["status"])), "progress": progress_of_host(row["progress"])
+                        }
+                        for row in rows
+                    }  # fmt: skip
+                answers |= {job_id: row for job_id, row in found.items() if job_id in ids}
             except UserError as error:
                 answers |= {job_id: {"status": "unknown", "progress": {"line": str(error)}} for job_id in ids}
         return answers

@@ -15,16 +15,19 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Ssh
+from rstar_lab.runs.files import parse_json
 
 CONNECT_S = 15
 # Without an answer for ALIVE_S * ALIVE_COUNT seconds the connection counts as lost.
 ALIVE_S, ALIVE_COUNT = 5, 3
 READY = "rstar-lab-agent"
+MAX_ANSWER_BYTES = 512 * 2**20
 # Hosts, users and lists of jump hosts, also as ssh:// and with IPv6 addresses. No part begins with a hyphen.
 ADDRESS = re.compile(r"(?!.*[@,/:\[]-)[A-Za-z0-9_[][A-Za-z0-9._@:,/%\[\]+-]*")
 
@@ -140,7 +143,8 @@ class Agent:
         answer = self._read(timeout_s)
         if "error" in answer:
             raise UserError(f"{self.connection.host}: {answer['error']}")
-        return answer["value"]
+        with readable_answer(self.connection.host):
+            return answer["value"]
 
     def _start(self) -> None:
         settings = self.connection.settings
@@ -164,9 +168,12 @@ class Agent:
                 if newline:
                     self._buffer = rest
                     with contextlib.suppress(ValueError):  # login scripts may print before the agent starts
-                        if isinstance(answer := json.loads(line), dict):
+                        if isinstance(answer := parse_json(line), dict):
                             return answer
                     continue
+                if len(self._buffer) > MAX_ANSWER_BYTES:
+                    self._end()
+                    raise UserError(f"{self.connection.host}: an answer is longer than {MAX_ANSWER_BYTES} bytes")
                 if not selector.select(max(0, deadline - time.monotonic())):
                     raise ConnectionLost(f"{self.connection.host} did not answer within {timeout_s:g} s")
                 data = os.read(self._process.stdout.fileno(), 1 << 20)
@@ -193,6 +200,17 @@ class Agent:
                 with contextlib.suppress(OSError):
                     assert pipe is not None
                     pipe.close()
+
+
+@contextlib.contextmanager
+def readable_answer(host: str | None) -> Iterator[None]:
+    """Convert what reading an answer of another form raises to UserError: the host may be in the hands of somebody else."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{host}: its answer cannot be read ({type(error).__name__}: {error}); check the version of rstar_lab there"
+        ) from error
 
 
 def shell_command(script: str) -> str:

@@ -6,7 +6,6 @@ rsync.
 """
 
 import base64
-import json
 import os
 import re
 import shlex
@@ -23,9 +22,9 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.jobs.ssh import agent_of
-from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost
-from rstar_lab.jobs.store import JobFolder, JobSpec, check_name
-from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, write_json
+from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, readable_answer
+from rstar_lab.jobs.store import NAME, JobFolder, JobSpec, check_name
+from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, parse_json, write_json
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.reader import MIRROR_FILE, read_mirror
 from rstar_lab.runs.schema import LEVELS, step_range_of
@@ -76,7 +75,9 @@ def pull(
         transcripts = agent.connection.settings.transcripts
     known = {} if known is None else known
     problem = None
-    for run_id, state in agent.request("runs_of", job_id=spec.id).items():
+    with readable_answer(agent.connection.host):
+        states = {str(run_id): str(state) for run_id, state in agent.request("runs_of", job_id=spec.id).items()}
+    for run_id, state in states.items():
         if known.get(run_id) != state:
             try:
                 pulled.append(pull_run(agent, run_id, Path(spec.runs_dir), checkpoints, transcripts, job_id=spec.id))
@@ -96,16 +97,16 @@ def pull_run(
     job_id: the job in `runs_dir` with whose connection transcripts are copied later, when they are opened.
     Raises NotACopy, and changes nothing, if the folder has another run.
     """
-    started, folder = time.monotonic(), runs_dir / checked(run_id)
+    if not NAME.fullmatch(run_id):  # such as `.jobs/ID`, the folder of a job
+        raise UserError(f"the host names a run {run_id[:80]!r}, which cannot be copied")
+    started, folder = time.monotonic(), runs_dir / run_id
     if problem := foreign_run(folder, agent.connection.host, f"{agent.runs}/{run_id}"):
         raise NotACopy(problem)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / LOCK):
         _refuse_links(folder)
         for attempt in range(3):
-            remote = agent.request("files", run_id=run_id)
-            for name in remote["files"]:
-                checked(name)
+            remote = _remote_run(agent, run_id)
             if not (folder / MIRROR_FILE).exists():  # before run.json, so that an interrupted first copy can continue
                 _mark(agent, remote, folder, transcripts, job_id)
             try:
@@ -151,11 +152,27 @@ def foreign_run(folder: Path, host: str, source: str) -> str | None:
     return None
 
 
+def _remote_run(agent: Agent, run_id: str) -> dict[str, Any]:
+    """Return what the host has of a run: folder, status, metrics (bytes) and {file: (bytes, mtime)}.
+
+    Raises UserError for an answer of another form: the host may be in the hands of somebody else.
+    """
+    answer = agent.request("files", run_id=run_id)
+    with readable_answer(agent.connection.host):
+        return {
+            "folder": str(answer["folder"]),
+            "status": str(answer["status"]),
+            "metrics": base64.b64decode(answer["metrics"]),
+            "files": {checked(name): (int(size), int(mtime)) for name, (size, mtime) in answer["files"].items()},
+        }
+
+
 def checked(name: str) -> str:
-    """Return a relative path that the host named. Raises UserError if it leaves its folder."""
+    """Return a relative path that the host named. Raises UserError if it leaves its folder or has a hidden part."""
     path = Path(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\n" in name:
-        raise UserError(f"the host names a file {name!r}, which cannot be copied")
+    hidden = any(part.startswith(".") for part in path.parts)
+    if path.is_absolute() or not path.parts or hidden or not name.isprintable():
+        raise UserError(f"the host names a file {name[:80]!r}, which cannot be copied")
     return name
 
 
@@ -167,16 +184,15 @@ def _copy(
     agent: Agent, remote: dict[str, Any], folder: Path, checkpoints: bool, transcripts: bool
 ) -> tuple[int, int, int, int]:
     """Copy what is new, and remove what the run has removed. Returns (files, their bytes, new steps, all steps)."""
-    lines = base64.b64decode(remote["metrics"]).splitlines(keepends=True)
+    lines = remote["metrics"].splitlines(keepends=True)
     metrics = folder / "metrics.jsonl"
     here = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
     same = next((i for i, (a, b) in enumerate(zip(here, lines, strict=False)) if a != b), min(len(here), len(lines)))
     if same < len(here):  # the run was cut: remove its removed steps from the copy first
         _write(metrics, b"".join(here[:same]))
-    common = json.loads(lines[same - 1])["step"] if same else -1
-    wanted = {
-        checked(name): state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)
-    }
+    with readable_answer(agent.connection.host):
+        common = int(parse_json(lines[same - 1])["step"]) if same else -1
+    wanted = {name: state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)}
     missing = [name for name, (size, mtime) in wanted.items() if _needed(folder / name, name, size, mtime, common)]
     copy_files(agent, remote["folder"], folder, missing)
     if not transcripts and same < len(lines):
@@ -201,6 +217,8 @@ def _copy_questions(agent: Agent, folder: Path, common: int) -> None:
     stored = copied_questions(folder)
     try:
         new = agent.request("questions", run_id=folder.name, after=common if stored else -1)
+        with readable_answer(agent.connection.host):
+            new = {str(problem): str(text) for problem, text in new.items()}
     except ConnectionLost:
         raise
     except UserError:
@@ -311,6 +329,9 @@ def _sftp(agent: Agent, source: str, target: Path, names: list[str]) -> None:
 
 
 def _sftp_quote(path: str) -> str:
+    """Return a path for a batch file of sftp, in which a line that begins with `!` is a command for a shell of this machine."""
+    if "\n" in path or "\r" in path or "\0" in path:
+        raise UserError(f"{path[:80]!r}: a path with a line break cannot be copied")
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -347,9 +368,9 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
     if "ssh" not in spec.handle:
         raise UserError(f"{run_dir / 'mirror.json'} names job {job_id}, which does not run on another host")
     agent = agent_of(spec)
-    remote = agent.request("files", run_id=run_dir.name)
+    remote = _remote_run(agent, run_dir.name)
     names = [
-        checked(name)
+        name
         for name in remote["files"]
         if name.startswith("transcripts/") and (span := step_range_of(Path(name))) and span[0] <= step <= span[1]
     ]

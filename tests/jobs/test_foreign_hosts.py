@@ -1,0 +1,117 @@
+"""A host in the hands of somebody else: what it answers runs nothing here, writes into no other folder and is no markup."""
+
+import os
+import shutil
+import sys
+
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import Ssh
+from rstar_lab.jobs import JobBoard
+from rstar_lab.jobs.board import BoardRow, render_table
+from rstar_lab.jobs.ssh import backend as ssh_backend
+from rstar_lab.jobs.ssh import mirror
+from rstar_lab.jobs.ssh.connection import Connection
+from rstar_lab.jobs.ssh.mirror import pull_run
+from rstar_lab.jobs.store import JobFolder, JobSpec
+
+
+def own_job(runs, job_id="mine", backend="local", handle=None):
+    folder = JobFolder.of(runs, job_id)
+    spec = JobSpec(
+        job_id, "toy", "laptop", backend, [sys.executable], "/", str(runs), {}, "2026-01-01", handle=handle or {}
+    )
+    folder.save(spec)
+    return folder.path
+
+
+class Host:
+    """A host in the hands of somebody else. answers: operation -> its answer."""
+
+    runs, connection = "/runs", Connection(Ssh(host="host.example"))
+
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def request(self, operation, **_):
+        return self.answers[operation]
+
+
+def listing(**changes):
+    """The answer of a host about its run."""
+    files = {"calls/stage=rl/step=000001.parquet": (1, 1)}
+    return {"metrics": "", "status": "running", "folder": "/runs/run", "files": files} | changes
+
+
+@pytest.mark.skipif(shutil.which("sftp") is None, reason="requires the OpenSSH client")
+def test_a_folder_that_a_host_names_is_no_command_of_sftp(tmp_path, monkeypatch):
+    """In a batch file of sftp, a line that begins with `!` runs in a shell of this machine."""
+    server = next((path for path in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server")
+                   if os.access(path, os.X_OK)), None)  # fmt: skip
+    if server is None:
+        pytest.skip("requires sftp-server")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "ssh").write_text(f"#!/bin/sh\nexec {server}\n")
+    (bin_folder / "ssh").chmod(0o755)
+    (bin_folder / "sftp").symlink_to(shutil.which("sftp"))
+    monkeypatch.setenv("PATH", str(bin_folder))  # without rsync
+    host = Host(files=listing(folder=f'x"\n!echo > {tmp_path}/PWNED\n-ls "'))
+    for copy in (
+        lambda: pull_run(host, "run", tmp_path, False, True),
+        lambda: mirror._sftp(host, host.answers["files"]["folder"], tmp_path, ["calls"]),
+    ):
+        with pytest.raises(UserError, match="line break cannot be copied"):
+            copy()
+    assert not (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.parametrize("run_id", [".jobs/mine", ".jobs", "a/b", ""])
+def test_a_host_names_no_folder_but_that_of_a_run(tmp_path, run_id):
+    """`.jobs/mine` replaced job.json of that job."""
+    before = own_job(tmp_path) / "job.json"
+    text = before.read_text()
+    with pytest.raises(UserError, match="cannot be copied"):
+        pull_run(Host(files=listing(files={"job.json": (1, 1)})), run_id, tmp_path, True, True)
+    assert before.read_text() == text and list(before.parent.iterdir()) == [before]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None, [], 5, {}, listing(metrics=5), listing(metrics="a"), listing(files=[]), listing(files={"run.json": 1}),
+        listing(files={"run.json": ("x", 1)}), listing(files={"run.json": (1e400, 1)}), listing(files={".lock": (1, 1)}),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_form_is_one_error(tmp_path, answer):
+    with pytest.raises(UserError, match=r"answer cannot be read|cannot be copied"):
+        pull_run(Host(files=answer), "run", tmp_path, False, True)
+
+
+MARKUP = "x'><img src=x onerror=alert(1)>"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"status": MARKUP, "progress": {}}, {"status": ["running"], "progress": {}}, {"status": "running"}, None, "x",
+        {"status": "running", "progress": {"event": {"a": 1}, "done": 1, "line": ["x"], "total": "y"}},
+        {"status": "running", "progress": {"event": MARKUP, "done": 1e400, "line": MARKUP}},
+        {"status": "running", "progress": [1]},
+    ],
+)  # fmt: skip
+def test_what_a_host_says_about_a_job_is_no_markup_and_does_not_end_the_board(tmp_path, monkeypatch, row):
+    own_job(tmp_path, "mine", "ssh", {"ssh": {"host": "host.example"}, "code": "/x", "runs": "/y"})
+    own_job(tmp_path, "local")
+    rows = [row | {"id": "mine"} if isinstance(row, dict) else row]
+    monkeypatch.setattr(ssh_backend, "agent_of", lambda _: Host(jobs=rows))
+    board = JobBoard(tmp_path)
+    page = board.to_html(selected="mine")
+    assert "<img" not in page and "class='rl-x'" not in page
+    found = {row.id: row.status for row in board.rows()}
+    assert found["local"] == "queued" and found["mine"] in ("running", "unknown")
+
+
+def test_a_table_escapes_every_status():
+    assert "<img" not in render_table([BoardRow("a", MARKUP, MARKUP, line=MARKUP)], "a")
