@@ -186,7 +186,7 @@ class Views:
                 values = pc.if_else(selecting, table[column], missing)
                 table = table.set_column(table.column_names.index(column), column, values)
         else:
-            table = pa.Table.from_pandas(self._frames[name](), preserve_index=False)
+            table = _arrow_table(self._frames[name]())
         self._connection.register("rows_in_memory", table)
         self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM rows_in_memory")
         self._connection.unregister("rows_in_memory")
@@ -301,6 +301,18 @@ def state_of(run_dir: Path) -> tuple:
             continue
         stats.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
     return tuple(stats)
+
+
+def _arrow_table(frame: pd.DataFrame) -> pa.Table:
+    """Return a frame as a table. A column with values of different types, such as a recipe key of two runs, becomes text."""
+    columns = {}
+    for name, values in frame.items():
+        try:
+            columns[str(name)] = pa.array(values, from_pandas=True)
+        except (pa.ArrowException, OverflowError, UnicodeError):  # also integers and texts that Arrow cannot hold
+            texts = [None if pd.isna(value) is True else str(value) for value in values]
+            columns[str(name)] = pa.array([text and text.encode("utf-8", "replace").decode() for text in texts])
+    return pa.table(columns)
 
 
 def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:

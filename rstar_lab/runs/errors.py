@@ -12,7 +12,9 @@ class TranscriptsElsewhere(RunStoreError):
 
 
 # What reading a run folder of somebody else can raise. A list of runs shows such a run as unreadable and goes on.
-READ_ERRORS = (UserError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+READ_ERRORS = (
+    UserError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError,
+)  # fmt: skip
 
 
 class RunLocked(RunStoreError):

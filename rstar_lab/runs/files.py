@@ -83,28 +83,34 @@ def open_regular(path: Path, flags: int) -> int:
     return fd
 
 
-def open_to_read(path: str | Path) -> BinaryIO:
+# Bytes of a file that is read at once. A file with holes takes no disk, and reading it would take all memory.
+MAX_BYTES, MAX_JSON_BYTES = 2**30, 2**28
+
+
+def open_to_read(path: str | Path, most: float = math.inf) -> BinaryIO:
     """Open a regular file, or one that `path` links to, for reading bytes. Never waits for the writer of a pipe.
 
-    Raises OSError if it cannot be opened, also for a folder, a pipe and a device.
+    Raises OSError if it cannot be opened, also for a folder, a pipe and a device, and if it has more than `most` bytes.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
         os.close(fd)
-        raise OSError(f"{Path(path).name} is not a regular file")
+        regular = stat.S_ISREG(status.st_mode)
+        raise OSError(f"{Path(path).name} is {f'larger than {most} bytes' if regular else 'not a regular file'}")
     return os.fdopen(fd, "rb")
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return the content of a regular file. Raises OSError as `open_to_read`."""
-    with open_to_read(path) as file:
+    """Return the content of a regular file of at most MAX_BYTES. Raises OSError as `open_to_read`."""
+    with open_to_read(path, MAX_BYTES) as file:
         return file.read()
 
 
-def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Return the text of a regular file, with `\\n` as the line break. Raises OSError as `open_to_read`, and UnicodeDecodeError
-    (a ValueError)."""
-    with io.TextIOWrapper(open_to_read(path), encoding="utf-8", errors=errors) as file:
+def read_text(path: str | Path, errors: str = "strict", most: int = MAX_BYTES) -> str:
+    """Return the text of a regular file of at most `most` bytes, with `\\n` as the line break. Raises OSError as `open_to_read`,
+    and UnicodeDecodeError (a ValueError)."""
+    with io.TextIOWrapper(open_to_read(path, most), encoding="utf-8", errors=errors) as file:
         return file.read()
 
 
@@ -132,7 +138,7 @@ def read_json(path: Path, check: Callable[[Any], object], hint: str = "") -> Any
     Raises RunStoreError, which names the file, if it cannot be read or has another form.
     """
     try:
-        value = parse_json(read_text(path))
+        value = parse_json(read_text(path, most=MAX_JSON_BYTES))
         check(value)
     except FileNotFoundError:
         return None

@@ -186,7 +186,7 @@ def _model_card(folder: Path) -> bytes:
         info = run.info
         recipe = info.get("recipe") or {}
         step = folder.name.removeprefix("step=")
-        of_step = f", step {int(step)}" if step.isdigit() else ""
+        of_step = f", step {int(step)}" if step.isdecimal() else ""
         lines += [
             f"Trained with rstar_lab {(info.get('versions') or {}).get('rstar_lab', '')} (run `{run.run_id}`{of_step}, seed "
             f"{info.get('seed')}) from `{Path(str(recipe.get('model'))).name}`.",
@@ -272,7 +272,8 @@ def _evaluations(run: RunReader, folder: Path) -> list[str]:
             model = (info.get("extra") or {}).get("model")
             if info["kind"] != "evaluate" or info["status"] != "finished" or not model:
                 continue
-            if Path(model).resolve() == folder.resolve():
+            # Compared as text: to look at a path that a file names could mount a file system of its choice.
+            if os.path.normpath(Path(model).absolute()) in (os.path.normpath(folder.absolute()), str(folder.resolve())):
                 result = info["result"]
                 numbers = f"{int(result['problems'])} | {int(result['samples'])}"
                 rows.append(f"| {info['run_id']} | {format_interval(result['pass1'])} | {numbers} |")

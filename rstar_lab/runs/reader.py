@@ -59,6 +59,7 @@ MIRROR_FILE = "mirror.json"  # file in a copied run: the host, the run's status 
 _MIRROR_TYPES: dict[str, type] = {"status": str, "transcripts": bool}
 _MIRROR_NAMES = ("host", "job")  # of a profile or a job of the user; nothing else in the file leads to a connection
 _MAX_STEP = 2**31 - 1
+MORE_ROWS = 10_000  # rows that a rollup may have for steps that are not committed; a few bytes can claim billions
 STEPS_KEY = "rstar_lab.steps"  # metadata key of merged files: the steps that they contain
 
 
@@ -223,7 +224,8 @@ class RunReader:
             return ROLLUP.empty_table()
         if not path.exists():
             raise RunStoreError(f"{path} is missing; `rstar-lab runs compact {self.run_dir.name}` rebuilds it")
-        check_file(path, "rollup")
+        if (rows := check_file(path, "rollup").rows) > len(steps) + MORE_ROWS:
+            raise RunStoreError(f"{path} is damaged: it has {rows} rows for {len(steps)} steps")
         stat = path.stat()
         table = _read_rollup(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
         present = table["step"].to_pylist()
@@ -405,7 +407,7 @@ def checkpoints(run_dir: Path) -> dict[int, Path]:
     folders = {
         path.name.removeprefix("step="): path for path in (run_dir / "checkpoints").glob("step=*") if path.is_dir()
     }
-    return {int(step): folders[step] for step in sorted(folders) if step.isdigit()}
+    return {int(step): folders[step] for step in sorted(folders) if step.isdecimal()}
 
 
 def list_runs(runs_dir: str | Path) -> list[RunReader]:

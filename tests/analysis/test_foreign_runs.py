@@ -300,6 +300,15 @@ def break_run(folder, way):
             file.rename(file.with_name("steps=000000-2147483647.parquet"))
         case "binary":
             (folder / "run.json").write_bytes(b"\xff\xfe\x00")
+        case "holes":  # takes no disk, and all memory if it is read
+            os.truncate(folder / "run.json", 2**42)
+        case "hole":
+            os.truncate(metrics, 2**42)
+        case "rows":
+            table = pq.ParquetFile(folder / "rollup.parquet").read()
+            pq.write_table(pa.concat_tables([table] * 6000), folder / "rollup.parquet")
+        case "checkpoint":
+            (folder / "checkpoints" / "step=\u00b2").mkdir(parents=True)
 
 
 WAYS = [
@@ -316,6 +325,10 @@ WAYS = [
     "nested",
     "old",
     "range",
+    "holes",
+    "hole",
+    "rows",
+    "checkpoint",
 ]
 
 
@@ -334,11 +347,31 @@ def test_one_broken_run_ends_no_list(run, way):
     assert "a" in names
     with (
         pytest.warns(UserWarning)
-        if way in ("json", "deep", "id", "binary", "nested", "old")
+        if way in ("json", "deep", "id", "binary", "nested", "old", "holes")
         else contextlib.nullcontext()
     ):
         table = open_runs(root).runs()
     assert "a" in set(table.run_id) and table.set_index("run_id").status["a"] == "finished"
+
+
+@pytest.mark.parametrize("value", ["x", {"a": 1}, [1], True, 10**30, "\ud800"])
+def test_a_key_with_different_types_does_not_end_queries_of_other_runs(run, value):
+    other = shutil.copytree(run, run.parent / "other")
+    for folder, seed in ((run, 0.5), (other, value)):
+        info = json.loads((folder / "run.json").read_text()) | {"run_id": folder.name, "recipe": {"rl": {"lr": seed}}}
+        (folder / "run.json").write_text(json.dumps(info))
+    lines = [json.loads(line) | {"step_s": value} for line in (other / "metrics.jsonl").read_text().splitlines()]
+    (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs = open_runs(run.parent)
+    assert set(runs.sql("SELECT * FROM runs").run_id) == {"a", "other"}
+    assert len(runs.sql("SELECT * FROM steps")) == 4
+
+
+def test_a_rollup_with_more_rows_than_steps_is_not_read(run):
+    """A few bytes of a Parquet file can stand for billions of rows."""
+    break_run(run, "rows")
+    with pytest.raises(RunStoreError, match="rows for 2 steps"):
+        RunReader(run).rollup()
 
 
 def hostile_messages(text):
