@@ -14,7 +14,7 @@ import pandas as pd
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import ratio
-from rstar_lab.runs.files import atomic_write, read_text
+from rstar_lab.runs.files import atomic_write, parse_json, read_text
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector
@@ -86,13 +86,16 @@ def write_disagreements(run: Path, content: dict[str, Any]) -> None:
 def read_disagreements(run: Path) -> dict[str, Any]:
     """Return the stored disagreements: reward, agreed_right and disagreements (traj_id, stored, reward, ...)."""
     try:
-        content = json.loads(read_text(run / FILE))
-        content["disagreements"] = [{**row, "stored": float(row["stored"])} for row in content["disagreements"]]
+        content = parse_json(read_text(run / FILE))
+        content["disagreements"] = [
+            {**row, "traj_id": str(row["traj_id"]), "reward": row["reward"], "stored": float(row["stored"])}
+            for row in content["disagreements"]
+        ]
         content |= {"reward": str(content["reward"]), "agreed_right": int(content["agreed_right"])}
     except FileNotFoundError:
         raise UserError(
             f"{run} has no stored audit: run rstar-lab audit REWARD --problems FILE --runs {run.name}"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{run / FILE}: not the disagreements of an audit ({error}); repeat the audit") from error
     return content

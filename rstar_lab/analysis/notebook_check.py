@@ -31,10 +31,10 @@ _SCALES = {"k": 1e3, "K": 1e3, "thousand": 1e3, "M": 1e6, "million": 1e6, "B": 1
 _NOT_CHECKED = [
     re.compile(pattern, re.MULTILINE | re.DOTALL | re.IGNORECASE)
     for pattern in (
-        r"^\s*(`{3,}|~{3,}).*?(?:^\s*\1|\Z)",
-        r"<!--.*?-->|</?[a-z][\w-]*(?:\s+[a-z][\w-]*(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s>]+))?)*\s*/?>",
+        r"^[^\S\n]*(`{3,}|~{3,}).*?(?:^[^\S\n]*\1|\Z)",
+        r"<!--(?:(?!<!--).)*?-->|</?[a-z][\w-]*(?:\s+[a-z][\w-]*(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s>]+))?)*\s*/?>",
         r"(`+)(?!`)(?:(?!\n\s*\n).)+?(?<!`)\1(?!`)",
-        r"\]\([^)\s]*(?:\s[^)]*)?\)|https?://\S+",
+        r"\]\([^)\s]{0,2000}(?:\s[^)]{0,2000})?\)|https?://\S+",
         r"^[ \t]*\d+[.)][ \t]|^#+[ \t]*\d+(?:\.\d+)*[.)]?[ \t]",
         r"\barxiv[:\s]*\d+\.\d+|\b\d{4}-\d\d(?:-\d\d)?\b|\((?:19|20)\d\d\)",
         r"\b(?:figures?|fig\.|tables?|sections?|sec\.|equations?|eq\.|appendix|chapters?|algorithms?|notebooks?)\s+\d+(?:\.\d+)*|#\d+",
@@ -90,7 +90,13 @@ def check_notebook(path: str | Path) -> NotebookCheck:
 
     Raises UserError if the file is not a notebook, or if a code cell was not executed or failed.
     """
-    cells = _read(Path(path))
+    try:
+        return _check(_read(Path(path)))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not a notebook of nbformat 4 ({type(error).__name__}: {error})") from error
+
+
+def _check(cells: list[dict[str, Any]]) -> NotebookCheck:
     values, text = _outputs(cells)
     numbers = quotations = 0
     missing: list[Missing] = []
@@ -156,8 +162,8 @@ def _blank(pattern: re.Pattern[str], text: str) -> str:
 def _numbers(text: str) -> Iterator[_Written]:
     for match in _NUMBER.finditer(text):
         digits = match["digits"].replace(",", "")
-        power = int((match["power"] or "e0")[1:].replace("\u2212", "-"))
-        scale = _SCALES.get(match["scale"] or match["word"] or "", 1.0) * 10.0**power
+        power = (match["power"] or "e0")[1:].replace("\u2212", "-")
+        scale = _SCALES.get(match["scale"] or match["word"] or "", 1.0) * float(f"1e{power}")  # inf for a huge exponent
         negative = match["sign"] in ("-", "\u2212")
         yield _Written(
             value=(-1 if negative else 1) * float(digits) * scale,

@@ -91,7 +91,7 @@ def _plain(value: Any, field: str) -> Any:
     if field == "info":
         try:
             value = json.loads(value) if isinstance(value, str) and value else value
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
         return dict(value) if isinstance(value, Mapping) and value else (value or None)
     if isinstance(value, list | tuple):
@@ -173,7 +173,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
         case ".json":
             try:
                 rows = json.loads(path.read_text("utf-8-sig"))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ProblemError(f"{path}: not JSON: {error}") from None
             if not isinstance(rows, list):
                 raise ProblemError(f"{path}: not a list of objects")
@@ -200,7 +200,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
                     for batch in file.iter_batches(8192):
                         for row in batch.to_pylist():
                             yield (number := number + 1), row
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise ProblemError(f"{path}: not a readable parquet file: {error}") from None
         case suffix:
             raise ProblemError(f"{path}: problem files end in {', '.join(FILE_SUFFIXES)}, not {suffix!r}")

@@ -336,6 +336,9 @@ def test_no_export_replaces_a_file(golden, tmp_path):
     with pytest.raises(UserError, match=r"notes\.md exists"):
         export_sft(golden, tmp_path / "notes.jsonl", STEP)
     assert (tmp_path / "a.jsonl").read_bytes() == before and (tmp_path / "notes.md").read_text() == "mine"
+    (tmp_path / "link.md").symlink_to(tmp_path / "elsewhere")
+    export_sft(golden, tmp_path / "link.jsonl", STEP)
+    assert not (tmp_path / "elsewhere").exists() and (tmp_path / "link.md").is_file()
 
 
 def test_parquet_files_hold_different_arguments_as_text(tmp_path):

@@ -1,6 +1,8 @@
 """Logs from somebody else are data: pipes, hostile values and archives end with a named error or are left out, and quickly."""
 
 import base64
+import contextlib
+import gzip
 import json
 import os
 import struct
@@ -14,9 +16,12 @@ from rstar_lab.analysis.doctor import doctor
 from rstar_lab.analysis.doctor.tensorboard import fields, scalars
 from rstar_lab.analysis.doctor.wandb import BLOCK, FIRST, HEADER, IDENT, MIDDLE, history
 from rstar_lab.analysis.exports.atif import import_atif
+from rstar_lab.analysis.judging import judged
 from rstar_lab.analysis.notebook_check import check_notebook
 from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
+from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.renderers.conversations import read_conversations
 
 HUGE = "1" + "0" * 400  # an integer that no float can hold
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -148,6 +153,100 @@ def test_an_archive_that_unpacks_to_gigabytes_is_not_read(tmp_path):
             member.write(b" " * 2**20)
     with pytest.raises(UserError, match=r"unpacks to 0\.3 GB"):
         importers.import_inspect(bomb, tmp_path / "runs")
+
+
+def test_broken_archives_do_not_end_the_doctor(tmp_path, monkeypatch):
+    monkeypatch.setattr(importers, "MAX_UNPACKED_BYTES", 2**20)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.25}\n')
+    packed = gzip.compress(b'{"step": 1, "reward": 0.5}\n' * 1000)
+    for name, data in {
+        "torn.jsonl.gz": packed[:40],
+        "no.jsonl.gz": b"no archive",
+        "flipped.json.gz": packed[:30] + b"\xff" * 40 + packed[70:],
+        "bomb.json.gz": gzip.compress(b"[" + b" " * 2**26),
+        "line.jsonl.gz": gzip.compress(b'{"step": 1, "reward": "' + b"x" * 2**26),
+    }.items():
+        (tmp_path / name).write_bytes(data)
+    found = doctor(tmp_path)
+    assert found.logs[0].steps.reward.tolist() == [0.5, 0.25]
+    notes = "\n".join(note for log in found.logs for note in log.notes)
+    assert notes.count("unpacks to far more") == 2 and "no.jsonl.gz" in notes
+
+
+def test_a_continuation_is_a_name_and_no_file_is_looked_at(tmp_path):
+    for number, name in enumerate(["a\0b", "/net/host/x", "x" * 100_000, "../../x"]):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(ATIF | {"continued_trajectory_ref": name}))
+        assert len(open_runs(import_atif(path, tmp_path / "runs", run_id=f"r{number}")).trajectories()) == 1
+
+
+CODE = {"cell_type": "code", "source": "1", "execution_count": 1, "outputs": []}
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        5, [5], [{}], [{"cell_type": "markdown", "source": 5}], [{"cell_type": "markdown", "source": [5]}],
+        [CODE | {"outputs": 5}], [CODE | {"outputs": [5]}], [CODE | {"outputs": [{"output_type": "stream"}]}],
+        [CODE | {"outputs": [{"output_type": "display_data", "data": 5}]}],
+        [CODE | {"outputs": [{"output_type": "x", "data": {"application/json": {"bdata": "AAA=", "dtype": "object"}}}]}],
+        [CODE | {"outputs": [{"output_type": "x", "data": {"application/vnd.plotly.v1+json": {"data": [5], "layout": 5}}}]}],
+    ],
+)  # fmt: skip
+def test_a_notebook_of_another_form_is_one_error(tmp_path, cells):
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
+    with pytest.raises(UserError, match="not a notebook"):
+        check_notebook(tmp_path / "n.ipynb")
+
+
+@pytest.mark.timeout(60)  # quadratic: minutes
+@pytest.mark.parametrize("text", ["1e999999 2e-999999", "\n" * 40_000, "](" * 20_000, "<!--" * 20_000, "`" * 300])
+def test_texts_of_a_notebook_are_checked_in_linear_time(tmp_path, text):
+    """Blank lines, brackets and comments took a time that is quadratic in their number."""
+    cells = [
+        {"cell_type": "markdown", "source": text},
+        CODE | {"outputs": [{"output_type": "x", "data": {"text/plain": text}}]},
+    ]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
+    check_notebook(tmp_path / "n.ipynb")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        5, [], {}, {"reward": "x", "agreed_right": 1e400, "disagreements": []}, {"reward": "x", "agreed_right": 1, "disagreements": [{}]},
+        {"reward": "x", "agreed_right": 1, "disagreements": [{"stored": 1}]},
+    ],
+)  # fmt: skip
+def test_disagreements_of_another_form_are_one_error(tmp_path, content):
+    (tmp_path / "disagreements.json").write_text(json.dumps(content).replace("Infinity", "1e400"))
+    with pytest.raises(UserError, match="not the disagreements"):
+        judged(tmp_path)
+    (tmp_path / "disagreements.json").write_text(DEEP)
+    with pytest.raises(UserError, match="not the disagreements"):
+        judged(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.jsonl"])
+def test_deeply_nested_rows_of_a_data_file_are_named(tmp_path, name):
+    (tmp_path / name).write_text(
+        DEEP if name == "p.json" else json.dumps({"question": "q", "answer": "1", "info": DEEP})
+    )
+    with pytest.raises(UserError, match="not JSON") if name == "p.json" else contextlib.nullcontext():
+        load_problems(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"traj_id": 1, "messages": 5}, {"traj_id": 1, "messages": [5]}, {"messages": [], "tools": DEEP}, {"messages": 5, "tools": "{"},
+        {"traj_id": 1, "messages": [{"role": "assistant", "tool_calls": [5], "content": None}]},
+    ],
+)  # fmt: skip
+def test_conversations_of_another_form_are_named(tmp_path, row):
+    (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match=r"c\.jsonl row 1"):
+        list(read_conversations(tmp_path / "c.jsonl"))
 
 
 def test_numbers_and_records_of_event_files_are_bounded(tmp_path):

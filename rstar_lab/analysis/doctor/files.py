@@ -5,10 +5,12 @@ is never read in silence.
 """
 
 import gzip
+import io
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -64,7 +66,11 @@ def sources(path: Path) -> tuple[list[Source], list[str]]:
     found: dict[tuple[str, Path, str], list[Path]] = {}
     notes = []
     for file in sorted(_files(path), key=lambda file: (file.parent, number_in_name(file), file.name)):
-        kind = _kind(file)
+        try:
+            kind = _kind(file)
+        except OSError as error:
+            notes.append(f"{file.name}: cannot be read: {error}")
+            continue
         if kind is None:
             if note := _unknown(file):
                 notes.append(note)
@@ -135,16 +141,46 @@ def _unknown(file: Path) -> str | None:
     """Return a line about a file with data that is not understood, None for files that are no data."""
     if not _has_rows(file):
         return f"{file.name}: not a known format" if file.suffix in (".csv", ".parquet", ".pkl", ".npz") else None
-    _, row = next(rows(file, []), ("", None))
+    broken: list[str] = []
+    _, row = next(rows(file, broken), ("", None))
+    if row is None and any("cannot be read" in note for note in broken):
+        return broken[0]
     if row is None and file.name.removesuffix(".gz").endswith(".json"):
         return None
     keys = f"the first row has the keys {', '.join(map(str, list(row)[:8]))}" if row else "it has no JSON objects"
     return f"{file.name}: not understood; {keys}"
 
 
-def _opened(file: Path) -> IO[bytes]:
-    opened = open_to_read(file)
-    return gzip.GzipFile(fileobj=opened) if file.suffix == ".gz" else opened  # type: ignore[return-value]
+@contextmanager
+def _opened(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file, unpacked. Raises OSError if it cannot be read, is no archive, or unpacks to far more than its size."""
+    with open_to_read(file) as opened:
+        if file.suffix != ".gz":
+            yield opened
+            return
+        most = importers.MAX_UNPACKED_BYTES + importers.MAX_UNPACKED_RATIO * file.stat().st_size
+        try:
+            yield io.BufferedReader(_Unpacked(opened, most))
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"{file.name} is not a complete archive: {error}") from error
+
+
+class _Unpacked(io.RawIOBase):
+    """Reads at most `most` bytes of an archive."""
+
+    def __init__(self, packed: IO[bytes], most: int) -> None:
+        self._file, self._left = gzip.GzipFile(fileobj=packed), most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise OSError("it unpacks to far more than its size")
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def rows(file: Path, notes: list[str]) -> Iterator[tuple[str, Row]]:
@@ -167,7 +203,7 @@ def rows(file: Path, notes: list[str]) -> Iterator[tuple[str, Row]]:
                     yield f"{file.name}:{number}", line
                 else:
                     broken.append(number)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, ValueError, MemoryError) as error:
         notes.append(f"{file.name}: cannot be read to its end: {error}")
     if broken:
         notes.append(f"{file.name}: {len(broken)} lines are no JSON objects and were left out, first line {broken[0]}")
@@ -280,9 +316,12 @@ def _is_number(value: Any) -> bool:
 
 def metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, Values]]:
     """Yield (step, {name: value}) of a file with metrics. Values that are no numbers are None; lines without a step are left out."""
-    for step, values in _metric_lines(file, notes):
-        if _is_number(step) and 0 <= step < 2**31 and step == int(step):
-            yield int(step), {name: value if _is_number(value) else None for name, value in values.items()}
+    try:
+        for step, values in _metric_lines(file, notes):
+            if _is_number(step) and 0 <= step < 2**31 and step == int(step):
+                yield int(step), {name: value if _is_number(value) else None for name, value in values.items()}
+    except OSError as error:
+        notes.append(f"{file.name}: cannot be read: {error}")
 
 
 def _metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[Any, Values]]:

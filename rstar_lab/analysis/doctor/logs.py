@@ -160,7 +160,7 @@ def _own(path: Path) -> list[Log]:
         evaluations = open_runs(evaluated.path.tolist()) if len(evaluated) else None
         fp32 = row.get("recipe.engine.dtype") == "float32" and row.get("recipe.rl.precision") != "bf16"
         updates = row.get("recipe.rl.mini_batches")
-        updates = int(updates) if isinstance(updates, int | float) and updates == updates else None
+        updates = int(updates) if isinstance(updates, int | float) and np.isfinite(updates) else None
         steps, rollouts = _named(own), _table(opened)
         if "entropy" not in steps:
             steps["entropy"] = steps.step.map(rollouts.groupby("step").entropy.mean())

@@ -9,6 +9,7 @@ the step's `metrics.extra.observation_token_ids`, because repeating the history 
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
 from rstar_lab.runs.files import parse_json, read_json, read_text, write_json
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.schema import is_valid_name
 from rstar_lab.tool_calls import parse_stored_turn
 
 VERSION = "ATIF-v1.8"
@@ -233,7 +235,7 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
     run_id = run_id or default_run_id(source, "atif")
     for rollout in rollouts:
         session = str(rollout["session"])
-        if rollout["stored"] and run_id != session and (Path(runs_dir) / session).exists():
+        if rollout["stored"] and run_id != session and is_valid_name(session) and (Path(runs_dir) / session).exists():
             rollout["traj_id"] = f"{run_id}/{rollout['traj_id']}"  # ids are unique over the runs of a folder
         if rollout["stored"] and len(sessions) > 1:  # runs of the same problems have the same ids of groups
             rollout["stored"] = rollout["stored"] | {"group_id": f"{session}/{rollout['stored'].get('group_id')}"}
@@ -262,7 +264,7 @@ def _documents(source: Path) -> Iterator[tuple[Path, Row]]:
         except (ValueError, OSError) as error:
             raise UserError(f"{path} is not a JSON document: {error}") from error
         if isinstance(document, dict) and str(document.get("schema_version", "")).startswith("ATIF-v"):
-            read[path.resolve()] = document
+            read[Path(os.path.normpath(path.absolute()))] = document
         elif path == source:
             raise UserError(f"{path} is not an ATIF document: schema_version is {_shown(document)}")
     if not read:
@@ -283,7 +285,8 @@ def _documents(source: Path) -> Iterator[tuple[Path, Row]]:
 
 def _following(path: Path, document: Row) -> Path | None:
     reference = document.get("continued_trajectory_ref")
-    return (path.parent / reference).resolve() if isinstance(reference, str) else None
+    # As text: to look at a path that a file names could mount a file system of its choice.
+    return Path(os.path.normpath(path.parent / reference)) if isinstance(reference, str) else None
 
 
 def _shown(document: Any) -> str:

@@ -332,7 +332,8 @@ def _write(rows: Iterator[Row], exported: Exported, where: Where, kind: str, con
     if wrong := sum("reward" in row and not (row["reward"] or 0) > 0 for row in collected):
         exported.notes.append(f"{wrong:,} rows have no reward above zero, because the filter selects them")
     columns = list(collected[0])
-    card.write_text(_card(exported, where, kind, context, columns), encoding="utf-8")
+    with atomic_write(card) as file:  # follows no link
+        file.write(_card(exported, where, kind, context, columns).encode("utf-8", "replace"))
     return exported
 
 

@@ -51,7 +51,7 @@ class ChatServer:
         timeout = httpx.Timeout(10.0, read=None)
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
             card = await read_model_card(http, url)
-            root = Path(card.get("root") or "")
+            root = Path(str(card.get("root") or ""))
             folder = root if (root / "config.json").is_file() else None
             yield cls(http, url, card["id"], folder, card.get("max_model_len"))
 
@@ -186,15 +186,20 @@ class PlainChat:
                     raise UserError(f"{self.server.url}: {answer.status_code} {(await answer.aread()).decode()[:500]}")
                 async for line in answer.aiter_lines():
                     if line.startswith("data: {"):
-                        for event in _add_chunk(
-                            turn, sections, json.loads(line.removeprefix("data: ")), self.server.url
-                        ):
+                        for event in self._add(turn, sections, line.removeprefix("data: ")):
                             on_event(event)
         except httpx.TransportError as error:
             raise UserError(f"{self.server.url}: connection lost: {error_text(error)}") from None
         for event in sections.end():
             on_event(event)
         return turn
+
+    def _add(self, turn: _PartialTurn, sections: Sections, line: str) -> list[Event]:
+        """Add one line of the stream to the turn; return the new events. Raises UserError for a line of another form."""
+        try:
+            return _add_chunk(turn, sections, json.loads(line), self.server.url)
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise UserError(f"{self.server.url}: not an answer of chat completions: {line[:200]}") from error
 
 
 def _add_chunk(turn: _PartialTurn, sections: Sections, chunk: dict[str, Any], url: str) -> list[Event]:

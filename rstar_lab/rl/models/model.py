@@ -215,8 +215,8 @@ def _weight_files(folder: Path) -> set[str]:
     path = folder / _INDEX
     if path.is_file():
         try:
-            return set(parse_json(read_text(path))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return set(map(str, parse_json(read_text(path))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{path} is not an index of weights: {_first_line(error)}") from None
     others = ("*.safetensors", "*.bin", "*.pt*")
     other = next((path.name for pattern in others for path in sorted(folder.glob(pattern))), "none")

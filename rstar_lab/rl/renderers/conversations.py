@@ -107,8 +107,8 @@ def read_conversations(path: str | Path) -> Iterator[Conversation]:
             detail = error.errors()[0]
             field = ".".join(map(str, detail["loc"])) or "row"
             raise ProblemError(f"{path} row {number}, field {field!r}: {detail['msg']}") from None
-        except json.JSONDecodeError as error:
-            raise ProblemError(f"{path} row {number}, field 'tools': not JSON: {error}") from None
+        except (ValueError, RecursionError, TypeError, AttributeError, KeyError) as error:
+            raise ProblemError(f"{path} row {number}: not a conversation: {error}") from None
 
 
 def _exported(row: Mapping[str, Any]) -> dict[str, Any]:

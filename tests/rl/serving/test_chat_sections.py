@@ -1,9 +1,12 @@
 """The chat view splits a turn while it streams, in every syntax of calls."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from rstar_lab.errors import UserError
+from rstar_lab.rl.chat.completions import PlainChat, _PartialTurn
 from rstar_lab.rl.chat.events import Kind, Sections
 
 CODE = "print('</tool_call>')"
@@ -52,3 +55,17 @@ def test_drafts_are_reasoning_unless_the_reasoning_never_ends():
     call = CALLS["hermes"]
     assert split(f"try {call}</reason>{call}") == [("reason", f"try {call}"), ("call", CODE)]
     assert split(f"try {call}")[-1] == ("call", CODE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{", "[]", "{}", '{"error": 5}', '{"choices": 5}', '{"choices": [{}]}', '{"choices": [{"delta": {"content": 5}}]}',
+        '{"choices": [{"delta": {"tool_calls": [{"index": []}]}}]}', '{"usage": {"a": 1}, "choices": []}',
+        '{"choices": [{"delta": {"reasoning": {"a": 1}}}]}', "[" * 200_000,
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_form_is_one_error(line):
+    chat = PlainChat(SimpleNamespace(url="http://server.example"), {}, None)
+    with pytest.raises(UserError, match=r"http://server\.example"):
+        chat._add(_PartialTurn(), Sections(Kind.TEXT), line)
