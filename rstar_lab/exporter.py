@@ -126,5 +126,6 @@ def serve_metrics(
         path = None
         if token is None:
             token, path = stack.enter_context(published_token(host, port))
+        listener.listen()  # a request that follows the announcement waits until the server has started
         announce(f"http://{host}:{port}/metrics", path)
         make_exporter(runs_dir, token).run(sockets=[listener])

@@ -13,7 +13,7 @@ class Limits:
 
     timeout_s: seconds on a CPU, asleep or blocked. Seconds in which the call is ready but does not get a CPU do not count.
     wall_slack_s: seconds by which the wall time may exceed timeout_s because the call did not get a CPU. Without a
-    control group, up to 15 times timeout_s more: the time in which other work of the machine had the CPU.
+    control group, up to 40 times timeout_s more: the time in which other work of the machine had the CPU.
     memory_mb: MiB, including temporary files. processes: number of processes and threads.
     open_files: descriptors of one process. file_mb: MiB of one file; all files of a call may have four times as much.
     output_bytes: bytes of stdout, and of stderr. value_bytes: bytes of the repr of the last expression.
