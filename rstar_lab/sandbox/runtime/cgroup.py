@@ -391,8 +391,11 @@ def remove_stale_groups() -> None:
     own = _own_paths()
     for kind, root, point, options in _mounts():
         names = [c for c in CONTROLLERS if c in options and c in own] if kind == "cgroup" else [""]
-        for controller in names:
-            parent = _folder(root, point, own.get(controller, "/"))
+        parents = [_folder(root, point, own.get(controller, "/")).rstrip("/") for controller in names]
+        if kind == "cgroup2":  # `_version_2` creates the group in the first of these that allows it
+            while parents[-1].startswith(f"{point.rstrip('/')}/"):
+                parents.append(os.path.dirname(parents[-1]))
+        for parent in parents:
             with contextlib.suppress(OSError):
                 for entry in os.listdir(parent):
                     owner = entry.removeprefix(PREFIX + "-").split("-")[0]

@@ -1,0 +1,111 @@
+"""Control groups of version 2: the files that are written, in a folder instead of a hierarchy of the kernel."""
+
+import os
+import subprocess
+
+import pytest
+
+from rstar_lab.sandbox.runtime import cgroup
+from rstar_lab.sandbox.runtime.cgroup import BACKGROUND, BOOSTED, NORMAL, PREEMPTED, Group
+from rstar_lab.sandbox.runtime.crowd import Crowds, available_cpus
+from rstar_lab.sandbox.runtime.pressure import Pressure
+
+FILES = {
+    "cpu.weight": "100", "cpu.idle": "0", "cpu.max": "max 100000", "memory.max": "max", "memory.swap.max": "max",
+    "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n", "memory.stat": "anon 0\nshmem 0\n", "memory.current": "0",
+    "pids.max": "max", "pids.current": "1", "cpu.stat": "usage_usec 2500000\nuser_usec 1\n", "cgroup.procs": "",
+    "cgroup.subtree_control": "", "cgroup.threads": "",
+}  # fmt: skip
+
+
+def make_folder(path):
+    path.mkdir(parents=True, exist_ok=True)
+    for name, text in FILES.items():
+        (path / name).write_text(text)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_folder(tmp_path / "hierarchy" / "call")
+
+
+@pytest.fixture
+def group(folder):
+    fd = os.open(folder, os.O_RDONLY)
+    yield Group(2, dict.fromkeys(cgroup.CONTROLLERS, fd))
+    os.close(fd)
+
+
+def read(folder, name):
+    """Return what was written over the beginning of a file."""
+    return (folder / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("weight", "written"), [(NORMAL, "400"), (PREEMPTED, "50"), (BOOSTED, "3200"), (BACKGROUND, "1")]
+)
+def test_weights_have_the_proportions_of_version_1(folder, group, weight, written):
+    """An ordinary process has 100 here and 1024 there."""
+    (folder / "cpu.weight").write_text("")
+    group.set_weight(weight)
+    assert read(folder, "cpu.weight") == written and read(folder, "cpu.idle") == str(int(weight == BACKGROUND))
+    if weight != BACKGROUND:
+        assert int(written) / 100 == weight / 1024
+
+
+def test_limits_are_written_and_counters_are_read(folder, group):
+    for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max"):
+        (folder / name).write_text("")
+    group.limit(256, 130)
+    group.limit_cpus(1.1)
+    written = {name: read(folder, name) for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max")}
+    assert written == {
+        "memory.max": str(256 << 20),
+        "memory.swap.max": "0",
+        "pids.max": "130",
+        "cpu.max": "110000 100000",
+    }
+    group.start_accounting()
+    (folder / "cpu.stat").write_text("usage_usec 4000000\n")
+    assert group.cpu_s() == 1.5
+    assert not group.out_of_memory() and not group.limit_was_reached()
+    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\n")
+    assert group.out_of_memory() and group.limit_was_reached()
+    assert not group.out_of_memory() and not group.limit_was_reached()  # counted once
+
+
+def test_the_share_of_cpus_follows_the_groups_above(folder, group):
+    (folder.parent / "cpu.max").write_text("50000 100000")
+    (folder.parent.parent / "cpu.max").write_text("max 100000")
+    assert available_cpus(group) == 0.5
+    assert Pressure(group).crowds.call_cpus == pytest.approx(0.45)
+    assert Crowds(2.0).first_cpus == 1.1
+
+
+def test_a_supervisor_leaves_the_group_of_a_crowd_and_returns(folder, group, tmp_path):
+    """It stays in the group otherwise, because a move between groups waits for a lock of all forks."""
+    supervisors = make_folder(tmp_path / "hierarchy" / "supervisors")
+    fd = os.open(supervisors, os.O_RDONLY)
+    group.join(Group(2, dict.fromkeys(cgroup.CONTROLLERS, fd)))
+    assert read(folder, "cgroup.procs") == "0" and read(supervisors, "cgroup.procs") == ""
+    group.move_supervisor_out()
+    group.enter_background()
+    assert read(supervisors, "cgroup.procs") == "0" and read(folder, "cpu.idle") == "1"
+    group.leave_background()
+    assert read(folder, "cpu.idle") == "0" and not group.in_background
+    os.close(fd)
+
+
+def test_groups_of_killed_sandboxes_are_removed_where_they_were_created(tmp_path, monkeypatch):
+    """A group that contains processes cannot have groups with controllers, so a group above it gets them."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    stale = tmp_path / "user" / f"{cgroup.PREFIX}-{ended.pid}"
+    live = tmp_path / "user" / f"{cgroup.PREFIX}-{os.getpid()}"
+    for path in (stale / "supervisors", live, tmp_path / "user" / "app"):
+        path.mkdir(parents=True)
+    monkeypatch.setattr(cgroup, "_own_paths", lambda: {"": "/user/app"})
+    monkeypatch.setattr(cgroup, "_mounts", lambda: [("cgroup2", "/", str(tmp_path), set())])
+    cgroup.remove_stale_groups()
+    assert not stale.exists() and live.exists()
