@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import html
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +13,11 @@ from rstar_lab.jobs.backends import CLASSES, backend_named
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
 from rstar_lab.jobs.progress import last_metrics, parse_event, progress
 from rstar_lab.runs.reader import find_runs_dir
-from rstar_lab.visible_text import escaped
+from rstar_lab.visible_text import escaped, visible
 
 EVERY_S = 3.0
 LOG_LINES = 30
+LINE_SHOWN = 80  # characters of the last line of a log in the table
 LINE_LENGTH = 300  # characters that are shown of a line of a log
 ENDED = ("finished", "failed", "stopped")
 
@@ -28,7 +28,7 @@ COLOURS = {
     "failed": ("#9a3300", "#ffab85"),
 }  # fmt: skip
 STYLE = (
-    "<style>.rl-jobs{border-collapse:collapse;font:13px/1.5 system-ui,sans-serif}"
+    ".rl-jobs{border-collapse:collapse;font:13px/1.5 system-ui,sans-serif}"
     "body[data-jp-theme-light=true] .rl-jobs,body.vscode-light .rl-jobs{color-scheme:light}"
     "body[data-jp-theme-light=false] .rl-jobs,body.vscode-dark .rl-jobs{color-scheme:dark}"
     ".rl-jobs :is(th,td){text-align:left!important;padding:3px 12px 3px 6px!important;white-space:nowrap;"
@@ -38,16 +38,35 @@ STYLE = (
     ".rl-jobs .rl-selected td{background:light-dark(#e3effb,#1b324b)}"
     ".rl-jobs .rl-selected td:first-child{box-shadow:inset 3px 0 light-dark(#0b5cab,#7cbcff);font-weight:600}"
     + "".join(f".rl-jobs .rl-{status}{{color:light-dark({light},{dark})}}" for status, (light, dark) in COLOURS.items())
-    + "</style>"
 )
-# Browser code of the table: a click on a row, or an arrow key, selects its job. It looks for a new table itself, because events of a
-# model that starts late do not arrive.
+# Browser code of the table: a click on a row, or an arrow key, selects its job. It looks for new rows itself, because events of a
+# model that starts late do not arrive. Text is only ever inserted as text.
 TABLE_JS = """export default { render({ model, el }) {
+  const make = (name, properties, ...children) => {
+    const element = Object.assign(document.createElement(name), properties);
+    element.append(...children);
+    return element;
+  };
+  const line = ({ id, status, cells, line }, selected) => {
+    const box = make("input", { type: "radio", name: "rl-job", value: id, checked: selected, ariaLabel: `job ${cells[0]}` });
+    const fields = cells.map((text) => make("td", {}, text));
+    fields[0].prepend(box);
+    fields[1].replaceChildren(make("b", { className: `rl-${status}` }, cells[1]));
+    fields.at(-1).title = line;
+    return make("tr", { className: selected ? "rl-selected" : "", ariaCurrent: selected ? "true" : null }, ...fields);
+  };
   let shown = "";
   const show = () => {
-    if (shown === model.get("html")) return;
+    const [rows, selected] = [model.get("rows"), model.get("selected")];
+    const drawn = JSON.stringify([rows, selected]);
+    if (shown === drawn) return;
+    shown = drawn;
     const focused = el.contains(document.activeElement) ? document.activeElement.value : null;
-    el.innerHTML = shown = model.get("html");
+    const head = make("tr", {}, ...model.get("columns").map((name) => make("th", {}, name)));
+    const lines = rows.map((row) => line(row, row.id === selected));
+    el.replaceChildren(rows.length
+      ? make("table", { className: "rl-jobs" }, make("thead", {}, head), make("tbody", {}, ...lines))
+      : make("p", {}, model.get("empty")));
     [...el.querySelectorAll("input")].find((box) => box.value === focused)?.focus();
   };
   const choose = (event) => {
@@ -63,6 +82,15 @@ TABLE_JS = """export default { render({ model, el }) {
   show();
   return () => clearInterval(timer);
 } };"""
+MESSAGE_JS = """export default { render({ model, el }) {
+  const text = document.createElement("pre");
+  const show = () => text.textContent === model.get("value") || (text.textContent = model.get("value"));
+  el.append(text);
+  const timer = setInterval(show, 200);
+  show();
+  return () => clearInterval(timer);
+} };"""
+EMPTY = "No jobs yet: `rstar-lab jobs submit tiny_fast` starts one."
 COLUMNS = ("job", "status", "where", "phase", "step", "reward", "tool errors", "left", "last line")
 
 
@@ -90,24 +118,18 @@ class BoardRow:
         ]  # fmt: skip
 
 
-def render_table(rows: list[BoardRow], selected: str = "") -> str:
-    """Return the rows as an HTML table. selected: id of the job that is marked; if it is given, each row has a radio button."""
+def render_table(rows: list[BoardRow]) -> str:
+    """Return the rows as an HTML table that needs no script."""
     if not rows:
-        return "<p>No jobs yet: <code>rstar-lab jobs submit tiny_fast</code> starts one.</p>"
+        return f"<p>{escaped(EMPTY)}</p>"
     head = "".join(f"<th>{column}</th>" for column in COLUMNS)
     lines = []
     for row in rows:
         cells = [escaped(text) for text in row.cells()]
         cells[1] = f"<b class='rl-{cells[1]}'>{cells[1]}</b>"
-        cells[-1] = f"<span title='{cells[-1]}'>{escaped(row.line[:80])}</span>"
-        mark = " class='rl-selected' aria-current='true'" if row.id == selected else ""
-        if selected:
-            checked = " checked" if row.id == selected else ""  # the value is the id itself, not the text that is shown
-            cells[0] = (
-                f"<input type='radio' name='rl-job' value='{html.escape(row.id)}' aria-label='job {cells[0]}'{checked}>{cells[0]}"
-            )
-        lines.append(f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"{STYLE}<table class='rl-jobs'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        cells[-1] = f"<span title='{cells[-1]}'>{escaped(row.line[:LINE_SHOWN])}</span>"
+        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return f"<style>{STYLE}</style><table class='rl-jobs'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def to_text(rows: list[BoardRow]) -> str:
@@ -134,13 +156,19 @@ class BoardWidget:
         import traitlets
 
         class JobTable(anywidget.AnyWidget):
-            _esm = TABLE_JS
-            html = traitlets.Unicode().tag(sync=True)
+            _esm, _css = TABLE_JS, STYLE
+            rows: Any = traitlets.List().tag(sync=True)
+            columns = traitlets.List(list(COLUMNS)).tag(sync=True)
+            empty = traitlets.Unicode(EMPTY).tag(sync=True)
             selected = traitlets.Unicode().tag(sync=True)  # id of the job that the buttons act on
+
+        class Message(anywidget.AnyWidget):
+            _esm = MESSAGE_JS
+            value = traitlets.Unicode().tag(sync=True)
 
         self.board, self._inspect = board, inspect
         self.table: Any = JobTable()
-        self.message = widgets.HTML()
+        self.message: Any = Message()
         self.output = widgets.Output()
         self.buttons = {
             name: widgets.Button(description=name, tooltip=tooltip)
@@ -156,21 +184,27 @@ class BoardWidget:
         self.buttons["Resume"].on_click(lambda _: self._act(lambda job: f"{job.id} continues as {job.resume().id}"))
         self.buttons["Inspect"].on_click(lambda _: self._act(self._open))
         self.table.observe(lambda _: self._select(), "selected")
-        self._rows: list[BoardRow] = []
         self._status: dict[str, str] = {}
         self.root = widgets.VBox([self.table, widgets.HBox([*self.buttons.values()]), self.message, self.output])
 
     def show(self, rows: list[BoardRow]) -> None:
         """Show these rows. The selection stays."""
-        self._rows = rows
         self._status = {row.id: row.status for row in rows}
         if self.table.selected not in self._status:
             self.table.selected = next(iter(self._status), "")
+        self.table.rows = [
+            {
+                "id": row.id,
+                "status": row.status,
+                "cells": [visible(cell) for cell in (*row.cells()[:-1], row.line[:LINE_SHOWN])],
+                "line": visible(row.line),
+            }
+            for row in rows
+        ]
         self._select()
 
     def _select(self) -> None:
-        """Mark the row of the selected job, and enable the buttons that fit its status."""
-        self.table.html = self.board.to_html(self._rows, self.table.selected)
+        """Enable the buttons that fit the status of the selected job."""
         status = self._status.get(self.table.selected, "")
         self.buttons["Logs"].disabled = not status
         self.buttons["Stop"].disabled = status not in ("running", "queued", "unknown")
@@ -179,14 +213,13 @@ class BoardWidget:
 
     def _act(self, action: Callable[[Job], str]) -> None:
         try:
-            self.message.value = action(attach(self.table.selected, runs_dir=self.board.runs_dir))
+            self.message.value = visible(action(attach(self.table.selected, runs_dir=self.board.runs_dir)))
         except UserError as error:
-            self.message.value = f"<b>{escaped(error)}</b>"
+            self.message.value = visible(str(error))
         self.board.refresh()
 
     def _logs(self, job: Job) -> str:
-        lines = "\n".join(map(_readable, job.logs(LOG_LINES).splitlines()))
-        return f"<pre>{escaped(lines) or 'no output yet'}</pre>"
+        return "\n".join(map(_readable, job.logs(LOG_LINES).splitlines())) or "no output yet"
 
     def _open(self, job: Job) -> str:
         if job.run_dir is None:
@@ -238,9 +271,9 @@ class JobBoard:
                 rows.append(self._ended[job.id])
         return rows
 
-    def to_html(self, rows: list[BoardRow] | None = None, selected: str = "") -> str:
-        """Return the board as an HTML table. rows: default: those of now. selected: id of the job that is marked."""
-        return render_table(self.rows() if rows is None else rows, selected)
+    def to_html(self) -> str:
+        """Return the board as an HTML table."""
+        return render_table(self.rows())
 
     def refresh(self) -> None:
         """Update the displayed board once."""

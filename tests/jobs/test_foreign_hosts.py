@@ -107,11 +107,11 @@ def test_what_a_host_says_about_a_job_is_no_markup_and_does_not_end_the_board(tm
     rows = [row | {"id": "mine"} if isinstance(row, dict) else row]
     monkeypatch.setattr(ssh_backend, "agent_of", lambda _: Host(jobs=rows))
     board = JobBoard(tmp_path)
-    page = board.to_html(selected="mine")
+    page = board.to_html()
     assert "<img" not in page and "class='rl-x'" not in page
     found = {row.id: row.status for row in board.rows()}
     assert found["local"] == "queued" and found["mine"] in ("running", "unknown")
 
 
 def test_a_table_escapes_every_status():
-    assert "<img" not in render_table([BoardRow("a", MARKUP, MARKUP, line=MARKUP)], "a")
+    assert "<img" not in render_table([BoardRow("a", MARKUP, MARKUP, line=MARKUP)])
