@@ -312,7 +312,12 @@ def summary(scores: pd.DataFrame) -> str:
         f"- False alarms in reported runs: {', '.join(f'{name} ({n})' for name, n in wrong.items()) or 'none'}."
     )
     missing = ", ".join(name for name in PLANTED if name not in set(runs.fault)) or "none"
-    return "\n".join([*lines, f"- Not named in a reported run: {listed}.", f"- Not measured: {missing}."]) + "\n"
+    planned = len(jobs())
+    left = (
+        f"- Of {planned} planned runs (every strength of every fault, and every honest kind, with {len(SEEDS)} seeds), "
+    )
+    left += f"{planned - int((scores.rule == '').sum())} were not made."
+    return "\n".join([*lines, f"- Not named in a reported run: {listed}.", f"- Not measured: {missing}.", left]) + "\n"
 
 
 def rates(scores: pd.DataFrame) -> dict[str, list[int]]:

@@ -446,7 +446,7 @@ PLANTED: dict[str, Planted] = {
     for fault in (
         # Engines and weights
         Planted("engine-keeps-weights", "the engine gets no new weights (0), or those of every n-th step only",
-                (GROWS, DISAGREE), (0, 4), _delayed_weights),
+                (GROWS, DISAGREE), (0, 4, 2), _delayed_weights),
         Planted("adapter-lost", "the engine gets the base weights without the trained adapter",
                 (GROWS, DISAGREE), patch=_lost_adapter, keys=lambda _: {"rl.lora": {"rank": 8}, "rl.lr": 5e-3}),
         Planted("engine-rounds", "the engine has weights in bf16 (16) or fp8 (8 bits), the trainer in fp32",
@@ -478,7 +478,7 @@ PLANTED: dict[str, Planted] = {
         Planted("wrong-advantage-sign", "advantages have the opposite sign", ("advantages have the wrong sign",),
                 patch=_negated),
         Planted("zero-advantages", "all advantages are 0", ("no gradient",), patch=_zero_weights),
-        Planted("shifted-mask", "the loss mask is shifted by n tokens", ("the loss mask is wrong",), (1, 2),
+        Planted("shifted-mask", "the loss mask is shifted by n tokens", ("the loss mask is wrong",), (1, 2, 4),
                 _shifted_mask),
         # Prompts and problems
         Planted("wrong-template", "rollout prompts lack the last part of the prompt used in SFT",
