@@ -1,30 +1,34 @@
-"""The evaluations of `rstar-lab demo --real` with several seeds, and the tables of docs/get-started.md.
+"""The evaluations of `rstar-lab demo` and `demo --real`, from which the numbers of README.md and docs/get-started.md are computed.
 
-python -m benchmarks.real_demo RUNS...   # folders of runs, one for each seed: writes smollm2-demo.csv, prints the tables
+python -m benchmarks.real_demo RUNS...   # folders of runs of `demo --real`, one for each seed: writes smollm2-demo.csv
+python -m benchmarks.real_demo RUNS      # folder of runs of `demo`: writes demo.csv, demo-curves.csv and the figure
 """
 
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
+from rstar_lab.analysis import open_runs
+from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.estimates import Estimate, Side, format_interval, paired_difference, ratio
 from rstar_lab.resources import benchmark_file
 from rstar_lab.rl.demo import TRANSFER_PROBLEMS
 from rstar_lab.runs.reader import RunReader
 
-RECIPE = "smollm2_laptop"
+REAL, SMALL = "smollm2_laptop", "tiny"  # recipes of `demo --real` and of `demo`
 MODELS = {"base": "before training", "sft": "after SFT", "rl": "after GRPO-RoC"}
 SUMS = ["correct", "samples", "calls_in_correct", "errors_in_correct"]
 
 
-def record(folders: list[Path]) -> pd.DataFrame:
+def record(folders: list[Path], recipe: str = REAL) -> pd.DataFrame:
     """Return the sums of each problem: seed, set ("held_out" or "other"), model, problem, and the columns SUMS."""
     parts = []
     for folder in folders:
-        seed = RunReader(folder / f"{RECIPE}-rl").info["recipe"]["seed"]
+        seed = RunReader(folder / f"{recipe}-rl").info["recipe"]["seed"]
         for model in MODELS:
-            for run in sorted(folder.glob(f"{RECIPE}-eval-{model}*")):
+            for run in sorted(folder.glob(f"{recipe}-eval-{model}*")):
                 rows = RunReader(run).read("trajectories").to_pandas()
                 right = rows.reward > 0
                 sums = pd.DataFrame(
@@ -33,7 +37,7 @@ def record(folders: list[Path]) -> pd.DataFrame:
                         "calls_in_correct": rows.calls.where(right, 0), "errors_in_correct": rows.errors.where(right, 0),
                     }
                 ).groupby("problem", as_index=False).sum()  # fmt: skip
-                name = "held_out" if run.name == f"{RECIPE}-eval-{model}" else "other"
+                name = "held_out" if run.name == f"{recipe}-eval-{model}" else "other"
                 parts.append(sums.assign(seed=seed, set=name, model=model))
     return pd.concat(parts)[["seed", "set", "model", "problem", *SUMS]].sort_values(["seed", "set", "model", "problem"])
 
@@ -84,13 +88,37 @@ def other_table(table: pd.DataFrame) -> str:
     return f"| GSM8K, first {TRANSFER_PROBLEMS} problems of the test set | {' | '.join(cells)} |"
 
 
+def readme_rows(table: pd.DataFrame) -> str:
+    """Return the two rows of `demo` in README.md."""
+    held_out = {model: table[table.model == model] for model in MODELS}
+    problems, samples = held_out["rl"].problem.nunique(), held_out["rl"].samples.iloc[0]
+    failed = {model: f"{np.divide(*errors(table, model)):.1%}" for model in ("sft", "rl")}
+    return (
+        f"| held-out pass@1 of the demo | {percent(rate(held_out['sft']))} after SFT, {percent(rate(held_out['rl']))} after GRPO-RoC "
+        f"| {problems} problems, {samples} rollouts each, one seed; the interval covers the choice of problems, not another run |\n"
+        f"| tool errors in correct trajectories | {failed['sft']} after SFT, {failed['rl']} after GRPO-RoC | the same rollouts |"
+    )
+
+
 def errors(table: pd.DataFrame, model: str) -> tuple[int, int]:
     """Return the failed calls and all calls in correct rollouts on held-out problems."""
     rows = table[(table.set == "held_out") & (table.model == model)]
     return int(rows.errors_in_correct.sum()), int(rows.calls_in_correct.sum())
 
 
+def record_curves(folder: Path) -> pd.DataFrame:
+    """Return the data of the figure of `demo`, one row per metric and step, and write the figure."""
+    figure = plot_curves(open_runs(folder, run_ids=[f"{SMALL}-rl"]))
+    figure.save(Path(__file__).parents[1] / "docs" / "images" / "demo.png", width=1000, height=640)
+    return figure.frame[["metric", "step", "value", "low", "high"]].round(4)
+
+
 if __name__ == "__main__":
-    recorded = record([Path(folder) for folder in sys.argv[1:]])
-    recorded.to_csv(benchmark_file("smollm2-demo.csv"), index=False)
-    print(held_out_table(recorded), other_table(recorded), *(errors(recorded, model) for model in MODELS), sep="\n")
+    runs = [Path(folder) for folder in sys.argv[1:]]
+    if (runs[0] / f"{SMALL}-rl").is_dir():
+        record(runs, SMALL).to_csv(benchmark_file("demo.csv"), index=False)
+        record_curves(runs[0]).to_csv(benchmark_file("demo-curves.csv"), index=False)
+    else:
+        recorded = record(runs)
+        recorded.to_csv(benchmark_file("smollm2-demo.csv"), index=False)
+        print(held_out_table(recorded), other_table(recorded), *(errors(recorded, model) for model in MODELS), sep="\n")

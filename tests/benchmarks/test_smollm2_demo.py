@@ -1,10 +1,10 @@
-"""The numbers of `rstar-lab demo --real` in the documentation follow from the recorded evaluations."""
+"""The numbers of `rstar-lab demo` and `demo --real` in the documentation follow from the recorded evaluations."""
 
 from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.real_demo import errors, gain, held_out_table, other_table, percent, points, rate
+from benchmarks.real_demo import errors, gain, held_out_table, other_table, percent, points, rate, readme_rows
 from rstar_lab.resources import benchmark_file
 
 ROOT = Path(__file__).parents[2]
@@ -22,3 +22,15 @@ def test_results_in_the_docs_equal_the_recorded_ones():
     for model in ("sft", "rl"):
         failed, calls = errors(table, model)
         assert f"{failed} of {calls} calls" in page
+
+
+def test_results_of_the_small_demo_equal_the_recorded_ones():
+    table, curves = (pd.read_csv(benchmark_file(name)) for name in ("demo.csv", "demo-curves.csv"))
+    readme, index = ((ROOT / name).read_text() for name in ("README.md", "docs/index.md"))
+    assert (table.groupby("model").problem.nunique() == 128).all()
+    assert readme_rows(table) in readme
+    # The figure shows all steps, and the last ones are as good as the evaluation after them.
+    steps = curves.step.nunique()
+    assert f"The {steps} RL steps of `make demo`" in readme and f"the {steps} training steps of the demo" in index
+    last = curves[(curves.metric == "pass1") & (curves.step > steps - 4)]
+    assert abs(last.value.mean() - rate(table[table.model == "rl"]).value) < 0.1
