@@ -10,9 +10,15 @@ from benchmarks.faults import FAULTS
 from benchmarks.planted import PLANTED, chosen
 from benchmarks.trl_faults import FAULTS as FAULTS_IN_TRL
 from benchmarks.trl_faults import logs_summary, recorded_logs
+from benchmarks.verl_faults import FAULTS as FAULTS_IN_VERL
+from benchmarks.verl_faults import HONEST as HONEST_IN_VERL
+from benchmarks.verl_faults import grader_refuses, keys_of, lenient_grader, wrong_reward_sign
 from rstar_lab.analysis.doctor.diagnosis import RATES_FILE
 from rstar_lab.analysis.doctor.rules import RULES
-from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.rl.overrides import load_recipe, parse_overrides
+from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.verl.unsupported import check
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
@@ -55,3 +61,24 @@ def test_keys_of_a_fault_are_valid_and_its_program_is_repaired(fault):
         with fault.planted(strength):
             pass
     assert 0.25 < sum(chosen(str(i), 0.3) for i in range(1000)) / 1000 < 0.35
+
+
+@pytest.mark.parametrize("fault", [HONEST_IN_VERL, *FAULTS_IN_VERL])
+def test_verl_accepts_the_recipe_of_a_fault(fault, tmp_path):
+    keys = keys_of(fault, tmp_path / "model", tmp_path / "problems.jsonl")
+    pairs = parse_overrides([f"{name}={json.dumps(value)}" for name, value in keys.items()])
+    recipe = load_recipe("tiny_fast", pairs | {"runs": str(tmp_path)}, load_profile("laptop"))
+    check(recipe)
+    changed = fault != HONEST_IN_VERL and PLANTED[fault].problems is not None
+    assert recipe.stages[0].steps == 12 and (tmp_path / "problems.jsonl").exists() == changed
+    if changed:
+        assert len(load_problems(tmp_path / "problems.jsonl")) > 100
+
+
+def test_graders_of_verl_err_on_their_share_of_answers():
+    texts = [rf"</reason>\n<answer>\boxed{{{number}}}</answer>" for number in range(200)]
+    right = [sum(grade(text, str(n)) for n, text in enumerate(texts)) for grade in (grader_refuses, wrong_reward_sign)]
+    wrong = [
+        sum(grade(text, str(n + 1)) for n, text in enumerate(texts)) for grade in (lenient_grader, wrong_reward_sign)
+    ]
+    assert 140 < right[0] < 180 and right[1] == 0 and 20 < wrong[0] < 60 and wrong[1] == 200

@@ -120,9 +120,9 @@ def runs_summary(scores: pd.DataFrame) -> str:
     lines = ["| run | strength | named at step | other findings |", "|---|---|---|---|"]
     alarms = ", ".join(sorted(set(honest.rule) - {""})) or "–"
     lines.append(f"| {HONEST} | – | – | {alarms} |")
-    for row in runs.itertuples():
-        step = "not named" if pd.isna(row.step) else f"{row.step:g}"
-        lines.append(f"| {row.fault} | {row.strength} | {step} | {', '.join(row.others) or '–'} |")
+    for row in runs.to_dict("records"):
+        step = "not named" if pd.isna(row["step"]) else f"{row['step']:g}"
+        lines.append(f"| {row['fault']} | {row['strength']} | {step} | {', '.join(row['others']) or '–'} |")
     lines += ["", f"The fault is named in {interval(int(runs.step.notna().sum()), len(runs))} runs."]
     if left := [fault for fault in FAULTS if fault not in set(scores.fault)]:
         lines.append(
