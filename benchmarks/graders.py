@@ -108,9 +108,11 @@ def main(
     if not paths:
         raise UserError(f"{folder} has none of the files {', '.join(f'{name}.jsonl' for name in SETS)}")
     warm_up()
-    graded = [item for path in paths for item in grade(path)]
-    rows = table(graded)
-    rows.to_csv(out, index=False)
+    graded: list[Graded] = []
+    for path in paths:
+        graded += grade(path)
+        rows = table(graded)
+        rows.to_csv(out, index=False)
     print(markdown(rows))
     if disagreements:
         differing = (item for item in graded if item.accepted["ours"] != item.accepted["released"])
