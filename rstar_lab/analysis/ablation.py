@@ -22,7 +22,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, band
 from rstar_lab.analysis.metrics import get_metric
-from rstar_lab.analysis.runs import Runs
+from rstar_lab.analysis.runs import Runs, training_runs
 from rstar_lab.estimates import holm, mean_interval
 from rstar_lab.runs import RunStoreError
 
@@ -42,7 +42,7 @@ def ablation_sums(runs: Runs, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
     by the model plus tokens trained on in this step. The frame is the only input of `ablation_report`.
     Raises RunStoreError if there is no run, a run has no label, or a metric is not in the rollup.
     """
-    table = runs.runs()
+    table = training_runs(runs.runs())
     labels = table.get("recipe.label", pd.Series(index=table.index, dtype=object))
     if table.empty:
         raise RunStoreError(f"{runs.path}: no training run with the recipe key `label`, which names its arm")

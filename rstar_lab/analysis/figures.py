@@ -19,7 +19,7 @@ from rstar_lab.analysis.figure_theme import COLOURS, line_styles, outcome_marker
 from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.queries import quoted
-from rstar_lab.analysis.runs import Runs
+from rstar_lab.analysis.runs import Runs, training_runs
 from rstar_lab.estimates import mean_interval
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
@@ -197,7 +197,8 @@ def plot_pass_at_k(
 def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
     """Return the columns run_id and group: the value of a recipe key, or the run id if `by` is None.
 
-    Raises RunStoreError for an unknown key; the message names the nearest one.
+    Evaluations and forks of a training run have its recipe, but are no seeds of it: with a key, only training runs are returned,
+    if there are any. Raises RunStoreError for an unknown key; the message names the nearest one.
     """
     table = runs.runs()
     if by is None or by == "run_id":
@@ -208,6 +209,7 @@ def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
         near = difflib.get_close_matches(by, keys, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(keys[:20])}"
         raise RunStoreError(f"no run has recipe key {by!r}; {hint}")
+    table = training_runs(table)
     # Values other than labels are shown with the name of their key.
     prefix = "" if by == "label" else f"{column.removeprefix('recipe.').split('.')[-1]}: "
     values = [f"{prefix}{'not set' if pd.isna(value) else value}" for value in table[column]]

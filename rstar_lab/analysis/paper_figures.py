@@ -10,14 +10,16 @@ from plotly.subplots import make_subplots
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, plot_ablation, plot_curves
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import curves, evaluations, measure
 from rstar_lab.analysis.paper import published
-from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.analysis.runs import Runs, open_runs, training_runs
 from rstar_lab.analysis.tokens import plot_high_entropy_words, plot_token_kinds, token_table
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
 
 SETS = ("math500", "aime24", "aime25", "hmmt25")
+DURING_TRAINING = r"-filter$|-step\d+$"  # names of evaluations that belong to a training run
 
 
 def results_table(runs: Runs | None = None, metric: str = "pass1") -> pd.DataFrame:
@@ -38,7 +40,7 @@ def results_table(runs: Runs | None = None, metric: str = "pass1") -> pd.DataFra
         kinds = dict(zip(table.run_id, table.kind, strict=True))
         for row in measure(runs, [metric]).to_dict("records"):
             run_id = str(row["run_id"])
-            if kinds.get(run_id) != "evaluate":
+            if kinds.get(run_id) != "evaluate" or run_id.endswith("-filter"):  # of training problems
                 continue
             sets = (RunReader(runs.run_dir(run_id)).info.get("result") or {}).get("sets")
             if sets:  # several sets in one evaluation
@@ -70,29 +72,30 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
     """
     if not isinstance(runs, Runs):
         runs = open_runs(runs)
-    found: dict[str, Figure | pd.DataFrame] = {"training": plot_curves(runs)}
+    table = runs.runs()
+    training = {"run_id": training_runs(table).run_id.tolist()}
+    found: dict[str, Figure | pd.DataFrame] = {"training": plot_curves(runs, where=training)}
     held_out = [name for name in evaluations(runs) if name.endswith("/pass1")]
     if held_out:
-        found["held-out accuracy"] = plot_curves(runs, held_out, reference=True)
-    table = runs.runs()
+        found["held-out accuracy"] = plot_curves(runs, held_out, reference=True, where=training)
     if "recipe.label" in table and table[table.kind == "train"]["recipe.label"].nunique() > 1:
         found["ablation"] = plot_ablation(
             runs, "label", [*held_out, "pass1", "response_tokens", "tool_error_rate_correct"]
         )
     calls = runs.sql(
-        """SELECT run_id, stage, step, count(*) AS calls, avg(run_s + coalesce(queue_s, 0)) AS seconds_per_call
-           FROM calls GROUP BY ALL ORDER BY ALL"""
+        f"""SELECT run_id, stage, step, count(*) AS calls, avg(run_s + coalesce(queue_s, 0)) AS seconds_per_call
+            FROM calls WHERE {runs.condition(training, "calls")} GROUP BY ALL ORDER BY ALL"""
     )
     if len(calls):
         found["tool calls"] = _plot(
             calls, "run_id", "step", {"calls": "calls per step", "seconds_per_call": "seconds per call"}
         )
     with suppress(RunStoreError):  # without token arrays
-        tokens = token_table(runs)
+        tokens = token_table(runs, training)
         found |= {"tokens": plot_token_kinds(tokens), "words": plot_high_entropy_words(tokens)}
-    found["stages"] = stage_table(runs)
+    found["stages"] = stage_table(runs, training)
     found |= {"results": results_table(runs), "lengths": results_table(runs, "response_tokens")}
-    turns = table[table.kind == "evaluate"]
+    turns = table[(table.kind == "evaluate") & ~table.run_id.str.contains(DURING_TRAINING)]
     if "recipe.evaluate.max_turns" in turns and turns["recipe.evaluate.max_turns"].nunique() > 1:
         frame = (
             measure(runs, ["pass1"])
@@ -116,11 +119,13 @@ def _plot(frame: pd.DataFrame, lines: str, x: str, panels: dict[str, str]) -> Fi
     return Figure(figure, frame)
 
 
-def stage_table(runs: Runs) -> pd.DataFrame:
+def stage_table(runs: Runs, where: Where = None) -> pd.DataFrame:
     """Return steps, last step, pass@1 of the training rollouts, response tokens and the last evaluations of each stage of each run."""
     names = ["pass1", "response_tokens", *(name for name in evaluations(runs) if name.endswith("/pass1"))]
     rows = []
-    for (run_id, stage), part in curves(runs, names).groupby(["run_id", "stage"], sort=False):
+    for (run_id, stage), part in curves(runs, names, where).groupby(["run_id", "stage"], sort=False):
+        if part.pass1.isna().all():  # SFT
+            continue
         last = part.tail(max(1, len(part) // 10))
         rows.append(
             {"run_id": run_id, "stage": stage, "steps": len(part), "last_step": int(part.step.max())}

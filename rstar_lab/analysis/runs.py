@@ -503,6 +503,12 @@ def _around(text: str, needles: Sequence[str]) -> str:
     return text[max(0, at - 60) : at + len(needle) + 100]
 
 
+def training_runs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `Runs.runs` that are training runs; all rows if there is none."""
+    trained = table[table.kind == "train"]
+    return trained if len(trained) else table
+
+
 def named_rows(frame: pd.DataFrame) -> list[Any]:
     """Return the rows as named tuples, typed Any for the type checker."""
     return list(frame.itertuples(index=False))

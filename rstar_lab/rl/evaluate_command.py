@@ -12,7 +12,7 @@ from rstar_lab.estimates import format_interval
 from rstar_lab.progress import Reporter, plain
 from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source
-from rstar_lab.rl.evaluation import per_problem, summarise_usable, usable_rows
+from rstar_lab.rl.evaluation import per_problem, summarise_sets, summarise_usable, usable_rows
 from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.pipeline import evaluate_model
@@ -78,21 +78,16 @@ async def evaluate_command(
     if force:
         run_suffix = _unused_suffix(recipe, run_suffix)
     async with RunSession.open(recipe, reporter) as session:
+        ids = {name: [problem.problem_id for problem in part] for name, part in sets.items()} if len(sets) > 1 else {}
         stored = await evaluate_model(
-            session, folder, problems, run_suffix, as_served=bool(urls), model_identity=weights
+            session, folder, problems, run_suffix, as_served=bool(urls), model_identity=weights, sets=ids
         )
         run = session.runs_dir / session.run_id(run_suffix)
     rows = RunReader(run).read("trajectories").to_pylist()
     result, table = summarise_usable(rows), per_problem(usable_rows(rows))
     if "overlong_prompts" in stored:
         result["overlong_prompts"] = stored["overlong_prompts"]
-    if len(sets) > 1:
-        set_of = {problem.problem_id: name for name, part in sets.items() for problem in part}
-        result["sets"] = {
-            name: summarise_usable([row for row in rows if set_of[row["problem_id"]] == name])
-            for name in sets
-            if any(set_of[row["problem_id"]] == name for row in rows)
-        }
+    result |= summarise_sets(rows, ids)  # runs of older versions have none
     seconds = sum(line.get("generate_s") or 0.0 for line in RunReader(run).metrics())
     if seconds:  # runs of older versions have none
         result["generated_tokens_per_s"] = sum(row["model_tokens"] for row in rows) / seconds

@@ -150,6 +150,17 @@ def summarise_usable(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summarise(usable_rows(rows)) | {name: count for name, count in counts.items() if count}
 
 
+def summarise_sets(rows: Sequence[Mapping[str, Any]], sets: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return {"sets": `summarise_usable` of each set by its name}, or {} for a single set. sets: problem ids by name."""
+    if len(sets) < 2:
+        return {}
+    set_of = {problem_id: name for name, ids in sets.items() for problem_id in ids}
+    parts: dict[str, list[Mapping[str, Any]]] = {name: [] for name in sets}
+    for row in rows:
+        parts[set_of[row["problem_id"]]].append(row)
+    return {"sets": {name: summarise_usable(part) for name, part in parts.items() if part}}
+
+
 def usable_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the rollouts whose environment did not fail and whose answer is decided. Raises UserError if there is none."""
     unusable = (StopReason.ENVIRONMENT_ERROR, StopReason.UNDECIDED)
@@ -171,6 +182,7 @@ async def evaluate(
     seed: int,
     mode: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    sets: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Generate the rollouts that are missing in the run, and return the summary of all its rollouts, which is also in run.json.
 
@@ -185,6 +197,7 @@ async def evaluate(
         seed: Seed of the recipe.
         mode: async or lockstep.
         progress: Called with the number of finished problems and their total.
+        sets: Problem ids by name of the set, if the problems are of several sets; the summary then has each set's own.
 
     Raises:
         UserError: If engines fail permanently; finished rollouts stay in the run.
@@ -199,7 +212,7 @@ async def evaluate(
     generate = local_rollouts(problems, context, engines=engines, mode=mode, context_length=engines.context)
     extra = {"overlong_prompts": len(overlong)} if overlong else {}
     return await store_evaluation(
-        problems, generate, samples=samples, writer=writer, seed=seed, progress=progress, extra=extra
+        problems, generate, samples=samples, writer=writer, seed=seed, progress=progress, extra=extra, sets=sets
     )
 
 
@@ -239,6 +252,7 @@ async def store_evaluation(
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
     extra: Mapping[str, Any] | None = None,
+    sets: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Generate the rollouts that are missing in the run, write them to it, and return the summary of all its rollouts.
 
@@ -268,7 +282,7 @@ async def store_evaluation(
         finished += len(chunks[number - 1])
         progress(finished, len(problems))
     stored = RunReader(writer.run_dir).read("trajectories").to_pylist()
-    result = summarise_usable(stored) | dict(extra or {})
+    result = summarise_usable(stored) | dict(extra or {}) | summarise_sets(stored, sets or {})
     writer.finish("finished", result=result)
     return result
 

@@ -355,11 +355,13 @@ async def evaluate_model(
     as_served: bool = False,
     samples: int | None = None,
     model_identity: str | None = None,
+    sets: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Evaluate the model in a folder on problems, as run `<recipe>-<suffix>`. A finished run returns its stored result.
 
     as_served: the engines are servers that already serve the model; only the tokenizer is read from the folder.
     samples: rollouts per problem; default: the recipe's. model_identity: default: the hash of the model folder.
+    sets: problem ids by name of the set, if the problems are of several sets.
     Raises RecipeError if the run exists and its identity (`evaluation_identity`) differs.
     """
     recipe, reporter = session.recipe, session.reporter
@@ -378,6 +380,7 @@ async def evaluate_model(
         if info["status"] == "finished":
             return info["result"]
     extra = {"model": str(model_dir), "identity": identity} | origin_entry(model_dir)
+    extra |= {"sets": {name: list(ids) for name, ids in sets.items()}} if sets else {}
     with open_run(session, suffix, "evaluate", ("evaluate",), parent=parent, extra=extra) as writer:
         tokenizer = load_tokenizer(model_dir)
         writer.write_vocabulary(vocabulary(tokenizer))
@@ -395,6 +398,7 @@ async def evaluate_model(
                 seed=recipe.seed,
                 mode=recipe.rl.rollout_mode,
                 progress=lambda done, total: work.update(done, "problems", every_s=5),
+                sets=sets,
             )
     reporter.print_line(
         f"{suffix}: pass@1 {format_interval(result['pass1'])} on {result['problems']} problems x {result['samples']}"

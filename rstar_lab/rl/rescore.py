@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.audit import texts_of_model
-from rstar_lab.rl.evaluation import summarise_usable
+from rstar_lab.rl.evaluation import summarise_sets, summarise_usable
 from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.trajectory import StopReason
@@ -118,7 +118,8 @@ def _write(
     columns = {level: source.read(level) for level in ("calls", "transcripts")}
     filled = ("run_id", "attempt", "stage", "step")
     parent = {"run": source.run_id, "step": max(steps)}
-    extra = {"rescored": {"reward": reward, "answer": answer}}
+    sets = (info.get("extra") or {}).get("sets") or {}
+    extra = {"rescored": {"reward": reward, "answer": answer}} | ({"sets": sets} if sets else {})
     with RunWriter.open(
         runs_dir, run_id, kind=info["kind"], recipe=info["recipe"], seed=info["seed"], parent=parent, extra=extra
     ) as writer:
@@ -135,6 +136,7 @@ def _write(
             }
             mean = sum(row["reward"] for row in rows["trajectories"]) / max(1, len(rows["trajectories"]))
             writer.write_step(stage, step, **rows, metrics={"rollouts": len(rows["trajectories"]), "reward": mean})
-        result = summarise_usable(list(trajectories.values())) if info["kind"] == "evaluate" else None
+        scored = list(trajectories.values())
+        result = summarise_usable(scored) | summarise_sets(scored, sets) if info["kind"] == "evaluate" else None
         writer.finish("finished", result=result)
     return runs_dir / run_id, result

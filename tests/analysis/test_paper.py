@@ -100,6 +100,17 @@ def test_figures_of_ablations_calls_and_turns(tmp_path):
             writer.finish("finished", result={"pass1": [0.4, 0.3, 0.5], "sets": sets if turns == 6 else None})
     made = figures_of_the_paper(tmp_path)
     assert {"ablation", "tool calls", "accuracy by turns"} <= set(made)
+    # Evaluations of a training run have its label, but are no seeds of it.
+    with RunWriter.open(tmp_path, "RoC-aime24-step000001", kind="evaluate", recipe={"label": "RoC"}, seed=0) as writer:
+        made_rows = rows(1)
+        for row in (row for level in made_rows.values() for row in level):
+            row["traj_id"] = f"step/{row['traj_id']}"
+        writer.write_step("evaluate", 1, **made_rows, metrics={})
+        writer.finish("finished", result={"pass1": [0.5, 0.4, 0.6]})
+    mixed = figures_of_the_paper(tmp_path)
+    assert mixed["ablation"].frame.runs.max() == 1 and len(mixed["accuracy by turns"].frame) == 2
+    assert set(mixed["stages"].run_id) == {"RoC-rl", "none-rl"}
+    assert set(ablation_sums(open_runs(tmp_path)).run_id) == {"RoC-rl", "none-rl"}
     calls = open_runs(tmp_path).sql("SELECT queue_s, run_s FROM calls WHERE run_id = 'RoC-rl' AND step = 2")
     frame = made["tool calls"].frame.set_index(["run_id", "step"])
     assert frame.loc[("RoC-rl", 2), "calls"] == len(calls) and (calls.queue_s > 0).any()

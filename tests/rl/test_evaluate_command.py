@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from helpers.memorized_model import ANSWER, QUESTION
 
-from rstar_lab.analysis import Inspector, open_runs
+from rstar_lab.analysis import Inspector, open_runs, results_table
 from rstar_lab.errors import UserError
 from rstar_lab.progress import Reporter
 from rstar_lab.rl import evaluation
 from rstar_lab.rl.evaluate_command import evaluate_command
 from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.rescore import rescore
 from rstar_lab.runs.reader import RunReader
 
 SETTINGS = {
@@ -155,5 +156,10 @@ async def test_several_sets_are_one_run_and_overlong_prompts_are_counted(memoriz
     assert {name: own["problems"] for name, own in result["sets"].items()} == {"aime24": 1, "aime25": 1}
     assert {row[0] for row in rewards(result["run"])} == {"1", "aime25/1"}
     assert await start(sources) == result, "the finished run is read"
+    assert RunReader(result["run"]).info["result"]["sets"] == result["sets"]
+    (row,) = results_table(open_runs(tmp_path / "runs")).to_dict("records")[-1:]
+    assert [row["aime24"], row["aime25"]] == [own["pass1"][0] for own in result["sets"].values()]
+    again = rescore(result["run"], answer="boxed")
+    assert set(again.result["sets"]) == {"aime24", "aime25"}
     with pytest.raises(UserError, match="another set is called aime24 too"):
         await start([sources[0], sources[0]])
