@@ -24,6 +24,8 @@ STAGES = {
 }
 # Notebooks that are not here run with their defaults.
 PARAMETERS: dict[str, dict[str, Any]] = {
+    "02_sft": {"recipe": "tiny_fast", "name": "small", "overrides": SMALL},
+    "03_train": {"recipe": "tiny_fast", "name": "small", "overrides": SMALL | {"stages.0.steps": 4}},
     "06_ablation": {
         "arms": {"GRPO": {"rl.method.roc.rule": "none"}, "RoC (paper)": {"rl.method.roc.rule": "paper"}},
         "seeds": [0, 1],
