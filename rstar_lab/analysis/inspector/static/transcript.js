@@ -2,8 +2,8 @@ import { h, fill, show, verdict, outcomeClass } from "./dom.js";
 import { pythonSpans } from "./python.js";
 import { Paint, Values, legends } from "./tokens.js";
 
-// Characters of a segment that are drawn at first. Tool output can be very long.
-const drawnAtFirst = (kind) => (kind === "tool" || kind === "stream" ? 20_000 : 400_000);
+// Characters of a segment that are drawn at first. Tool output can be very long, and a long problem would fill the first screen.
+const drawnAtFirst = ({ kind, turn, text }) => (kind === "user" && !turn && text.length > 1500 ? 1000 : kind === "tool" || kind === "stream" ? 20_000 : 400_000);
 const bins = 240;
 
 /** Shows one transcript: a text node per segment, colours as highlights, and a ribbon of all tokens. */
@@ -48,7 +48,8 @@ export class Transcript {
 
   segment(segment, index) {
     const { kind, text, turn, tool, outcome, starts, first, malformed } = segment;
-    const node = document.createTextNode(text.slice(0, drawnAtFirst(kind)));
+    const drawn = drawnAtFirst(segment);
+    const node = document.createTextNode(text.slice(0, drawn));
     const pre = h("pre", { class: "rl-text", dir: "ltr", "data-part": index }, node);
     const part = { kind, text, node, starts, first, pre, turn, outcome };
     const head = [
@@ -59,15 +60,22 @@ export class Transcript {
       kind === "code" ? h("button", { class: "rl-quiet", type: "button", onclick: () => this.copy(text) }, "Copy code") : null,
     ];
     const more =
-      text.length > drawnAtFirst(kind)
-        ? h("button", { class: "rl-quiet", type: "button", onclick: (event) => { node.data = text; event.target.remove(); this.paint(this.wanted); } },
+      text.length > drawn
+        ? h("button", { class: "rl-quiet", type: "button", onclick: () => this.drawAll(part) },
             `Show all ${text.length.toLocaleString("en")} characters`)
         : null;
+    part.more = more;
     part.element =
       kind === "system"
         ? h("details", { class: `rl-seg rl-${kind}` }, h("summary", {}, head), pre, more)
         : h("section", { class: `rl-seg rl-${kind}`, "data-outcome": outcomeClass(outcome) }, h("h3", {}, head), pre, more);
     return part;
+  }
+
+  drawAll(part) {
+    part.node.data = part.text;
+    part.more?.remove();
+    this.paint(this.wanted);
   }
 
   async copy(text) {
@@ -245,7 +253,7 @@ export class Transcript {
 
   scrollTo(part, begin, end) {
     if (part.element.tagName === "DETAILS") part.element.open = true;
-    if (begin >= part.node.data.length) part.node.data = part.text;
+    if (begin >= part.node.data.length) this.drawAll(part);
     const range = document.createRange();
     range.setStart(part.node, begin);
     range.setEnd(part.node, Math.min(end, part.node.data.length));
