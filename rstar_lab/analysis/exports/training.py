@@ -314,6 +314,8 @@ def _write(rows: Iterator[Row], exported: Exported, where: Where, kind: str, con
     if path.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"export: {path}: data are written as .jsonl or .parquet, not {path.suffix!r}")
     card = path.with_suffix(".md")
+    if any(path.with_suffix(suffix).exists() for suffix in (".jsonl", ".parquet")):
+        card = path.with_name(f"{path.name}.md")  # a.md is the card of the other file
     if path.exists() or (card.exists() and _WRITER not in card.read_text(encoding="utf-8", errors="replace")):
         raise UserError(f"export: {path if path.exists() else card} exists; choose another file or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
