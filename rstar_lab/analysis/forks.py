@@ -35,11 +35,11 @@ class Fork:
 
     @property
     def tree(self) -> pd.DataFrame:
-        """One row per continuation: turn (of the fork, from 0), sample, traj_id, reward, answer, turns, calls, errors,
-        response_tokens, stop_reason."""
+        """One row per continuation: turn (of the fork, from 0), sample, traj_id, reward, correct (None with a reward of
+        your own), answer, turns, calls, errors, response_tokens, stop_reason."""
         columns = [
-            "step", "sample", "traj_id", "reward", "answer", "turns", "calls", "errors", "response_tokens",
-            "stop_reason",
+            "step", "sample", "traj_id", "reward", "correct", "answer", "turns", "calls", "errors",
+            "response_tokens", "stop_reason",
         ]  # fmt: skip
         frame = self.runs.trajectories(columns=columns, order_by="step, sample")
         frame.insert(0, "turn", frame.pop("step") - 1)
