@@ -12,6 +12,8 @@ from math import atan, comb, cos, isfinite, isinf, nan, pi, sin, sqrt
 
 import numpy as np
 
+from rstar_lab.visible_text import counted
+
 LEVEL = 0.95
 # Weight of an additional problem that is always solved, and of one that never is, in the variance of a rate. Without them, a few
 # problems that are all solved would have a variance of 0.
@@ -34,7 +36,7 @@ class Estimate:
 
     def __str__(self) -> str:
         interval = format_interval(self.as_list(), ".3f")
-        return f"{interval} (n={self.n}, {self.clusters} problems)"
+        return f"{interval} (n={self.n}, {counted(self.clusters, 'problem')})"
 
 
 def format_interval(interval: Sequence[float | None], form: str = ".1%") -> str:

@@ -32,3 +32,9 @@ def printable(value: object) -> str:
     Tabs and line breaks stay. The result may still contain rich markup: pass it to rich as `rich.text.Text`.
     """
     return visible(_COLOUR.sub("", str(value)))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 problem`, `1,000 trajectories`. noun: singular of a regular noun."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"

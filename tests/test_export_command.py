@@ -30,9 +30,9 @@ def test_a_run_is_exported_in_every_format(tmp_path):
 
 def test_rows_without_reward_are_named(tmp_path):
     done = run("export", RUN, "--format", "sft", "--where", "step = 1", "--out", tmp_path / "a.jsonl")
-    assert "rows have no reward above zero" in done.stdout
+    assert "rows without a reward above zero" in done.stdout
     done = run("export", RUN, "--format", "sft", "--out", tmp_path / "b.jsonl")
-    assert "rows have no reward above zero" not in done.stdout and done.exit_code == 0
+    assert "rows without a reward above zero" not in done.stdout and done.exit_code == 0
 
 
 def test_questions_of_an_evaluation_are_left_out(tmp_path):

@@ -20,7 +20,7 @@ from rstar_lab.exporter import RunCollector
 from rstar_lab.progress import Reporter
 from rstar_lab.rl.chat.events import Event, Kind
 from rstar_lab.rl.chat.view import show
-from rstar_lab.visible_text import printable
+from rstar_lab.visible_text import counted, printable
 
 GOLDEN = Path(__file__).parent / "golden" / "runs"
 HOSTILE = "\x1b]52;c;ZXZpbA==\x1b\\[/x] [bold]b[/] :smile: \x1b[2J\x07\x9b2J\u202eabc\ud800"
@@ -176,3 +176,8 @@ def test_warnings_and_log_lines_are_printable():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert is_plain(done.stderr) and done.stderr.count("[/x] [bold]b[/]") == 2, done.stderr
+
+
+def test_counts_have_the_noun_in_the_right_number():
+    found = [counted(number, noun) for number, noun in ((1, "problem"), (0, "step"), (1200, "trajectory"), (2, "key"))]
+    assert found == ["1 problem", "0 steps", "1,200 trajectories", "2 keys"]

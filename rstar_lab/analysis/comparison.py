@@ -13,7 +13,7 @@ from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_proble
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.estimates import Side, paired_difference
 from rstar_lab.runs import RunStoreError
-from rstar_lab.visible_text import escaped
+from rstar_lab.visible_text import counted, escaped
 
 DEFAULT_METRICS = (
     "pass1", "tool_error_rate", "tool_error_rate_correct", "response_tokens", "response_tokens_correct", "calls",
@@ -69,7 +69,7 @@ class Comparison:
         return (
             f"<div><p><b>{escaped(self.name_b)}</b> against <b>{escaped(self.name_a)}</b>. {escaped(self.sentence)}</p>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<details><summary>{won} problems won, {len(self.flips) - won} lost</summary><ul>{flips}</ul></details></div>"
+            f"<details><summary>{counted(won, 'problem')} won, {len(self.flips) - won} lost</summary><ul>{flips}</ul></details></div>"
         )
 
 
@@ -205,10 +205,10 @@ def _sentence(table: pd.DataFrame, name_a: str, name_b: str, seeds: list[int], c
     else:
         coverage = f"The intervals cover problems and seeds ({seeds[0]} and {seeds[1]} runs). "
     if first.conclusion == "too little data":
-        finding = f"On {common} common problems, there is too little data to compare {first.title}"
+        finding = f"On {counted(common, 'common problem')}, there is too little data to compare {first.title}"
     else:
         finding = (
-            f"On {common} common problems, {first.title} of {name_b} is {size} {direction} than that of {name_a}"
+            f"On {counted(common, 'common problem')}, {first.title} of {name_b} is {size} {direction} than that of {name_a}"
             f" ({_interval(first)})"
         )
         if first.conclusion == "no difference shown":
@@ -221,9 +221,9 @@ def _sentence(table: pd.DataFrame, name_a: str, name_b: str, seeds: list[int], c
         if row.conclusion not in ("no difference shown", "too little data")
     ]
     also = f". Also different: {', '.join(others)}" if others else ""
-    few = f". {common} problems are few: only large differences can be shown" if common < FEW_PROBLEMS else ""
+    few = ". With so few problems, only large differences can be shown" if common < FEW_PROBLEMS else ""
     tested = f". {len(table)} metrics were compared without correction" if len(table) > 1 else ""
-    alone = f". {left_out} problems that only one side sampled are left out" if left_out else ""
+    alone = f". Left out, because only one side sampled them: {counted(left_out, 'problem')}" if left_out else ""
     return f"{coverage}{finding}{also}{few}{tested}{alone}."
 
 

@@ -17,6 +17,7 @@ from plotly.subplots import make_subplots
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.runs import RunStoreError
+from rstar_lab.visible_text import counted
 
 if TYPE_CHECKING:
     from rstar_lab.rl.training.counterfactual import Selection, StoredStep
@@ -120,7 +121,7 @@ def counterfactual(
             elif weights is None:
                 line["note"] = "the run has no checkpoint"
             elif missing:
-                line["note"] = f"{missing} selected rollouts have no token arrays (rl.token_arrays)"
+                line["note"] = f"no token arrays of {counted(missing, 'selected rollout')} (rl.token_arrays)"
             elif selections[0].trajectories:
                 gradient = lab.batch_gradient(model, selections[0], rl, stored.seed)
                 trained_gradient = gradient if name == TRAINED else trained_gradient

@@ -20,6 +20,7 @@ from rstar_lab.estimates import Estimate, Side, paired_difference
 from rstar_lab.runs import RunReader
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.verify import extract_answer, verify_many
+from rstar_lab.visible_text import counted
 
 _SHOWN = 10
 SETTINGS = (
@@ -87,7 +88,7 @@ class Explanation:
         """Return the explanation for a terminal."""
         a, b = self.pass1
         lines = [
-            f"pass@1 {self.b} {b:.1%}, {self.a} {a:.1%}: difference {_points(self.total)} on {self.total.clusters} problems",
+            f"pass@1 {self.b} {b:.1%}, {self.a} {a:.1%}: difference {_points(self.total)} on {counted(self.total.clusters, 'problem')}",
             "",
         ]
         for part in self.parts:
@@ -178,7 +179,7 @@ def _problems(a: _Evaluation, b: _Evaluation, all_a: int, all_b: int) -> Part:
     truths = [side.rows.groupby("problem_id").truth.first() for side in (a, b)]
     other = truths[0].index[truths[0].astype(str) != truths[1].reindex(truths[0].index).astype(str)]
     left_out = all_a + all_b - 2 * len(truths[0])
-    text = f"{len(truths[0])} problems in common; {left_out} of only one run are left out."
+    text = f"{counted(len(truths[0]), 'problem')} in common; left out, because only one run has them: {left_out}."
     if len(other):
         text += f" The true answer of {len(other)} differs, such as {other[0]}."
     return Part("problems", bool(left_out or len(other)), text)

@@ -21,7 +21,7 @@ from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.filters import Where, sql_list
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.runs import RunStoreError
-from rstar_lab.visible_text import escaped
+from rstar_lab.visible_text import counted, escaped
 
 KINDS = {
     "environment error": "the environment or an engine failed",
@@ -214,7 +214,7 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS) -> Figure:
     )  # fmt: skip
     figure.update_layout(
         height=480, margin={"t": 60, "l": 10, "r": 10, "b": 10},
-        title=f"{len(found):,} rollouts with failures in {len(table):,} groups",
+        title=f"{counted(len(found), 'rollout')} with failures in {counted(len(table), 'group')}",
     )  # fmt: skip
     return Figure(figure, table)
 
@@ -225,5 +225,4 @@ def _group_name(values: Sequence[Any]) -> str:
 
 def _numbers(row: dict[Any, Any]) -> str:
     kept = "" if pd.isna(row["kept"]) else f", RoC kept {row['kept']:.0%}"
-    problems = f"{row['problems']:,} problem" + "s" * (row["problems"] != 1)
-    return f"{row['rollouts']:,} rollouts ({row['share']:.1%}), {problems}{kept}"
+    return f"{counted(row['rollouts'], 'rollout')} ({row['share']:.1%}), {counted(row['problems'], 'problem')}{kept}"

@@ -9,7 +9,7 @@ from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
-from rstar_lab.visible_text import escaped
+from rstar_lab.visible_text import counted, escaped
 
 _MAX_NAMES = 40  # maximum number of rows with a label on the axis
 
@@ -76,8 +76,10 @@ def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
         title = "problems by pass rate" if recurring else "groups of the step by pass rate"
         figure.update_yaxes(title=title, showticklabels=False, ticks="")
     count, total = frame.problem_id.nunique(), cells.problem_id.nunique()
-    of = f"{count:,} problems" if count == total else f"{count:,} of {total:,} problems"
-    figure.update_layout(height=min(900, 200 + 18 * len(names)), title=f"{escaped(run_id)}: {of}, {len(steps):,} steps")
+    of = counted(count, "problem") if count == total else f"{count:,} of {total:,} problems"
+    figure.update_layout(
+        height=min(900, 200 + 18 * len(names)), title=f"{escaped(run_id)}: {of}, {counted(len(steps), 'step')}"
+    )
     return Figure(figure, frame)
 
 

@@ -24,7 +24,7 @@ from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.metrics import class_title, evaluations, get_metric, measure, rollout_classes
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.runs import RunReader, RunStoreError
-from rstar_lab.visible_text import escaped
+from rstar_lab.visible_text import counted, escaped
 
 METRICS = (
     "pass1", "tool_error_rate", "tool_error_rate_correct", "calls", "response_tokens", "response_tokens_correct",
@@ -261,7 +261,7 @@ def _trajectories(runs: Runs, sample: int) -> str:
 def _counts(row: Mapping[str, Any]) -> str:
     """Return turns, errors and tokens as text, as far as they are known."""
     known = (("turns", "turn"), ("errors", "error"), ("response_tokens", "token"))
-    return ", ".join(f"{row[name]} {word}{'s' * (row[name] != 1)}" for name, word in known if row.get(name) is not None)
+    return ", ".join(counted(row[name], word) for name, word in known if row.get(name) is not None)
 
 
 def _sample(runs: Runs, count: int) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.errors import UserError
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import read_messages
-from rstar_lab.visible_text import escaped
+from rstar_lab.visible_text import counted, escaped
 
 KINDS: dict[str, dict[str, Any]] = {  # marker of each kind of segment
     "generate": {"color": COLOURS[0]},
@@ -142,7 +142,7 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
         hovertemplate="%{text}<br>ends last, at %{x:.3g} s<extra></extra>",
     )
     shown = frame.lane.max() + 1
-    of = f"{len(rows):,} rollouts" if shown == len(rows) else f"{shown:,} of {len(rows):,} rollouts"
+    of = counted(len(rows), "rollout") if shown == len(rows) else f"{shown:,} of {len(rows):,} rollouts"
     idle = wait_s / (len(rows) * longest_s) if longest_s else 0.0
     layout = {"barmode": "overlay", "bargap": 0.15, "height": min(760, 240 + 9 * int(shown))}
     figure.update_layout(layout, title=f"step {step}, {of}; idle {idle:.0%}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, RunsFolder, examples, find_run
-from rstar_lab.visible_text import printable
+from rstar_lab.visible_text import counted, printable
 
 app = typer.Typer()
 SHOWN = 10
@@ -89,9 +89,9 @@ def audit(
                     for name in ("precision", "recall")
                 ]
                 print(
-                    f"{judgement['grader']}: {', '.join(parts)}; {judgement['judged']} judged rollouts that only it accepts"
+                    f"{judgement['grader']}: {', '.join(parts)}; {counted(judgement['judged'], 'judged rollout')} that only it accepts"
                 )
             if found.disagreements and not table.judged.any():
                 print("To judge them in a notebook, with the keys y and n: rstar_lab.analysis.judge(RUN)")
-        print(f"{reward}: {'passed' if found.passed else 'failed'} on {found.problems} problems")
+        print(f"{reward}: {'passed' if found.passed else 'failed'} on {counted(found.problems, 'problem')}")
     raise typer.Exit(0 if found.passed else 1)

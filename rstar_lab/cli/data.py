@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, examples, print_result, read_recipe, run_async
-from rstar_lab.visible_text import printable
+from rstar_lab.visible_text import counted, printable
 
 if TYPE_CHECKING:
     from rstar_lab.rl.data.converters import ConversionReport
@@ -39,7 +39,7 @@ def synthesize(
     problems = tiny.synthesize(seed, count, levels=levels, families=families, exclude=taken)
     write_problems(out, problems)
     result = {"out": str(out), "problems": len(problems), "seed": seed}
-    print_result(as_json, result, f"{len(problems):,} problems in {out}")
+    print_result(as_json, result, f"{counted(len(problems), 'problem')} in {out}")
 
 
 @app.command(epilog=examples("rstar-lab data prepare dapo --against aime24 --against aime25 --out train.parquet"))
@@ -119,7 +119,7 @@ def prepare(
         print(printable(f"bad row: {bad}"))
     overlaps = {entry["name"]: entry["overlaps"] for entry in card.against}
     result = {"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}
-    print_result(as_json, result, f"{card.kept:,} problems in {out}; the card is {out.stem}.card.md beside it")
+    print_result(as_json, result, f"{counted(card.kept, 'problem')} in {out}; the card is {out.stem}.card.md beside it")
 
 
 @app.command(epilog=examples("rstar-lab data convert toolace toolace.json --out sft/toolace.jsonl"))

@@ -8,6 +8,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run, print_result
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import counted
 
 app = typer.Typer()
 FORMATS = ("atif", "sft", "sft-tokens", "preference")
@@ -113,4 +114,4 @@ def import_run(
     folder = getattr(analysis, f"import_{format}")(source, runs_dir, run_id=run_id)
     count = len(analysis.open_runs(folder).trajectories())
     result = {"run": folder.name, "path": str(folder), "rollouts": count}
-    print_result(as_json, result, f"{folder}: {count:,} rollouts")
+    print_result(as_json, result, f"{folder}: {counted(count, 'rollout')}")

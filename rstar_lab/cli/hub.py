@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import RunsFolder, examples
-from rstar_lab.visible_text import printable
+from rstar_lab.visible_text import counted, printable
 
 app = typer.Typer()
 
@@ -41,7 +41,11 @@ def push(
         for name in upload.files:
             print(printable(name))
         return
-    print(printable(f"{send(upload, repo, public=public)} ({len(upload.files)} files, {upload.size / 1e6:.1f} MB)"))
+    print(
+        printable(
+            f"{send(upload, repo, public=public)} ({counted(len(upload.files), 'file')}, {upload.size / 1e6:.1f} MB)"
+        )
+    )
 
 
 @app.command(

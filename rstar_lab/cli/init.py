@@ -9,7 +9,7 @@ import typer
 
 from rstar_lab.cli.shared import examples
 from rstar_lab.errors import UserError
-from rstar_lab.visible_text import printable
+from rstar_lab.visible_text import counted, printable
 
 if TYPE_CHECKING:
     from rstar_lab.hardware.profiles import Profile
@@ -91,13 +91,15 @@ def init(
     files = [out.with_name(f"{out.stem}-{part}.jsonl") for part in ("train", "held-out")]
     for file, part in zip(files, (train, held_out), strict=True):
         write_problems(file, part)
-        print(f"{file}: {len(part)} problems of {name}")
+        print(f"{file}: {counted(len(part), 'problem')} of {name}")
     out.write_text(
         recipe_text(model, machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools),
         encoding="utf-8",
     )
     recipe = load_recipe(out)
-    print(f"{out}: {'SFT, then ' if sft else ''}{recipe.stages[0].steps} steps of GRPO-RoC on profile {machine.name}")
+    print(
+        f"{out}: {'SFT, then ' if sft else ''}{counted(recipe.stages[0].steps, 'step')} of GRPO-RoC on profile {machine.name}"
+    )
     if not sft and not knows_tools:
         print("The chat template knows no tools, so tools are described in the system prompt; --sft teaches them first")
     print(f"next: rstar-lab preflight {out} --profile {profile}\n      rstar-lab run {out}")
@@ -143,7 +145,7 @@ def _split(source: str, fields: str) -> tuple[str, "list[Problem]", "list[Proble
         print(printable(f"left out rows: {len(bad)}; the first: {bad[0]}"))
     if len(found) < 2:
         raise UserError(
-            f"--problems {source}: {len(found)} different problems; at least 2 are needed, one of them held out"
+            f"--problems {source}: {counted(len(found), 'different problem')}; at least 2 are needed, one of them held out"
         )
     chosen = random.Random(0).sample(list(found.values()), len(found))
     held_out = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(chosen))))

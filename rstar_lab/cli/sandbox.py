@@ -10,6 +10,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, examples, print_result
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import counted
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -124,7 +125,7 @@ def _ready_text(ready: dict[str, Any], token_file: Path | None, *, own: bool) ->
 
     file = token_file or ready["token_file"]
     token = f"$(cat {shlex.quote(str(file))})" if file else "TOKEN" if own else ""
-    lines = [f"sandbox: {ready['url']} ({ready['workers']} workers)"]
+    lines = [f"sandbox: {ready['url']} ({counted(ready['workers'], 'worker')})"]
     lines += [f"token: {ready['token_file']}"] if ready["token_file"] else []
     return "\n".join([*lines, f"try: {example_request(ready['url'], token)}"])
 

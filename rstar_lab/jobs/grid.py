@@ -22,6 +22,7 @@ from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.slurm import start_array
 from rstar_lab.jobs.store import JobFolder, JobSpec, check_name
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.visible_text import counted
 
 ERROR_LINE = re.compile(r"^(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE)
 POLL_S = 1.0
@@ -230,7 +231,7 @@ def _submit_array(plan: GridPlan, log: Callable[[str], None]) -> None:
     jobs = [_submit_cell(plan, arm, seed, log, start=False).folder for arm, seed in missing]
     folder = Path(plan.runs_dir) / ".jobs" / f".array-{plan.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     start_array(plan.name, jobs, folder, concurrency=plan.concurrency, after=after)
-    log(f"grid {plan.name}: {len(jobs)} runs as one array, {plan.concurrency} at a time")
+    log(f"grid {plan.name}: {counted(len(jobs), 'run')} as one array, {plan.concurrency} at a time")
 
 
 def _start_controller(plan: GridPlan) -> None:

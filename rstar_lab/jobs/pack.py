@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar_lab.errors import UserError
+from rstar_lab.visible_text import counted
 
 # Ray rejects a working_dir of more than 100 MiB with HTTP 413.
 LIMIT_MB = 90
@@ -34,7 +35,7 @@ class Package:
         links = (
             f"; links that are absolute or leave the tree are not sent: {', '.join(self.links)}" if self.links else ""
         )
-        return f"{self.files} files, {self.megabytes:.1f} MB of the working tree{secret}{links}"
+        return f"{counted(self.files, 'file')}, {self.megabytes:.1f} MB of the working tree{secret}{links}"
 
 
 def tree_root() -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.visible_text import escaped
+from rstar_lab.visible_text import counted, escaped
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,10 @@ class JobDescription:
         for stage in self.stages:
             hours = stage["steps"] * stage["step_s"] / 3600
             rows.append(
-                (f"stage {stage['name']}", f"{stage['steps']} steps of {stage['step_s']:.0f} s: {_duration(hours)}")
+                (
+                    f"stage {stage['name']}",
+                    f"{counted(stage['steps'], 'step')} of {stage['step_s']:.0f} s: {_duration(hours)}",
+                )
             )
         rows += [(part, _duration(hours)) for part, hours in self.parts_h.items()]
         rows += [("not counted", part) for part in self.not_counted]

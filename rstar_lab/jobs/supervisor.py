@@ -24,6 +24,7 @@ from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec
+from rstar_lab.visible_text import counted
 
 
 class Stopped(Exception):
@@ -127,7 +128,7 @@ def _copy_log(output: IO[str], path: Path, secrets: list[str], echo: bool) -> No
     with output, path.open("ab", buffering=0) as log:
         for line in output:
             line = redact(line, secrets)
-            note = f"\n[{lost} lines of output could not be written]\n" if lost else ""
+            note = f"\n[{counted(lost, 'line')} of output could not be written]\n" if lost else ""
             data = (note + line).encode()
             try:
                 lost = 0 if log.write(data) == len(data) else lost + 1

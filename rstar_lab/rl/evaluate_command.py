@@ -22,6 +22,7 @@ from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
 from rstar_lab.rl.rollout.metrics import first_remedy, rollout_line
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.visible_text import counted
 
 SHOWN = 40  # rows of the printed table, hardest problems first
 
@@ -213,7 +214,7 @@ def print_result(
         printed.add_row(*cells, f"{row['calls'] / row['samples']:.1f}", str(row["errors"]))
     reporter.console.print(printed)
     if len(table) > SHOWN:
-        reporter.print_line(f"... and {len(table) - SHOWN} problems with more correct samples")
+        reporter.print_line(f"... and {counted(len(table) - SHOWN, 'problem')} with more correct samples")
     for key, title in (("pass1", f"avg@{k} (pass@1)"), (f"pass{k}", f"pass@{k}"), (f"maj{k}", f"maj@{k}")):
         reporter.print_line(f"{title:18}{format_interval(result[key])}")
     intervals = result["intervals"]
@@ -224,15 +225,17 @@ def print_result(
     reporter.print_line(f"{'truncated':18}{format_interval(intervals['truncated'])}")
     for name, own in result.get("sets", {}).items():
         reporter.print_line(
-            f"{name:18}{format_interval(own['pass1'])} avg@{own['samples']}, {own['problems']} problems"
+            f"{name:18}{format_interval(own['pass1'])} avg@{own['samples']}, {counted(own['problems'], 'problem')}"
         )
     if overlong := result.get("overlong_prompts"):
-        reporter.print_line(f"{overlong} problems are left out: their prompts do not fit into the model's context")
+        reporter.print_line(
+            f"left out: {counted(overlong, 'problem')} with a prompt that does not fit into the model's context"
+        )
     if failed := result.get("environment_failures"):
-        reporter.print_line(f"{failed} rollouts are left out because their environment failed; the log names the cause")
+        reporter.print_line(f"left out: {counted(failed, 'rollout')} whose environment failed; the log names the cause")
     shares = result | {"rollouts": result["n"], "correct": result["pass1"][0]}
     speed = f"; {result['generated_tokens_per_s']:.0f} tokens/s" if "generated_tokens_per_s" in result else ""
     reporter.print_line(f"{rollout_line(shares, tools=tools)}{speed}")
     if shares["correct"] in (0.0, 1.0):
         reporter.print_line(f"To train on such problems, first: {first_remedy(shares, tools=tools)}")
-    reporter.print_line(f"{result['problems']} problems x {k} samples\nrun {run}")
+    reporter.print_line(f"{counted(result['problems'], 'problem')} x {counted(k, 'sample')}\nrun {run}")

@@ -45,6 +45,7 @@ from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
+from rstar_lab.visible_text import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -401,7 +402,7 @@ async def evaluate_model(
                 sets=sets,
             )
     reporter.print_line(
-        f"{suffix}: pass@1 {format_interval(result['pass1'])} on {result['problems']} problems x {result['samples']}"
+        f"{suffix}: pass@1 {format_interval(result['pass1'])} on {counted(result['problems'], 'problem')} x {result['samples']}"
     )
     return result
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.errors import UserError
 from rstar_lab.verify import last_boxed
+from rstar_lab.visible_text import counted
 
 log = logging.getLogger(__name__)
 
@@ -327,4 +328,4 @@ def write_problem_file(module: str, problems_of: Callable[[str], Sequence[Proble
         write_problems(path, problems)
     except UserError as error:
         sys.exit(f"error: {error}")
-    print(f"{len(problems)} problems written to {path}")
+    print(f"{counted(len(problems), 'problem')} written to {path}")

@@ -23,6 +23,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader, check_file
+from rstar_lab.visible_text import counted
 
 Kind = Literal["model", "run"]
 REPO_TYPES = {"model": "model", "run": "dataset"}
@@ -233,7 +234,7 @@ def _data_card(run: RunReader) -> bytes:
         f"# {run.run_id}",
         "",
         f"Rollouts of a {info['kind']} run of rstar_lab {(info.get('versions') or {}).get('rstar_lab', '')}: "
-        f"{len(lines_of_steps)} steps, seed {info.get('seed')}, status {run.status}. `rstar-lab pull` makes it a run again, "
+        f"{counted(len(lines_of_steps), 'step')}, seed {info.get('seed')}, status {run.status}. `rstar-lab pull` makes it a run again, "
         "which `inspect` and `open_runs` read.",
         "",
         f"Last step ({last['step']}): "

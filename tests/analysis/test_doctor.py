@@ -391,7 +391,7 @@ def test_rollouts_of_prime_rl_and_atif_documents_are_read(tmp_path):
     diagnosis = doctor(tmp_path / "prime")
     assert diagnosis.findings[0].rule.name == "all rollouts wrong" and diagnosis.logs[0].source == "prime-rl"
     assert len(diagnosis.logs[0].rollouts) == 96 and diagnosis.logs[0].rollouts.step.nunique() == 6
-    assert "1 lines are no JSON objects and were left out, first line 17" in diagnosis.to_text()
+    assert "left out: 1 line without a JSON object, first line 17" in diagnosis.to_text()
     assert diagnosis._repr_html_().count(diagnosis.verdict) == 1, "a notebook shows the first sentence once"
     export_atif(open_runs(GOLDEN / "tiny_fast-rl"), tmp_path / "atif", "step <= 2")
     (log,) = doctor(tmp_path / "atif").logs
@@ -442,11 +442,11 @@ def test_what_is_understood_in_part_is_read_with_a_note(tmp_path):
     (tmp_path / "torn.jsonl").write_text("\n".join([*lines[:20], lines[20][:30]]))
     diagnosis = doctor(tmp_path / "torn.jsonl")
     assert len(diagnosis.logs[0].rollouts) == 20
-    assert "torn.jsonl: 1 lines are no JSON objects and were left out, first line 21" in diagnosis.to_text()
+    assert "torn.jsonl: left out: 1 line without a JSON object, first line 21" in diagnosis.to_text()
     mixed = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "reward": 1}]
     mixed += [{"messages": "none"}, {"messages": [{"role": "user"}], "reward": 1}, {**mixed[0], "reward": "high"}]
     (tmp_path / "mixed.jsonl").write_text("\n".join(map(json.dumps, mixed)))
-    assert "mixed.jsonl: 2 rows were left out" in doctor(tmp_path / "mixed.jsonl").to_text()
+    assert "mixed.jsonl: left out: 2 rows" in doctor(tmp_path / "mixed.jsonl").to_text()
     for name in ("prompts", "gz"):
         (tmp_path / name).mkdir()
         for file in (tmp_path / "whole").glob("*.jsonl"):

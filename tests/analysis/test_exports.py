@@ -315,13 +315,15 @@ def test_evaluation_questions_never_enter_training_data(golden, tmp_path):
     kept = export_sft(golden, tmp_path / "a.jsonl", STEP, against={"mine": [question]})
     assert kept.left_out["question of the evaluation set mine"] >= 16
     card = (tmp_path / "a.md").read_text()
-    assert "mine (1 questions)" in card and "`tiny_fast-rl`" in card
+    assert "mine (1 question)" in card and "`tiny_fast-rl`" in card
 
 
 def test_parquet_files_have_the_same_rows(golden, tmp_path):
     export_sft(golden, tmp_path / "a.jsonl", STEP)
     export_sft(golden, tmp_path / "a.parquet", STEP)
     assert list(read_conversations(tmp_path / "a.parquet")) == list(read_conversations(tmp_path / "a.jsonl"))
+    cards = [(tmp_path / name).read_text().partition("\n")[0] for name in ("a.md", "a.parquet.md")]
+    assert cards == ["# a.jsonl", "# a.parquet"]
     with pytest.raises(UserError, match=r"\.jsonl or \.parquet"):
         export_sft(golden, tmp_path / "a.csv", STEP)
 

@@ -16,7 +16,7 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule
 from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Hardware, load_profile
-from rstar_lab.visible_text import escaped
+from rstar_lab.visible_text import counted, escaped
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector
@@ -112,7 +112,7 @@ class Diagnosis:
             return f"No fault was found by {checked} checks{rest}."
         first = self.findings[0]
         others = len(self.findings) - 1
-        more = f" ({others} more finding{'s' if others > 1 else ''})" if others else ""
+        more = f" ({counted(others, 'more finding')})" if others else ""
         return f"{first.rule.cause[0].upper()}{first.rule.cause[1:]}: {first.evidence.text}{more}."
 
     def as_dict(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from rstar_lab.analysis.import_rows import (
 )
 from rstar_lab.errors import UserError
 from rstar_lab.runs.files import open_to_read, parse_json, read_text
+from rstar_lab.visible_text import counted
 
 STEPS = ("step", "global_step", "_step", "training_step", "iteration")
 PROMPTS = ("prompt", "prompts", "input", "question", "query", "problem")
@@ -206,7 +207,9 @@ def rows(file: Path, notes: list[str]) -> Iterator[tuple[str, Row]]:
     except (OSError, ValueError, MemoryError) as error:
         notes.append(f"{file.name}: cannot be read to its end: {error}")
     if broken:
-        notes.append(f"{file.name}: {len(broken)} lines are no JSON objects and were left out, first line {broken[0]}")
+        notes.append(
+            f"{file.name}: left out: {counted(len(broken), 'line')} without a JSON object, first line {broken[0]}"
+        )
 
 
 def _first(row: Row, names: Iterable[str]) -> Any:
@@ -249,7 +252,7 @@ def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:
             except UserError as error:
                 left_out.append(str(error))
         if left_out:
-            notes.append(f"{file.name}: {len(left_out)} rows were left out, the first one: {left_out[0]}")
+            notes.append(f"{file.name}: left out: {counted(len(left_out), 'row')}, the first one: {left_out[0]}")
 
 
 def _converted(row: Row, place: str, file: Path) -> Iterator[Row]:

@@ -23,6 +23,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.tool_calls import parse_stored_turn
+from rstar_lab.visible_text import counted
 
 PROVENANCE = (
     "run_id", "attempt", "stage", "step", "policy_version", "traj_id", "problem_id", "group_id", "sample", "reward", "kept",
@@ -332,7 +333,7 @@ def _write(rows: Iterator[Row], exported: Exported, where: Where, kind: str, con
             pq.write_table(_table(collected, exported), file)
     exported.written = len(collected)
     if wrong := sum("reward" in row and not (row["reward"] or 0) > 0 for row in collected):
-        exported.notes.append(f"{wrong:,} rows have no reward above zero, because the filter selects them")
+        exported.notes.append(f"{counted(wrong, 'row')} without a reward above zero, because the filter selects them")
     columns = list(collected[0])
     with atomic_write(card) as file:  # follows no link
         file.write(_card(exported, where, kind, context, columns).encode("utf-8", "replace"))
@@ -375,11 +376,11 @@ def _card(exported: Exported, where: Any, kind: str, context: _Context, columns:
     """Return the data card."""
     runs = [f"| `{run_id}` | `{context.recipe_hash(run_id)}` |" for run_id in sorted(context.run_ids)]
     left_out = [f"| {reason} | {count:,} |" for reason, count in exported.left_out.most_common()] or ["| nothing | 0 |"]
-    against = ", ".join(f"{name} ({count:,} questions)" for name, count in context.against.items())
+    against = ", ".join(f"{name} ({counted(count, 'question')})" for name, count in context.against.items())
     return "\n".join(
         [
             f"# {exported.path.name}", "",
-            f"{exported.written:,} rows: {kind}, {_WRITER}. Filter: `{where!r}`.", "",
+            f"{counted(exported.written, 'row')}: {kind}, {_WRITER}. Filter: `{where!r}`.", "",
             "| run | hash of its recipe |", "|---|---|", *runs, "",
             "| left out | rollouts |", "|---|---|", *left_out, "",
             *(f"Note: {note}." for note in exported.notes), "",

@@ -17,7 +17,7 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, String
 from rstar_lab.analysis.inspector.palette import SCALES, STATIC, page_css
 from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.visible_text import escaped, visible
+from rstar_lab.visible_text import counted, escaped, visible
 
 _CSS = page_css()
 _SYNTAX = (
@@ -68,7 +68,7 @@ def solved_of(rows: Sequence[Mapping[str, Any]]) -> str:
     states = [verdict(row) for row in rows]
     scored = [state for state in states if state[0] != "none"]
     if not scored:
-        return f"{len(rows)} rollouts, not scored"
+        return f"{counted(len(rows), 'rollout')}, not scored"
     word = "correct" if any(text in ("correct", "wrong") for *_, text in scored) else "with a reward above 0"
     apart = f", {len(rows) - len(scored)} not scored" if len(scored) < len(rows) else ""
     return f"{sum(state == 'ok' for state, *_ in scored)} of {len(scored)} {word}{apart}"
@@ -304,7 +304,9 @@ def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str, ques
         "<tr>" + "".join(f"<td>{escaped(format_value(row.get(name)))}</td>" for name in columns) + "</tr>"
         for row in rows
     )
-    caption = f"{total:,} trajectories of {escaped(label)}" + (f"; the first {len(rows)}" if total > len(rows) else "")
+    caption = f"{counted(total, 'trajectory')} of {escaped(label)}" + (
+        f"; the first {len(rows)}" if total > len(rows) else ""
+    )
     return (
         f'<style>{_CSS}</style><div class="rl rl-page"><table class="rl-table"><caption>{caption}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
@@ -328,8 +330,11 @@ def export_markdown(
         f"- run: {_inline(row.get('run_id'))}, stage {_inline(row.get('stage'))}",
         f"- answer: {_inline(row.get('answer'))}, truth {_inline(truth)}: **{right}**",
         f"- {status}advantage {format_value(row.get('advantage'))}",
-        f"- {format_value(row.get('turns'))} turns, {format_value(row.get('calls'))} tool calls, {format_value(row.get('errors'))} errors, "
-        f"{format_value(row.get('response_tokens'))} tokens",
+        "- "
+        + ", ".join(
+            f"{name.replace('_', ' ')} {format_value(row.get(name))}"
+            for name in ("turns", "calls", "errors", "response_tokens")
+        ),
     ]
     if len(siblings) > 1:
         lines.append(f"- group: {solved_of(siblings)}")

@@ -28,6 +28,7 @@ from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, parse_
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.reader import MIRROR_FILE, read_mirror
 from rstar_lab.runs.schema import LEVELS, step_range_of
+from rstar_lab.visible_text import counted
 
 LOCK = ".mirror.lock"
 # Messages of a shell on a host without rsync, and of rsync if start-up files of the shell print text. sftp works in both cases.
@@ -54,8 +55,8 @@ class Pulled:
     def __str__(self) -> str:
         per_step = f", {self.bytes / self.steps / 1e6:.2f} MB a step" if self.steps else ""
         return (
-            f"{self.run_id}: {self.steps} new steps of {self.total_steps}, {self.files} files, {self.bytes / 1e6:.1f} MB"
-            f"{per_step}, {self.seconds:.1f} s"
+            f"{self.run_id}: {counted(self.steps, 'new step')} of {self.total_steps}, {counted(self.files, 'file')}, "
+            f"{self.bytes / 1e6:.1f} MB{per_step}, {self.seconds:.1f} s"
         )
 
 

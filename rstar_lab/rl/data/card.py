@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.runs.files import atomic_write
+from rstar_lab.visible_text import counted
 
 EXAMPLES = 5  # per filter, spread evenly over the dropped problems
 EXCERPT = 240  # characters of a question or answer
@@ -72,7 +73,7 @@ class Card:
 
     def markdown(self) -> str:
         """Return the card as Markdown."""
-        lines = [f"# {Path(self.output['file']).name}: {self.kept:,} problems", "", "## Sources", ""]
+        lines = [f"# {Path(self.output['file']).name}: {counted(self.kept, 'problem')}", "", "## Sources", ""]
         lines += _table(
             ["source", "read from", "problems", "kept", "sha256"],
             [

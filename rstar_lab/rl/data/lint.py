@@ -20,6 +20,7 @@ from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.base import count_answers
 from rstar_lab.tool_calls import parse_tool_calls
 from rstar_lab.verify import readable
+from rstar_lab.visible_text import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -114,7 +115,9 @@ def _roles(conversation: "Conversation") -> list[LintFinding]:
             expected = "assistant"
             continue
         if unanswered:
-            findings.append(LintFinding(place, "roles", f"{unanswered} calls before it have no tool message"))
+            findings.append(
+                LintFinding(place, "roles", f"{counted(unanswered, 'call')} before it without a tool message")
+            )
         if role != expected:
             findings.append(LintFinding(place, "roles", f"{role} message, expected {expected}"))
         unanswered = len(parse_tool_calls(message.content)) if role == "assistant" else 0
@@ -122,7 +125,7 @@ def _roles(conversation: "Conversation") -> list[LintFinding]:
     if conversation.messages[-1].role != "assistant":
         findings.append(LintFinding(None, "roles", "the last message is not from the assistant"))
     if unanswered:
-        findings.append(LintFinding(None, "roles", f"{unanswered} calls at the end have no tool message"))
+        findings.append(LintFinding(None, "roles", f"{counted(unanswered, 'call')} at the end without a tool message"))
     return findings
 
 

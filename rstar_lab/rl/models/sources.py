@@ -27,6 +27,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.runs.files import lock_file, write_json
+from rstar_lab.visible_text import counted
 
 SMOLLM2 = "smollm2-135m"
 _SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -175,7 +176,9 @@ def _check_files(label: str, weights: bool, files: Any) -> None:
     missing = [file for file in files if file.will_download]
     if missing:
         size = sum(file.file_size or 0 for file in missing)
-        _say(f"{label}: downloads {len(missing)} files, {size / 1e9:.3g} GB, at commit {missing[0].commit_hash[:12]}")
+        _say(
+            f"{label}: downloads {counted(len(missing), 'file')}, {size / 1e9:.3g} GB, at commit {missing[0].commit_hash[:12]}"
+        )
 
 
 def _hub_error(label: str, error: Exception) -> UserError:

@@ -6,6 +6,7 @@ from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import Architecture, CheckContext, NotNeeded, Warn
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.sft import Lora
+from rstar_lab.visible_text import counted
 
 # Prompt of the paper's format with its tool schema, and mean length of a generated SFT conversation without its system prompt,
 # which is computed once for several conversations.
@@ -34,7 +35,7 @@ def memory(context: CheckContext) -> str:
     available = context.profile.hardware.memory_gb_per_node
     message = (
         f"about {peak / estimate.GB:.1f} GB of {available:.0f} GB: {name} {recipe.processes * state / estimate.GB:.1f} GB, "
-        f"micro-batch {recipe.processes * ACTIVATIONS / estimate.GB:.1f} GB, {engines} engines {rollouts / estimate.GB:.1f} GB"
+        f"micro-batch {recipe.processes * ACTIVATIONS / estimate.GB:.1f} GB, {counted(engines, 'engine')} {rollouts / estimate.GB:.1f} GB"
     )
     if peak > available * estimate.GB:
         raise Warn(

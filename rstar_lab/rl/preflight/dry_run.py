@@ -25,6 +25,7 @@ from rstar_lab.rl.preflight import dry_run_local, estimate
 from rstar_lab.rl.preflight.context import Architecture, architecture_of
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
 from rstar_lab.rl.recipe import LimitsSection, Recipe, RlSection, Stage
+from rstar_lab.visible_text import counted
 
 GB = estimate.GB
 SWEPT = ("micro_batch_tokens", "fsdp_size", "sequence_parallel")
@@ -366,7 +367,7 @@ def _summary(result: DryRun) -> str:
 def text_lines(result: DryRun) -> list[str]:
     """Return the result as lines of text."""
     lines = [
-        f"{result.name} ({result.trainer}, {result.ranks} ranks, {result.micro_batch_tokens} tokens): {_summary(result)}"
+        f"{result.name} ({result.trainer}, {counted(result.ranks, 'rank')}, {result.micro_batch_tokens} tokens): {_summary(result)}"
     ]
     for phase, found in result.phases.items():
         kinds = ", ".join(f"{kind} {gb:.2f}" for kind, gb in found["by_kind_gb"].items() if gb >= 0.005)
@@ -377,11 +378,13 @@ def text_lines(result: DryRun) -> list[str]:
     total = sum(result.seconds.values())
     shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in result.seconds.items())
     lines.append(f"  time by kernel at peak rates: {shares}; {result.flops / 1e12:.0f} TFLOP per micro-batch")
-    lines.append(f"  {result.micro_batches} micro-batches and {result.kernels_per_step} kernels per step and rank")
+    lines.append(
+        f"  {counted(result.micro_batches, 'micro-batch')} and {result.kernels_per_step} kernels per step and rank"
+    )
     for one in result.collectives:
         place = "inside a node" if one["inside"] else "between nodes"
         lines.append(
-            f"  {one['phase']}: {one['count']} x {one['name']} over {one['ranks']} ranks {place}, {one['gb']:.1f} GB, "
+            f"  {one['phase']}: {one['count']} x {one['name']} over {counted(one['ranks'], 'rank')} {place}, {one['gb']:.1f} GB, "
             f"{one['seconds']:.2f} s"
         )
     lines.append(

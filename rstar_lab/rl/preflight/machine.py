@@ -22,6 +22,7 @@ from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.preflight import cpu, estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.preflight.estimate import GB
+from rstar_lab.visible_text import counted
 
 # The rStar2-Agent report trains its recipe in one week: 510 steps on 64 MI300X.
 PAPER_STEPS, PAPER_HOURS = 510, 168.0
@@ -47,7 +48,7 @@ def sandbox(context: CheckContext) -> str:
     )
     if settings.redis and section.url == "local":
         return (
-            f"the job starts Redis, a service and {workers} workers on {hardware.nodes} nodes; "
+            f"the job starts Redis, a service and {counted(workers, 'worker')} on {counted(hardware.nodes, 'node')}; "
             f"{_load_message(context, calls, settings.call_s, workers)}"
         )
     if section.url != "local":
@@ -65,9 +66,7 @@ def sandbox(context: CheckContext) -> str:
 def _load_message(context: CheckContext, calls: float, seconds: float, workers: int) -> str:
     """Describe the load of a step. Raises UserError if the calls take longer than the generation."""
     load = calls * seconds / max(1, workers)
-    message = (
-        f"{seconds * 1e3:.0f} ms per call; {calls:.0f} calls in a step keep {workers} workers busy for {load:.0f} s"
-    )
+    message = f"{seconds * 1e3:.0f} ms per call; {calls:.0f} calls in a step keep {counted(workers, 'worker')} busy for {load:.0f} s"
     if context.profile.hardware.gpus and context.recipe.stages:
         longest = max(
             estimate.step_time(
@@ -167,8 +166,12 @@ def batches(context: CheckContext) -> str:
             )
         mini = rl.problems_per_step // rl.mini_batches * kept
         if mini % ranks:
-            raise UserError(f"stages.{stage.name}: a mini-batch of {mini} rollouts does not divide among {ranks} ranks")
-        lines.append(f"{stage.name}: {rl.problems_per_step} x {kept} = {rl.mini_batches} x {mini} on {ranks} ranks")
+            raise UserError(
+                f"stages.{stage.name}: a mini-batch of {mini} rollouts does not divide among {counted(ranks, 'rank')}"
+            )
+        lines.append(
+            f"{stage.name}: {rl.problems_per_step} x {kept} = {rl.mini_batches} x {mini} on {counted(ranks, 'rank')}"
+        )
     return "; ".join(lines) or "no stages"
 
 
@@ -289,7 +292,7 @@ def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
         stages.append({"name": stage.name, "steps": stage.steps, "step_s": step_s})
         seconds += stage.steps * step_s
         steps += stage.steps
-    lines.append(f"{steps} steps = {_time(seconds)}")
+    lines.append(f"{counted(steps, 'step')} = {_time(seconds)}")
     other = estimate.other_time(recipe, profile.trainer, costs)
     lines += [f"{part} = {_time(value)}" for part, value in other.seconds.items()]
     if other.missing:

@@ -16,6 +16,7 @@ from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
 from rstar_lab.rl.session import load_functions
+from rstar_lab.visible_text import counted
 
 SAMPLED_PROBLEMS = 32
 CHECKED_ANSWERS = 5_000  # true answers of a stage that the check `data` reads
@@ -94,7 +95,7 @@ def verl_configuration(context: CheckContext) -> str:
         config.compose(
             config.sft_overrides(recipe, context.profile, run_dir / "base", run_dir, 1), "sft_trainer_engine"
         )
-    what = f"{'its SFT and ' if recipe.sft else ''}each of {len(recipe.stages)} stages"
+    what = f"{'its SFT and ' if recipe.sft else ''}{counted(len(recipe.stages), 'stage')}"
     return f"verl {metadata.version('verl')} composes it for {what} ({len(composed)} sections)"
 
 
@@ -240,7 +241,7 @@ def data(context: CheckContext) -> str:
         if not problems:
             raise UserError(f"stages.{stage.name}.problems: {section.file} contains no problem")
         if section.environment is not None:
-            lines.append(f"{stage.name}: {len(problems)} problems of {section.environment}")
+            lines.append(f"{stage.name}: {counted(len(problems), 'problem')} of {section.environment}")
             continue
         graded = [problem for problem in problems if not problem.environment]
         sampled = graded[:: max(1, len(graded) // SAMPLED_PROBLEMS)][:SAMPLED_PROBLEMS]
@@ -251,7 +252,7 @@ def data(context: CheckContext) -> str:
                 f"{wrong[0].problem_id}: {wrong[0].answer!r}; `rstar-lab data prepare` extracts answers from solutions"
             )
         lines.append(
-            f"{stage.name}: {len(problems)} problems, {len(sampled) - len(wrong)}/{len(sampled)} answers verify"
+            f"{stage.name}: {counted(len(problems), 'problem')}, {len(sampled) - len(wrong)}/{len(sampled)} answers verify"
         )
         if recipe.rl.reward == "verify":
             findings = lint_problems(section.file, fields, CHECKED_ANSWERS)

@@ -15,6 +15,7 @@ from rstar_lab.rl.preflight import estimate, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.verl.config import split_overrides
+from rstar_lab.visible_text import counted
 
 
 class Status(StrEnum):
@@ -74,7 +75,7 @@ def preflight(
     try:
         ours, own = split_overrides(overrides or {}, machine_profile)
         loaded = load_recipe(recipe, ours, machine_profile)
-        yield Finding("recipe", Status.PASS, f"{loaded.name}: {len(loaded.stages)} stages, all keys known")
+        yield Finding("recipe", Status.PASS, f"{loaded.name}: {counted(len(loaded.stages), 'stage')}, all keys known")
     except UserError as error:
         yield Finding("recipe", Status.FAIL, str(error))
         return

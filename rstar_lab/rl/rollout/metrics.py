@@ -12,6 +12,7 @@ import numpy as np
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.methods.user_functions import user_metric
 from rstar_lab.rl.trajectory import StopReason, Trajectory
+from rstar_lab.visible_text import counted
 
 _FEW, _MOST = 0.1, 0.5
 
@@ -110,7 +111,7 @@ def rollout_line(metrics: Mapping[str, Any], *, tools: bool) -> str:
     """
     count = metrics["rollouts"]
     correct = metrics["correct"] or 0.0
-    parts = [f"{_number(correct, count)} of {count} rollouts correct"]
+    parts = [f"{_number(correct, count)} of {counted(count, 'rollout')} correct"]
     if correct in (0.0, 1.0):
         parts[0] += f" (all rewards {'positive' if correct else '0'}: nothing to learn from)"
     if tools:

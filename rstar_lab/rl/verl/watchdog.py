@@ -13,6 +13,7 @@ from typing import Any
 
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.runs.writer import RunWriter
+from rstar_lab.visible_text import counted
 
 EXIT_CODE = 70
 
@@ -123,7 +124,7 @@ class Watchdog:
 
 def _describe(workers: list[dict[str, Any]]) -> str:
     lines = [
-        f"{wait['count']} rollouts wait for {operation} on {worker['host']}, {wait['traj_id']} for {wait['longest_s']} s"
+        f"{operation} on {worker['host']}: {counted(wait['count'], 'rollout')} waiting, {wait['traj_id']} for {wait['longest_s']} s"
         for worker in workers
         for operation, wait in worker.get("waits", {}).items()
     ]

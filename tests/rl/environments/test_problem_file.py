@@ -18,7 +18,7 @@ def test_problems_are_written_and_errors_are_one_line(tmp_path, monkeypatch, cap
     path = tmp_path / "sums.jsonl"
     monkeypatch.setattr(sys, "argv", ["tasks", "tasks:sums", str(path)])
     write_problem_file("tasks", problems_of)
-    assert capsys.readouterr().out == f"1 problems written to {path}\n"
+    assert capsys.readouterr().out == f"1 problem written to {path}\n"
     assert [problem.question for problem in load_problems(path)] == ["1+1?"]
     for arguments, message in (
         (["tasks:sum", str(path)], "error: task: tasks:sum: not found"),

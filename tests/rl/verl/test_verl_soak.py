@@ -78,7 +78,7 @@ def test_a_hung_step_ends_with_a_report_of_what_it_waits_for(tmp_path, monkeypat
     (worker,) = [worker for worker in report["workers"] if worker["waits"]]
     assert worker["waits"]["reward"]["traj_id"].startswith(RUN)
     info = json.loads((tmp_path / "verl" / RUN / "run.json").read_text())
-    assert info["status"] == "failed" and "wait for reward" in info["error"]
+    assert info["status"] == "failed" and "reward on " in info["error"]
 
 
 def engines_of(folder):

@@ -29,7 +29,11 @@ def test_the_watchdog_reports_what_a_hung_step_waits_for(tmp_path, operation):
     assert report["workers"][0]["waits"][operation]["traj_id"] == "run-000001-0000-03"
     assert report["workers"][0]["host"]
     assert info["status"] == "failed"
-    assert f"1 rollouts wait for {operation}" in info["error"] and "run-000001-0000-03" in info["error"]
+    assert (
+        f"{operation} on " in info["error"]
+        and "1 rollout waiting" in info["error"]
+        and "run-000001-0000-03" in info["error"]
+    )
 
 
 @pytest.mark.slow

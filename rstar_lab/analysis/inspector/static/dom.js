@@ -51,6 +51,9 @@ export function show(value, digits = 3) {
   return text.replace("-", "−");
 }
 
+/** A number with its noun: "1 call", "1,000 calls". */
+export const counted = (number, noun) => `${show(number)} ${noun}${number === 1 ? "" : "s"}`;
+
 /** What a reward says: {state, mark, text}. A rollout without a reward is neither right nor wrong; a reward of the user's
  *  own function (correct is null) says nothing about the answer. */
 export function verdict(row) {
@@ -71,7 +74,7 @@ export const verdictMark = (row, full = false) => {
 export function solvedOf(rows) {
   const scored = rows.filter((row) => verdict(row).state !== "none");
   const unscored = rows.length - scored.length;
-  if (!scored.length) return `${rows.length} rollout${rows.length === 1 ? "" : "s"}, not scored`;
+  if (!scored.length) return `${counted(rows.length, "rollout")}, not scored`;
   const word = scored.every((row) => row.correct === null) ? "with a reward above 0" : "correct";
   return `${scored.filter((row) => row.reward > 0).length} of ${scored.length} ${word}${unscored ? `, ${unscored} not scored` : ""}`;
 }

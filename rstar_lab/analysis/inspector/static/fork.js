@@ -1,4 +1,4 @@
-import { h, fill, show, verdict, pathEnd } from "./dom.js";
+import { h, counted, fill, show, verdict, pathEnd } from "./dom.js";
 
 const percent = (value) => `${Math.round(100 * value)}%`;
 
@@ -79,7 +79,7 @@ export class Fork {
     const { traj_id } = this;
     const turn = this.turn.value === "" ? null : Number(this.turn.value);
     this.button.disabled = true;
-    this.title.textContent = `Forking: sampling ${this.count.value} continuations from ${turn === null ? "every turn" : `turn ${turn + 1}`} …`;
+    this.title.textContent = `Forking: sampling ${counted(Number(this.count.value), "continuation")} from ${turn === null ? "every turn" : `turn ${turn + 1}`} …`;
     const seconds = h("span", { "aria-hidden": "true" }, "0 s");
     fill(this.body, h("p", { class: "rl-missing" }, "The kernel is busy until the continuations are stored. ", seconds));
     const began = Date.now();
@@ -90,7 +90,7 @@ export class Fork {
       if (traj_id === this.traj_id) {
         this.draw(forked);
         this.body.focus();
-      } else this.say(`${forked.tree.length} continuations are stored as run ${forked.run}. Open their rollout and press t to see them.`);
+      } else this.say(`Stored as run ${forked.run}: ${counted(forked.tree.length, "continuation")}. Open the rollout and press t to see them.`);
     } catch (error) {
       if (traj_id === this.traj_id) this.fail(error.message);
       else this.say(`Not forked: ${error.message}`, true);
@@ -107,23 +107,24 @@ export class Fork {
 
   draw({ values, tree, lost_at, reward, run, weights, differing }) {
     const whole = values.length === this.turn.options.length - 1; // every turn was forked: the values show where the value falls
-    const original = `The original rollout is ${reward > 0 ? "correct" : "wrong"}.`;
+    const own = tree.some((row) => typeof row.reward === "number") && tree.every((row) => row.correct === null);
+    const original = `The original rollout ${own ? `has ${verdict({ reward, correct: null }).text}` : `is ${verdict({ reward }).text}`}.`;
     const fall = whole && lost_at !== null ? lost_at : -1;
     const lost = fall < 0 ? "" : ` The value falls most over turn ${fall + 1}.`;
-    const replayed = differing ? ` ${differing} earlier calls returned another response than the stored one.` : "";
+    const replayed = differing ? ` ${counted(differing, "earlier call")} returned another response than the stored one.` : "";
     this.title.textContent = `${original}${lost}${replayed} Model: ${pathEnd(weights, 3)}. Stored as run ${run}.`;
     this.title.title = weights;
     const rows = values.map(({ turn, value, low, high, n }) => h("tr", { class: turn === fall ? "rl-this" : "" },
       h("td", {}, show(turn + 1), turn === fall ? h("div", { class: "rl-label" }, "largest fall") : null), h("td", { title: `n = ${n}` }, `${percent(value)} of ${n}`),
       h("td", {}, interval(value, low, high), h("div", {}, `${percent(low)} to ${percent(high)}`)),
       h("td", {}, h("span", { class: "rl-strip" }, tree.filter((row) => row.turn === turn).map((row) => this.cell(row))))));
-    fill(this.body, h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, ["From turn", "Correct", "95% interval", "Continuations"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows)));
+    fill(this.body, h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, ["From turn", own ? "Reward above 0" : "Correct", "95% interval", "Continuations"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows)));
   }
 
   cell(row) {
     const failed = row.stop_reason === "engine_error";
     const result = failed ? "excluded, because the engine failed" : verdict(row).text;
-    const text = `continuation ${row.sample}: ${result}, answer ${show(row.answer)}, ${show(row.calls)} calls, ${show(row.errors)} errors, ${show(row.response_tokens)} tokens, stopped by ${show(row.stop_reason)}`;
+    const text = `continuation ${row.sample}: ${result}, answer ${show(row.answer)}, ${counted(row.calls, "call")}, ${counted(row.errors, "error")}, ${counted(row.response_tokens, "token")}, stopped by ${show(row.stop_reason)}`;
     const colour = failed ? "" : `rl-${verdict(row).state}`;
     return h("button", { type: "button", class: `rl-cell ${colour}`, title: `${text}. Click: side by side.`, "aria-label": text, "aria-pressed": "false", "data-traj": row.traj_id, onclick: () => this.compare(row.traj_id) }, failed ? "–" : verdict(row).mark);
   }

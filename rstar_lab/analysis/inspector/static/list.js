@@ -1,4 +1,4 @@
-import { h, fill, show, visible, verdictMark, outcomeClass, debounce } from "./dom.js";
+import { h, counted, fill, show, visible, verdictMark, outcomeClass, debounce } from "./dom.js";
 
 /** The list of trajectories. Only visible rows have elements; rows are fetched in blocks. */
 
@@ -12,7 +12,7 @@ const callCell = (row) => {
   const outcomes = row.outcomes ?? [];
   if (!outcomes.length) return show(row.calls);
   const drawn = outcomes.slice(0, 8).map((outcome) => h("span", { class: `rl-dot rl-${outcomeClass(outcome)}`, title: outcome }, callGlyph[outcomeClass(outcome)]));
-  return h("span", { role: "img", "aria-label": `${outcomes.length} calls: ${outcomes.slice(0, 8).join(", ")}` }, drawn, outcomes.length > 8 ? `+${outcomes.length - 8}` : null);
+  return h("span", { role: "img", "aria-label": `${counted(outcomes.length, "call")}: ${outcomes.slice(0, 8).join(", ")}` }, drawn, outcomes.length > 8 ? `+${outcomes.length - 8}` : null);
 };
 const fixed = (name, digits) => (row) => (typeof row[name] === "number" ? row[name].toFixed(digits).replace("-", "−") : "–");
 
