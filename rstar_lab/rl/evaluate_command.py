@@ -9,6 +9,7 @@ from rich.table import Table
 
 from rstar_lab.errors import UserError
 from rstar_lab.estimates import format_interval
+from rstar_lab.hardware.processes import PeakMemory
 from rstar_lab.progress import Reporter, plain
 from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source
@@ -19,7 +20,7 @@ from rstar_lab.rl.pipeline import evaluate_model
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.problems import Problem, parse_fields, without_copies
 from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
-from rstar_lab.rl.rollout.metrics import first_remedy, rollout_line
+from rstar_lab.rl.rollout.metrics import first_remedy, phase_text, rollout_line
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.visible_text import counted
@@ -78,12 +79,14 @@ async def evaluate_command(
     run_suffix = identity_digest(parts)
     if force:
         run_suffix = _unused_suffix(recipe, run_suffix)
-    async with RunSession.open(recipe, reporter) as session:
-        ids = {name: [problem.problem_id for problem in part] for name, part in sets.items()} if len(sets) > 1 else {}
-        stored = await evaluate_model(
-            session, folder, problems, run_suffix, as_served=bool(urls), model_identity=weights, sets=ids
-        )
-        run = session.runs_dir / session.run_id(run_suffix)
+    ids = {name: [problem.problem_id for problem in part] for name, part in sets.items()} if len(sets) > 1 else {}
+    with PeakMemory() as memory:
+        async with RunSession.open(recipe, reporter) as session:
+            run = session.runs_dir / session.run_id(run_suffix)
+            is_finished = (run / "run.json").exists() and RunReader(run).status == "finished"
+            stored = await evaluate_model(
+                session, folder, problems, run_suffix, as_served=bool(urls), model_identity=weights, sets=ids
+            )
     rows = RunReader(run).read("trajectories").to_pylist()
     result, table = summarise_usable(rows), per_problem(usable_rows(rows))
     if "overlong_prompts" in stored:
@@ -91,7 +94,9 @@ async def evaluate_command(
     result |= summarise_sets(rows, ids)  # runs of older versions have none
     seconds = sum(line.get("generate_s") or 0.0 for line in RunReader(run).metrics())
     if seconds:  # runs of older versions have none
-        result["generated_tokens_per_s"] = sum(row["model_tokens"] for row in rows) / seconds
+        result |= {"generated_tokens_per_s": sum(row["model_tokens"] for row in rows) / seconds, "generate_s": seconds}
+        if not (urls or is_finished):
+            result["generate_gb"] = memory.gb
     for row in table:
         reporter.emit("problem", **row)
     if not reporter.as_json:
@@ -234,7 +239,9 @@ def print_result(
     if failed := result.get("environment_failures"):
         reporter.print_line(f"left out: {counted(failed, 'rollout')} whose environment failed; the log names the cause")
     shares = result | {"rollouts": result["n"], "correct": result["pass1"][0]}
-    speed = f"; {result['generated_tokens_per_s']:.0f} tokens/s" if "generated_tokens_per_s" in result else ""
+    speed = ""
+    if "generate_s" in result:
+        speed = f"; {result['generated_tokens_per_s']:.0f} tokens/s; {phase_text('generate', result)}"
     reporter.print_line(f"{rollout_line(shares, tools=tools)}{speed}")
     if shares["correct"] in (0.0, 1.0):
         reporter.print_line(f"To train on such problems, first: {first_remedy(shares, tools=tools)}")

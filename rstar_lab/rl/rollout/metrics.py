@@ -130,16 +130,19 @@ def first_step_line(metrics: Mapping[str, Any], *, tools: bool, steps: int) -> s
         tools: whether the rollouts had tools.
         steps: number of steps that are left.
     """
-    phases = []
-    for name in ("generate", "update", "weights"):
-        memory = metrics.get(f"{name}_gb")
-        phases.append(f"{name} {metrics[f'{name}_s']:.1f} s" + ("" if memory is None else f" ({memory:.1f} GB)"))
+    phases = [phase_text(name, metrics) for name in ("generate", "update", "weights")]
     left = steps * metrics["step_s"]
     end = datetime.now() + timedelta(seconds=left)
     return (
         f"first step: {rollout_line(metrics, tools=tools)}; {metrics['generated_tokens_per_s']:.0f} tokens/s; "
         f"{', '.join(phases)}; expected end in {_duration(left)} ({end:%a %H:%M})"
     )
+
+
+def phase_text(name: str, metrics: Mapping[str, Any]) -> str:
+    """Return the seconds of a phase (`<phase>_s`), and its peak memory (`<phase>_gb`) if it was measured."""
+    memory = metrics.get(f"{name}_gb")
+    return f"{name} {metrics[f'{name}_s']:.1f} s" + ("" if memory is None else f" ({memory:.1f} GB)")
 
 
 def first_remedy(metrics: Mapping[str, Any], *, tools: bool) -> str:
