@@ -88,7 +88,7 @@ def test_what_the_flags_say_decides(folder):
         (["--model", "knows-tools", "--problems", "p.csv", "--profile", "laptp"], "did you mean 'laptop'"),
         (["--model", "knows-tools", "--problems", "other.csv"], r"columns: a, b"),
         (["--model", "knows-tools", "--problems", "gone.jsonl"], "no such file"),
-        (["--model", "knows-tools", "--problems", "one.jsonl"], "1 different problems"),
+        (["--model", "knows-tools", "--problems", "one.jsonl"], "1 different problem;"),
         (["--model", "knows-tools", "--problems", "p.csv", "--out", "p.csv"], r"ends? in \.yaml|exists already"),
     ],
 )

@@ -1,6 +1,7 @@
 """`rstar-lab init`."""
 
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,11 +88,11 @@ def init(
             sft = typer.confirm(
                 "The chat template of this model knows no tools. Teach tool calls by SFT first?", default=True
             )
-    name, train, held_out = _split(problems, fields)
+    train, held_out = _split(problems, fields)
     files = [out.with_name(f"{out.stem}-{part}.jsonl") for part in ("train", "held-out")]
-    for file, part in zip(files, (train, held_out), strict=True):
+    for file, part, use in zip(files, (train, held_out), ("training problem", "held-out problem"), strict=True):
         write_problems(file, part)
-        print(f"{file}: {counted(len(part), 'problem')} of {name}")
+        print(f"{file}: {counted(len(part), use)}")
     out.write_text(
         recipe_text(model, machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools),
         encoding="utf-8",
@@ -102,7 +103,10 @@ def init(
     )
     if not sft and not knows_tools:
         print("The chat template knows no tools, so tools are described in the system prompt; --sft teaches them first")
-    print(f"next: rstar-lab preflight {out} --profile {profile}\n      rstar-lab run {out}")
+    command = Path(sys.argv[0])  # .venv/bin/rstar-lab where the environment is not activated
+    if command.name != "rstar-lab" or shutil.which("rstar-lab"):
+        command = Path("rstar-lab")
+    print(f"next: {command} preflight {out} --profile {profile}\n      {command} run {out}")
 
 
 def _in_terminal() -> bool:
@@ -131,8 +135,8 @@ def _knows_tools(model: str) -> bool:
         return False
 
 
-def _split(source: str, fields: str) -> tuple[str, "list[Problem]", "list[Problem]"]:
-    """Return the name of a problem set, its training problems and its held-out ones, in random order."""
+def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
+    """Return the training problems and the held-out problems of a set, in random order."""
     from rstar_lab.rl.data.sources import parse_source, read_source
     from rstar_lab.rl.problems import parse_fields
 
@@ -149,7 +153,7 @@ def _split(source: str, fields: str) -> tuple[str, "list[Problem]", "list[Proble
         )
     chosen = random.Random(0).sample(list(found.values()), len(found))
     held_out = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(chosen))))
-    return parsed.source.name, chosen[held_out:], chosen[:held_out]
+    return chosen[held_out:], chosen[:held_out]
 
 
 def _guess_fields(path: Path) -> dict[str, str]:
