@@ -51,12 +51,13 @@ job
 # %% [markdown]
 # ## Watch the job
 #
-# `job.watch()` prints the log. Interrupting the cell stops the printing, not the job.
+# `job.watch()` prints the log. Interrupting the cell stops the printing, not the job. After a reload of the page, interrupt
+# the cell and run it again: it prints the log from its beginning.
 
 # %% jupyter={"source_hidden": true}
 if wait:
     status = job.watch()
-    assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
+    assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
 
 # %% jupyter={"source_hidden": true}
 root = Path(runs_dir)

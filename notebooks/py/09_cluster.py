@@ -84,7 +84,7 @@ again.status()
 
 # %%
 status = again.watch(timeout_s=timeout_s)
-assert status == "finished", f"the job {status}; the end of its log:\n{again.logs(tail=30)}"
+assert status == "finished", f"job {again.id}: {status}; the end of its log:\n{again.logs(tail=30)}"
 
 # %% [markdown]
 # ## Stop

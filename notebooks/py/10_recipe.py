@@ -91,12 +91,13 @@ job
 # %% [markdown]
 # ## Watch the job
 #
-# Interrupting the cell stops the printing, not the job. Run the cell again to continue.
+# Interrupting the cell stops the printing, not the job. Run the cell again to continue. After a reload of the page, interrupt
+# it first: it prints the log from its beginning.
 
 # %% jupyter={"source_hidden": true}
 if wait:
     status = job.watch()
-    assert status == "finished", f"the job {status}; the end of its log:\n{job.logs(tail=20)}"
+    assert status == "finished", f"job {job.id}: {status}; the end of its log:\n{job.logs(tail=20)}"
 
 # %% jupyter={"source_hidden": true}
 watch(job.run_dir) if job.run_dir else "the run is still queued: run this cell again"

@@ -208,7 +208,7 @@ from rstar_lab.parameters import read_mapping
 overrides = read_mapping(overrides, "overrides")
 job = submit(folder / f"{name}.yaml", profile, overrides, runs_dir=runs_dir, name=name)
 status = job.watch()
-assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
+assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
 
 # %% [markdown]
 # ## Result

@@ -48,7 +48,7 @@ def train(name, keys):
     """Train the recipe with these keys as a job; return the folder of the run."""
     job = submit(recipe, profile, keys, runs_dir=runs_dir, name=name)
     status = job.watch()
-    assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
+    assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
     return runs_dir / f"{name}-rl"
 
 

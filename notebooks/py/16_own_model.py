@@ -79,13 +79,14 @@ rstar_lab("preflight", recipe, "--profile", profile, *(word for key, value in ov
 # ## Train
 #
 # The job is a process of its own: run the cell again to attach to it or to resume it. After the first step the log says
-# how many rollouts are correct, used the tool and have an answer in the asked format, and when the run will end.
+# how many rollouts are correct, used the tool and have an answer in the asked format, and when the run will end. After a
+# reload of the page, interrupt the cell and run it again: it prints the log from its beginning.
 
 # %%
 job = submit(str(recipe), profile, overrides, runs_dir=runs_dir)
 if wait:
     status = job.watch()
-    assert status == "finished", f"the job {status}; its log ends:\n{job.logs(tail=20)}"
+    assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
 
 # %%
 run = recipe.stem
