@@ -50,3 +50,6 @@ def test_every_notebook_is_in_one_of_the_four_paths():
     assert sorted(re.findall(r"`(\d\d_\w+)`", "".join(table))) == sorted(names) and len(table) == 4
     page = (NOTEBOOKS.parent / "docs" / "tutorials.md").read_text()
     assert sorted(re.findall(r"^\| \[(\d\d_\w+)\]", page, re.MULTILINE)) == sorted(names)
+    read_me = (NOTEBOOKS / "README.md").read_text().splitlines()  # in the file browser
+    links = [re.findall(r"\[(\d\d_\w+)\]\(\1\.ipynb\)", line) for line in read_me if line.startswith("| **")]
+    assert links == [re.findall(r"`(\d\d_\w+)`", line) for line in table]
