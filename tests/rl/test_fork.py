@@ -66,6 +66,7 @@ async def test_sixteen_continuations_start_from_the_tokens_before_the_turn(run):
     assert forked.state == "stateless" and forked.weights == str(model)
     tree = forked.tree
     assert len(tree) == 16 and set(tree.turn) == {1} and set(tree.reward) == {1.0} and set(tree.calls) == {1}
+    assert set(tree.correct) == {True}
     start = rollout.turns[1].start
     for row in RunReader(forked.run).read("transcripts").to_pylist():
         assert row["response_ids"][:start] == rollout.response_ids[:start]
