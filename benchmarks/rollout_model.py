@@ -6,6 +6,7 @@ of the machine. The server is `vllm.entrypoints.openai.api_server`, and gets tok
 """
 
 import asyncio
+import itertools
 import os
 import socket
 import subprocess
@@ -61,9 +62,10 @@ async def _rates(folder: Path, work_dir: Path, prompts: list[list[int]]) -> dict
             await group.load_folder(folder)
 
             async def ours(batch: list[list[int]]) -> int:
-                sampling = [Sampling(TOKENS, seed=seed) for seed in range(len(batch))]
-                engines = [group.engines[number % len(group.engines)] for number in range(len(batch))]
-                calls = (e.generate(p, s) for e, p, s in zip(engines, batch, sampling, strict=True))
+                engines = itertools.cycle(group.engines)
+                calls = (
+                    engine.generate(prompt, Sampling(TOKENS)) for engine, prompt in zip(engines, batch, strict=False)
+                )
                 return sum(len(completion.token_ids) for completion in await asyncio.gather(*calls))
 
             async def server(batch: list[list[int]]) -> int:

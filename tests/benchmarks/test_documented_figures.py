@@ -35,6 +35,10 @@ PAGE = {
         "GRPOTrainer: {trainer_model_step.peer:.0f} s, {trainer_model_memory.peer:.1f} GB "
         "| {trainer_model_step.times}x, {trainer_model_memory.times}x |",
     ],
+    "rollout-model": [
+        "64 tokens, float32 | {rollout_model_vllm.value:.0f} tokens/s | vLLM's own server: {rollout_model_vllm.peer:.0f}; transformers' "
+        "`generate`: {rollout_model_transformers.peer:.0f} | {rollout_model_vllm.times}x, {rollout_model_transformers.times}x |",
+    ],
 }
 README = {
     "sandbox": ["| {a.times}x (`print`), {b.times}x (numpy), {c.times}x (sympy) calls per second |"],
