@@ -121,7 +121,7 @@ def counterfactual(
             elif weights is None:
                 line["note"] = "the run has no checkpoint"
             elif missing:
-                line["note"] = f"no token arrays of {counted(missing, 'selected rollout')} (rl.token_arrays)"
+                line["note"] = f"{counted(missing, 'selected rollout')} without token arrays"
             elif selections[0].trajectories:
                 gradient = lab.batch_gradient(model, selections[0], rl, stored.seed)
                 trained_gradient = gradient if name == TRAINED else trained_gradient

@@ -3,6 +3,7 @@
 `analysis.counterfactual` compares the results of several changes.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +167,10 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    """Return the cosine of two gradients; NaN if one is zero."""
-    norms = float(a.norm()) * float(b.norm())
-    return float(a @ b) / norms if norms else float("nan")
+    """Return the cosine of two gradients; NaN if one is zero. Sums of millions of products in float32 would exceed 1."""
+
+    def dot(a: Tensor, b: Tensor) -> float:
+        return sum(float(x.double() @ y.double()) for x, y in zip(a.split(2**22), b.split(2**22), strict=True))
+
+    norms = math.sqrt(dot(a, a) * dot(b, b))
+    return dot(a, b) / norms if norms else float("nan")
