@@ -3,7 +3,7 @@ import { pythonSpans } from "./python.js";
 import { Paint, Values, legends } from "./tokens.js";
 
 // Characters of a segment that are drawn at first. Tool output can be very long, and a long problem would fill the first screen.
-const drawnAtFirst = ({ kind, turn, text }) => (kind === "user" && !turn && text.length > 1500 ? 1000 : kind === "tool" || kind === "stream" ? 20_000 : 400_000);
+const drawnAtFirst = ({ kind, turn, text }) => (kind === "user" && !turn && text.length > 1000 ? 600 : kind === "tool" || kind === "stream" ? 20_000 : 400_000);
 const bins = 240;
 
 /** Shows one transcript: a text node per segment, colours as highlights, and a ribbon of all tokens. */

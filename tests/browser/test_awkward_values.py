@@ -1,0 +1,76 @@
+"""A run with every awkward value in the widgets, at three widths, light and dark: nothing overlaps or is cut off.
+
+pytest -m soak tests/browser/test_awkward_values.py
+"""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from helpers.awkward_runs import LONG_QUESTION, make_awkward_runs
+from lab_page import SHOTS
+from test_random_actions import SIZES
+from text_faults import FAULTS
+from widget_page import WidgetPage
+
+from rstar_lab.analysis import (
+    explore,
+    failed_rollouts,
+    inspect,
+    open_runs,
+    overview,
+    plot_curves,
+    plot_failure_map,
+    watch,
+)
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+SCHEMES = ("light", "dark")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_awkward_runs(tmp_path_factory.mktemp("runs"), 1000)
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return open_runs(folder)
+
+
+def test_a_long_problem_leaves_the_rollout_in_view(browser, runs):
+    page = WidgetPage(browser, inspect(runs, selected="big-rl/1/0"), (1400, 900))
+    page.wait("() => document.querySelectorAll('.rl-seg').length > 2")
+    problem, reply = (page.page.locator(".rl-seg").nth(number) for number in (0, 1))
+    pane = page.page.locator(".rl-turns").bounding_box()
+    assert reply.bounding_box()["y"] < pane["y"] + 0.7 * pane["height"]
+    problem.get_by_role("button", name="Show all 3,000 characters").click()
+    assert (
+        problem.locator("pre").inner_text().strip() == LONG_QUESTION.strip() and problem.locator("button").count() == 0
+    )
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["explore", "overview", "watch"])
+def test_the_other_widgets_fit_at_three_widths(browser, folder, runs, name):
+    def widgets():
+        if name == "overview":
+            return [overview(folder).table]
+        if name == "watch":
+            shown = watch(folder / "big-rl")
+            return [shown.figure, shown.inspector]
+        figures = [plot_curves(runs, ["pass1"]), plot_failure_map(failed_rollouts(runs, {"run_id": "big-rl"}))]
+        return [explore(figures, runs)]
+
+    faults = []
+    for (width, height), scheme in itertools.product(SIZES, SCHEMES):
+        for number, widget in enumerate(widgets()):
+            page = WidgetPage(browser, widget, (width, height), scheme)
+            page.wait("() => document.querySelector('.rl-seg, .main-svg, .rl-overview tbody tr')")
+            page.page.wait_for_timeout(1000)
+            SHOTS.mkdir(parents=True, exist_ok=True)
+            page.page.screenshot(path=SHOTS / f"awkward-{name}-{number}-{width}-{scheme}.png")
+            faults += [f"{name} {number} {width} {scheme}: {fault}" for fault in page.page.evaluate(FAULTS)]
+            faults += page.errors
+            page.close()
+    assert not faults, "\n".join(faults)
