@@ -52,6 +52,7 @@ def serve():
 
     def start(runs_dir, token) -> str:
         server, listener = make_exporter(runs_dir, token), listen("127.0.0.1", 0)
+        listener.listen()
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         servers.append((server, thread))
         thread.start()

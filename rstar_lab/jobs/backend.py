@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -9,6 +10,20 @@ from rstar_lab.hardware.profiles import Profile
 from rstar_lab.jobs.preflight import JobDescription, preflight_rows, queue_state, summarize
 from rstar_lab.jobs.prepare import Submission, trainer_and_action, write_job
 from rstar_lab.jobs.store import JobFolder, JobSpec
+
+
+class JobStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"  # the backend cannot be reached, or the job's files are damaged
+    FOREIGN = "foreign"  # the job belongs to another user, so its files are not read
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 class Backend(Protocol):

@@ -17,7 +17,8 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.jobs.job import Job, JobStatus, list_jobs, submit
+from rstar_lab.jobs.backend import JobStatus
+from rstar_lab.jobs.job import Job, list_jobs, submit
 from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.slurm import start_array
 from rstar_lab.jobs.store import JobFolder, JobSpec, check_name

@@ -6,13 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.errors import UserError, os_error_message
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.jobs.backend import Backend
+from rstar_lab.jobs.backend import Backend, JobStatus
 from rstar_lab.jobs.backends import backend_named, choose
 from rstar_lab.jobs.preflight import JobDescription
 from rstar_lab.jobs.prepare import Submission, recipe_name, trainer_and_action
@@ -22,20 +21,6 @@ from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec, check_name
 from rstar_lab.runs.files import read_text
 from rstar_lab.runs.reader import find_runs_dir
 from rstar_lab.visible_text import printable
-
-
-class JobStatus(StrEnum):
-    QUEUED = "queued"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    STOPPED = "stopped"
-    UNKNOWN = "unknown"  # the backend cannot be reached, or the job's files are damaged
-    FOREIGN = "foreign"  # the job belongs to another user, so its files are not read
-
-    @property
-    def ended(self) -> bool:
-        return self in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 class Job:

@@ -51,6 +51,7 @@ async def test_a_repeated_evaluation_is_not_sampled_again_unless_settings_differ
     metrics = Path(first["run"], "metrics.jsonl")
     written = metrics.stat().st_mtime_ns
     second = await evaluate()
+    assert first.pop("generate_gb") > 0  # nothing is generated the second time
     assert second == first and metrics.stat().st_mtime_ns == written
 
     changed = await evaluate(**{"rl.limits.max_tool_chars": 1000})
@@ -155,6 +156,7 @@ async def test_several_sets_are_one_run_and_overlong_prompts_are_counted(memoriz
     assert (result["problems"], result["overlong_prompts"]) == (2, 1) and Path(result["run"]).is_dir()
     assert {name: own["problems"] for name, own in result["sets"].items()} == {"aime24": 1, "aime25": 1}
     assert {row[0] for row in rewards(result["run"])} == {"1", "aime25/1"}
+    assert result.pop("generate_gb") > 0
     assert await start(sources) == result, "the finished run is read"
     assert RunReader(result["run"]).info["result"]["sets"] == result["sets"]
     (row,) = results_table(open_runs(tmp_path / "runs")).to_dict("records")[-1:]

@@ -16,8 +16,7 @@ from pydantic import TypeAdapter
 
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile, Ssh, load_profile, parse_profile
-from rstar_lab.jobs.backend import Backend
-from rstar_lab.jobs.job import JobStatus
+from rstar_lab.jobs.backend import Backend, JobStatus
 from rstar_lab.jobs.pack import pack_tar, tree_root
 from rstar_lab.jobs.preflight import JobDescription
 from rstar_lab.jobs.prepare import Submission
