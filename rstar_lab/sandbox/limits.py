@@ -17,8 +17,8 @@ class Limits:
     memory_mb: MiB, including temporary files. processes: number of processes and threads.
     open_files: descriptors of one process. file_mb: MiB of one file; all files of a call may have four times as much.
     output_bytes: bytes of stdout, and of stderr. value_bytes: bytes of the repr of the last expression.
-    make_room: preempt long calls while calls are queued and long ones are rare. A preempted call ends as `timeout` when its
-    slack is used up, even if it did not get its CPU seconds.
+    make_room: preempt long calls while calls are queued and long ones are rare. A preempted call gets its CPU weight back when no
+    call has arrived for half a second. It ends as `timeout` when its slack is used up, even if it did not get its CPU seconds.
     queue_timeout_s: seconds in the queue after which the outcome is `queue_timeout`.
     session_idle_s: seconds without use after which a session is dropped. max_sessions: if there are more, the least
     recently used one is dropped.

@@ -295,7 +295,7 @@ class LocalSandbox(Sandbox):
         connection.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
         if job.on_output:
             connection.on_output = job.on_output
-        slot.on_preempt = connection.preempt
+        slot.on_preempt, slot.on_resume = connection.preempt, connection.resume
         try:
             starved_s = STARVED_TIMEOUTS * job.wall_s if "cgroup" in self.missing_layers else 0.0
             return await connection.call(job.message, job.wall_s + starved_s)

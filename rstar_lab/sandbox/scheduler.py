@@ -17,6 +17,8 @@ PREEMPTED_PER_WORKER = 12
 # Calls that run in addition to one per worker while all of them are short. They use the CPU time between the end of a program
 # and the start of the next one.
 EXTRA_SHORT_CALLS = 1
+# Preempted calls get free slots back when no call has arrived for this many seconds: a burst of short calls is over.
+QUIET_S = 0.5
 
 
 class SlotState(Enum):
@@ -32,19 +34,21 @@ class SlotState(Enum):
 
 
 class Slot:
-    """The permission of one call to run. on_preempt: called when a shorter call takes the slot."""
+    """The permission of one call to run. on_preempt: called when a shorter call takes the slot; on_resume: when it gets it back."""
 
     def __init__(self) -> None:
         self.state = SlotState.RUNNING
-        self.long = False
+        self.long = self.waiting = False
         self.on_preempt: Callable[[], None] = lambda: None
+        self.on_resume: Callable[[], None] = lambda: None
 
 
 class Scheduler:
     """A queue for `workers` slots, first come first served. There is one more slot while only short calls run and long ones are rare.
 
-    Transitions: RUNNING -> PREEMPTED (a short call takes the slot), RUNNING <-> WAITING (the call stops or starts to use CPU
-    time), any state -> FREE. A call that returns from WAITING runs at once, so there may be more running calls than slots.
+    Transitions: RUNNING <-> PREEMPTED (a short call takes the slot; no call needs it any more), RUNNING <-> WAITING (the call
+    stops or starts to use CPU time), any state -> FREE. A call that returns from WAITING runs at once, so there may be more
+    running calls than slots.
     """
 
     def __init__(self, workers: int, make_room: bool) -> None:
@@ -54,7 +58,11 @@ class Scheduler:
         self._counts = dict.fromkeys(SlotState, 0)
         self._queue: deque[asyncio.Future[Slot]] = deque()
         self._long: dict[Slot, None] = {}
+        self._preempted: dict[Slot, None] = {}
         self._recent: deque[bool] = deque(maxlen=RECENT)
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of the calls
+        self._arrived = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def depth(self) -> int:
@@ -67,7 +75,9 @@ class Scheduler:
 
     async def take(self, timeout_s: float) -> Slot:
         """Wait for a slot. Raises TimeoutError after `timeout_s` seconds."""
-        queued: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._arrived = self._loop.time()
+        queued: asyncio.Future[Slot] = self._loop.create_future()
         self._queue.append(queued)
         self._start_next()
         if not queued.done():
@@ -84,6 +94,7 @@ class Scheduler:
         """Return a slot at the end of its call."""
         if slot.long:
             self._long.pop(slot, None)
+            self._preempted.pop(slot, None)
         else:
             self._recent.append(False)
         self._move(slot, SlotState.FREE)
@@ -98,6 +109,7 @@ class Scheduler:
 
     def mark_waiting(self, slot: Slot, waiting: bool) -> None:
         """Record that a call has stopped (or started again) to use CPU time."""
+        slot.waiting = waiting
         if waiting and slot.state is SlotState.RUNNING and self._counts[SlotState.WAITING] < self._max_waiting:
             self._move(slot, SlotState.WAITING)
         elif not waiting and slot.state is SlotState.WAITING:
@@ -130,8 +142,10 @@ class Scheduler:
             if preempted >= limit or not (crowded or (rare and (self.depth or preempted))):
                 return
             del self._long[slot]
+            self._preempted[slot] = None
             slot.on_preempt()
             self._move(slot, SlotState.PREEMPTED)
+            self._timer = self._timer or self._resume_later()
 
     def _long_calls_are_rare(self) -> bool:
         """Return whether short calls may take the slots of long ones."""
@@ -148,3 +162,22 @@ class Scheduler:
             if not queued.done():
                 self._counts[SlotState.RUNNING] += 1
                 queued.set_result(Slot())
+
+    def _resume_preempted_calls(self) -> None:
+        """If no call has arrived for a while, give free slots to preempted calls that use CPU time, in the order of preemption."""
+        assert self._loop is not None
+        quiet = not self.depth and self._loop.time() - self._arrived >= QUIET_S
+        for slot in [slot for slot in self._preempted if quiet and not slot.waiting]:
+            if self._counts[SlotState.RUNNING] >= self.workers:
+                break
+            del self._preempted[slot]
+            self._long[slot] = None
+            self._counts[slot.state] -= 1
+            slot.state = SlotState.RUNNING
+            self._counts[slot.state] += 1
+            slot.on_resume()
+        self._timer = self._resume_later() if self._preempted else None
+
+    def _resume_later(self) -> asyncio.TimerHandle:
+        assert self._loop is not None
+        return self._loop.call_later(QUIET_S, self._resume_preempted_calls)

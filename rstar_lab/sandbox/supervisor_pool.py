@@ -168,6 +168,10 @@ class SupervisorConnection(asyncio.Protocol):
         """Tell the supervisor to lower the priority of its call."""
         self.send(protocol.YIELD)
 
+    def resume(self) -> None:
+        """Tell the supervisor that no call waits for the CPU time of its preempted call."""
+        self.send(protocol.RESUME)
+
     def send(self, kind: bytes) -> None:
         """Send a message without a body."""
         if self._transport is not None:

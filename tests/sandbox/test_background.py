@@ -127,6 +127,29 @@ async def test_a_preempted_call_gets_an_eighth_of_its_limit_on_a_busy_machine():
         await pool.close()
 
 
+@pytest.mark.slow
+async def test_a_call_that_gets_its_slot_back_leaves_the_background():
+    pool = SupervisorPool(1)
+    try:
+        await pool.start()
+        connection = await pool.start_supervisor("bare")
+        assert pool._process is not None
+        connection.on_long = connection.preempt
+        limits = LIMITS._replace(wall_slack_s=8.0)
+        code = b"import time\nwhile time.process_time() < 1: pass\nprint('done')"
+        with busy():
+            call = asyncio.create_task(connection.call(protocol.pack_request(limits, code, b""), 10.0))
+            while not call.done() and not in_background(pool._process.pid):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            assert not call.done(), "it needs more than the eighth of its limit"
+            connection.resume()
+            result = await call
+        assert (result.outcome, result.stdout) == ("ok", b"done\n")
+        assert not in_background(pool._process.pid)
+    finally:
+        await pool.close()
+
+
 @contextlib.contextmanager
 def freezer() -> Iterator[Path]:
     """Yield a control group whose processes cannot exit while its state is FROZEN."""

@@ -33,7 +33,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.calls: dict[int, asyncio.Task[Slot]] = {}  # queued or with a slot, in the order of arrival
         self.arrived = 0
         self.started: list[int] = []
-        self.preempted: list[int] = []
+        self.preempted: list[int] = []  # calls that gave way, and have not got their slot back
         self.returned = 0  # calls that ran again after they waited, while all slots were taken
 
     @initialize(workers=st.integers(1, 3), make_room=st.booleans(), max_waiting=st.integers(0, 3))
@@ -53,6 +53,7 @@ class SlotMachine(RuleBasedStateMachine):
             if number not in self.started and call.done() and not call.cancelled():
                 self.started.append(number)
                 call.result().on_preempt = lambda number=number: self.preempted.append(number)  # type: ignore[misc]
+                call.result().on_resume = lambda number=number: self.preempted.remove(number)  # type: ignore[misc]
 
     def slots(self, *states: SlotState) -> dict[int, Slot]:
         found = {number: call.result() for number, call in self.calls.items() if call.done()}
@@ -85,17 +86,18 @@ class SlotMachine(RuleBasedStateMachine):
         self.scheduler.mark_long(self.pick(data, *HELD)[1])
         self.run_loop()
 
-    @precondition(lambda self: self.slots(SlotState.RUNNING))
+    @precondition(lambda self: self.slots(SlotState.RUNNING, SlotState.PREEMPTED))
     @rule(data=st.data())
     def stop_to_use_cpu(self, data: st.DataObject) -> None:
-        self.scheduler.mark_waiting(self.pick(data, SlotState.RUNNING)[1], True)
+        self.scheduler.mark_waiting(self.pick(data, SlotState.RUNNING, SlotState.PREEMPTED)[1], True)
         self.run_loop()
 
-    @precondition(lambda self: self.slots(SlotState.WAITING))
+    @precondition(lambda self: self.slots(SlotState.WAITING, SlotState.PREEMPTED))
     @rule(data=st.data())
     def use_cpu_again(self, data: st.DataObject) -> None:
-        self.returned += 1
-        self.scheduler.mark_waiting(self.pick(data, SlotState.WAITING)[1], False)
+        slot = self.pick(data, SlotState.WAITING, SlotState.PREEMPTED)[1]
+        self.returned += slot.state is SlotState.WAITING
+        self.scheduler.mark_waiting(slot, False)
         self.run_loop()
 
     @precondition(lambda self: any(not call.done() for call in self.calls.values()))
@@ -123,13 +125,26 @@ class SlotMachine(RuleBasedStateMachine):
         if self.arrived and self.scheduler.depth:
             assert len(self.slots(SlotState.RUNNING)) >= self.scheduler.workers
 
+    @precondition(lambda self: self.slots(SlotState.PREEMPTED))
+    @rule()
+    def no_call_arrives_for_a_while(self) -> None:
+        assert self.scheduler._timer is not None
+        self.scheduler._timer.cancel()
+        self.scheduler._arrived = self.loop.time() - scheduler.QUIET_S
+        self.scheduler._resume_preempted_calls()
+        if not self.scheduler.depth and any(not slot.waiting for slot in self.slots(SlotState.PREEMPTED).values()):
+            assert len(self.slots(SlotState.RUNNING)) >= self.scheduler.workers
+
     @invariant()
     def limits_hold(self) -> None:
         if self.arrived:
             assert len(self.slots(SlotState.RUNNING)) <= self.scheduler.workers + EXTRA_SHORT_CALLS + self.returned
             assert len(self.slots(SlotState.WAITING)) <= self.max_waiting
             assert len(self.slots(SlotState.PREEMPTED)) <= PREEMPTED_PER_WORKER * self.scheduler.workers
-            assert sorted(self.preempted) == sorted(set(self.preempted)), "a call is preempted once"
+            held = [number for number in self.preempted if number in self.calls]
+            assert sorted(held) == sorted(self.slots(SlotState.PREEMPTED)), (
+                "a call is told each time that its state changes"
+            )
 
     @invariant()
     def slots_are_given_in_the_order_of_arrival(self) -> None:
@@ -187,4 +202,33 @@ async def test_no_extra_call_runs_beside_a_long_one():
     assert queue.count(SlotState.PREEMPTED) == 2, "the limit"
     assert queue.count(SlotState.RUNNING) == 2
     for call in calls:
+        call.cancel()
+
+
+async def test_a_preempted_call_gets_its_slot_back_when_no_call_arrives(monkeypatch):
+    monkeypatch.setattr(scheduler, "QUIET_S", 0.05)
+    queue = Scheduler(1, make_room=True)
+    for _ in range(64):
+        queue.free(await queue.take(1.0))
+    events: list[str] = []
+    long, short = await queue.take(1.0), asyncio.create_task(queue.take(3600))
+    long.on_preempt, long.on_resume = lambda: events.append("preempted"), lambda: events.append("resumed")
+    extra = asyncio.create_task(queue.take(3600))
+    await asyncio.sleep(0)
+    queue.mark_long(long)
+    await asyncio.sleep(0)
+    assert events == ["preempted"] and short.done() and extra.done()
+    queue.free(extra.result())
+    await asyncio.sleep(0.2)
+    assert events == ["preempted"], "the other short call still has the slot"
+    queue.free(short.result())
+    assert events == ["preempted"], "the next call may arrive at once"
+    async with asyncio.timeout(10):
+        while events == ["preempted"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert events == ["preempted", "resumed"] and long.state is SlotState.RUNNING
+    waiting = [asyncio.create_task(queue.take(3600)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert events == ["preempted", "resumed", "preempted"] and waiting[0].done()
+    for call in waiting:
         call.cancel()

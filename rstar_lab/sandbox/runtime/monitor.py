@@ -69,7 +69,7 @@ class CallMonitor:
         self.pressure = pressure
         self.outputs = running.streams.outputs
         self.start = self._last = time.monotonic()
-        self.preempted = False
+        self.preempted = self._gave_way = False
         self.waiting = False
         self._active = self.start
         self.ticks = 0
@@ -122,7 +122,13 @@ class CallMonitor:
 
     def preempt(self) -> None:
         """Lower the priority of this call at the next check, because shorter calls wait."""
-        self.preempted = True
+        self.preempted = self._gave_way = True
+
+    def resume(self) -> None:
+        """Give the call its CPU weight back at the next check, because no call waits any more."""
+        self.preempted = False
+        if self.group:
+            self.group.in_background = False
 
     def exceeded_limit(self) -> str | None:
         """Check the call; return the outcome if it must be ended now."""
@@ -153,11 +159,11 @@ class CallMonitor:
         if used_s >= request.timeout_s:
             return "timeout"
         self._needed_s = request.timeout_s - used_s
-        if self.group is None and not self._belongs_in_background():
+        if self.group is None and not self._was_in_background():
             self._granted_s = min(self._starved_s, STARVED_TIMEOUTS * request.timeout_s)
         left_s = self.left_s()
         if left_s <= 0:
-            starved = self._starved_s >= request.wall_slack_s / 2 and not self._belongs_in_background()
+            starved = self._starved_s >= request.wall_slack_s / 2 and not self._was_in_background()
             return "sandbox_error" if starved or not self.running.started else "timeout"
         self._adjust_weight(others, self._needed_s, left_s)
         return None
@@ -232,6 +238,10 @@ class CallMonitor:
     def _belongs_in_background(self) -> bool:
         """Return whether a preempted call has used enough CPU time to move to the background."""
         return self.preempted and self.last_cpu_s > self._guaranteed_s()
+
+    def _was_in_background(self) -> bool:
+        """Return whether the call waited for a CPU because it gave way to shorter ones."""
+        return self._gave_way and self.last_cpu_s > self._guaranteed_s()
 
     def _guaranteed_s(self) -> float:
         """Return the CPU seconds that a preempted call gets in any case."""

@@ -3,6 +3,7 @@
 To a supervisor:
 CALL     a request
 YIELD    preempt the call
+RESUME   no call waits any more: the preempted call gets its CPU weight back
 FORK     fork the interpreter of the session; layout of CALL, with the number of copies as code
 ADOPT    become the supervisor of a copy; layout of CALL, with a Copy as code
 RELEASE  the copies are adopted
@@ -29,7 +30,7 @@ import struct
 from typing import NamedTuple
 
 HEAD = struct.Struct("=Ic")
-CALL, YIELD = b"c", b"y"
+CALL, YIELD, RESUME = b"c", b"y", b"g"
 FORK, ADOPT, RELEASE, END = b"k", b"o", b"e", b"x"
 LONG, WAITING, ACTIVE, RESULT, READY = b"l", b"w", b"a", b"r", b"d"
 REFUSED, ENDED, EXCEEDED, DENIED, OUTPUT = b"f", b"n", b"t", b"s", b"u"
@@ -181,7 +182,7 @@ class Channel:
         self._used = len(rest)
 
     def _save(self, stdin: int, start: int, size: int) -> None:
-        """Write the call's input to its file. Only YIELD can follow before the result is sent."""
+        """Write the call's input to its file. Only YIELD and RESUME can follow before the result is sent."""
         part = memoryview(self._buffer)[start : min(self._used, start + size)]
         remaining = size - len(part)
         if part:

@@ -31,6 +31,7 @@ from rstar_lab.sandbox.runtime.protocol import (
     OUTPUT,
     READY,
     RELEASE,
+    RESUME,
     WAITING,
     YIELD,
     Channel,
@@ -308,8 +309,11 @@ class Supervisor:
             wait_s = max(0.0, checked + tick_s - time.monotonic())
             for fd, _ in poller.poll(wait_s * 1000):
                 if fd == self.channel.fileno():
-                    if self.channel.receive()[0] == YIELD:
+                    kind = self.channel.receive()[0]
+                    if kind == YIELD:
                         monitor.preempt()
+                    elif kind == RESUME:
+                        monitor.resume()
                 elif fd == running.pidfd:
                     return None, False
                 elif running.denied is not None and fd == running.denied.fileno():
