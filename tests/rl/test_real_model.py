@@ -7,6 +7,7 @@ the model learns.
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -89,6 +90,26 @@ def test_sft_and_rl_with_adapters(folder, run):
     rstar_lab("train", "smol.yaml", *(word for key in keys for word in ("--set", key)), cwd=folder)
     (line,) = RunReader(folder / "runs" / "lora-rl").metrics()
     assert not line["kept"] or line["mismatch"] < 1e-3
+
+
+def test_sft_and_grpo_roc_under_verl_on_a_cpu_rank(folder, monkeypatch):
+    pytest.importorskip("verl")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")  # where length_reward.py is
+    command = [sys.executable, "-m", "rstar_lab.rl.verl.train", "smol.yaml", "--profile", "laptop"]
+    command += ["--set", "name=verl", "--set", "sft.batch_size=2", "--set", "sft.problems.synthetic.count=4"]
+    log = folder / "verl.log"
+    with log.open("w") as output:
+        code = subprocess.run(command, cwd=folder, stdout=output, stderr=output, timeout=3000).returncode
+    assert code == 0, log.read_text(errors="replace")[-3000:]
+    trained = folder / "runs" / "verl-rl"
+    lines = RunReader(trained).metrics()
+    assert [line["step"] for line in lines] == [1, 2]
+    assert any(line["kept"] and line["grad_norm"] > 0 for line in lines)
+    assert all(line["mismatch"] < 1e-3 for line in lines if line["kept"])
+    tied = load_model(trained / "stages" / "rl")
+    assert tied.lm_head.weight.data_ptr() == tied.model.embed_tokens.weight.data_ptr()
+    before = load_model(folder / "runs" / "verl-sft" / "sft" / "model").state_dict()
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in tied.state_dict().items())
 
 
 def test_stored_rollouts_can_be_forked_compared_and_reported(folder, run, monkeypatch):
