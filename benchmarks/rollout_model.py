@@ -138,7 +138,7 @@ async def _complete(url: str, batch: list[list[int]]) -> int:
     import httpx
 
     async with httpx.AsyncClient(timeout=3600) as client:
-        # Without a seed: on a CPU, vLLM's server ends at a seeded request whose prompt is computed in several chunks.
+        # Without a seed: on a CPU, vLLM's server fails if a request has a seed and its prompt is prefilled in chunks.
         bodies = [
             {"model": "m", "prompt": prompt, "max_tokens": TOKENS, "temperature": 1.0, "logprobs": 0}
             for prompt in batch

@@ -67,7 +67,7 @@ def fault_arms() -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def evaluations_without_failures() -> Iterator[None]:
-    """Let no call of an evaluation fail while the context is open, so that the score is that of the policy."""
+    """Inject no failures into evaluations while the context is open, so that their scores measure the policy alone."""
     evaluate, fails = Trainer.evaluate_weights, FaultySandbox._fails
     evaluating = False
 

@@ -304,7 +304,8 @@ def state_of(run_dir: Path) -> tuple:
 
 
 def _arrow_table(frame: pd.DataFrame) -> pa.Table:
-    """Return a frame as a table. A column with values of different types, such as a recipe key of two runs, becomes text."""
+    """Return a frame as a table. A column that mixes types, such as a recipe key that is a number in one run and
+    a text in another, becomes text."""
     columns = {}
     for name, values in frame.items():
         try:

@@ -17,7 +17,7 @@ from rstar_lab.visible_text import escaped, visible
 
 EVERY_S = 3.0
 LOG_LINES = 30
-LINE_SHOWN = 80  # characters of the last line of a log in the table
+LINE_SHOWN = 80  # the table shows this many characters of the last line of a log
 LINE_LENGTH = 300  # characters that are shown of a line of a log
 ENDED = ("finished", "failed", "stopped")
 
@@ -300,9 +300,8 @@ class JobBoard:
             last = last_metrics(job.run_dir) or {}  # the phases after training report no reward
             event = event | {"reward": last.get("reward"), "error_rate": last.get("error_rate")}
         where = job.spec.backend
-        with contextlib.suppress(
-            UserError, AttributeError, KeyError, TypeError
-        ):  # an unknown backend, a damaged job.json
+        # Errors of an unknown backend or of a damaged job.json
+        with contextlib.suppress(UserError, AttributeError, KeyError, TypeError):
             where = job.backend.place(job.spec)
         phase, done, total = event.get("event", ""), event.get("done"), event.get("total")
         return BoardRow(

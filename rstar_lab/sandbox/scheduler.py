@@ -17,7 +17,7 @@ PREEMPTED_PER_WORKER = 12
 # Calls that run in addition to one per worker while all of them are short. They use the CPU time between the end of a program
 # and the start of the next one.
 EXTRA_SHORT_CALLS = 1
-# Preempted calls get free slots back when no call has arrived for this many seconds: a burst of short calls is over.
+# A burst of short calls counts as over when no call has arrived for this many seconds. Preempted calls then get free slots back.
 QUIET_S = 0.5
 
 

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from rstar_lab.sandbox.runtime import protocol
-from rstar_lab.sandbox.supervisor_pool import SupervisorPool
+from rstar_lab.sandbox.supervisor_pool import SupervisorConnection, SupervisorPool
 
 GROUPS = Path("/sys/fs/cgroup")
 LIMITS = protocol.Request(
@@ -111,43 +111,43 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
         await pool.close()
 
 
-@pytest.mark.slow
-async def test_a_preempted_call_gets_an_eighth_of_its_limit_on_a_busy_machine():
-    pool = SupervisorPool(1)
-    try:
-        await pool.start()
-        connection = await pool.start_supervisor("bare")
-        connection.on_long = connection.preempt
-        limits = LIMITS._replace(timeout_s=8.0)
-        code = b"import time\nwhile time.process_time() < 0.8: pass\nprint('done')"
-        with busy():
-            result = await connection.call(protocol.pack_request(limits, code, b""), 9.0)
-        assert (result.outcome, result.stdout) == ("ok", b"done\n")
-    finally:
-        await pool.close()
-
-
-@pytest.mark.slow
-async def test_a_call_that_gets_its_slot_back_leaves_the_background():
+@contextlib.asynccontextmanager
+async def giving_way() -> AsyncIterator[tuple[SupervisorConnection, int]]:
+    """Yield a supervisor whose calls are preempted as soon as they are long, and the owner of its control group; both cores are busy."""
     pool = SupervisorPool(1)
     try:
         await pool.start()
         connection = await pool.start_supervisor("bare")
         assert pool._process is not None
         connection.on_long = connection.preempt
-        limits = LIMITS._replace(wall_slack_s=8.0)
-        code = b"import time\nwhile time.process_time() < 1: pass\nprint('done')"
         with busy():
-            call = asyncio.create_task(connection.call(protocol.pack_request(limits, code, b""), 10.0))
-            while not call.done() and not in_background(pool._process.pid):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            assert not call.done(), "it needs more than the eighth of its limit"
-            connection.resume()
-            result = await call
-        assert (result.outcome, result.stdout) == ("ok", b"done\n")
-        assert not in_background(pool._process.pid)
+            yield connection, pool._process.pid
     finally:
         await pool.close()
+
+
+@pytest.mark.slow
+async def test_a_preempted_call_gets_an_eighth_of_its_limit_on_a_busy_machine():
+    limits = LIMITS._replace(timeout_s=8.0)
+    code = b"import time\nwhile time.process_time() < 0.8: pass\nprint('done')"
+    async with giving_way() as (connection, _):
+        result = await connection.call(protocol.pack_request(limits, code, b""), 9.0)
+    assert (result.outcome, result.stdout) == ("ok", b"done\n")
+
+
+@pytest.mark.slow
+async def test_a_call_that_gets_its_slot_back_leaves_the_background():
+    limits = LIMITS._replace(wall_slack_s=8.0)
+    code = b"import time\nwhile time.process_time() < 1: pass\nprint('done')"
+    async with giving_way() as (connection, owner):
+        call = asyncio.create_task(connection.call(protocol.pack_request(limits, code, b""), 10.0))
+        while not call.done() and not in_background(owner):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert not call.done(), "it needs more than the eighth of its limit"
+        connection.resume()
+        result = await call
+        assert not in_background(owner)
+    assert (result.outcome, result.stdout) == ("ok", b"done\n")
 
 
 @contextlib.contextmanager
