@@ -11,6 +11,7 @@ ANSWER_FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
 
 MAX_SEARCHED = 2_000_000  # number of characters at the end of a response that are searched for an answer
 
+_FIRST_BOX = re.compile(r"(?<!\\)\\++(?:boxed|f(?:rame)?box)")
 _BRACES = re.compile(r"\\(?:boxed|f(?:rame)?box)\s*\{|\\.|[{}]", re.DOTALL)
 # `\boxed 2`, `\boxed\frac12`: TeX boxes the next symbol.
 _ARGUMENT = r"\s*(?:\{[^{}]*\}|\d|[A-Za-z])"
@@ -42,10 +43,13 @@ def last_boxed(text: str) -> str | None:
     Of nested boxes the inner one is returned. An empty box is ignored if there is another. Several boxes of one answer
     (`\boxed{3} and \boxed{5}`) are joined by commas. A box without braces (`\boxed 2`) holds the next number or symbol.
     """
+    first = _FIRST_BOX.search(text)
+    if first is None:
+        return None
     open_braces: list[int | None] = []  # for each open brace: where the content starts if it belongs to a box
     boxes: deque[tuple[int, int, int]] = deque(maxlen=20)  # start of the box, start of its content, end
     starts: dict[int, int] = {}
-    for match in _BRACES.finditer(text):
+    for match in _BRACES.finditer(text, first.start()):
         token = match[0]
         if token == "}":
             start = open_braces.pop() if open_braces else None
@@ -57,7 +61,7 @@ def last_boxed(text: str) -> str | None:
             open_braces.append(match.end())
             starts[match.end()] = match.start()
     found = [box for box in sorted(boxes, key=lambda box: box[1])]
-    found += [(m.start(), m.start(1), m.end(1)) for m in deque(_UNBRACED.finditer(text), maxlen=20)]
+    found += [(m.start(), m.start(1), m.end(1)) for m in deque(_UNBRACED.finditer(text, first.start()), maxlen=20)]
     found.sort(key=lambda box: box[1])
     filled = [box for box in found if text[box[1] : box[2]].strip()]
     if not filled:
