@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -68,14 +69,16 @@ def _format_overrides(recipe: Recipe) -> list[str]:
     return [argument for key, value in keys.items() for argument in ("--set", f"{key}={value}")]
 
 
-def weights_differ(before: Path, after: Path) -> bool:
-    """Return whether a tensor of two models in Hugging Face format differs. Only tensors that both have are compared."""
-    first, second = _tensors(before), _tensors(after)
+def read_weights(folder: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a model in Hugging Face format. Raises UserError if there are none."""
+    if not (files := sorted(folder.glob("*.safetensors"))):
+        raise UserError(f"no weights in {folder}")
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def weights_differ(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> bool:
+    """Return whether a tensor that two models have differs."""
     return any(not np.array_equal(first[name], second[name]) for name in first.keys() & second.keys())
-
-
-def _tensors(folder: Path) -> dict[str, np.ndarray]:
-    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
 def make_model(recipe: Recipe, folder: Path) -> str:

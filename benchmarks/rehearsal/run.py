@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import yaml
 
 from benchmarks.rehearsal.coverage import coverage
-from benchmarks.rehearsal.data import make_model, weights_differ, write_data
+from benchmarks.rehearsal.data import make_model, read_weights, weights_differ, write_data
 from benchmarks.rehearsal.job import RehearsalJob
 from benchmarks.rehearsal.key_reads import recorded_reads, recording
 from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
@@ -214,7 +214,7 @@ class Rehearsal:
     def data(self) -> str:
         """Make the data and the model, and run preflight of the small job."""
         details = [write_data(self.small), make_model(self.small, self.folder)]
-        self.weights = Path(self.small.model)  # of the last part of the job that was checked
+        self.weights = read_weights(Path(self.small.model))  # of the last part of the job that was checked
         findings = list(preflight(str(self.job.recipe), str(self.job.profile), self.job.overrides))
         failed = [f"{f.check}: {f.message}" for f in findings if f.status is Status.FAIL]
         if failed:
@@ -343,9 +343,10 @@ class Rehearsal:
 
     def _check_weights(self, folder: Path, part: str) -> None:
         """Raise UserError if a model has the weights that the part of the job before it ended with."""
-        if not weights_differ(self.weights, folder):
-            raise UserError(f"{part}: the weights in {folder} are those of {self.weights}, although the optimizer ran")
-        self.weights = folder
+        weights = read_weights(folder)
+        if not weights_differ(self.weights, weights):
+            raise UserError(f"{part}: the weights in {folder} are those before it, although the optimizer ran")
+        self.weights = weights
 
     def _ensure_submitted(self) -> None:
         """Submit the job if no earlier phase did. Without SFT, the first stage submits it."""
