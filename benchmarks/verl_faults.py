@@ -80,6 +80,15 @@ def keys_of(fault: str, model: Path, problems: Path) -> dict[str, Any]:
     return keys
 
 
+def with_more_positions(model: Path, folder: Path) -> Path:
+    """Return a copy of a model for more positions, which its rotary embedding allows: verl's prompts may have 2,048 tokens."""
+    copy = folder / "model"
+    shutil.copytree(model, copy, dirs_exist_ok=True)
+    config = json.loads((model / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    return copy
+
+
 def train(folder: Path, model: Path, fault: str) -> None:
     """Train with one fault, or without (`HONEST`), in processes of verl."""
     runs = folder / "runs" / fault
@@ -137,7 +146,7 @@ def main() -> None:
     parser.add_argument("faults", nargs="*", default=[HONEST, *FAULTS])
     given = parser.parse_args()
     folder = given.folder.resolve()
-    model = asyncio.run(sft_model(folder))
+    model = with_more_positions(asyncio.run(sft_model(folder)), folder)
     for fault in given.faults:
         if not done_file(folder, fault).exists():
             started = time.monotonic()
