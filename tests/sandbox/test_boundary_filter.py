@@ -64,7 +64,8 @@ REFUSED_ARGUMENTS = {
     "socket": [(2,), (10,), (16,), (17,), (40,)],
     "socketpair": [(2,), (16,), (40,)],
     "clone": [(flag | 17,) for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)]
-    + [(0x8000 | 17,), (0x3D0F00 | 0x4000,)],
+    + [(0x8000 | 17,), (0x3D0F00 | 0x4000,), (0x3D0F00 & ~0x400,)],
+    "close_range": [(900, 901, 2), (900, 901, 6)],
     "clone3": [()],
     "prctl": [(1,), (4,), (22,), (36,), (38,)],
     "ioctl": [(0, 0x5412)],
@@ -80,6 +81,7 @@ REFUSED_ARGUMENTS = {
 ALLOWED_ARGUMENTS = {
     "socket": (1,), "socketpair": (1,), "clone": (0x3D0F00,), "prctl": (15,), "ioctl": (0, 0x5401), "fcntl": (3, 2),
     "setsockopt": (3, 1, 7), "sendto": (3, 0, 1, 0x4000), "recvmsg": (3, 0, 0), "mmap": (0, 4096, 3, 0x22),
+    "close_range": (3, 900, 4),
     "membarrier": (8, 0), "memfd_create": (0, 1), "shmget": (0, 4096, 0o1600), "setrlimit": (7, 1), "prlimit64": (0, 4, 0, 1),
 }  # fmt: skip
 # The filter reports success without executing the call.
@@ -105,7 +107,7 @@ def test_the_filter_checks_arguments(machine):
 
 def test_memory_that_no_process_has_mapped_needs_a_control_group(machine):
     program, arch = seccomp.build(machine, kernel_memory=False), seccomp._AUDIT_ARCH[machine]
-    for name in ("memfd_create", "shmget"):
+    for name in ("memfd_create", "shmget", "semget"):
         assert decide(program, arch, number_of(name, machine), 0, 0, 0) == ERRNO | 38
     fcntl, setsockopt = number_of("fcntl", machine), number_of("setsockopt", machine)
     assert decide(program, arch, fcntl, 3, 1031, 1 << 20) == ERRNO | 1  # F_SETPIPE_SZ

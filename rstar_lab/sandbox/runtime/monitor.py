@@ -148,7 +148,12 @@ class CallMonitor:
             self._limit_crowd(self.group, len(tree))
             if self.pressure and (outcome := self.pressure.exceeded_limit(self.group, len(tree))):
                 return outcome
-        if self.sockets and exceeds_user_limits(self.running.processes, sockets, self.sockets.bytes_by_socket):
+        # While the first process ends, it has sockets but no descriptors any more. All others end with it.
+        if (
+            self.sockets
+            and exceeds_user_limits(self.running.processes, sockets, self.sockets.bytes_by_socket)
+            and procfs.has_memory(procfs.living_thread(self.pid))
+        ):
             return "killed"
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"
@@ -300,7 +305,7 @@ def exceeds_user_limits(
         sockets: Inode -> bytes in its buffers, of all sockets of the call.
         read_sockets: Reads `sockets` again.
     """
-    pids = processes()
+    pids = [*map(procfs.living_thread, processes())]
     if sum(map(_descriptors, pids)) <= FEW_DESCRIPTORS and not any(sockets.values()):
         return False
     hidden = set(sockets)
@@ -319,7 +324,7 @@ def exceeds_user_limits(
         if in_flight + IN_HIDDEN_SOCKET * max(0, len(hidden) - OTHER_SOCKETS) <= MOST_IN_FLIGHT:
             return False
         # The sockets of a process that started or ended meanwhile are in no process that was read. Look again.
-        pids, hidden = processes(), hidden & read_sockets().keys()
+        pids, hidden = [*map(procfs.living_thread, processes())], hidden & read_sockets().keys()
     return in_flight + IN_HIDDEN_SOCKET * max(0, len(hidden) - OTHER_SOCKETS) > MOST_IN_FLIGHT
 
 
@@ -333,9 +338,15 @@ def _descriptors(pid: int) -> int:
 def _links(pids: Collection[int]) -> Iterator[tuple[str, str]]:
     """Yield (path below /proc, target) of all descriptors."""
     for pid in pids:
-        names: list[str] = []
-        with contextlib.suppress(OSError):
+        try:
             names = os.listdir(f"/proc/{pid}/fd")
+        except PermissionError:
+            # It ends, or executes a file that it may not read: then each descriptor may be that of a pipe.
+            if procfs.has_memory(pid):
+                yield from (("", f"pipe:{pid}-{number}") for number in range(_descriptors(pid)))
+            continue
+        except OSError:
+            continue
         for name in names:
             with contextlib.suppress(OSError):
                 yield f"/proc/{pid}/fdinfo/{name}", os.readlink(f"/proc/{pid}/fd/{name}")

@@ -64,6 +64,7 @@ def exceeds_memory(pids: list[int], memory_mb: int) -> bool:
     zygote included) counts as 1/k in each of them. For more processes it counts fully in each, because reading the proportional
     size takes long.
     """
+    pids = [*map(living_thread, pids)]
     if _sum_kb(pids, "status", ("RssAnon:", "RssShmem:")) <= memory_mb << 10:
         return False
     if len(pids) > EXACT_PROCESSES:
@@ -80,6 +81,24 @@ def _sum_kb(pids: list[int], file: str, names: tuple[str, ...]) -> int:
                 if line.startswith(names):
                     total += int(line.split()[1])
     return total
+
+
+def has_memory(pid: int) -> bool:
+    """Return whether a process has not begun to end."""
+    with contextlib.suppress(OSError):
+        return "VmSize:" in _read(f"/proc/{pid}/status")
+    return False
+
+
+def living_thread(pid: int) -> int:
+    """Return the id of a thread of a process that has not ended. /proc/PID has neither the memory nor the descriptors of a process
+    whose first thread has ended."""
+    if state(pid) == "Z":
+        with contextlib.suppress(OSError):
+            return next(
+                (int(task) for task in os.listdir(f"/proc/{pid}/task") if state(int(task)) not in ("Z", "")), pid
+            )
+    return pid
 
 
 def threads(pid: int) -> int:

@@ -13,7 +13,7 @@ from rstar_lab.sandbox.runtime import kernel
 from rstar_lab.sandbox.runtime.syscalls import NUMBERS
 
 ALLOWED = {
-    "files": "access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 "
+    "files": "access chdir chmod chown close copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 "
     "fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fstat fstatfs ftruncate futimesat getcwd "
     "getdents getdents64 lchown link linkat lseek lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64 "
     "preadv preadv2 pwrite64 pwritev pwritev2 read readlink readlinkat readv rename renameat renameat2 rmdir sendfile splice "
@@ -52,7 +52,8 @@ _ALLOW, _KILL, _NOTIFY, _ERROR = 0x7FFF0000, 0x80000000, 0x7FC00000, 0x50000
 _SUCCESS, _EPERM, _ENOMEM, _EINVAL, _ENOTTY, _ENOSYS, _EAFNOSUPPORT = 0, 1, 12, 22, 25, 38, 97
 _LOAD, _RETURN, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT = 0x20, 0x06, 0x15, 0x35, 0x45
 
-_CLONE_VFORK, _CLONE_THREAD = 0x4000, 0x10000
+_CLONE_FILES, _CLONE_VFORK, _CLONE_THREAD = 0x400, 0x4000, 0x10000
+_CLOSE_RANGE_UNSHARE = 0x2
 # CLONE_PARENT makes children that the program's supervisor would have to reap; CLONE_PTRACE hands over the tracer.
 _CLONE_REFUSED = (
     0x8000
@@ -125,11 +126,13 @@ def _fcntl() -> list[Instruction]:
 
 
 def _clone() -> list[Instruction]:
-    """Refuse namespaces, CLONE_PARENT and threads with CLONE_VFORK, whose creator waits in uninterruptible sleep."""
+    """Refuse namespaces, CLONE_PARENT, and two kinds of threads: with CLONE_VFORK (the creator waits in uninterruptible sleep), and
+    without CLONE_FILES (the supervisor counts only the descriptors that the threads of a process share)."""
     return [
         *_refuse_bits(0, _CLONE_REFUSED, _EPERM)[:-1],
-        (_JUMP_ANY_BIT, 0, 2, _CLONE_THREAD),
-        (_JUMP_ANY_BIT, 0, 1, _CLONE_VFORK),
+        (_JUMP_ANY_BIT, 0, 3, _CLONE_THREAD),
+        (_JUMP_ANY_BIT, 1, 0, _CLONE_VFORK),
+        (_JUMP_ANY_BIT, 1, 0, _CLONE_FILES),
         *_errno(_EPERM),
         *_allow(),
     ]
@@ -158,6 +161,7 @@ def _argument_rules() -> dict[str, list[Instruction]]:
         "setsockopt": _refuse_values(2, _SOCKET_FILTERS, _EPERM),
         **{name: _refuse_bits(flags, _MSG_OOB, _EINVAL) for name, flags in no_oob.items()},
         "clone": _clone(),
+        "close_range": _refuse_bits(2, _CLOSE_RANGE_UNSHARE, _EINVAL),  # see `_clone`
         "clone3": _errno(_ENOSYS),  # a filter cannot read its flags, which are in memory; libc falls back to clone
         "prctl": _allow_values(0, _PRCTL, _EPERM),
         "ioctl": _allow_values(1, _IOCTL, _ENOTTY),
@@ -215,12 +219,13 @@ def describe() -> str:
 def _without_kernel_memory(column: int) -> dict[int, list[Instruction]]:
     """Return number -> instructions of the calls that would take memory that only a control group counts.
 
-    Files in memory that no process has mapped, and named pipes, are refused. The buffers of pipes and sockets keep their default
-    size.
+    Files in memory that no process has mapped, semaphores of System V (up to 4 MB a set) and named pipes are refused. The buffers
+    of pipes and sockets keep their default size.
     """
     rules = {
         "memfd_create": _errno(_ENOSYS),
         "shmget": _errno(_ENOSYS),
+        "semget": _errno(_ENOSYS),
         # The buffers of named pipes cannot be counted.
         "mknod": _refuse_bits(1, _S_IFIFO, _EPERM),
         "mknodat": _refuse_bits(2, _S_IFIFO, _EPERM),

@@ -3,6 +3,7 @@
 import os
 import socket
 import struct
+from collections.abc import Collection
 
 _NETLINK_SOCK_DIAG, _DIAG_BY_FAMILY, _DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
 _SHOW_MEMORY, _MEMORY, _ALLOCATED_FOR_WRITING = 0x20, 5, 2
@@ -20,9 +21,18 @@ class SocketMemory:
 
     def __init__(self) -> None:
         self._sock: socket.socket | None = None
+        self._ignored: Collection[int] = ()
+
+    def ignore_present(self) -> None:
+        """Ignore the present sockets from now on. Call this before a program starts: sockets that an earlier program has sent over
+        each other exist until the kernel finds that nobody can receive them."""
+        self._ignored = self._read().keys()
 
     def bytes_by_socket(self) -> dict[int, int]:
         """Return inode -> bytes in its buffers; empty if the kernel does not report them."""
+        return {inode: size for inode, size in self._read().items() if inode not in self._ignored}
+
+    def _read(self) -> dict[int, int]:
         try:
             if self._sock is None:
                 self._sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)

@@ -272,6 +272,8 @@ class Supervisor:
 
     def _prepare(self, request: Request) -> None:
         self.report.clear()
+        if self.running is None and self.sockets:
+            self.sockets.ignore_present()
         if self.running is None and not self.isolation.has("mount_namespace"):
             self.scratch = self.isolation.new_scratch(self.number, self.scratch)
         if self.group:
