@@ -107,7 +107,8 @@ class Job:
         try:
             text = read_text(self.folder.log, errors="replace")
         except FileNotFoundError:
-            text = self.backend.logs(self.folder, self.spec) or ""
+            with self._name_misfit():
+                text = self.backend.logs(self.folder, self.spec) or ""
         except OSError as error:
             raise UserError(os_error_message(error, self.folder.log)) from error
         return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:])

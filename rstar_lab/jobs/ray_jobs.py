@@ -129,7 +129,7 @@ def _client(spec: JobSpec) -> Any:
 
 
 def _address(spec: JobSpec) -> str:
-    return spec.handle.get("address") or os.environ.get("RAY_DASHBOARD_ADDRESS") or "http://127.0.0.1:8265"
+    return spec.handle["address"] or os.environ.get("RAY_DASHBOARD_ADDRESS") or "http://127.0.0.1:8265"
 
 
 def _short(error: Exception) -> str:

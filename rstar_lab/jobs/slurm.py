@@ -48,7 +48,9 @@ class Slurm(Backend):
         """Cancel the job and wait until Slurm has ended it."""
         if "slurm_id" not in spec.handle:
             return
-        _run("scancel", _slurm_id(spec))
+        slurm_id = _slurm_id(spec)
+        folder.check_sealed(f"If it is yours: scancel {slurm_id}")
+        _run("scancel", slurm_id)
         deadline = time.monotonic() + 90
         while _slurm_state(spec) in QUEUED | RUNNING and time.monotonic() < deadline:
             time.sleep(0.5)

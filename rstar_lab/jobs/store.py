@@ -29,7 +29,7 @@ GRACE_S = 10.0
 # Names of runs and jobs become names of folders, Slurm jobs and Kubernetes resources.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,149}")
 # With these keys a job is reached: values that another user wrote would send commands or tokens elsewhere.
-CONNECTION_KEYS = {"ssh", "address", "token_path"}
+CONNECTION_KEYS = {"ssh", "address", "token_path", "context"}
 NOBODY = 65534
 
 
@@ -269,8 +269,13 @@ class JobFolder:
         if not self.path.exists():
             self.create()
         content = asdict(spec)
-        connected = any(spec.handle.get(key) for key in CONNECTION_KEYS)
-        self.write("job.json", content | ({"seal": seal(content)} if connected else {}))
+        try:
+            mark = {"seal": seal(content)} if spec.handle else {}
+        except UserError:
+            if CONNECTION_KEYS & spec.handle.keys():
+                raise
+            mark = {}  # the job is listed, but `check_sealed` refuses it
+        self.write("job.json", content | mark)
 
     def spec(self) -> JobSpec:
         """Return the job that this user has submitted.
@@ -281,13 +286,24 @@ class JobFolder:
         with contextlib.suppress(FileNotFoundError):
             check_private(self.path)
         spec, content = self._read_spec()
-        value = content.pop("seal", None)
-        if any(spec.handle.get(key) for key in CONNECTION_KEYS) and not is_sealed(content, value):
-            raise UserError(
-                f"job {spec.id}: its connection was not written by you on this machine, so it is not used. "
-                "Query the job where it was submitted, or submit it again"
-            )
+        if CONNECTION_KEYS & spec.handle.keys():
+            self._check_seal(content, "its connection", "Query the job where it was submitted, or submit it again")
         return spec
+
+    def check_sealed(self, hint: str) -> None:
+        """Raise UserError unless this user has submitted the job on this machine. Otherwise the job that `handle` names can be
+        another job of the user.
+
+        hint: what to do instead.
+        """
+        self._check_seal(self._read_spec()[1], "the job that it names", hint)
+
+    def _check_seal(self, content: dict[str, Any], what: str, hint: str) -> None:
+        fields = {key: value for key, value in content.items() if key != "seal"}
+        if not is_sealed(fields, content.get("seal")):
+            raise UserError(
+                f"job {self.path.name}: {what} was not written by you on this machine, so it is not used. {hint}"
+            )
 
     def submitted_spec(self, digest: str | None = None) -> JobSpec:
         """Return the content of job.json for the job's own processes, which may run as another user on the nodes of the job.

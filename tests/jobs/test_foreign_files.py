@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -298,6 +299,37 @@ def test_stopping_a_job_ends_no_process_that_only_its_folder_names(tmp_path):
     damaged.write("supervisor.json", {"pid": "x"})
     with pytest.raises(UserError, match="do not fit the backend"):
         attach("damaged", runs_dir=tmp_path).stop()
+
+
+def test_stopping_a_received_job_cancels_no_other_job_of_the_user(tmp_path, ssh_log, monkeypatch):
+    """Its file names the id of a job of the user in the queue, in Kubernetes or on Ray."""
+    (tmp_path / "bin" / "squeue").write_text('#!/bin/sh\necho "7 RUNNING"\n')
+    (tmp_path / "bin" / "scancel").write_text(f'#!/bin/sh\necho "scancel $@" >> {ssh_log}\n')
+    for name in ("squeue", "scancel"):
+        (tmp_path / "bin" / name).chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as ray:
+        ray.settimeout(0.1)
+        monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", f"http://127.0.0.1:{ray.getsockname()[1]}")
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+        for backend, handle in [
+            ("slurm", {"slurm_id": "7"}),
+            ("ray", {}),
+            ("ray", {"address": None}),
+            ("kuberay", {"name": "x", "namespace": "default", "context": None}),
+        ]:
+            write_file(tmp_path, "got", job_content("got", tmp_path, backend=backend, handle=handle))
+            assert list_rows(tmp_path)["got"]["status"] == ("running" if backend == "slurm" else "unknown")
+            for action in ("stop", *([] if backend == "slurm" else ["logs"])):
+                done = CliRunner().invoke(app, ["jobs", action, "got", "--runs-dir", str(tmp_path)])
+                assert isinstance(done.exception, UserError), (backend, action, done.exception)
+            shutil.rmtree(tmp_path / ".jobs" / "got")
+        with pytest.raises(TimeoutError):
+            ray.accept()
+    assert not ssh_log.exists()
+    own_job(tmp_path, backend="slurm", handle={"slurm_id": "7"})
+    (tmp_path / "bin" / "squeue").write_text('#!/bin/sh\necho "7 CANCELLED"\n')
+    CliRunner().invoke(app, ["jobs", "stop", "mine", "--runs-dir", str(tmp_path)])
+    assert ssh_log.read_text() == "scancel 7\n"
 
 
 @pytest.mark.parametrize(
