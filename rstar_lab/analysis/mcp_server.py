@@ -20,7 +20,7 @@ from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.comparison import DEFAULT_METRICS, compare
 from rstar_lab.analysis.doctor import doctor
 from rstar_lab.analysis.metrics import curves, get_metric, measure
-from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.visible_text import printable
@@ -71,7 +71,7 @@ class RunTools:
 
     def __init__(self, runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]):
         self.folder = Path(runs_dir).absolute()
-        self.runs, self._recipe_keys = open_runs(self.folder), recipe_keys
+        self.runs, self._recipe_keys = _open_limited(self.folder), recipe_keys
 
     def list_runs(self, kind: str = "", limit: int = 50) -> Row:
         """List the runs, newest first: kind, status, seed, parent, number of steps and rollouts.
@@ -91,7 +91,7 @@ class RunTools:
     def describe_run(self, run_id: str) -> Row:
         """Describe a run: recipe, versions, hardware, and pass rate, tool errors and length of its last step with intervals."""
         folder = self.runs.run_dir(run_id)
-        info, runs = RunReader(folder).info, open_runs(folder)
+        info, runs = RunReader(folder).info, _open_limited(folder)
         steps = runs.sql("SELECT stage, step, rows_trajectories AS n FROM rollup ORDER BY step")
         answer: Row = {"run_id": run_id, "open": self._open({"run_id": run_id}), "steps": len(steps)}
         if len(steps):
@@ -116,7 +116,7 @@ class RunTools:
         logged = [name for name in metrics if get_metric(name).logged]
         measured = [name for name in metrics if name not in logged]
         for run_id in run_ids:
-            runs = open_runs(self.runs.run_dir(run_id))
+            runs = _open_limited(self.runs.run_dir(run_id))
             steps = runs.sql("SELECT stage, step FROM rollup ORDER BY step")
             if not len(steps):
                 continue
@@ -188,7 +188,7 @@ class RunTools:
     def compare(self, run_a: str, run_b: str, metrics: list[str] | None = None, where: Filter = None) -> Row:
         """Compare run b with run a on the problems that both sampled: paired differences with 95% intervals, and problems that
         only one of them solves, each with a rollout of both sides."""
-        side_a, side_b = (open_runs(self.runs.run_dir(run_id)) for run_id in (run_a, run_b))
+        side_a, side_b = (_open_limited(self.runs.run_dir(run_id)) for run_id in (run_a, run_b))
         found = compare(side_a, side_b, metrics or DEFAULT_METRICS, where=where)
         flips = _rows(found.flips.head(ROWS))
         for row in flips:
@@ -310,6 +310,13 @@ def bounded(answer: Mapping[str, Any], chars: int = CELL_CHARS) -> Row:
             left_out[name], row[name] = len(row[name]) - kept, row[name][:kept]
         budget -= int(ends[kept - 1]) if kept else 0
     return row | ({"left_out": left_out} if left_out else {})
+
+
+def _open_limited(path: Path) -> Runs:
+    """Open runs whose queries end after QUERY_S: texts in a run can make an assistant ask for one that never ends."""
+    runs = open_runs(path)
+    runs._views.timeout_s = QUERY_S
+    return runs
 
 
 def _limit(limit: int) -> int:

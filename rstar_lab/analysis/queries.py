@@ -2,7 +2,9 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ _TITLES = {
 }  # fmt: skip
 _SUBQUERY = re.compile(r"(?i)\b(from|table|select|show|describe|summarize|pivot|unpivot|with)\b")
 _GENERATORS = frozenset({"unnest", "range", "generate_series"})  # table functions without access to files
+# Time of a query with a filter that the user did not necessarily write: from a saved view, a link or an assistant.
+FILTER_S = 60.0
 
 
 def connect(directories: Iterable[Path] = (), **config: Any) -> duckdb.DuckDBPyConnection:
@@ -41,6 +45,22 @@ def connect(directories: Iterable[Path] = (), **config: Any) -> duckdb.DuckDBPyC
     ):
         connection.execute(f"SET {option} = {value}")
     return connection
+
+
+@contextmanager
+def time_limit(cursor: duckdb.DuckDBPyConnection, timeout_s: float | None) -> Iterator[None]:
+    """Raise RunStoreError if the queries of a cursor in the block run longer than `timeout_s`. None: no limit."""
+    timer = threading.Timer(timeout_s or 0, cursor.interrupt)
+    if timeout_s is not None:
+        timer.start()
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise RunStoreError(
+            f"the query ran longer than {timeout_s:g} s; limit it to a run and its steps, or change the filter"
+        ) from error
+    finally:
+        timer.cancel()
 
 
 def quoted(text: str) -> str:

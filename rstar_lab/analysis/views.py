@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rstar_lab.analysis.queries import TABLES, connect, error_text, quoted
+from rstar_lab.analysis.queries import TABLES, connect, error_text, quoted, time_limit
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.errors import TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
@@ -32,6 +32,7 @@ class Views:
     def __init__(self, folders: Sequence[Path], root: Path | None, frames: dict[str, Callable[[], pd.DataFrame]]):
         """root: a folder whose runs are read as they appear. frames: functions that compute tables on request."""
         self._given, self._root, self._frames = list(folders), root, frames
+        self.timeout_s: float | None = None  # limit of queries without one of their own
         self._lock = threading.RLock()
         self._allowed: set[Path] = set()
         self._runs: list[Path] = []
@@ -118,23 +119,15 @@ class Views:
             cursor = self._prepare(query)
             only = "" if steps is None else self._trajectories(self._files("trajectories", steps))
             limited = f"WITH trajectories AS ({only}) {query}" if only else query
-            timer = threading.Timer(timeout_s or 0, cursor.interrupt)
-            if timeout_s is not None:
-                timer.start()
             try:
-                return fetch(cursor.sql(limited, params=list(parameters or [])))
-            except duckdb.InterruptException as caught:
-                raise RunStoreError(
-                    f"the query ran longer than {timeout_s:g} s; limit it to a run and its steps"
-                ) from caught
+                with time_limit(cursor, self.timeout_s if timeout_s is None else timeout_s):
+                    return fetch(cursor.sql(limited, params=list(parameters or [])))
             except duckdb.IOException as caught:  # a file was merged or cut while the query was prepared
                 self._views.clear()
                 error: duckdb.Error = caught
             except duckdb.Error as caught:
                 error = caught
                 break
-            finally:
-                timer.cancel()
         raise RunStoreError(f"the query failed: {error_text(error)}") from error
 
     def _prepare(self, query: str) -> duckdb.DuckDBPyConnection:

@@ -405,3 +405,27 @@ def test_reports_allow_scripts_by_their_hash_only(run):
     policy = page.split('http-equiv="Content-Security-Policy" content="')[1].split('"')[0]
     assert "unsafe" not in policy and "default-src 'none'" in policy and policy.count("'sha256-") == 4
     assert ' style="' not in page.replace('style=\\"', "")
+
+
+ENDLESS = "(SELECT count(*) FROM range(10000000000) a, range(99) b) > 0"
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_saved_view_that_never_ends_is_one_error(run, monkeypatch, in_memory):
+    """The user's own queries have no limit."""
+    (run / VIEWS).write_text(json.dumps({"best": view(ENDLESS)}))
+    inspector = inspect(run)
+    inspector.source.load() if in_memory else inspector.source.refresh()
+    assert inspector.source._trajectories.is_loaded == in_memory
+    inspector.show_view("best")
+    monkeypatch.setattr("rstar_lab.analysis.queries.FILTER_S", 0.2)
+    for read in (inspector.rows, lambda: inspector._page([], 0, 10, inspector.filters, {}, [])):
+        with pytest.raises(UserError, match="ran longer than"):
+            read()
+    assert open_runs(run).sql("SELECT count(*) AS n FROM range(3000000)").n[0] == 3_000_000
+
+
+def test_a_folder_in_which_no_run_can_be_read_is_one_error(run):
+    (run / "run.json").write_text("{")
+    done = CliRunner().invoke(app, ["doctor", str(run.parent)])
+    assert isinstance(done.exception, UserError) and "no run can be read" in str(done.exception)

@@ -127,6 +127,8 @@ async def test_long_queries_end(server, monkeypatch):
     assert "ran longer than 0.3 s" in await ask(
         server, "query", sql="SELECT count(*) FROM range(10000000000) a, range(99) b"
     )
+    where = "(SELECT count(*) FROM range(10000000000) a, range(99) b) > 0"
+    assert "ran longer than 0.3 s" in await ask(make_server(GOLDEN, find_keys), "rollouts", where=where)
 
 
 async def test_texts_of_runs_are_bounded_and_visible(tmp_path):

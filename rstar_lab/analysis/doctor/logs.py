@@ -147,6 +147,8 @@ def _foreign(name: str, kind: str, runs: Runs | None, metrics: Table | None, not
 def _own(path: Path) -> list[Log]:
     runs = open_runs(path)
     table = runs.runs()
+    if "steps" not in table:
+        raise UserError(f"{path}: no run can be read")
     table = table[table.steps > 0]
     chosen = table[table.kind == "train"] if (table.kind == "train").any() else table[table.kind != "sft"]
     if chosen.empty:

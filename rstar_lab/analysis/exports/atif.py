@@ -57,7 +57,7 @@ def export_atif(runs: Runs, folder: str | Path, where: Where = None) -> Exported
         if run_id not in agents:
             agents[run_id] = _agent(runs, run_id)
         document = to_atif(rollout, agents[run_id])
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", rollout.traj_id)
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", rollout.traj_id)[:150]
         write_json(folder / f"{exported.written:06d}-{name}.json", document)
         exported.written += 1
     if not exported.written:

@@ -15,8 +15,9 @@ import duckdb
 import numpy as np
 import pandas as pd
 
+from rstar_lab.analysis import queries
 from rstar_lab.analysis.filters import sql_list, sql_literal
-from rstar_lab.analysis.queries import connect, error_text
+from rstar_lab.analysis.queries import connect, error_text, time_limit
 from rstar_lab.errors import UserError
 from rstar_lab.visible_text import visible
 
@@ -63,7 +64,10 @@ class MemoryTable:
     def sql(self, query: str) -> pd.DataFrame:
         """Run a query on trajectories and return a data frame."""
         cursor = self._cursor()
-        return self._store.sql(query) if cursor is None else cursor.execute(query).df()
+        if cursor is None:
+            return self._store.sql(query, timeout_s=queries.FILTER_S)
+        with time_limit(cursor, queries.FILTER_S):
+            return cursor.execute(query).df()
 
     def rows(
         self, query: str, steps: Sequence[tuple[str, int]] | None = None
@@ -74,9 +78,10 @@ class MemoryTable:
         """
         cursor = self._cursor()
         if cursor is None:
-            return frame_rows(self._store.sql(query, steps=steps))
-        cursor.execute(query)
-        return [str(column[0]) for column in cursor.description or ()], cursor.fetchall()
+            return frame_rows(self._store.sql(query, steps=steps, timeout_s=queries.FILTER_S))
+        with time_limit(cursor, queries.FILTER_S):
+            cursor.execute(query)
+            return [str(column[0]) for column in cursor.description or ()], cursor.fetchall()
 
     def _cursor(self) -> duckdb.DuckDBPyConnection | None:
         """Return a cursor of this query: cells and messages of the page query from different threads. None: not in memory."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from rstar_lab.analysis import queries
 from rstar_lab.analysis.filters import sql_list, sql_literal
 from rstar_lab.analysis.inspector.listing import (
     Listing,
@@ -19,7 +20,7 @@ from rstar_lab.analysis.inspector.listing import (
     to_json_rows,
     to_json_value,
 )
-from rstar_lab.analysis.queries import check_query, connect
+from rstar_lab.analysis.queries import check_query, connect, time_limit
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import MODEL_ERRORS, Outcome
 from rstar_lab.runs.questions import QUESTION_LENGTH
@@ -32,7 +33,9 @@ _SNIPPET = 48
 class Store(Protocol):
     """Interface that an inspector needs from `open_runs(...)`: SQL on trajectories and transcripts, and one transcript."""
 
-    def sql(self, query: str, *, steps: Sequence[tuple[str, int]] | None = None) -> pd.DataFrame: ...
+    def sql(
+        self, query: str, *, steps: Sequence[tuple[str, int]] | None = None, timeout_s: float | None = None
+    ) -> pd.DataFrame: ...
 
     def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
 
@@ -51,9 +54,11 @@ class Frames:
         if transcripts is not None:
             self._connection.register("transcripts", transcripts)
 
-    def sql(self, query: str, *, steps: Sequence[tuple[str, int]] | None = None) -> pd.DataFrame:
+    def sql(
+        self, query: str, *, steps: Sequence[tuple[str, int]] | None = None, timeout_s: float | None = None
+    ) -> pd.DataFrame:
         check_query(query)
-        with self._lock:
+        with self._lock, time_limit(self._connection, timeout_s):
             return self._connection.execute(query).df()
 
     def copied_questions(self) -> dict[str, dict[str, str]]:
@@ -97,7 +102,10 @@ class Source(Listing):
         transcripts: the query reads transcripts, which are never copied into memory.
         """
         with query_errors():
-            names, rows = frame_rows(self.store.sql(query)) if transcripts else self._trajectories.rows(query)
+            if transcripts:
+                names, rows = frame_rows(self.store.sql(query, timeout_s=queries.FILTER_S))
+            else:
+                names, rows = self._trajectories.rows(query)
         return rows if raw else to_json_rows(names, rows)
 
     def choices(self) -> dict[str, Any]:
