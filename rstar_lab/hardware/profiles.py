@@ -11,6 +11,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.resources import resource_folder
 
 FOLDER = resource_folder("cluster") / "profiles"
+MOST_VALUES = 100_000  # of a YAML file
 # Environment variable of a job: the GPUs that its profile promises. The local trainer stops if torch finds none.
 EXPECTED_GPUS = "RSTAR_LAB_EXPECTED_GPUS"
 RENAMED = {"image": "container", "slurm.container": "container"}  # keys of earlier versions
@@ -172,17 +173,37 @@ def load_profile(name: str | Path) -> Profile:
         raise UserError(
             f"no profile {name!r}{f', did you mean {near[0]!r}?' if near else ''}; choose one of {', '.join(known)}"
         )
-    return parse_profile(path.read_text(), str(path))
+    return parse_profile(path.read_text(encoding="utf-8", errors="replace"), str(path))
 
 
 def parse_profile(text: str, source: str) -> Profile:
     """Return the profile in a YAML text. source: where it comes from, for the error message. Raises UserError."""
     try:
-        return Profile(**yaml.safe_load(text))
+        return Profile(**parse_yaml(text))
     except (ValidationError, TypeError) as error:
         raise UserError(f"{source}: {_explain(error)}") from error
+    except ValueError as error:
+        raise UserError(f"{source}: not valid YAML: {error}") from error
+
+
+def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+    """Return the value of YAML text from an untrusted source. Raises ValueError.
+
+    A few lines of aliases can stand for billions of values, or for one that contains itself; both are refused.
+    """
+    try:
+        value = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
-        raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(" ".join(str(error).split())) from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    pending, seen = [value], 0
+    while pending:
+        if (seen := seen + 1) > MOST_VALUES:
+            raise ValueError(f"with its aliases it has more than {MOST_VALUES} values")
+        item = pending.pop()
+        pending += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    return value
 
 
 def profile_names() -> list[str]:

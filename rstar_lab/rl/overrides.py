@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rstar_lab.hardware.profiles import Profile
+from rstar_lab.hardware.profiles import Profile, parse_yaml
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
@@ -59,11 +59,11 @@ def load_recipe(
         hint = f"did you mean {near[0]}? " if near else ""
         raise RecipeError(f"recipe {source}: {problem}; {hint}shipped recipes: {', '.join(shipped_recipes())}")
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"recipe {path}: not YAML: {' '.join(str(error).split())}") from error
+        data = parse_yaml(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except RecipeError as error:
         raise RecipeError(f"recipe {path}: {error}") from None
+    except ValueError as error:
+        raise RecipeError(f"recipe {path}: not YAML: {error}") from error
     if not isinstance(data, dict):
         raise RecipeError(f"recipe {path}: the file must be a mapping of keys")
     data.setdefault("name", _run_name(path.stem))

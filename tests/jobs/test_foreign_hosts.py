@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rstar_lab.errors import UserError
-from rstar_lab.hardware.profiles import Ssh
+from rstar_lab.hardware.profiles import Ssh, load_profile
 from rstar_lab.jobs import JobBoard
 from rstar_lab.jobs.board import BoardRow, render_table
 from rstar_lab.jobs.ssh import backend as ssh_backend
@@ -15,6 +15,7 @@ from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Connection
 from rstar_lab.jobs.ssh.mirror import pull_run
 from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.rl.overrides import load_recipe
 
 
 def own_job(runs, job_id="mine", backend="local", handle=None):
@@ -115,3 +116,22 @@ def test_what_a_host_says_is_no_markup_and_does_not_end_the_board(tmp_path, monk
 
 def test_a_table_escapes_every_status():
     assert "<img" not in render_table([BoardRow("a", MARKUP, MARKUP, line=MARKUP)])
+
+
+ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [ALIASES, "model: &a [*a]\n", "rl: &a {prompt: *a}\n", "a: " + "{a: " * 2000, "seed: " + "9" * 5000, b"\xff\xfe"],
+    ids=["aliases", "list in itself", "mapping in itself", "deep", "number", "bytes"],
+)
+def test_yaml_of_somebody_else_is_read_or_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=r"x\.yaml"):
+        load_recipe(path, profile=load_profile("laptop"))
+    with pytest.raises(UserError, match=r"x\.yaml"):
+        load_profile(path)
