@@ -6,7 +6,8 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -110,12 +111,14 @@ class SandboxClient(Sandbox):
                     yield failure(Outcome.QUEUE_TIMEOUT, f"{self.url} is busy or stopping")
                     return
                 async for line in response.aiter_lines():
-                    data = json.loads(line)
-                    del data["index"]
-                    if "stream" in data:
-                        yield Output(**data)
+                    with readable_line():
+                        data = json.loads(line)
+                        del data["index"]
+                        part = Output(**data) if "stream" in data else result_from_dict(data)
+                    if isinstance(part, Output):
+                        yield part
                     else:
-                        result = result_from_dict(data)
+                        result = part
         except (httpx.HTTPError, OSError) as error:
             result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: {type(error).__name__}: {error}")
         yield result
@@ -208,9 +211,10 @@ class SandboxClient(Sandbox):
             if response.status_code != 200:
                 return refused(self.url, response, await response.aread())
             async for line in response.aiter_lines():
-                data = json.loads(line)
-                item = batch[data.pop("index")]
-                self.give(item, result_from_dict(data))
+                with readable_line():
+                    data = json.loads(line)
+                    item, result = batch[data.pop("index")], result_from_dict(data)
+                self.give(item, result)
         return 0.0
 
     def give(self, item: Waiting, result: CallResult) -> None:
@@ -237,6 +241,15 @@ class SandboxClient(Sandbox):
         for item in unanswered:
             if not item.future.done():
                 self.enqueue(item)
+
+
+@contextmanager
+def readable_line() -> Iterator[None]:
+    """Raise httpx.RemoteProtocolError, a failure of the infrastructure, for a line of another form than that of a service."""
+    try:
+        yield
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise httpx.RemoteProtocolError(f"not an answer of a sandbox service ({type(error).__name__})") from error
 
 
 def refused(url: str, response: httpx.Response, body: bytes) -> float:

@@ -11,13 +11,15 @@ UPDATE = ("/pause", "/collective_rpc", "/reset_prefix_cache", "/weight_version",
 
 class ScriptedServer:
     """dies_at: the server closes all its connections and its port when it receives a request for this path. hangs_at: it does
-    not answer requests for this path. status: HTTP status of paths that are not answered with 200.
+    not answer requests for this path. status: HTTP status of paths that are not answered with 200. answers: path to the body of
+    its answer, instead of vLLM's.
     """
 
     def __init__(self) -> None:
         self.port = 0
         self.dies_at = self.hangs_at = ""
         self.status: dict[str, int] = {}
+        self.answers: dict[str, bytes] = {}
         self.paths: list[str] = []
         self.version: int | None = None
         self.paused = False
@@ -64,6 +66,7 @@ class ScriptedServer:
                 if path == self.hangs_at or (self.paused and path == "/v1/completions"):
                     await asyncio.Event().wait()
                 text = b"#\n" if path == "/metrics" else json.dumps(self._answer(method, path, body)).encode()
+                text = self.answers.get(path, text)
                 status = self.status.get(path, 200)
                 writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -81,6 +81,19 @@ async def test_a_silent_service_gives_a_failure_at_the_deadline():
             assert (await client.run("1")).outcome is Outcome.QUEUE_TIMEOUT
 
 
+@pytest.mark.parametrize("line", ["5", "[" * 100_000, "{}", '{"index": 7}', '{"index": 0, "outcome": "x"}', "<html>"])
+async def test_an_answer_of_another_form_is_a_failure_of_the_service(line):
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(line) + 1}\r\n\r\n{line}\n".encode())
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        async with SandboxClient(url, token="x") as client:
+            result = await client.run("1", session="s")  # without a session it would be sent again
+    assert result.outcome is Outcome.SANDBOX_ERROR and "not an answer of a sandbox service" in result.stderr
+
+
 async def test_a_cancelled_call_is_ended_on_the_service(client):
     running = asyncio.create_task(client.run("import time\ntime.sleep(30)"))
     await asyncio.sleep(0.3)

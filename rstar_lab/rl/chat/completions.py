@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -46,7 +47,7 @@ class ChatServer:
     async def open(cls, url: str) -> AsyncIterator["ChatServer"]:
         """Connect. Raises UserError if the server does not answer, rejects the token, or is not OpenAI-style."""
         url = url.rstrip("/").removesuffix("/v1")
-        key = os.environ.get(API_KEY) or find_token(url) or os.environ.get("OPENAI_API_KEY")
+        key = os.environ.get(API_KEY) or find_token(url) or _openai_key(url)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(10.0, read=None)
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
@@ -68,10 +69,10 @@ class ChatServer:
         if answer.status_code != 200:
             raise UserError(f"{self.url}: {answer.status_code} {answer.text[:500]}")
         try:
-            content = answer.json()["choices"][0]["message"]["content"] or ""
-        except (ValueError, LookupError, TypeError):
+            content: str = answer.json()["choices"][0]["message"]["content"] or ""
+            return content.rpartition("</think>")[2].strip()
+        except (AttributeError, ValueError, LookupError, TypeError, RecursionError):
             raise UserError(f"{self.url}: not an answer of a chat model: {answer.text[:200]}") from None
-        return content.rpartition("</think>")[2].strip()
 
     async def weight_version(self) -> int | None:
         """Return the version of the weights that a trainer pushed last.
@@ -81,8 +82,17 @@ class ChatServer:
         answer = await self.http.get(VERSION_PATH)
         try:
             return int(answer.json()["version"])
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             return None
+
+
+def _openai_key(url: str) -> str | None:
+    """Return OPENAI_API_KEY for the server that OPENAI_BASE_URL names (default: that of OpenAI), None for any other server."""
+    try:
+        own, asked = urlsplit(os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com"), urlsplit(url)
+    except ValueError:
+        return None
+    return os.environ.get("OPENAI_API_KEY") if (own.scheme, own.netloc) == (asked.scheme, asked.netloc) else None
 
 
 @dataclass(slots=True)
@@ -207,10 +217,10 @@ def _add_chunk(turn: _PartialTurn, sections: Sections, chunk: dict[str, Any], ur
     if "error" in chunk:
         raise UserError(f"{url}: {chunk['error'].get('message', chunk['error'])}")
     if usage := chunk.get("usage"):
-        turn.tokens = usage["completion_tokens"]
+        turn.tokens = int(usage["completion_tokens"])
     events: list[Event] = []
     for choice in chunk["choices"]:
-        turn.finish = choice.get("finish_reason") or turn.finish
+        turn.finish = str(choice.get("finish_reason") or turn.finish)
         delta = choice["delta"]
         if thought := delta.get("reasoning") or delta.get("reasoning_content"):
             turn.thought += thought
@@ -219,8 +229,8 @@ def _add_chunk(turn: _PartialTurn, sections: Sections, chunk: dict[str, Any], ur
             turn.text += content
             events += sections.feed(content)
         for call in delta.get("tool_calls") or ():
-            parts = turn.calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
-            parts["id"] = call.get("id") or parts["id"]
+            parts = turn.calls.setdefault(int(call["index"]), {"id": "", "name": "", "arguments": ""})
+            parts["id"] = str(call.get("id") or parts["id"])
             function = call.get("function") or {}
             parts["name"] += function.get("name") or ""
             parts["arguments"] += function.get("arguments") or ""

@@ -11,8 +11,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ class ServerControl:
                 await self.request("/collective_rpc", json=load)
                 # Cached blocks hold keys and values of the old weights.
                 reset = await self.request("/reset_prefix_cache", params={"reset_running_requests": True})
-                if reset.content and not reset.json()["success"]:  # vLLM 0.24 answers with an empty body
+                with readable_answer(self.url):
+                    done = not reset.content or reset.json()["success"]  # vLLM 0.24 answers with an empty body
+                if not done:
                     raise EngineError(f"{self.url}: the server did not reset its prefix cache")
                 await self.request(VERSION_PATH, json={"version": version})
             except ServerUnreachable:
@@ -69,7 +71,9 @@ class ServerControl:
 
     async def served_version(self) -> int | None:
         """Return the weight version that was sent last, or None if none was sent since the server started."""
-        return (await self.request(VERSION_PATH, "GET")).json()["version"]
+        answer = await self.request(VERSION_PATH, "GET")
+        with readable_answer(self.url):
+            return answer.json()["version"]
 
     async def is_healthy(self) -> bool:
         """Return whether the server answers and its engine is alive."""
@@ -106,11 +110,21 @@ def error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+@contextmanager
+def readable_answer(name: str) -> Iterator[None]:
+    """Raise RequestRefused if the code in the block finds another form of answer than it expects. name: of the server."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise RequestRefused(f"{name}: its answer is not that of a vLLM server ({reason})") from error
+
+
 def error_message(answer: httpx.Response) -> str:
     """Return the error message of an answer in OpenAI's format, else its text; at most 500 characters."""
     try:
         return str(answer.json()["error"]["message"])[:500]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return answer.text[:500]
 
 
@@ -197,14 +211,14 @@ class ServerEngine:
         model and options are ignored, because the server has its own. Raises UserError if the server cannot be used.
         """
         card = await read_model_card(self._http, self.url)
-        if "max_model_len" not in card:
+        if card.get("max_model_len") is None:
             raise UserError(
                 f"{self.url} is not a vLLM server (/v1/models has no max_model_len): other servers do not accept token ids"
             )
-        self.model, self.root, self.context = card["id"], card.get("root") or card["id"], int(card["max_model_len"])
-        metrics = await self.scrape()
-        self.kv_tokens: int = (metrics.kv_tokens if metrics else 0) or 10**9
+        self.model, self.root, self.context = card["id"], card.get("root") or card["id"], card["max_model_len"]
         try:
+            metrics = await self.scrape()
+            self.kv_tokens: int = (metrics.kv_tokens if metrics else 0) or 10**9
             await self._complete(self._body([0], Sampling(1, seed=0)))
         except EngineError as error:
             raise UserError(f"{self.url} cannot be used: {error}") from None
@@ -225,7 +239,8 @@ class ServerEngine:
             answer = await self._control.send("GET", "/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))
         except httpx.TransportError as error:
             raise EngineError(f"{self.name}: {error_text(error)}") from None
-        return parse_metrics(answer.text) if answer.status_code == 200 else None
+        with readable_answer(self.name):
+            return parse_metrics(answer.text) if answer.status_code == 200 else None
 
     async def _watch(self) -> None:
         progress = None
@@ -358,20 +373,25 @@ class ServerEngine:
             return [math.nan] * len(response_ids)
         body = self._body([*prompt_ids, *scored], Sampling(1, seed=0)) | {"max_tokens": 1, "prompt_logprobs": 0}
         async with self._slots:
-            entries = (await self._request(body))["prompt_logprobs"][len(prompt_ids) :]
-        log_probs = [entry[str(token)]["logprob"] for entry, token in zip(entries, scored, strict=True)]
+            choice = await self._request(body)
+        with readable_answer(self.name):
+            entries = choice["prompt_logprobs"][len(prompt_ids) :]
+            log_probs = [float(entry[str(token)]["logprob"]) for entry, token in zip(entries, scored, strict=True)]
         return log_probs + [math.nan] * (len(response_ids) - len(scored))
 
     async def alternatives(self, before: list[int], token: int, k: int) -> tuple[dict[int, float], int]:
         """Return the log-probs of the `k` most likely tokens after `before` and of `token`, and its rank. Raises EngineError."""
         body = self._body([*before, token], Sampling(1, seed=0)) | {"max_tokens": 1, "prompt_logprobs": k}
-        entries = {int(key): entry for key, entry in (await self._request(body))["prompt_logprobs"][-1].items()}
-        best = sorted(entries, key=lambda key: (key == token and entries[key]["rank"] > k, entries[key]["rank"]))
-        return {key: entries[key]["logprob"] for key in best}, entries[token]["rank"]
+        choice = await self._request(body)
+        with readable_answer(self.name):
+            entries = {int(key): entry for key, entry in choice["prompt_logprobs"][-1].items()}
+            best = sorted(entries, key=lambda key: (key == token and entries[key]["rank"] > k, entries[key]["rank"]))
+            return {key: float(entries[key]["logprob"]) for key in best}, int(entries[token]["rank"])
 
     async def _complete(self, body: dict[str, Any], pauses: Sequence[float] = RETRY_PAUSES_S) -> Completion:
         choice = await self._request(body, pauses)
-        return self._completion(choice["token_ids"], choice["logprobs"], choice["finish_reason"])
+        with readable_answer(self.name):
+            return self._completion(choice["token_ids"], choice["logprobs"], choice["finish_reason"])
 
     async def _request(self, body: dict[str, Any], pauses: Sequence[float] = RETRY_PAUSES_S) -> dict[str, Any]:
         """Return the choice of a completion, after retries. Raises EngineError."""
@@ -382,10 +402,12 @@ class ServerEngine:
                 failure = error_text(error)
             else:
                 if answer.status_code == 200:
-                    choice: dict[str, Any] = answer.json()["choices"][0]
-                    if choice["finish_reason"] in ("stop", "length"):
+                    with readable_answer(self.name):
+                        choice: dict[str, Any] = answer.json()["choices"][0]
+                        reason = choice["finish_reason"]
+                    if reason in ("stop", "length"):
                         return choice
-                    failure = f"a request ended with finish_reason {choice['finish_reason']}"
+                    failure = f"a request ended with finish_reason {reason}"
                 elif answer.status_code not in BUSY:
                     raise RequestRefused(f"{self.name} rejected a request: {error_message(answer)}")
                 else:
@@ -408,14 +430,16 @@ class ServerEngine:
                 async for line in answer.aiter_lines():
                     if not line.startswith("data: {"):
                         continue
-                    event = json.loads(line.removeprefix("data: "))
-                    if "error" in event:
-                        raise EngineError(f"{self.name}: {event['error'].get('message', event['error'])}")
-                    for choice in event["choices"]:
-                        token_ids += choice["token_ids"]
-                        log_probs += choice["logprobs"]["token_logprobs"]
-                        reason = choice["finish_reason"] or reason
-                        on_tokens(choice["token_ids"])
+                    with readable_answer(self.name):
+                        event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            raise EngineError(f"{self.name}: {event['error'].get('message', event['error'])}")
+                        for choice in event["choices"]:
+                            part = self._completion(choice["token_ids"], choice["logprobs"], choice["finish_reason"])
+                            token_ids += part.token_ids
+                            log_probs += part.log_probs
+                            reason = choice["finish_reason"] or reason
+                            on_tokens(part.token_ids)
         except httpx.TransportError as error:
             raise EngineError(f"{self.name}: {error_text(error)}") from None
         return self._completion(token_ids, {"token_logprobs": log_probs}, reason)
@@ -424,7 +448,10 @@ class ServerEngine:
         if token_ids is None:
             raise EngineError(f"{self.name} returns no token ids: upgrade the server to vLLM 0.10.2 or later")
         finish = FinishReason.LENGTH if reason == "length" else FinishReason.STOP
-        return Completion(list(token_ids), list(logprobs["token_logprobs"]), finish, self.name, self.version)
+        log_probs = [*map(float, logprobs["token_logprobs"])]
+        if not all(type(token) is int and token >= 0 for token in token_ids) or len(log_probs) != len(token_ids):
+            raise ValueError("the tokens are not numbers, or do not fit their log-probs")
+        return Completion(list(token_ids), log_probs, finish, self.name, self.version)
 
     def submit(self, requests: Iterable[tuple[list[int], Sampling]]) -> list[asyncio.Future[Completion]]:
         """Send several requests; each is retried or fails independently."""
@@ -458,7 +485,9 @@ class ServerEngine:
     async def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text by the server's tokenizer. Raises EngineError."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        return (await self._control.request("/tokenize", json=body)).json()["tokens"]
+        answer = await self._control.request("/tokenize", json=body)
+        with readable_answer(self.name):
+            return [*map(int, answer.json()["tokens"])]
 
     async def serves(self, folder: Path) -> bool:
         """Return whether the server was started with the model in `folder` and still has its weights."""
@@ -487,8 +516,9 @@ async def read_model_card(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
         raise UserError(f"{url} rejects the token: set {API_KEY} to the token that the server was started with")
     try:
         card: dict[str, Any] = answer.json()["data"][0]
-        _ = card["id"], card.get("root")
-    except (ValueError, LookupError, TypeError, AttributeError):
+        if not isinstance(card["id"], str) or not isinstance(card.get("max_model_len", 1), int | None):
+            raise ValueError("fields of other types")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UserError(
             f"{url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}"
         ) from None

@@ -78,6 +78,8 @@ def check_options(options: ServeOptions) -> None:
         raise UserError(f"--prompt-format {options.prompt_format}: choose from {', '.join(formats)}")
     if not (options.model / "config.json").is_file():
         raise UserError(f"model {options.model}: no folder with a config.json")
+    if options.model.resolve().name.startswith("-"):
+        raise UserError(f"model {options.model}: vLLM reads the name of the folder as an option; rename the folder")
     check_readable(options.model)
     if options.api_key is None and not _is_loopback(options.host):
         raise UserError(

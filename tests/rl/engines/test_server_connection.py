@@ -5,10 +5,12 @@ from contextlib import asynccontextmanager, suppress
 
 import httpx
 import pytest
+from helpers.scripted_server import ScriptedServer
 from helpers.tiny_models import make_model
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.engine import EngineError
+from rstar_lab.rl.chat.completions import ChatServer
+from rstar_lab.rl.engine import EngineError, Sampling
 from rstar_lab.rl.engines import group as group_module
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.engines.server import ServerEngine, read_model_card
@@ -81,3 +83,85 @@ async def test_a_url_of_another_protocol_is_named_as_invalid():
     async with httpx.AsyncClient(base_url="ftp://node1:8000") as http:
         with pytest.raises(UserError, match="ftp://node1:8000: invalid URL"):
             await read_model_card(http, "ftp://node1:8000")
+
+
+DEEP = b"[" * 100_000
+COMPLETION = b'{"choices": [{"finish_reason": "stop", "token_ids": %s, "logprobs": {"token_logprobs": %s}}]}'
+
+
+@pytest.fixture
+async def scripted():
+    server = ScriptedServer()
+    await server.start()
+    yield server
+    server.die()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"", b"\xff", DEEP, b"[]", b'{"choices": []}', b'{"choices": [5]}', COMPLETION % (b'["x"]', b"[0]"),
+        COMPLETION % (b"[-1]", b"[0]"), COMPLETION % (b"[1, 2]", b"[0]"), COMPLETION % (b"[1]", b'["x"]'),
+    ],
+)  # fmt: skip
+async def test_a_completion_of_another_form_is_an_error_of_the_engine(scripted, answer):
+    """It is not tried for ever: another answer of this server would have the same form."""
+    engine = await scripted.engine()
+    scripted.answers["/v1/completions"] = answer
+    with pytest.raises(EngineError, match="not that of a vLLM server"):
+        await asyncio.wait_for(engine.generate([1], Sampling(1, seed=0)), 20)
+    scripted.answers["/v1/completions"] = b"data: {" + answer[1:]
+    if answer[:1] == b"{":
+        with pytest.raises(EngineError, match="not that of a vLLM server"):
+            await asyncio.wait_for(engine.generate([1], Sampling(1, seed=0), lambda _: None), 20)
+    for ask in (engine.score([1], [2]), engine.alternatives([1], 2, 3)):
+        with pytest.raises(EngineError, match="not that of a vLLM server"):
+            await ask
+    await engine.aclose()
+
+
+@pytest.mark.parametrize(
+    "path, answer",
+    [
+        ("/v1/models", DEEP),
+        ("/v1/models", b'{"data": [{"id": 5}]}'),
+        ("/v1/models", b'{"data": [{"id": "m", "max_model_len": "x"}]}'),
+        ("/metrics", b'vllm:x{a="1} x\n'),
+    ],
+)
+async def test_a_server_that_describes_itself_in_another_form_is_one_error(scripted, path, answer):
+    scripted.answers[path] = answer
+    with pytest.raises(UserError):
+        await scripted.engine()
+    if path == "/v1/models":
+        with pytest.raises(UserError):
+            async with ChatServer.open(scripted.url):
+                pass
+
+
+@pytest.mark.parametrize(
+    "base, url, sent",
+    [
+        ("", "https://api.openai.com/v1", True),
+        ("", "http://api.openai.com/v1", False),
+        ("", "http://127.0.0.1:8000", False),
+        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000", True),
+        ("http://127.0.0.1:8000/v1", "https://api.openai.com", False),
+        ("", "http://[", False),
+    ],
+)
+async def test_the_key_of_openai_is_sent_only_to_its_server(monkeypatch, base, url, sent):
+    monkeypatch.delenv("RSTAR_LAB_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("OPENAI_BASE_URL", base)
+    headers = {}
+
+    async def read_card(http, _):
+        headers.update(http.headers)
+        return {"id": "m"}
+
+    monkeypatch.setattr("rstar_lab.rl.chat.completions.read_model_card", read_card)
+    with suppress(httpx.InvalidURL, UserError):
+        async with ChatServer.open(url):
+            pass
+    assert ("authorization" in headers) == sent
