@@ -11,7 +11,7 @@ import pytest
 from helpers.analysis_runs import make_run
 from typer.testing import CliRunner
 
-from rstar_lab.analysis import inspect, measure, open_runs, overview
+from rstar_lab.analysis import doctor, inspect, measure, open_runs, overview
 from rstar_lab.analysis.inspector.notes import NOTES, VIEWS, read_notes, write_note
 from rstar_lab.analysis.report import report_html
 from rstar_lab.cli.command_line import app
@@ -427,5 +427,5 @@ def test_a_saved_view_that_never_ends_is_one_error(run, monkeypatch, in_memory):
 
 def test_a_folder_in_which_no_run_can_be_read_is_one_error(run):
     (run / "run.json").write_text("{")
-    done = CliRunner().invoke(app, ["doctor", str(run.parent)])
-    assert isinstance(done.exception, UserError) and "no run can be read" in str(done.exception)
+    with pytest.raises(UserError, match="no run can be read"):
+        doctor(run.parent)

@@ -442,7 +442,10 @@ class ServerEngine:
                             on_tokens(part.token_ids)
         except httpx.TransportError as error:
             raise EngineError(f"{self.name}: {error_text(error)}") from None
-        return self._completion(token_ids, {"token_logprobs": log_probs}, reason)
+        with readable_answer(self.name):
+            if reason is None:
+                raise ValueError("it ends without a finish_reason")
+            return self._completion(token_ids, {"token_logprobs": log_probs}, reason)
 
     def _completion(self, token_ids: list[int] | None, logprobs: dict[str, Any], reason: str | None) -> Completion:
         if token_ids is None:
