@@ -11,7 +11,8 @@ import pytest
 from helpers.analysis_runs import make_run
 from typer.testing import CliRunner
 
-from rstar_lab.analysis import doctor, inspect, measure, open_runs, overview
+from rstar_lab.analysis import inspect, measure, open_runs, overview
+from rstar_lab.analysis.doctor import doctor
 from rstar_lab.analysis.inspector.notes import NOTES, VIEWS, read_notes, write_note
 from rstar_lab.analysis.report import report_html
 from rstar_lab.cli.command_line import app
