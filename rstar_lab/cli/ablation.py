@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples
+from rstar_lab.cli.shared import AsJson, check_output, examples
 from rstar_lab.visible_text import printable
 
 app = typer.Typer(no_args_is_help=True, help="Compare the arms of an ablation.")
@@ -48,6 +48,8 @@ def report(
     from rstar_lab.runs.files import atomic_write, json_safe
     from rstar_lab.runs.reader import run_folders
 
+    for file in filter(None, (save_data, figure)):
+        check_output(file)
     if source.is_file():
         sums = load_sums(source)
     else:

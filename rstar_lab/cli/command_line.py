@@ -150,9 +150,25 @@ def _fail_usage(error: Any) -> NoReturn:
     if context is not None and "did you mean" not in message.lower():
         hint = f"; `{context.command_path} --help` lists what is possible"
         options = [name for option in context.command.params for name in option.opts if name.startswith("--")]
-        if message.startswith("No such option") and len(options) <= 8:
+        unknown = message.removeprefix("No such option: ") if message.startswith("No such option") else ""
+        if "--set" in options and ("unexpected extra" in message or "." in unknown):
+            hint = "; a recipe key is set with --set KEY=VALUE, as in --set rl.lr=1e-4"
+        elif unknown and (others := _commands_with(context.find_root().command, unknown)):
+            hint += f"; it is an option of {', '.join(others)}"
+        elif unknown and len(options) <= 8:
             hint = f"; the options are {', '.join(options)}"
     fail(f"{message[:1].lower()}{message[1:]}{hint}", error.exit_code)
+
+
+def _commands_with(group: Any, option: str, path: str = "") -> list[str]:
+    """Return the names of the commands that have an option."""
+    found = []
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found += _commands_with(command, option, f"{path}{name} ")
+        elif any(option in parameter.opts for parameter in command.params):
+            found.append(f"{path}{name}")
+    return found
 
 
 def _make_messages_printable() -> None:

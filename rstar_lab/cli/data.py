@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, examples, print_result, read_recipe, run_async
+from rstar_lab.cli.shared import (
+    AsJson,
+    Overrides,
+    RecipeName,
+    RunsDir,
+    check_output,
+    examples,
+    print_result,
+    read_recipe,
+    run_async,
+)
 from rstar_lab.visible_text import counted, printable
 
 if TYPE_CHECKING:
@@ -101,7 +111,7 @@ def prepare(
     livecodebench) are kept complete, so that results stay comparable. apps, taco, code_contests and livecodebench give
     problems with hidden test cases for the reward `tests`.
     """
-    from rstar_lab.rl.data.card import FilterCount
+    from rstar_lab.rl.data.card import FilterCount, card_path
     from rstar_lab.rl.data.prepare import prepare as run
     from rstar_lab.rl.problems import parse_fields
 
@@ -110,6 +120,7 @@ def prepare(
         text = f"{count.name:>16} {count.before:>9,} - {count.dropped:>7,} = {count.before - count.dropped:>9,}"
         print_result(as_json, line, text)
 
+    check_output(out)
     card = run(
         sources, out, against=against or [], fields=parse_fields(fields), any_answer=any_answer, similarity=similarity,
         ngram=ngram, answers=answers, min_agree=min_agree, difficulty=difficulty, drop_solved=drop_solved,
@@ -119,7 +130,8 @@ def prepare(
         print(printable(f"bad row: {bad}"))
     overlaps = {entry["name"]: entry["overlaps"] for entry in card.against}
     result = {"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}
-    print_result(as_json, result, f"{counted(card.kept, 'problem')} in {out}; the card is {out.stem}.card.md beside it")
+    card_name = card_path(out).with_suffix(".md").name
+    print_result(as_json, result, f"{counted(card.kept, 'problem')} in {out}; the card is {card_name} beside it")
 
 
 @app.command(epilog=examples("rstar-lab data convert toolace toolace.json --out sft/toolace.jsonl"))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, Overrides, RunsDir, examples, read_recipe, run_async
+from rstar_lab.cli.shared import AsJson, Overrides, RunsDir, check_output, examples, read_recipe, run_async
 from rstar_lab.errors import UserError
 
 app = typer.Typer()
@@ -41,6 +41,7 @@ def demo(
     Runs SFT on executed traces, then GRPO-RoC against the sandbox, evaluates before and after, and executes a notebook with
     the results. The same command again resumes.
     """
+    check_output(out, folder=True)
     from rstar_lab.progress import Reporter
     from rstar_lab.rl.demo import TRANSFER, run_demo
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples, fail
+from rstar_lab.cli.shared import AsJson, check_output, examples, fail
 from rstar_lab.errors import UserError
 from rstar_lab.visible_text import visible
 
@@ -45,6 +45,8 @@ def doctor(
     from rstar_lab.analysis.doctor.diagnosis import to_json
     from rstar_lab.runs.files import atomic_write
 
+    if html:
+        check_output(html)
     for path in paths:
         if path.exists():
             typer.echo(f"reading {visible(str(path))}", err=True)

@@ -71,8 +71,11 @@ def init(
     from rstar_lab.rl.overrides import load_recipe
     from rstar_lab.rl.problems import write_problems
 
-    model = model or _ask("--model", "Model (folder, ORG/NAME on the Hub, smollm2-135m or .gguf file)")
-    problems = problems or _ask("--problems", "Problems (CSV, JSONL, JSON or Parquet file, or name of a data set)")
+    missing = [flag for flag, value in (("--model", model), ("--problems", problems)) if not value]
+    if missing and not _in_terminal():
+        raise UserError(f"init: give {' and '.join(missing)}, as in --model smollm2-135m --problems gsm8k.csv")
+    model = model or typer.prompt("Model (folder, ORG/NAME on the Hub, smollm2-135m or .gguf file)")
+    problems = problems or typer.prompt("Problems (CSV, JSONL, JSON or Parquet file, or name of a data set)")
     detected = "one_gpu" if Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists() else "laptop"
     if profile is None:
         profile = typer.prompt("Machine", default=detected) if _in_terminal() else detected
@@ -81,20 +84,20 @@ def init(
         raise UserError(
             f"--out {out}: {'exists already' if out.exists() else 'a recipe ends in .yaml'}; choose another name"
         )
-    knows_tools = _knows_tools(model)
+    train, held_out = _split(str(problems), fields)  # before the model, which may be downloaded
+    knows_tools = _knows_tools(str(model))
     if sft is None:
         sft = not knows_tools
         if sft and _in_terminal():
             sft = typer.confirm(
                 "The chat template of this model knows no tools. Teach tool calls by SFT first?", default=True
             )
-    train, held_out = _split(problems, fields)
     files = [out.with_name(f"{out.stem}-{part}.jsonl") for part in ("train", "held-out")]
     for file, part, use in zip(files, (train, held_out), ("training problem", "held-out problem"), strict=True):
         write_problems(file, part)
         print(f"{file}: {counted(len(part), use)}")
     out.write_text(
-        recipe_text(model, machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools),
+        recipe_text(str(model), machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools),
         encoding="utf-8",
     )
     recipe = load_recipe(out)
@@ -111,12 +114,6 @@ def init(
 
 def _in_terminal() -> bool:
     return sys.stdin.isatty()
-
-
-def _ask(flag: str, question: str) -> str:
-    if not _in_terminal():
-        raise UserError(f"init: give {flag}")
-    return str(typer.prompt(question))
 
 
 def _knows_tools(model: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, RunsFolder, examples, find_run, print_result
+from rstar_lab.cli.shared import AsJson, RunsFolder, check_output, examples, find_run, print_result
 from rstar_lab.errors import UserError
 
 app = typer.Typer()
@@ -71,6 +71,7 @@ def report(
     folder = find_run(str(run), runs_dir)
     other = find_run(compare, runs_dir) if compare else None
     target = out or Path("out") / f"{folder.name}.html"
+    check_output(target)
     rows = _dry_run(folder, dry_run) if dry_run else []
     page = report_html(folder, compare_with=other, sample=sample, dry_run=rows)
     with atomic_write(target) as file:

@@ -3,6 +3,7 @@
 import asyncio
 import difflib
 import json
+import os
 import sys
 from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
@@ -53,13 +54,30 @@ def read_recipe(recipe: str, overrides: list[str] | None, runs_dir: Path | None)
 
 def find_run(run: str, runs_dir: Path) -> Path:
     """Return the folder of a run, which is given by its folder or its id. Raises UserError."""
-    folder = Path(run) if (Path(run) / "run.json").exists() else runs_dir / run
-    if not (folder / "run.json").exists():
-        names = sorted(path.parent.name for path in runs_dir.glob("*/run.json"))
-        near = difflib.get_close_matches(run, names, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"existing runs: {', '.join(names[-8:]) or 'none'};"
-        raise UserError(f"no run {run} in {runs_dir}/: {meant} `rstar-lab runs list` shows the runs")
-    return folder
+    for folder in (Path(run), runs_dir / run):
+        if (folder / "run.json").exists():
+            return folder
+        if inside := sorted(folder.glob("*/run.json")):
+            raise UserError(f"{folder} is a folder of runs: give one of them, such as {inside[-1].parent}")
+    if not runs_dir.is_dir():
+        raise UserError(f"no run {run}: there is no folder {runs_dir}; set the folder of the runs with --runs-dir")
+    if (runs_dir / "run.json").exists():
+        raise UserError(f"--runs-dir {runs_dir}: this is a run, not a folder of runs; give its folder as RUN")
+    names = sorted(path.parent.name for path in runs_dir.glob("*/run.json"))
+    near = difflib.get_close_matches(run, names, n=1)
+    meant = f"did you mean {near[0]}?" if near else f"existing runs: {', '.join(names[-8:]) or 'none'};"
+    raise UserError(f"no run {run} in {runs_dir}/: {meant} `rstar-lab runs list` shows the runs")
+
+
+def check_output(path: Path, *, folder: bool = False) -> None:
+    """Raise UserError, before any work, if a file (or a folder) cannot be written there."""
+    if path.exists() and path.is_dir() != folder:
+        raise UserError(f"{path} is a {'file; give a folder' if folder else 'folder; give the name of a file'}")
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not (existing.is_dir() or existing == path):
+        raise UserError(f"{path}: {existing} is a file, not a folder")
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"{path}: {existing} cannot be written to; change its permissions, or choose another place")
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:

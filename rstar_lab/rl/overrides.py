@@ -71,7 +71,7 @@ def load_recipe(
         _set(data, key, value)
     if profile is not None:
         data = resolve_recipe_paths(data, profile)
-    return parse_recipe(data, where=str(path))
+    return parse_recipe(data, where=str(source if path.parent == RECIPES else path))
 
 
 def shipped_recipes() -> dict[str, str]:

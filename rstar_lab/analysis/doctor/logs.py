@@ -36,7 +36,9 @@ def read_logs(path: Path, work_dir: Path) -> list[Log]:
     formats and what was found instead.
     """
     if not path.exists():
-        raise UserError(f"{path} does not exist")
+        run = Path("runs") / path
+        remedy = f"did you mean {run}?" if run.exists() else "give the folder of a run, such as runs/NAME, or a log"
+        raise UserError(f"{path} does not exist: {remedy}")
     if (path / "run.json").exists() or any(path.glob("*/run.json")):
         return _own(path)
     found, notes = sources(path)

@@ -24,6 +24,18 @@ def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def card_path(out: Path) -> Path:
+    """Return the file of the card of `out`: STEM.card.json, or NAME.card.json if the former is the card of another file."""
+    short = out.with_name(f"{out.stem}.card.json")
+    try:
+        owner = json.loads(short.read_text(encoding="utf-8"))["output"]["file"]
+    except FileNotFoundError:
+        return short
+    except (OSError, ValueError, LookupError, TypeError):
+        owner = ""  # not a card
+    return short if Path(owner).name == out.name else out.with_name(f"{out.name}.card.json")
+
+
 @dataclass(frozen=True)
 class DroppedProblem:
     """A problem that a filter dropped. where: source and row number. why: the reason."""

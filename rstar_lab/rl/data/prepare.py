@@ -8,7 +8,7 @@ from typing import Any
 
 from rstar_lab.errors import UserError
 from rstar_lab.rl.data import filters
-from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, DroppedProblem, FilterCount, file_hash, text_hash
+from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, DroppedProblem, FilterCount, card_path, file_hash, text_hash
 from rstar_lab.rl.data.filters import Drops
 from rstar_lab.rl.data.similarity import Corpus, Texts
 from rstar_lab.rl.data.sources import Candidate, ParsedSource, parse_source, read_source
@@ -33,7 +33,7 @@ def prepare(
     drop_bad_rows: bool = False,
     on_filter: Callable[[FilterCount], None] | None = None,
 ) -> Card:
-    """Write the problems of `sources` that pass every filter to `out`, and the card to OUT.card.json and OUT.card.md.
+    """Write the problems of `sources` that pass every filter to `out`, and the card beside it (`card_path`).
 
     sources, against: see `sources.parse_source`. Problems of the evaluation sets `against` are removed. fields: column names of
     plain files. any_answer: keep answers that are not integers. Only problems with an answer are checked, and only if a source is
@@ -286,7 +286,7 @@ def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, tup
             "always solved": sum(share == 0 for share in shares),
         }
     card.output = {"file": str(out), "sha256": file_hash(out), "problems": len(problems)}
-    card.write(out.with_name(f"{out.name.removesuffix(out.suffix)}.card.json"))
+    card.write(card_path(out))
 
 
 def _example(candidate: Candidate, why: str) -> DroppedProblem:

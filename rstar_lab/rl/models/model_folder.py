@@ -23,7 +23,9 @@ def model_folder(model: str, runs_dir: Path) -> Path:
             return max(checkpoints.items())[1]
         if (run / "sft" / "model" / "config.json").exists():
             return run / "sft" / "model"
-        raise UserError(f"run {run} has no finished model yet")
+        kind = RunReader(run).info.get("kind")
+        reason = "it has no checkpoint" if kind == "train" else f"it is of kind {kind}"
+        raise UserError(f"run {run} has no model: {reason}; name a run that trained, or a model folder")
     if is_named(model):
         return get_model(model)
     raise UserError(

@@ -75,7 +75,8 @@ def get_model(model: str, *, weights: bool = True) -> Path:
     if is_named(model):
         return _get_named(model, weights)
     raise ModelError(
-        f"model folder {model} does not exist: give a folder in Hugging Face format, ORG/NAME on the Hugging Face Hub, "
+        f"model folder {model} {'is a file' if path.exists() else 'does not exist'}: give a folder in Hugging Face "
+        "format, ORG/NAME on the Hugging Face Hub, "
         f"{SMOLLM2}, a .gguf file, or `tiny` in a recipe"
     )
 

@@ -77,6 +77,15 @@ def test_the_funnel(tmp_path):
     assert sorted(path.name for path in out.parent.iterdir()) == ["train.card.json", "train.card.md", "train.jsonl"]
 
 
+def test_two_formats_with_one_stem_have_a_card_each(tmp_path):
+    source = jsonl(tmp_path / "rows.jsonl", [problem(1, "What is one plus two?", "3")])
+    for name in ("a.jsonl", "a.parquet", "a.jsonl", "a.parquet"):
+        prepare([source], tmp_path / name)
+    for card, name in (("a.card.json", "a.jsonl"), ("a.parquet.card.json", "a.parquet")):
+        assert Path(json.loads((tmp_path / card).read_text())["output"]["file"]).name == name
+    assert sorted(path.stem for path in tmp_path.glob("*.card.md")) == ["a.card", "a.parquet.card"]
+
+
 def test_sampled_answers_of_repeated_rows_are_collected(tmp_path):
     """OpenMathReasoning has a row a sampled solution: its boxed answers become the label check's votes."""
     solutions = ["so \\boxed{4}", "hence \\boxed{5}", "\\boxed{04}", "no box"]
