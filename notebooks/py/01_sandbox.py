@@ -27,8 +27,10 @@ time_limit_s: float = 2.0  # CPU seconds per call
 import pandas as pd
 from IPython.display import display
 
+from rstar_lab.parameters import check_parameters
 from rstar_lab.sandbox import Call, Limits, LocalSandbox, SandboxClient
 
+check_parameters(globals())
 sandbox = LocalSandbox(Limits(timeout_s=time_limit_s))
 await sandbox.start()
 
@@ -148,7 +150,7 @@ cores = 45_000 * cpu_ms / 1000 / (2 * 0.3)
 print(f"{cpu_ms:.1f} CPU ms per call: {cores:.0f} cores")
 
 # %% [markdown]
-# `docs/sandbox.md` describes the machine on which these costs were measured.
+# [docs/sandbox.md](../docs/sandbox.md) describes the machine on which these costs were measured.
 #
 # ## Use it over HTTP
 #

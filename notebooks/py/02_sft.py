@@ -28,7 +28,7 @@ name: str = ""  # name of the run; empty: the name of the recipe
 profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
 job_id: str = ""  # attach to this job instead of submitting a new one
-wait: bool = True  # block until the job ends (needed for papermill)
+wait: bool = True  # block until the job ends (needed for papermill); False: run the rest when it has ended
 
 # %% jupyter={"source_hidden": true}
 from html import escape
@@ -39,14 +39,13 @@ import plotly.express as px
 from IPython.display import HTML, Markdown, display
 
 from rstar_lab.analysis import format_numbers, inspect, open_runs
-from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.jobs import attach, find_job_runs_dir, submit
-from rstar_lab.parameters import read_mapping
+from rstar_lab.parameters import check_parameters
 from rstar_lab.rl.renderers.paper import CODE_TOOL, render_segments
 
-overrides = read_mapping(overrides, "overrides")
+check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)
 
 if job_id:
@@ -75,6 +74,7 @@ if wait:
 # guesses, answers given twice. RL has to find out which of these behaviours lead to a correct answer.
 
 # %% jupyter={"source_hidden": true}
+assert job.status() == "finished", f"job {job.id} is {job.status()}: run the cells from here on when it has finished"
 run = name or Path(recipe).stem
 traces = pd.read_json(open_runs(runs_dir, run_ids=[f"{run}-sft"]).run_dir(f"{run}-sft") / "traces.jsonl", lines=True)
 kinds = traces.groupby("kind").agg(conversations=("kind", "size"), correct=("correct", "mean"), calls=("outcomes", lambda o: o.str.len().mean()))

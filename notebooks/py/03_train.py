@@ -34,9 +34,9 @@ from pathlib import Path
 from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import attach, find_job_runs_dir, list_jobs, submit
-from rstar_lab.parameters import read_mapping
+from rstar_lab.parameters import check_parameters
 
-overrides = read_mapping(overrides, "overrides")
+check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)
 run = name or Path(recipe).stem
 running = [job for job in list_jobs(runs_dir) if job.spec.run == f"{run}-rl" and job.status() == "running"]

@@ -41,10 +41,9 @@ from IPython.display import display
 
 from rstar_lab.analysis import compare, format_numbers, inspect, link, open_runs, plot_pass_at_k, problem_table
 from rstar_lab.jobs import find_job_runs_dir, submit
-from rstar_lab.parameters import read_list, read_mapping
+from rstar_lab.parameters import check_parameters
 
-models, evaluations = read_list(models, "models"), read_list(evaluations, "evaluations")
-overrides = read_mapping(overrides, "overrides")
+check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)
 if not models and not evaluations:
     demos = sorted(runs_dir.glob("*-eval-rl/run.json"), key=lambda path: path.stat().st_mtime)

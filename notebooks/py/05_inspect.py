@@ -22,7 +22,7 @@
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs, or one run; empty: the nearest runs/ folder
-where: dict = {}  # initial filter of the list, for example {"correct": True, "errors": True}
+where: dict = {}  # initial filter of the list: {"correct": True, "errors": True}, or a condition: {"sql": "calls > 2"}
 selected: str = ""  # traj_id to open first
 metrics: list[str] = ["pass1", "tool_error_rate_correct"]  # curves to draw
 
@@ -44,11 +44,10 @@ from rstar_lab.analysis import (
     watch,
 )
 from rstar_lab.analysis.figures import plot_curves, plot_outcomes
-from rstar_lab.parameters import read_list, read_mapping
+from rstar_lab.parameters import check_parameters
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
-where = read_mapping(where, "where") if str(where).startswith("{") else where  # or the text of a condition
-metrics = read_list(metrics, "metrics")
+check_parameters(globals())
 runs_dir = find_runs_dir(runs_dir, required=True)
 runs = open_runs(runs_dir)
 runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]

@@ -16,12 +16,13 @@
 # runs with `train = False`; else it trains 35 runs first, which takes hours.
 #
 # GRPO rewards only the final answer, so a correct answer reached through failing code is reinforced together with its
-# failures. RoC generates twice as many rollouts and prefers the successes with fewer tool errors. The arms below differ
-# only in this: they share the starting model, the problems and the number of rollouts trained on per step.
+# failures. RoC generates twice as many rollouts and prefers the successes with fewer tool errors. The arms below differ only
+# in how they choose the rollouts to train on: they share the starting model, the problems and the number of rollouts
+# trained on per step. Every arm runs with several seeds.
 #
-# RoC generates twice as many rollouts as GRPO, so it needs two controls: plain GRPO, and **twice the rollouts, kept at
-# random**, which costs the same. *Quotas* keeps the same numbers of successes and failures as RoC but ignores the penalties: it separates
-# the effect of the quotas from the effect of the preference. Every arm runs with several seeds.
+# RoC has two controls: plain GRPO, and **twice the rollouts, kept at random**, which costs as much as RoC. *Quotas* keeps the same
+# numbers of successes and failures as RoC but ignores the penalties: it separates the effect of the quotas from the effect of
+# the preference.
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
@@ -57,11 +58,10 @@ from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_fro
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs import find_job_runs_dir, run_grid
-from rstar_lab.parameters import read_list, read_mapping
+from rstar_lab.parameters import check_parameters
 from rstar_lab.resources import load_benchmark
 
-seeds = read_list(seeds, "seeds", int)
-arms, overrides = read_mapping(arms, "arms"), read_mapping(overrides, "overrides")
+check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)
 
 if train:

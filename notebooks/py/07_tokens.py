@@ -21,7 +21,7 @@
 # after a successful one, after an error) and by words. Code inside a tool call is counted separately, because its entropy
 # is usually low.
 #
-# It needs runs with token arrays (recipe key `token_arrays: kept`, the default).
+# It needs runs with token arrays (recipe key `rl.token_arrays: kept`, the default).
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs, or one run; empty: the nearest runs/ folder
@@ -52,11 +52,11 @@ from rstar_lab.analysis import (
     word_list,
     word_usage_change,
 )
-from rstar_lab.parameters import read_list
+from rstar_lab.parameters import check_parameters
 from rstar_lab.runs import RunStoreError, find_runs_dir
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS
 
-words = read_list(words, "words")
+check_parameters(globals())
 runs_dir = find_runs_dir(runs_dir, required=True)
 
 pd.set_option("display.max_colwidth", 120)

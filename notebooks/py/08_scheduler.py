@@ -16,7 +16,7 @@
 # the cells run in a minute. The simulator is in the repository, not in an installed package.
 #
 # Generation takes most of the time of a step. This notebook replays one step under each dispatch policy in a simulator. The
-# policies are those of real runs; the engines are a model of vLLM (see `docs/scheduler.md`).
+# policies are those of real runs; the engines are a model of vLLM (see [docs/scheduler.md](../docs/scheduler.md)).
 #
 # | policy | rule |
 # |---|---|
@@ -49,6 +49,7 @@ from IPython.display import display
 from rstar_lab.analysis import LinkedFigure, open_runs
 from rstar_lab.analysis.timeline import plot_staleness
 from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.parameters import check_parameters
 from rstar_lab.resources import load_benchmark
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs import RunReader
@@ -59,6 +60,9 @@ from benchmarks.scheduler_figures import plot_gantt, plot_turns, table
 from benchmarks.simulated_engine import EngineSpec
 from benchmarks.simulator import lower_bound, simulate
 from benchmarks.workloads import QWEN3_14B_MI300X, Regime, make_policies, make_rollouts, makespans, recorded_rollouts
+
+check_parameters(globals())
+planned, plan_hardware = load_recipe(plan_recipe, {}), load_profile(plan_profile)
 
 # %% [markdown]
 # ## The step
@@ -151,10 +155,10 @@ pd.DataFrame(
 #
 # `rstar-lab plan` simulates whole steps: generation, tools, update and weight sync. The trainer's own code decides when groups
 # start and which an update takes, so the modes `sync`, `one_step_off` and `async` can be compared for every split of the GPUs
-# (see `docs/async.md`). These are predictions from formulas, not measurements.
+# (see [docs/async.md](../docs/async.md)). These are predictions from formulas, not measurements.
 
 # %%
-LinkedFigure(plot_plan(make_plan(load_recipe(plan_recipe, {}), load_profile(plan_profile))), None)
+LinkedFigure(plot_plan(make_plan(planned, plan_hardware)), None)
 
 # %% [markdown]
 # Staleness and idle time of a recorded run in mode `one_step_off` or `async`; the last panel shows whether long and hard

@@ -16,11 +16,11 @@
 # starts a Ray cluster of one node.
 #
 # The job runs on the cluster; this notebook submits it, watches it and reads its run. With a `host` the notebook runs on your own
-# machine: type the host's name and the recipe, and execute the first four cells. Runs are copied here while they are written.
+# machine: set `host` and `recipe`, and run the cells up to *Attach to the job*. Runs are copied here while they are written.
 # Without a host it starts a Ray cluster of one node on this machine, so every cell can be tried without a cluster.
 #
 # A hardware profile selects trainer and scheduler. Store yours once on the host: `scp my_profile.yaml HOST:rstar-lab/profile.yaml`.
-# See `docs/cluster.md`.
+# See [docs/cluster.md](../docs/cluster.md).
 
 # %% tags=["parameters"]
 host: str = ""  # login host of the cluster, reached with ssh: HOST, USER@HOST or an alias of ~/.ssh/config
@@ -37,9 +37,9 @@ timeout_s: int = 3600  # longest wait for the job, in seconds
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import JobBoard, attach, describe, find_job_runs_dir, submit
-from rstar_lab.parameters import read_mapping
+from rstar_lab.parameters import check_parameters
 
-overrides = read_mapping(overrides, "overrides")
+check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir, host=host)
 
 # %% [markdown]

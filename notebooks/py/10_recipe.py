@@ -28,7 +28,7 @@ profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
 dry_run_profile: str = "one_gpu"  # hardware whose memory and time are predicted; empty: no prediction
 job_id: str = ""  # attach to this job instead of submitting one
-wait: bool = True  # block until the job ends (needed for papermill)
+wait: bool = True  # block until the job ends (needed for papermill); False: run the rest when it has ended
 
 # %% [markdown]
 # ## Change the recipe
@@ -37,10 +37,12 @@ wait: bool = True  # block until the job ends (needed for papermill)
 # and keys that are set in `overrides` above take precedence.
 
 # %% jupyter={"source_hidden": true}
-from rstar_lab.parameters import read_mapping
+from rstar_lab.jobs import attach, find_job_runs_dir, submit
+from rstar_lab.parameters import check_parameters
 from rstar_lab.rl.forms import RecipeForm
 
-overrides = read_mapping(overrides, "overrides")
+check_parameters(globals())
+runs_dir = find_job_runs_dir(profile, runs_dir)
 form = RecipeForm(recipe)
 form
 
@@ -78,10 +80,7 @@ from IPython.display import Markdown, display
 from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves, plot_lengths
 from rstar_lab.analysis.metrics import measure
-from rstar_lab.jobs import attach, find_job_runs_dir, submit
 from rstar_lab.runs.reader import RunReader
-
-runs_dir = find_job_runs_dir(profile, runs_dir)
 
 job = attach(job_id, runs_dir=runs_dir) if job_id else submit(
     recipe, profile, form.overrides | overrides, runs_dir=runs_dir, name=name or None
@@ -108,6 +107,7 @@ watch(job.run_dir) if job.run_dir else "the run is still queued: run this cell a
 # A stage ends after its steps, or earlier by its hand-off rule. The next stage starts from its model.
 
 # %% jupyter={"source_hidden": true}
+assert job.status() == "finished", f"job {job.id} is {job.status()}: run the cells from here on when it has finished"
 run = name or Path(recipe).stem
 training = open_runs(runs_dir, run_ids=[f"{run}-rl"])
 info = RunReader(training.run_dir(f"{run}-rl")).info

@@ -17,7 +17,7 @@
 #
 # A Python function becomes a tool that the model can call, and another function becomes the reward. A recipe names them
 # as `module:function`; the module is imported from the working directory. Here a model with random weights learns to look
-# up prices that it cannot know, in two to three minutes on two CPU cores.
+# up prices that it cannot know.
 #
 # Your functions are trusted code: they run in the trainer's process with a time limit, without a sandbox. Code that a
 # *model* writes always runs in the sandbox. [docs/own-tools.md](../docs/own-tools.md) describes tools with state, remote
@@ -30,6 +30,13 @@ name: str = "own_tools"  # name of the run
 examples: int = 1000  # conversations for SFT
 steps: int = 6  # RL steps
 overrides: dict = {}  # recipe keys, for example {"rl.group_size": 4}
+
+# %% jupyter={"source_hidden": true}
+from rstar_lab.jobs import find_job_runs_dir
+from rstar_lab.parameters import check_parameters
+
+check_parameters(globals())
+runs_dir = find_job_runs_dir(profile, runs_dir)
 
 # %% [markdown]
 # ## The tool and the reward
@@ -86,7 +93,6 @@ from my_tools import price
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.renderers.conversations import Conversation, Message, tool_calls, write_conversations
 from rstar_lab.rl.problems import Problem, write_problems
-from rstar_lab.jobs import find_job_runs_dir
 
 rng = random.Random(0)
 fruits = ["apple", "pear", "plum", "kiwi", "fig", "lime", "melon", "grape"]
@@ -112,7 +118,6 @@ def make_conversation(number):
     return Conversation(conversation_id=str(number), source="notebook", messages=messages, tools=[tools["price"].schema])
 
 
-runs_dir = find_job_runs_dir(profile, runs_dir)
 folder = runs_dir / f".{name}"
 folder.mkdir(parents=True, exist_ok=True)
 write_conversations(folder / "conversations.jsonl", [make_conversation(i) for i in range(examples)])
@@ -155,9 +160,7 @@ print(yaml.safe_dump({"rl": {key: recipe["rl"][key] for key in ("tools", "reward
 
 # %%
 from rstar_lab.jobs import submit
-from rstar_lab.parameters import read_mapping
 
-overrides = read_mapping(overrides, "overrides")
 job = submit(folder / f"{name}.yaml", profile, overrides, runs_dir=runs_dir, name=name)
 status = job.watch()
 assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"

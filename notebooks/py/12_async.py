@@ -39,13 +39,13 @@ from IPython.display import Markdown, display
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.timeline import plot_staleness
 from rstar_lab.jobs import find_job_runs_dir, run_grid
-from rstar_lab.parameters import read_list, read_mapping
+from rstar_lab.parameters import check_parameters
 from rstar_lab.resources import load_benchmark
 
 record = load_benchmark("recorded")  # makes the folder `benchmarks` importable; it is in the repository only
 from benchmarks.learning import learning_curves, learning_table, plot_learning
 
-seeds, overrides = read_list(seeds, "seeds", int), read_mapping(overrides, "overrides")
+check_parameters(globals())
 two_processes = {"engine.count": 1, "processes": 1}
 stale_1, stale_2, stale_4 = (
     two_processes | {"rl.schedule": {"type": "async", "max_staleness": staleness}} for staleness in (1, 2, 4)

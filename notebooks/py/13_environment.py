@@ -30,6 +30,13 @@ examples: int = 2000  # conversations for SFT
 steps: int = 6  # RL steps
 overrides: dict = {}  # recipe keys, for example {"rl.group_size": 4}
 
+# %% jupyter={"source_hidden": true}
+from rstar_lab.jobs import find_job_runs_dir
+from rstar_lab.parameters import check_parameters
+
+check_parameters(globals())
+runs_dir = find_job_runs_dir(profile, runs_dir)
+
 # %% [markdown]
 # ## The environment
 #
@@ -113,7 +120,6 @@ shop.close()
 from rstar_lab.rl.renderers.conversations import Conversation, Message, tool_calls, write_conversations
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question
 from rstar_lab.rl.environments.loading import load_environment
-from rstar_lab.jobs import find_job_runs_dir
 
 schema = load_environment("shop", "my_shop:Shop", 30.0).tools["query"].schema
 ERROR = "OperationalError: no such column: cost"
@@ -141,7 +147,6 @@ def make_conversation(number):
     return Conversation(conversation_id=str(number), source="notebook", messages=messages, tools=[schema])
 
 
-runs_dir = find_job_runs_dir(profile, runs_dir)
 folder = runs_dir / f".{name}"
 folder.mkdir(parents=True, exist_ok=True)
 write_conversations(folder / "conversations.jsonl", [make_conversation(i) for i in range(examples)])
@@ -203,9 +208,7 @@ print(yaml.safe_dump({"rl": {"environments": recipe["rl"]["environments"]}}, sor
 
 # %%
 from rstar_lab.jobs import submit
-from rstar_lab.parameters import read_mapping
 
-overrides = read_mapping(overrides, "overrides")
 job = submit(folder / f"{name}.yaml", profile, overrides, runs_dir=runs_dir, name=name)
 status = job.watch()
 assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"

@@ -32,10 +32,10 @@ draws: int = 20  # draws of a random rule
 import pandas as pd
 
 from rstar_lab.analysis import counterfactual, inspect, open_runs
-from rstar_lab.parameters import read_list
+from rstar_lab.parameters import check_parameters
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
-steps, rules = read_list(steps, "steps", int), read_list(rules, "rules")
+check_parameters(globals())
 runs_dir = find_runs_dir(runs_dir, required=True)
 training_runs = open_runs(runs_dir).runs().query("kind == 'train' and trajectories > 0")
 training_runs = training_runs[training_runs["recipe.rl.group_size"].notna() & ~training_runs.run_id.str.endswith("-sft")]

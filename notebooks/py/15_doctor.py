@@ -12,12 +12,12 @@
 # %% [markdown]
 # # Doctor: why does a run not learn?
 #
-# **You learn** how to find out why a run does not learn. **Time**: 5 minutes; it trains two short runs on two CPU
-# cores.
+# **You learn** how to find out why a run does not learn. **Time**: 5 minutes, of which about three are training two short runs
+# on two CPU cores.
 #
 # This notebook trains a run with a wrong recipe key, lets the doctor name the fault from the log, removes it, and compares the
-# learning curves. Training takes about three minutes on two cores. With the parameter `broken` it diagnoses a run of yours,
-# or a log of verl, TRL, prime-rl and others ([all formats](../docs/doctor.md)), and trains nothing.
+# learning curves. With the parameter `broken` it diagnoses a run of yours, or a log of verl, TRL, prime-rl and others
+# ([all formats](../docs/doctor.md)), and trains nothing.
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
@@ -35,13 +35,10 @@ from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.doctor import doctor
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import find_job_runs_dir, submit
-from rstar_lab.parameters import read_mapping
+from rstar_lab.parameters import check_parameters
 
-runs_dir, wrong, right = (
-    Path(find_job_runs_dir(profile, runs_dir)),
-    read_mapping(wrong, "wrong"),
-    read_mapping(right, "right"),
-)
+check_parameters(globals())
+runs_dir = Path(find_job_runs_dir(profile, runs_dir))
 
 
 def train(name, keys):

@@ -17,7 +17,8 @@
 #
 # Give a chat model and a file of problems. The notebook writes a recipe with `rstar-lab init`, checks it, trains, and
 # shows what the model learnt. With the defaults it trains SmolLM2-135M-Instruct, which it downloads, on generated
-# arithmetic. docs/own-model.md explains every step in a terminal.
+# arithmetic. [docs/own-model.md](../docs/own-model.md) explains every step in
+# a terminal.
 
 # %% tags=["parameters"]
 model: str = "smollm2-135m"  # a folder, ORG/NAME on the Hugging Face Hub, smollm2-135m, or a .gguf file
@@ -37,11 +38,11 @@ from pathlib import Path
 from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import find_job_runs_dir, submit
-from rstar_lab.parameters import read_mapping
+from rstar_lab.parameters import check_parameters
 from rstar_lab.rl.problems import write_problems
 from rstar_lab.rl.synthetic.families import synthesize
 
-overrides = read_mapping(overrides, "overrides")
+check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)
 recipe = Path(recipe).absolute()
 

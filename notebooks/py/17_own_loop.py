@@ -27,7 +27,7 @@ overrides: dict = {}  # recipe keys: {"rl.lr": 1e-4}
 steps: int = 4  # updates before the change, and again after it
 problems_per_step: int = 12  # problems of a step
 group_size: int = 16  # rollouts of each problem, of which half are kept
-runs_dir: str = "runs"  # folder of runs
+runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
 
 # %%
 import subprocess
@@ -39,15 +39,17 @@ from pathlib import Path
 import numpy as np
 
 from rstar_lab.analysis import inspect, open_runs, plot_curves
-from rstar_lab.parameters import read_mapping
+from rstar_lab.parameters import check_parameters
 from rstar_lab.rl import TrainingLoop
+from rstar_lab.runs import find_runs_dir
 
-overrides = read_mapping(overrides, "overrides")
+check_parameters(globals())
+runs_dir = find_runs_dir(runs_dir)
 if not model:
-    command = [sys.executable, "-m", "rstar_lab.cli", "sft", recipe, "--runs-dir", runs_dir]
+    command = [sys.executable, "-m", "rstar_lab.cli", "sft", recipe, "--runs-dir", str(runs_dir)]
     trained = subprocess.run(command, capture_output=True, text=True)  # returns at once if the model exists
     assert trained.returncode == 0, trained.stderr
-    model = str(Path(runs_dir) / f"{Path(recipe).stem}-sft" / "sft" / "model")
+    model = str(runs_dir / f"{Path(recipe).stem}-sft" / "sft" / "model")
 
 # %% [markdown]
 # ## Start
@@ -149,7 +151,8 @@ plot_curves(runs, ["rewarded", "tool_error_rate", "response_tokens"])
 # ## Evaluate and save
 #
 # The evaluation uses the verified answers, not the changed reward. A run of a few steps on one seed shows that the loop
-# works, not that the change is good: docs/ablation.md compares settings over seeds.
+# works, not that the change is good: [docs/ablation.md](../docs/ablation.md) compares
+# settings over seeds.
 
 # %%
 after = loop.evaluate(held_out, samples=2)["pass1"]

@@ -18,6 +18,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs, named_rows
+from rstar_lab.errors import UserError
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, word_pattern
@@ -41,8 +42,10 @@ def token_table(
     Columns: run_id, step, traj_id, reward, position, text, word (that contains the token), entropy (nats), log_prob (of the
     trainer), mismatch (engine minus trainer), advantage, kind (before any tool response, after success, after error),
     code (inside a tool call), listed (part of one of `words`), high (in the `top` share of the sample by entropy).
-    Raises RunStoreError if no such trajectory has token arrays, or the run has no vocabulary.
+    Raises RunStoreError if no such trajectory has token arrays, or the run has no vocabulary; UserError for a wrong `limit` or `top`.
     """
+    if limit < 1 or not 0 < top < 1:
+        raise UserError(f"token_table: limit must be at least 1 and top between 0 and 1; got {limit} and {top}")
     condition = runs.condition(where)
     chosen = runs.sql(
         f"""SELECT traj_id, run_id, step, reward, advantage FROM trajectories
@@ -52,7 +55,7 @@ def token_table(
     tables = [_tokens(runs, row, arrays[row.traj_id], words) for row in named_rows(chosen) if row.traj_id in arrays]
     if not tables:
         raise RunStoreError(
-            "no selected trajectory has token arrays with entropies; set `token_arrays: kept` in the recipe"
+            "no selected trajectory has token arrays with entropies; set `rl.token_arrays: kept` in the recipe"
         )
     frame = pd.concat(tables, ignore_index=True)
     frame["high"] = frame.entropy >= frame.entropy.quantile(1 - top)

@@ -1,6 +1,7 @@
 """Parameters of the notebooks: typed and described for `papermill --help-notebook`, and lists and mappings may be text."""
 
 import ast
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import papermill
 import pytest
 
 from rstar_lab.errors import UserError
-from rstar_lab.parameters import read_list, read_mapping
+from rstar_lab.parameters import check_parameters, read_list, read_mapping
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
@@ -32,11 +33,11 @@ def test_every_parameter_has_a_type_and_a_description(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_list_and_mapping_may_be_text(path):
-    code = "\n".join(cell.source for cell in jupytext.read(path).cells if cell.cell_type == "code")
-    for name, parameter in papermill.inspect_notebook(str(path)).items():
-        if parameter["inferred_type_name"].startswith(("list", "dict")):
-            assert f'({name}, "{name}"' in code, name
+def test_the_first_cell_after_the_parameters_checks_them(path):
+    cells = [cell for cell in jupytext.read(path).cells if cell.cell_type == "code"]
+    (first,) = [later for cell, later in itertools.pairwise(cells) if "parameters" in cell.metadata.get("tags", [])]
+    before, check, _ = first.source.partition("\ncheck_parameters(globals())")
+    assert check and not set(papermill.inspect_notebook(str(path))) & {node.id for node in ast.walk(ast.parse(before)) if isinstance(node, ast.Name)}
 
 
 @pytest.mark.parametrize("stem", ["02_sft", "03_train", "04_evaluate", "06_ablation", "10_recipe", "11_own_tools", "12_async", "13_environment"])
@@ -84,3 +85,48 @@ def test_a_wrong_mapping_is_one_line_with_the_name_of_the_parameter(value):
 def test_a_wrong_list_is_one_line_with_the_name_of_the_parameter(value):
     with pytest.raises(UserError, match=r"^parameter seeds: [^\n]+$"):
         read_list(value, "seeds", int)
+
+
+PARAMETERS = """
+name: str = "a"; wait: bool = True; steps: int = 4; lr: float = 0.1; keys: dict = {}; seeds: list[int] = [0]; rules: list = []
+"""
+
+
+def checked(**given):
+    """Return the parameters of a notebook after papermill's assignments, as a cell of the notebook sees them."""
+    notebook = {}
+    exec(PARAMETERS, notebook)
+    notebook |= given
+    check_parameters(notebook)
+    return {name: notebook[name] for name in notebook["__annotations__"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("wait", "false", False), ("wait", "True", True), ("wait", 0, False), ("steps", "8", 8), ("steps", 1e3, 1000),
+        ("lr", "1e-5", 1e-5), ("lr", 1, 1.0), ("name", 20261126, "20261126"), ("name", None, ""), ("name", Path("a/b"), "a/b"),
+        ("keys", '{"sft": null, "a.b": [1, true]}', {"sft": None, "a.b": [1, True]}), ("keys", "{'a': True}", {"a": True}),
+        ("seeds", "[0, 1]", [0, 1]), ("seeds", "0,1", [0, 1]), ("seeds", 3, [3]), ("rules", '["a", {"b": 1}]', ["a", {"b": 1}]),
+    ],
+)  # fmt: skip
+def test_a_parameter_becomes_its_declared_type(name, text, value):
+    found = checked(**{name: text})
+    assert found[name] == value and type(found[name]) is type(value)
+    assert checked(**found) == found, "the cell may run again"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("wait", "no", "expected true or false; got 'no'"), ("wait", None, "expected true or false"), ("wait", 2, "expected true or false"),
+        ("steps", "four", "expected a whole number, at least 0; got 'four'"), ("steps", 1.5, "expected a whole number"),
+        ("steps", True, "expected a whole number"), ("steps", -1, "expected a whole number, at least 0; got -1"), ("steps", [1], "expected a whole number"),
+        ("lr", "fast", "expected a number, at least 0; got 'fast'"), ("lr", "NaN", "expected a number"), ("lr", {}, "expected a number"),
+        ("keys", None, "expected a mapping"), ("keys", "rl.lr=1", "not valid JSON"), ("seeds", None, "expected a list"),
+        ("seeds", "0,1.5", "expected a whole number, at least 0; got '1.5'"), ("name", {"a": 1}, "expected text"),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_another_type_is_one_line(name, value, message):
+    with pytest.raises(UserError, match=rf"^parameter {name}: {message}[^\n]*$"):
+        checked(**{name: value})

@@ -77,6 +77,7 @@ class Inspector(NotebookWidget):
         self._continuations: dict[str, Source] = {}
         path = "" if isinstance(store, pd.DataFrame) else getattr(store, "path", "")
         super().__init__(**{"label": str(path or "trajectories"), "place": _place(), **state})
+        self._condition(self.filters, {})  # raises for an unknown filter
         self.on_msg(self._on_message)
 
     def show(self, label: str = "", **filters: Any) -> None:
@@ -414,6 +415,4 @@ def inspect(store: Store | pd.DataFrame | str | Path, where: Where = None, **sta
         filters = json_filter(where)
     elif where is not None:
         where_sql(where)  # raises
-    inspector = Inspector(store, filters=filters, **state)
-    inspector._condition(filters, {})  # raises for an unknown filter
-    return inspector
+    return Inspector(store, filters=filters, **state)
