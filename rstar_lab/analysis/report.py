@@ -18,7 +18,7 @@ from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.dry_run_figures import Rows, plot_memory, plot_time
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcomes
-from rstar_lab.analysis.inspector.export import article_html, content_hash, verdict
+from rstar_lab.analysis.inspector.export import article_html, content_hash, excerpt, verdict
 from rstar_lab.analysis.inspector.palette import page_css
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.metrics import class_title, evaluations, get_metric, measure, rollout_classes
@@ -32,6 +32,7 @@ METRICS = (
 )  # fmt: skip
 STATIC = Path(__file__).parent / "report_static"
 SAMPLE = 60  # trajectories
+LABEL = 80  # characters of a question in the list
 TEXT_LIMIT = 200_000  # characters of a transcript; of longer ones, the beginnings of the messages are shown
 TOKEN_LIMIT = 4000  # longer responses are shown without token values, which would make the file large
 
@@ -236,13 +237,12 @@ def _trajectories(runs: Runs, sample: int) -> str:
         full = source.row(row["traj_id"])
         article = article_html(full, record, source.siblings(full), plain=plain)
         state, mark, text = verdict(full)
-        label = f"{row['problem_id']}, step {row['step']}"
-        search = " ".join([label, str(record.get("question") or ""), str(record.get("messages") or "")]).lower()
+        place = f"step {row['step']}"
+        label = excerpt(record.get("question"), row["problem_id"], LABEL)
         items.append(
-            f'<li data-number="{number}" data-verdict="{state}" data-errors="{int((row["errors"] or 0) > 0)}" '
-            f'data-text="{escaped(search[:6000])}"><button type="button">'
-            f'<b class="{state}" title="{escaped(text)}">{mark}</b> {escaped(label)}'
-            f"<small>{_counts(full)}</small></button></li>"
+            f'<li data-number="{number}" data-verdict="{state}" data-errors="{int((row["errors"] or 0) > 0)}">'
+            f'<button type="button"><b class="{state}" title="{escaped(text)}">{mark}</b> {escaped(label)}'
+            f"<small>{', '.join([place, *_counts(full)])}</small></button></li>"
         )
         templates.append(f'<template id="trajectory-{number}">{article}</template>')
     controls = (
@@ -258,10 +258,10 @@ def _trajectories(runs: Runs, sample: int) -> str:
     )
 
 
-def _counts(row: Mapping[str, Any]) -> str:
-    """Return turns, errors and tokens as text, as far as they are known."""
+def _counts(row: Mapping[str, Any]) -> list[str]:
+    """Return turns, errors and tokens as texts, as far as they are known."""
     known = (("turns", "turn"), ("errors", "error"), ("response_tokens", "token"))
-    return ", ".join(counted(row[name], word) for name, word in known if row.get(name) is not None)
+    return [counted(row[name], word) for name, word in known if row.get(name) is not None]
 
 
 def _sample(runs: Runs, count: int) -> pd.DataFrame:

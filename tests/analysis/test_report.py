@@ -48,6 +48,13 @@ def test_the_same_run_gives_the_same_trajectories(page):
     assert ids == again and len(ids) == 60 == len(set(ids))
 
 
+def test_problems_are_named_by_their_question(page):
+    labels = re.findall(r'<button type="button"><b[^>]*>.</b> ([^<]+)<small>step \d', page)
+    titles = re.findall(r'<header class="rl-head"><h2>([^<]+)</h2>', page)
+    assert len(labels) == len(titles) == 60
+    assert all("?" in text and not re.search(r"[0-9a-f]{16}", text) for text in labels + titles)
+
+
 def test_an_evaluation_of_one_step_and_a_comparison():
     page = report_html(GOLDEN / "tiny_fast-eval-rl", compare_with=GOLDEN / "tiny_fast-eval-sft", sample=5)
     assert "<h2>Comparison</h2>" in page and "<h2>Curves</h2>" not in page

@@ -114,7 +114,7 @@ def export_html(
     Its content security policy allows its own style sheet and nothing else.
     fragment: return only the article, without token values, for use in a notebook.
     """
-    title = _title(row)
+    title = _title(row, record)
     article = article_html(row, record, siblings, note, plain=fragment)
     if fragment:
         return f"<style>{_CSS}</style>{article}"
@@ -132,8 +132,15 @@ def content_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _title(row: Mapping[str, Any]) -> str:
-    return f"{visible(str(row.get('problem_id')))} · step {row.get('step')} · sample {row.get('sample')}"
+def excerpt(question: object, problem_id: object, size: int) -> str:
+    """Return the beginning of a question on one line; without a question, the id of the problem."""
+    text = " ".join(str(question or "").split()) or str(problem_id)
+    return text if len(text) <= size else f"{text[:size].rstrip()}…"
+
+
+def _title(row: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    shown = visible(excerpt(record.get("question"), row.get("problem_id"), 160))
+    return f"{shown} · step {row.get('step')} · sample {row.get('sample')}"
 
 
 def article_html(
@@ -148,7 +155,7 @@ def article_html(
 
     plain: without token values and without the list of siblings, and with the beginnings of very long texts only.
     """
-    body = _header(row, record, siblings, _title(row), note or {})
+    body = _header(row, record, siblings, _title(row, record), note or {})
     values = None if plain else token_values(record)
     colours = values is not None and values.shape[1] > 0
     if colours:
@@ -172,7 +179,8 @@ def _header(
     state, mark, text = verdict(row)
     truth = row.get("truth") if row.get("truth") is not None else record.get("truth")
     facts = [
-        ("Run", row.get("run_id")), ("Stage", row.get("stage")), ("Step", row.get("step")), ("Policy", row.get("policy_version")),
+        ("Run", row.get("run_id")), ("Problem", row.get("problem_id")), ("Stage", row.get("stage")), ("Step", row.get("step")),
+        ("Policy", row.get("policy_version")),
         ("Reward", row.get("reward")), ("Advantage", row.get("advantage")), ("Turns", row.get("turns")),
         ("Tool calls", row.get("calls")), ("Tool errors", row.get("errors")), ("Tokens", row.get("response_tokens")),
         ("Model tokens", row.get("model_tokens")), ("Entropy", row.get("entropy")), ("Stopped by", row.get("stop_reason")),

@@ -95,7 +95,11 @@ class OverviewRow:
     def cells(self) -> list[dict[str, str]]:
         """Return the cells in the order of COLUMNS: text, and optionally title (shown on hover) and points of a line."""
         return [
-            {"text": visible(self.run_id)} | ({"under": self.under} if self.under else {}),
+            {
+                "text": visible(self.run_id),
+                "title": visible(f"{self.kind or 'run'}, started {self.created}" if self.created else self.error),
+            }
+            | ({"under": self.under} if self.under else {}),
             {"text": visible(self.state), "title": visible(self.error)},
             {"text": "" if self.step is None else str(self.step)},
             {"text": "" if self.step_s is None else f"{self.step_s:.3g}"},

@@ -21,6 +21,10 @@
   const filter = document.getElementById("filter");
   const count = document.getElementById("count");
   const items = [...list.children];
+  const texts = items.map((item) => {
+    const { content } = document.getElementById(`trajectory-${item.dataset.number}`);
+    return `${item.textContent} ${content.querySelector(".rl-turns").textContent}`.toLowerCase();
+  });
 
   function show(item) {
     for (const other of items) other.firstChild.setAttribute("aria-current", String(other === item));
@@ -29,16 +33,16 @@
     shown.scrollTop = 0;
   }
 
-  function matches(item) {
+  function matches(item, number) {
     const kind = filter.value;
     if (kind === "correct" && item.dataset.verdict !== "ok") return false;
     if (kind === "wrong" && item.dataset.verdict !== "bad") return false;
     if (kind === "errors" && item.dataset.errors !== "1") return false;
-    return item.dataset.text.includes(search.value.toLowerCase());
+    return texts[number].includes(search.value.toLowerCase());
   }
 
   function update() {
-    const visible = items.filter((item) => !(item.hidden = !matches(item)));
+    const visible = items.filter((item, number) => !(item.hidden = !matches(item, number)));
     count.textContent = `${visible.length} of ${items.length}`;
     if (visible.length && visible.every((item) => item.firstChild.getAttribute("aria-current") !== "true")) show(visible[0]);
   }

@@ -5,11 +5,12 @@ function cell({ text, title, points }) {
   return h("td", { title: title || null }, points ? line(points) : null, text);
 }
 
-/** Compare two cells: numbers by value, other texts by alphabet, missing values last. */
-function compare(a, b) {
-  const [x, y] = [a, b].map((text) => Number.parseFloat(text.replaceAll(",", "").replace("−", "-")));
-  if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? -1 : 1;
-  return Number.isNaN(x) ? a.localeCompare(b) : x - y;
+/** Compare the texts of two cells: numbers by value, others by alphabet; missing values are last in both directions. */
+function compare(a, b, down) {
+  if (!a || !b) return (a ? 0 : 1) - (b ? 0 : 1);
+  const [x, y] = [a, b].map((text) => Number(text.replaceAll(/[,%]/g, "").replace("−", "-")));
+  const order = Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, "en", { numeric: true }) : x - y;
+  return down ? -order : order;
 }
 
 function line(points) {
@@ -71,7 +72,7 @@ export default {
       for (const id of known.keys()) if (!ids.includes(id)) known.delete(id);
       const shown = rows.filter(([, cells]) => (!grouped || !folded.has(cells[0].under))
         && cells.some(({ text }) => text.toLowerCase().includes(search.value.toLowerCase())));
-      if (order) shown.sort(([, a], [, b]) => (order.down ? -1 : 1) * compare(a[order.column].text, b[order.column].text));
+      if (order) shown.sort(([, a], [, b]) => compare(a[order.column].text, b[order.column].text, order.down));
       const wanted = shown.map(([id]) => known.get(id).row);
       // Rows are moved only if the order changed, so that the focus stays.
       if (wanted.length !== body.children.length || wanted.some((row, place) => body.children[place] !== row)) fill(body, wanted);

@@ -39,13 +39,14 @@ const numbers = (values) => (values?.bdata ? [...new arrays[values.dtype](Uint8A
 /** The layout at a width in pixels: titles shrink until those side by side fit, and steps that do not fit have no label. */
 function fitted(data, layout, width) {
   const texts = (text) => Math.max(1, ...String(text ?? "").split("<br>").map((line) => line.replace(/<[^>]*>/g, "").length));
-  const shrink = (item, usual, room) => {
-    const size = Math.floor(room / (0.56 * texts(item.text)));
-    return { ...item, font: { ...item.font, size: Math.max(8, Math.min(item.font?.size ?? usual, size)) } };
-  };
+  const sizeOf = (item, usual, room) => Math.max(8, Math.min(item.font?.size ?? usual, Math.floor(room / (0.56 * texts(item.text)))));
+  const shrink = (items, usual, room) => ({ ...items[0], font: { ...items[0].font, size: Math.min(...items.map((item) => sizeOf(item, usual, room))) } });
   const notes = layout.annotations ?? [];
-  const annotations = notes.map((note) => (note.yref === "paper" ? shrink(note, 14, (0.9 * width) / notes.filter(({ y }) => y === note.y).length) : note));
-  const made = { ...layout, annotations, title: layout.title?.text ? shrink(layout.title, 15, width - 80) : layout.title };
+  const annotations = notes.map((note) => {
+    const row = notes.filter(({ y, yref }) => yref === "paper" && y === note.y); // titles side by side have one size
+    return note.yref === "paper" ? shrink([note, ...row], 14, (0.9 * width) / row.length) : note;
+  });
+  const made = { ...layout, annotations, title: layout.title?.text ? shrink([layout.title], 15, width - 80) : layout.title };
   for (const [name, axis] of Object.entries(layout)) {
     if (!/^xaxis\d*$/.test(name) || axis.dtick !== 1) continue;
     const xs = data.filter((trace) => (trace.xaxis ?? "x") === name.replace("axis", "")).flatMap((trace) => numbers(trace.x));
