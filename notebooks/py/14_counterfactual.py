@@ -30,6 +30,7 @@ draws: int = 20  # draws of a random rule
 
 # %%
 import pandas as pd
+from IPython.display import display
 
 from rstar_lab.analysis import counterfactual, inspect, open_runs
 from rstar_lab.parameters import check_parameters
@@ -61,15 +62,16 @@ result.figure
 # %%
 shown = [
     "step", "rule", "kept", "changed", "positive_share", "error_rate_correct", "mean_positive_advantage", "loss",
-    "gradient_norm", "gradient_cosine", "weights_step", "note",
+    "gradient_norm", "gradient_cosine", "weights_step",
 ]
-result.summary[shown].round(3)
+noted = result.summary.loc[result.summary.note != "", ["step", "rule", "note"]]
+display(result.summary[shown].round(3), *([noted] if len(noted) else []))
 
 # %% [markdown]
 # The gradient is computed at the weights of the stored checkpoint that is nearest to the step (`weights_step`). A run keeps only
 # its newest checkpoints, so the gradients of older steps are not at the weights that generated them. The gradient also needs the
 # tokens of dropped rollouts: train with `rl.token_arrays: all`, as the demo does. If there is no gradient, the column `note`
-# gives the reason.
+# of the second table gives the reason.
 #
 # ## Rollout by rollout
 #
