@@ -85,7 +85,7 @@ def _convert(value: Any, kind: Any, name: str) -> Any:
             value = None
     if kind is bool and value in (True, False):
         return bool(value)
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value < math.inf
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
     if real and (kind is float or (kind is int and value == int(value))):
         return kind(value)
     expected = {bool: "true or false", int: "a whole number, at least 0", float: "a number, at least 0"}[kind]

@@ -77,6 +77,7 @@ MISTAKES = [
     ("data prepare wrong.jsonl --out x.jsonl", 1, "the row has q, a (map names with --fields question=NAME)"),
     ("data prepare broken.jsonl --out x.jsonl", 1, "broken.jsonl row 1: not JSON"),
     ("data prepare empty.jsonl --out x.jsonl", 1, "empty.jsonl: no problems"),
+    ("data lint empty.jsonl", 1, "empty.jsonl: no rows"),
     ("data prepare text.csv --out x.jsonl", 1, "this one has no row below it"),
     ("data prepare short.parquet --out x.jsonl", 1, "not a readable parquet file"),
     ("data prepare a.jsonl --out ./a.jsonl", 1, "this file is also a source; write to another file"),

@@ -16,6 +16,7 @@ from rstar_lab.cli.shared import (
     read_recipe,
     run_async,
 )
+from rstar_lab.errors import UserError
 from rstar_lab.visible_text import counted, printable
 
 if TYPE_CHECKING:
@@ -145,7 +146,6 @@ def convert(
 
     Prints the number of rejected rows for each reason, with an example.
     """
-    from rstar_lab.errors import UserError
     from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert_file
     from rstar_lab.rl.renderers.conversations import write_conversations
 
@@ -274,7 +274,10 @@ def _has_problems(file: Path) -> bool:
     """Return whether the first row of a file is a problem and not a conversation."""
     from rstar_lab.rl.problems import read_rows
 
-    _, first = next(read_rows(file), (0, None))
+    row = next(read_rows(file), None)
+    if row is None:
+        raise UserError(f"{file}: no rows")
+    _, first = row
     return isinstance(first, dict) and "messages" not in first
 
 

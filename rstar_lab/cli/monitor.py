@@ -35,6 +35,8 @@ def monitor(
     from rstar_lab.exporter import serve_metrics
 
     def announce(url: str, token_file: Path | None) -> None:
+        if not runs_dir.is_dir():
+            print(f"there is no folder {runs_dir} yet: its runs appear when they are written", file=sys.stderr)
         if token_file is not None:
             print(f"token: {token_file}", file=sys.stderr, flush=True)
         print(url, flush=True)

@@ -54,9 +54,10 @@ def read_recipe(recipe: str, overrides: list[str] | None, runs_dir: Path | None)
 
 def find_run(run: str, runs_dir: Path) -> Path:
     """Return the folder of a run, which is given by its folder or its id. Raises UserError."""
-    for folder in (Path(run), runs_dir / run):
-        if (folder / "run.json").exists():
-            return folder
+    places = (Path(run), runs_dir / run)
+    if found := [folder for folder in places if (folder / "run.json").exists()]:
+        return found[0]
+    for folder in places:
         if inside := sorted(folder.glob("*/run.json")):
             raise UserError(f"{folder} is a folder of runs: give one of them, such as {inside[-1].parent}")
     if not runs_dir.is_dir():
