@@ -294,6 +294,9 @@ def test_keys_pressed_before_a_rollout_is_shown_act_on_it(opened: LabPage):
         opened.page.keyboard.press(key)
     wait_for_trajectory(opened, traj_id)
     assert text(opened, ".rl-status") == f"Failed call 1 of {errors}: {outcome}."
+    opened.page.keyboard.press("]")
+    wait_for_trajectory(opened, f"{traj_id[:-1]}3")
+    assert text(opened, ".rl-status") == "", "the message is about the other rollout"
 
 
 def test_alternatives_of_a_token_by_keyboard(opened: LabPage, tmp_path: Path):

@@ -11,9 +11,11 @@ export class Detail {
    *  fetch(traj_id, raw): get a trajectory. select(traj_id): open another trajectory. reopen(): show the open one again.
    *  setChannel(name): select a colour. noted(traj_id, note): a note was saved. say(text, wrong): show a message. */
   constructor({ scales, channel, ask, fetch, select, reopen, setChannel, noted, say }) {
-    Object.assign(this, { channel, ask, fetch, select, reopen, noted, say });
-    this.transcript = new Transcript(scales, say);
-    this.other = new Transcript(scales, say);
+    this.told = ""; // the last message, which the next rollout removes
+    this.say = (text, wrong) => say(this.told = text, wrong);
+    Object.assign(this, { channel, ask, fetch, select, reopen, noted });
+    this.transcript = new Transcript(scales, this.say);
+    this.other = new Transcript(scales, this.say);
     this.name = `rl-${Math.random().toString(36).slice(2)}`;
     this.head = h("div", { class: "rl-dhead" }, h("p", { class: "rl-missing" }, "Loading …"));
     this.group = h("div", { class: "rl-groupline" });
@@ -28,7 +30,7 @@ export class Detail {
     const button = (title, action, more = {}) => h("button", { type: "button", class: "rl-toggle", onclick: action, ...more }, title);
     this.rawButton = button("Raw", () => this.toggleRaw(), { "aria-pressed": "false", title: "Show the unchanged token stream" });
     this.alternatives = new Alternatives(ask, () => this.transcript.ribbon.focus());
-    this.fork = new Fork(ask, (traj_id) => this.compare(traj_id).catch((error) => this.say(error.message, true)), () => this.transcript.ribbon.focus(), say);
+    this.fork = new Fork(ask, (traj_id) => this.compare(traj_id).catch((error) => this.say(error.message, true)), () => this.transcript.ribbon.focus(), this.say);
     this.forkButton = button("Fork", () => this.showFork(), { title: "Sample continuations from the start of a turn" });
     const tokenButton = button("Alternatives", () => this.showAlternatives(), { title: "Most likely tokens at the selected token" });
     this.compareButton = button("Side by side", () => this.toggleCompare(), { "aria-pressed": "false" });

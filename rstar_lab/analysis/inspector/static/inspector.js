@@ -286,6 +286,8 @@ class View {
       const response = await this.cache.get(traj_id, raw);
       if (this.opening !== request) return;
       this.remember();
+      const { row, told } = this.detail;
+      if (told && row?.traj_id !== traj_id && [this.status, this.alert].some((line) => line?.textContent === told)) this.say("");
       await this.detail.show(...response);
       if (this.opening !== request) return;
       this.opening = null;
@@ -402,8 +404,8 @@ class View {
     const { detail } = this;
     const judgement = this.model.get("judging") && { y: "right", n: "wrong" }[event.key];
     const ofTrajectory = judgement ? () => detail.judge(judgement).then((saved) => saved && this.list.move(1)) : {
-      e: () => this.say(detail.transcript.nextError(1)), E: () => this.say(detail.transcript.nextError(-1)),
-      b: () => this.say(detail.transcript.nextFork(1)), B: () => this.say(detail.transcript.nextFork(-1)),
+      e: () => detail.say(detail.transcript.nextError(1)), E: () => detail.say(detail.transcript.nextError(-1)),
+      b: () => detail.say(detail.transcript.nextFork(1)), B: () => detail.say(detail.transcript.nextFork(-1)),
       a: () => detail.showAlternatives(), t: () => detail.showFork(), "[": () => this.set({ selected: detail.nextSibling(-1) }), "]": () => this.set({ selected: detail.nextSibling(1) }),
       c: () => detail.toggleCompare(), g: () => detail.toggleGroup(), r: () => detail.toggleRaw(), n: () => detail.openNote(),
     }[event.key];

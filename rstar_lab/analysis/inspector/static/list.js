@@ -16,6 +16,8 @@ const callCell = (row) => {
 };
 const fixed = (name, digits) => (row) => (typeof row[name] === "number" ? row[name].toFixed(digits).replace("-", "−") : "–");
 
+const meanings = { p_err: "p_err, RoC's penalty of tool errors", p_format: "p_format, RoC's penalty of the format", sample: "sample, the place in the group" };
+
 /** [column to sort by, title, width, cell, right-aligned] */
 export const listColumns = [
   ["step", "Step", 44, (row) => show(row.step), true],
@@ -28,12 +30,12 @@ export const listColumns = [
   ["answer", "Answer", 84, (row) => show(row.answer), true],
   ["truth", "Truth", 84, (row) => show(row.truth), true],
   ["p_err", "p_err", 52, fixed("p_err", 2), true],
-  ["p_format", "p_format", 68, fixed("p_format", 2), true],
+  ["p_format", "p_format", 78, fixed("p_format", 2), true],
   ["advantage", "Adv.", 56, fixed("advantage", 2), true],
   ["turns", "Turns", 50, (row) => show(row.turns), true],
   ["errors", "Errors", 52, (row) => show(row.errors), true],
-  ["entropy", "Entropy", 62, fixed("entropy", 2), true],
-  ["reflection_tokens", "Reflection", 74, (row) => show(row.reflection_tokens), true],
+  ["entropy", "Entropy", 72, fixed("entropy", 2), true],
+  ["reflection_tokens", "Reflection", 86, (row) => show(row.reflection_tokens), true],
   ["stop_reason", "Stopped by", 92, (row) => show(row.stop_reason)],
   ["stage", "Stage", 76, (row) => show(row.stage)],
   ["run_id", "Run", 88, (row) => show(row.run_id)],
@@ -78,7 +80,7 @@ export class List {
     this.columns = names.length ? this.known.filter(([name]) => names.includes(name)) : this.known;
     fill(this.head, h("span", { role: "columnheader" }, h("span", { class: "rl-hidden" }, "Note")), this.columns.map(([name, title, , , right]) =>
       h("span", { role: "columnheader", class: right ? "rl-num" : "", "data-column": name },
-        h("button", { type: "button", title: `Sort by ${name}`, tabindex: "-1", onclick: () => this.sort(name) }, title))));
+        h("button", { type: "button", title: `Sort by ${meanings[name] ?? name}`, tabindex: "-1", onclick: () => this.sort(name) }, title))));
     this.layout();
   }
 
