@@ -61,7 +61,9 @@ def find_run(run: str, runs_dir: Path) -> Path:
         if inside := sorted(folder.glob("*/run.json")):
             raise UserError(f"{folder} is a folder of runs: give one of them, such as {inside[-1].parent}")
     if not runs_dir.is_dir():
-        raise UserError(f"no run {run}: there is no folder {runs_dir}; set the folder of the runs with --runs-dir")
+        raise UserError(
+            f"no run {run} in {runs_dir}/: there is no folder {runs_dir}; set the folder of the runs with --runs-dir"
+        )
     if (runs_dir / "run.json").exists():
         raise UserError(f"--runs-dir {runs_dir}: this is a run, not a folder of runs; give its folder as RUN")
     names = sorted(path.parent.name for path in runs_dir.glob("*/run.json"))
