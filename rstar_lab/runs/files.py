@@ -138,13 +138,23 @@ def read_json(path: Path, check: Callable[[Any], object], hint: str = "") -> Any
     Raises RunStoreError, which names the file, if it cannot be read or has another form.
     """
     try:
-        value = parse_json(read_text(path, most=MAX_JSON_BYTES))
+        text = read_text(path, most=MAX_JSON_BYTES)
+        value = encodable(parse_json(text)) if "\\u" in text else parse_json(text)
         check(value)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunStoreError(f"{path} cannot be read: {error}{hint}") from error
     return value
+
+
+def encodable(value: Any) -> Any:
+    """Return a JSON value with `?` for each lone surrogate (such as `\\ud800`), which neither UTF-8 nor a table can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {encodable(key): encodable(item) for key, item in value.items()}
+    return [*map(encodable, value)] if isinstance(value, list) else value
 
 
 def open_lines(path: str | Path) -> IO[str]:

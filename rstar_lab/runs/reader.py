@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from rstar_lab.old_recipes import upgraded
 from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
-from rstar_lab.runs.files import parse_json, read_bytes, read_json
+from rstar_lab.runs.files import encodable, parse_json, read_bytes, read_json
 from rstar_lab.runs.lock import is_locked
 from rstar_lab.runs.schema import (
     ADDED_COLUMNS,
@@ -391,7 +391,7 @@ def read_metrics_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     lines = []
     for number, line in enumerate(data[:end].splitlines(), 1):
         try:
-            value = parse_json(line)
+            value = encodable(parse_json(line)) if b"\\u" in line else parse_json(line)
             step, stage = value["step"], value["stage"]
             if type(step) is not int or not 0 <= step <= _MAX_STEP:
                 raise ValueError(f"step must be an integer from 0 to {_MAX_STEP}")

@@ -368,6 +368,16 @@ def test_a_key_with_different_types_does_not_end_queries_of_other_runs(run, valu
     assert len(runs.sql("SELECT * FROM steps")) == 4
 
 
+def test_texts_that_utf8_cannot_encode_do_not_end_lists_of_runs(run):
+    info, text = json.loads((run / "run.json").read_text()), "a\ud800"
+    changes = {"recipe": {"model": text, "label": text, text: text}, "error": text, "parent": {"run": text}}
+    (run / "run.json").write_text(json.dumps(info | changes))
+    lines = [json.loads(line) | {text: 1.0, "note": text} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs = open_runs(run.parent)
+    assert runs.runs()["recipe.label"][0] == "a?" and runs.steps()["a?"].tolist() == [1.0, 1.0]
+
+
 def test_a_rollup_with_more_rows_than_steps_is_not_read(run):
     """A few bytes of a Parquet file can stand for billions of rows."""
     break_run(run, "rows")
