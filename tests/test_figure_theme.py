@@ -5,6 +5,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
+from plotly.subplots import make_subplots
 
 from benchmarks.calibration import recorded_measurements
 from benchmarks.figures import plot_calibration
@@ -12,7 +13,7 @@ from benchmarks.sandbox_load import Sample, plot_load, plot_outcomes
 from benchmarks.scheduler_figures import plot_gantt, plot_turns
 from benchmarks.simulated_engine import EngineSpec, Rates
 from benchmarks.simulator import ScriptedRollout, ScriptedTurn, SimulationResult, simulate
-from rstar_lab.analysis.figure_theme import COLOURS, apply_theme, outcome_marker, template
+from rstar_lab.analysis.figure_theme import COLOURS, apply_theme, outcome_marker, place_headings, template
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.scheduling.policies import Static
 
@@ -72,3 +73,9 @@ def test_an_axis_of_words_stays_one_and_ticks_differ():
         figure.update_yaxes(tickformat=given)
         apply_theme(figure)
         assert figure.layout.yaxis.tickformat == wanted, values
+
+
+def test_the_title_of_a_panel_alone_in_its_row_is_wrapped_too():
+    figure = make_subplots(2, 2, subplot_titles=["one", "two", "characters of text before the first call"])
+    place_headings(figure)
+    assert figure.layout.annotations[2].text == "characters of text before the<br>first call"

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -127,8 +128,9 @@ def place_headings(figure: go.Figure) -> None:
             lines, used = (lines, used + width) if used + width <= _LEGEND_WIDTH or not used else (lines + 1, width)
         top += 8 + 21 * lines
     panels = [note for note in figure.layout.annotations if note.yref == "paper" and note.yanchor == "bottom"]
-    for note in panels:
-        if "<br>" not in note.text and sum(other.y == note.y for other in panels) > 1:
+    columns = max(Counter(note.y for note in panels).values(), default=0)
+    for note in panels:  # a panel that is alone in the last row is as narrow as the others
+        if "<br>" not in note.text and columns > 1:
             note.text = "<br>".join(textwrap.wrap(note.text, _PANEL_TITLE, break_long_words=False))
     if panels:
         top += 26 + _LINE * max(note.text.count("<br>") for note in panels)

@@ -41,10 +41,11 @@ function fitted(data, layout, width) {
   const texts = (text) => Math.max(1, ...String(text ?? "").split("<br>").map((line) => line.replace(/<[^>]*>/g, "").length));
   const sizeOf = (item, usual, room) => Math.max(8, Math.min(item.font?.size ?? usual, Math.floor(room / (0.56 * texts(item.text)))));
   const shrink = (items, usual, room) => ({ ...items[0], font: { ...items[0].font, size: Math.min(...items.map((item) => sizeOf(item, usual, room))) } });
+  const within = ({ x, xref, xanchor }) => (xref === "paper" && xanchor === "center" && x > 0 && x < 1 ? 2 * Math.min(x, 1 - x) * width : width); // inside of the figure
   const notes = layout.annotations ?? [];
   const annotations = notes.map((note) => {
     const row = notes.filter(({ y, yref }) => yref === "paper" && y === note.y); // titles side by side have one size
-    return note.yref === "paper" ? shrink([note, ...row], 14, (0.9 * width) / row.length) : note;
+    return note.yref === "paper" ? shrink([note, ...row], 14, Math.min((0.9 * width) / row.length, ...row.map(within))) : note;
   });
   const made = { ...layout, annotations, title: layout.title?.text ? shrink([layout.title], 15, width - 80) : layout.title };
   for (const [name, axis] of Object.entries(layout)) {
