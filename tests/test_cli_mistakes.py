@@ -40,6 +40,8 @@ MISTAKES = [
     ("run tiny --rl.lr 1e-5", 2, "a recipe key is set with --set KEY=VALUE"),
     ("run tiny --set rl.lr 1e-5", 2, "a recipe key is set with --set KEY=VALUE"),
     ("run tiny --profile laptop", 2, "lists what is possible; it is an option of init, doctor"),
+    ("serve", 2, "missing argument 'MODEL'; `"),
+    ("new widget x", 2, "invalid value for 'PART': 'widget' is not one of"),
     ("init", 1, "init: give --model and --problems, as in"),
     ("init --model a.jsonl --problems a.jsonl", 1, "at least 2 are needed"),
     ("monitor --port many", 2, "invalid value for '--port': Input should be a valid integer"),

@@ -1,6 +1,7 @@
 """All commands of `rstar-lab`. Heavy imports wait until a command needs them, so `--help` is fast and needs no extra."""
 
 import logging
+import re
 import signal
 import sys
 import warnings
@@ -145,7 +146,8 @@ def _fail_usage(error: Any) -> NoReturn:
     if context is not None and type(error).__name__ == "NoArgsIsHelpError":
         print(context.get_help())
         sys.exit(error.exit_code)
-    message = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
+    message = re.sub(r"(argument|for) '([a-z_]+)'", lambda found: f"{found[1]} '{found[2].upper()}'", message)
     hint = ""
     if context is not None and "did you mean" not in message.lower():
         hint = f"; `{context.command_path} --help` lists what is possible"
