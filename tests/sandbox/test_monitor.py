@@ -1,12 +1,15 @@
 """Tests of the decisions about a running call, without a running program."""
 
 import asyncio
+import ctypes
+import os
+import signal
 import subprocess
 from types import SimpleNamespace
 
 import pytest
 
-from rstar_lab.sandbox.runtime import procfs, protocol
+from rstar_lab.sandbox.runtime import kernel, procfs, protocol
 from rstar_lab.sandbox.runtime.monitor import CallMonitor
 from rstar_lab.sandbox.supervisor_pool import SupervisorConnection, SupervisorUnresponsive
 
@@ -99,3 +102,18 @@ def test_the_outcome_is_known_if_the_supervisor_does_not_answer():
         return error.value.outcome
 
     assert asyncio.run(silent()) == "timeout"
+
+
+def test_memory_that_a_process_shares_with_its_child_counts_once():
+    """As between vfork and exec, which takes long on a busy machine."""
+    stack = ctypes.create_string_buffer(1 << 16)
+    top, sleep = (ctypes.addressof(stack) + (1 << 16)) & ~15, ctypes.cast(kernel.libc.usleep, ctypes.c_void_p)
+    child = kernel.libc.clone(sleep, top, 0x100 | signal.SIGCHLD, 500_000)  # CLONE_VM
+    try:
+        pids = [os.getpid(), child]
+        limit_mb = (procfs._sum_kb(pids, "status", ("RssAnon:", "RssShmem:")) * 3 // 4) >> 10
+        assert procfs.shares_memory(child, os.getpid()) and not procfs.shares_memory(os.getpid(), os.getppid())
+        assert not procfs.exceeds_memory(pids, limit_mb)
+        assert procfs.exceeds_memory(pids, limit_mb // 3)
+    finally:
+        os.waitpid(child, 0)

@@ -2,11 +2,18 @@
 
 import contextlib
 import os
+import platform
 import signal
+
+from rstar_lab.sandbox.runtime import kernel
+from rstar_lab.sandbox.runtime.seccomp import COLUMN
+from rstar_lab.sandbox.runtime.syscalls import REFUSED_NUMBERS
 
 # The proportional size of shared memory is read for at most this many processes.
 EXACT_PROCESSES = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
+_KCMP = REFUSED_NUMBERS["kcmp"][COLUMN[platform.machine()]] if platform.machine() in COLUMN else None
+_KCMP_VM = 1
 # Missing in gVisor.
 _CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
 
@@ -67,9 +74,15 @@ def exceeds_memory(pids: list[int], memory_mb: int) -> bool:
     pids = [*map(living_thread, pids)]
     if _sum_kb(pids, "status", ("RssAnon:", "RssShmem:")) <= memory_mb << 10:
         return False
+    pids = [pid for pid in pids if not shares_memory(pid, _parent(str(pid)))]
     if len(pids) > EXACT_PROCESSES:
-        return True
+        return _sum_kb(pids, "status", ("RssAnon:", "RssShmem:")) > memory_mb << 10
     return _sum_kb(pids, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) > memory_mb << 10
+
+
+def shares_memory(pid: int, other: int) -> bool:
+    """Return whether two processes have one address space, as a process and its child do between vfork and exec."""
+    return other > 0 and _KCMP is not None and kernel.libc.syscall(_KCMP, pid, other, _KCMP_VM, 0, 0) == 0
 
 
 def _sum_kb(pids: list[int], file: str, names: tuple[str, ...]) -> int:
