@@ -9,9 +9,12 @@ from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.visible_text import counted, escaped
 
 _MAX_NAMES = 40  # maximum number of rows with a label on the axis
+_DECIDED = f"coalesce(stop_reason, '') NOT IN ({', '.join(map(quoted, UNUSABLE))})"
+_RATE = f"avg((reward > 0)::INT) FILTER (WHERE {_DECIDED})"
 
 
 def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
@@ -30,8 +33,8 @@ def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
     if problems < 1:
         raise ValueError(f"problems must be at least 1, got {problems}")
     cells = runs.sql(
-        """SELECT problem_id, step, count(*) AS n, avg((reward > 0)::INT) AS pass_rate, sum(kept::INT)::INT AS kept
-           FROM trajectories WHERE run_id = ? AND problem_id IS NOT NULL AND reward IS NOT NULL GROUP BY ALL""",
+        f"""SELECT problem_id, step, count(*) AS n, avg((reward > 0)::INT) AS pass_rate, sum(kept::INT)::INT AS kept
+           FROM trajectories WHERE run_id = ? AND problem_id IS NOT NULL AND reward IS NOT NULL AND {_DECIDED} GROUP BY ALL""",
         [run_id],
     )
     if cells.empty:
@@ -107,9 +110,9 @@ def problem_table(runs: Runs, where: Where = None) -> pd.DataFrame:
     """Return one row per problem: runs, rollouts, pass_rate, first_rate and last_rate (of its first and last step), change."""
     condition = runs.condition(where)
     frame = runs.sql(
-        f"""SELECT problem_id, count(DISTINCT run_id) AS runs, count(*) AS rollouts, avg((reward > 0)::INT) AS pass_rate,
+        f"""SELECT problem_id, count(DISTINCT run_id) AS runs, count(*) AS rollouts, {_RATE} AS pass_rate,
                    arg_min(rate, step) AS first_rate, arg_max(rate, step) AS last_rate
-            FROM (SELECT *, avg((reward > 0)::INT) OVER (PARTITION BY problem_id, step) AS rate
+            FROM (SELECT *, {_RATE} OVER (PARTITION BY problem_id, step) AS rate
                   FROM trajectories WHERE {condition})
             GROUP BY problem_id ORDER BY problem_id""",
     )

@@ -26,6 +26,7 @@ from rstar_lab.rl.rollout.run import run_rollouts, score_groups, stream_rollouts
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import same_answer
 
@@ -151,20 +152,23 @@ def summarise_usable(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summarise_sets(rows: Sequence[Mapping[str, Any]], sets: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return {"sets": `summarise_usable` of each set by its name}, or {} for a single set. sets: problem ids by name."""
+    """Return {"sets": `summarise_usable` of each set by its name}, or {} for a single set. Sets without a usable rollout are left out.
+
+    sets: problem ids by name.
+    """
     if len(sets) < 2:
         return {}
     set_of = {problem_id: name for name, ids in sets.items() for problem_id in ids}
     parts: dict[str, list[Mapping[str, Any]]] = {name: [] for name in sets}
     for row in rows:
         parts[set_of[row["problem_id"]]].append(row)
-    return {"sets": {name: summarise_usable(part) for name, part in parts.items() if part}}
+    decided = {name for name, part in parts.items() if any(row["stop_reason"] not in UNUSABLE for row in part)}
+    return {"sets": {name: summarise_usable(part) for name, part in parts.items() if name in decided}}
 
 
 def usable_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the rollouts whose environment did not fail and whose answer is decided. Raises UserError if there is none."""
-    unusable = (StopReason.ENVIRONMENT_ERROR, StopReason.UNDECIDED)
-    usable = [row for row in rows if row["stop_reason"] not in unusable]
+    usable = [row for row in rows if row["stop_reason"] not in UNUSABLE]
     if not usable:
         raise UserError(
             "every rollout failed in its environment or has an undecided answer; the transcripts and the log name the cause"

@@ -1,6 +1,7 @@
 """Prepare a problem set for RL: read the sources, filter problems, check labels, store the difficulty, and write a data card."""
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -229,7 +230,8 @@ def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
 
 
 def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
-    """Return {problem_id: (share of rollouts with a positive reward, rollouts)} of a run folder or a table.
+    """Return {problem_id: (share of rollouts with a positive reward, rollouts)} of a run folder or a table. Rollouts of a run without
+    a verdict are left out.
 
     A table has problem_id and either reward (a row per rollout) or pass_rate and samples (a row per problem).
     Raises UserError that names file and row.
@@ -239,20 +241,24 @@ def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
     path = Path(path)
     if path.is_dir():
         from rstar_lab.runs import RunReader
+        from rstar_lab.runs.tables import UNUSABLE
 
-        table = RunReader(path).read("trajectories", ["problem_id", "reward"])
-        for name, reward in zip(table["problem_id"].to_pylist(), table["reward"].to_pylist(), strict=True):
-            solved[name] += reward > 0
-            total[name] += 1
+        for row in RunReader(path).read("trajectories", ["problem_id", "reward", "stop_reason"]).to_pylist():
+            if row["reward"] is not None and row["stop_reason"] not in UNUSABLE:
+                solved[row["problem_id"]] += row["reward"] > 0
+                total[row["problem_id"]] += 1
         return {name: (solved[name] / count, count) for name, count in total.items()}
     rates: dict[str, tuple[float, int]] = {}
     for number, row in read_rows(path):
         try:
-            name = str(row["problem_id"])
-            if "pass_rate" in row:
-                rates[name] = (float(row["pass_rate"]), int(row.get("samples", 1)))
+            name, is_rate = str(row["problem_id"]), "pass_rate" in row
+            value = float(row["pass_rate" if is_rate else "reward"])
+            if not math.isfinite(value) or (is_rate and not 0 <= value <= 1):
+                raise ValueError(value)
+            if is_rate:
+                rates[name] = (value, int(row.get("samples", 1)))
             else:
-                solved[name] += float(row["reward"]) > 0
+                solved[name] += value > 0
                 total[name] += 1
         except (KeyError, TypeError, ValueError) as error:
             raise ProblemError(

@@ -18,6 +18,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import DifficultyFilter, HandOff, Recipe, Stage
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.runs.writer import RunWriter
 
 DIFFICULTY = pa.schema(
@@ -164,7 +165,8 @@ async def filter_problems(
             parent={"run": run_dir.name, "step": step},
         ) as writer:
             await store_evaluation(problems, generate, samples=rule.samples, writer=writer, seed=recipe.seed)
-            rows = RunReader(writer.run_dir).read("trajectories", columns=["problem_id", "reward"]).to_pylist()
+            columns = ["problem_id", "reward", "stop_reason"]
+            rows = RunReader(writer.run_dir).read("trajectories", columns=columns).to_pylist()
         table = difficulty_table(rows, rule, run_id=run_dir.name, stage=stage, step=step)
         with atomic_write(path) as file:
             pq.write_table(table, file)
@@ -180,8 +182,9 @@ def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
         )
     rows = pq.read_table(path).filter(pc.field("kept"))
     rates = dict(zip(rows["problem_id"].to_pylist(), rows["pass_rate"].to_pylist(), strict=True))
+    difficulties = {name: None if rate is None else 1 - rate for name, rate in rates.items()}
     kept = [
-        problem.model_copy(update={"difficulty": 1 - rates[problem.problem_id]})
+        problem.model_copy(update={"difficulty": difficulties[problem.problem_id]})
         for problem in problems
         if problem.problem_id in rates
     ]
@@ -196,12 +199,15 @@ def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
 def difficulty_table(
     rows: Sequence[Mapping[str, Any]], rule: DifficultyFilter, *, run_id: str, stage: str, step: int
 ) -> pa.Table:
-    """Return the pass rate of each problem. rows: trajectory rows with problem_id and reward."""
-    counts: dict[str, list[int]] = {}
+    """Return the pass rate of each problem over the rollouts with a verdict; a problem without one is kept.
+
+    rows: trajectory rows with problem_id, reward and stop_reason.
+    """
+    rewards: dict[str, list[bool]] = {}
     for row in rows:
-        count = counts.setdefault(row["problem_id"], [0, 0])
-        count[0] += 1
-        count[1] += row["reward"] > 0
+        of_problem = rewards.setdefault(row["problem_id"], [])
+        if row["stop_reason"] not in UNUSABLE:
+            of_problem.append(row["reward"] > 0)
     return pa.Table.from_pylist(
         [
             {
@@ -209,12 +215,12 @@ def difficulty_table(
                 "stage": stage,
                 "step": step,
                 "problem_id": name,
-                "samples": samples,
-                "solved": solved,
-                "pass_rate": solved / samples,
-                "kept": rule.drop_below <= solved / samples < rule.drop_from,
+                "samples": len(correct),
+                "solved": sum(correct),
+                "pass_rate": sum(correct) / len(correct) if correct else None,
+                "kept": not correct or rule.drop_below <= sum(correct) / len(correct) < rule.drop_from,
             }
-            for name, (samples, solved) in counts.items()
+            for name, correct in rewards.items()
         ],
         schema=DIFFICULTY,
     )

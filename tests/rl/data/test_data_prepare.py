@@ -127,8 +127,9 @@ def test_answers_and_rollouts_from_files(tmp_path):
     assert "2 had no answers" in next(one.note for one in card.filters if one.name == "label")
     table = jsonl(tmp_path / "rates.jsonl", [{"problem_id": "a", "pass_rate": 0.25, "samples": 8}])
     assert read_pass_rates(Path(table)) == {"a": (0.25, 8)}
-    with pytest.raises(UserError, match="row 1: expected problem_id"):
-        read_pass_rates(Path(jsonl(tmp_path / "bad.jsonl", [{"reward": 1}])))
+    for bad in ({"reward": 1}, {"problem_id": "a", "pass_rate": 1.5}, {"problem_id": "a", "reward": float("nan")}):
+        with pytest.raises(UserError, match="row 1: expected problem_id"):
+            read_pass_rates(Path(jsonl(tmp_path / "bad.jsonl", [bad])))
 
 
 def test_difficulty_of_a_run(tmp_path):
@@ -145,6 +146,7 @@ def test_difficulty_of_a_run(tmp_path):
         }
         for n in range(4)
     ]
+    rows += [rows[0] | {"traj_id": f"x{n}", "reward": 0.0, "stop_reason": "undecided"} for n in range(2)]
     with RunWriter.open(tmp_path, "r", kind="evaluate", recipe={}, seed=0) as run:
         run.write_step("evaluate", 1, trajectories=rows, calls=[], transcripts=[], metrics={})
     assert read_pass_rates(tmp_path / "r") == {"0": (0.5, 2), "1": (0.0, 2)}

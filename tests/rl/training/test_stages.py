@@ -154,9 +154,19 @@ async def test_filter_command_on_a_stage_without_a_filter_is_an_error():
 
 
 def test_the_filter_has_a_lower_and_an_upper_bound_and_sets_the_difficulty(tmp_path):
-    rows = [{"problem_id": f"p{n}", "reward": float(i < n)} for n in range(5) for i in range(4)]
+    rows = [
+        {"problem_id": f"p{n}", "reward": float(i < n), "stop_reason": "answered"} for n in range(5) for i in range(4)
+    ]
     rule = DifficultyFilter(samples=4, drop_below=0.2, drop_from=0.75)
     table = difficulty_table(rows, rule, run_id="r", stage="s", step=1)
     pq.write_table(table, tmp_path / "table.parquet")
     kept = without_solved([problem(f"p{n}", 1.0) for n in range(5)], tmp_path / "table.parquet")
     assert [(p.problem_id, p.difficulty) for p in kept] == [("p1", 0.75), ("p2", 0.5)]
+    # Rollouts without a verdict are no failures: p0 stays, because nothing is known of it, and p4 is still solved always.
+    rows = [row | {"stop_reason": "undecided"} if row["problem_id"] == "p0" else row for row in rows]
+    rows += [{"problem_id": f"p{n}", "reward": 0.0, "stop_reason": "environment_error"} for n in (2, 4)]
+    table = difficulty_table(rows, rule, run_id="r", stage="s", step=1)
+    pq.write_table(table, tmp_path / "table.parquet")
+    kept = without_solved([problem(f"p{n}", 1.0) for n in range(5)], tmp_path / "table.parquet")
+    assert [(p.problem_id, p.difficulty) for p in kept] == [("p0", None), ("p1", 0.75), ("p2", 0.5)]
+    assert table["samples"].to_pylist() == [0, 4, 4, 4, 4]
