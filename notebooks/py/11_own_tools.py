@@ -202,7 +202,7 @@ inspect(runs)
 # For programs, no function of your own is needed: `rl.reward: tests` gives 1 if the final program of a rollout passes the hidden
 # test cases of its problem, else 0. Programs run in the sandbox, which never contains the expected outputs. Here are four replies
 # to one problem. [docs/data.md](../docs/data.md#programs-with-hidden-test-cases) describes problem files; `rstar-lab data
-# prepare` makes them from APPS, TACO, CodeContests and LiveCodeBench.
+# prepare` makes them from APPS, TACO, CodeContests, Codeforces, SYNTHETIC and LiveCodeBench.
 
 # %% tags=["code"]
 import pandas as pd

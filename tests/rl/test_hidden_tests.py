@@ -110,6 +110,7 @@ async def test_a_failure_of_the_sandbox_is_retried_and_then_undecided():
         ("0.334", "0.33333333333", False),
         ("nan", "0.5", False),
         ("1000000.5", "1000000.0", True),
+        ("3\r\n4\r\n", "3\n4", True),
         ("YES", "Yes", False),
         ("", "1", False),
         ("9" * 30, "9" * 29 + "8", False),
@@ -122,6 +123,7 @@ def test_outputs_are_compared_by_words_and_numbers(printed, expected, same):
 def test_values_are_compared_as_json():
     assert same_value([1, {"a": 0.1 + 0.2}], [1, {"a": 0.3}]) and not same_value([1], [1, 2])
     assert not same_value(1.5, 1) and not same_value("1", 1) and same_value(None, None)
+    assert not same_value(10**400, 1.5) and same_value(float("inf"), float("inf")), "beyond floating-point numbers"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,9 @@ def test_values_are_compared_as_json():
         ("<answer>\n```C++\na\n```</answer>", ("cpp", "a\n")),
         ("```python\nprint('```')\n```", ("python", "print('```')\n")),
         ("```python\ncut off", None),
+        ("```python\r\na\r\n```\r\n", ("python", "a\r\n")),
+        ("```python\na\n```\nOutput:\n```\n1\n```", ("python", "a\n")),
+        ("- first:\n  ```py\n  if a:\n    b\n  ```", ("python", "if a:\n  b\n")),
     ],
 )
 def test_the_last_block_of_the_answer_is_the_program(text, program):

@@ -1,10 +1,11 @@
-"""Read problems with hidden test cases in the public formats of APPS, TACO, CodeContests and LiveCodeBench.
+"""Read problems with hidden test cases in the public formats of APPS, TACO, CodeContests, LiveCodeBench, Codeforces and SYNTHETIC.
 
 Each function takes a row and returns the fields of a problem, with `info` as the reward `tests` reads it
 (`rstar_lab.rl.reward.hidden_tests`). A row that cannot be graded raises ValueError with the reason: no tests, files instead of
-stdin, or outputs longer than a sandbox stores.
+stdin, a checker, or outputs longer than a sandbox stores.
 """
 
+import ast
 import base64
 import binascii
 import json
@@ -78,6 +79,53 @@ def livecodebench(row: Row) -> dict[str, Any]:
     return _problem(row, row.get("question_content"), _tests(pairs), function, row.get("question_id"))
 
 
+def codeforces(row: Row) -> dict[str, Any]:
+    """Convert a row of Codeforces (open-r1/codeforces): `description`, `input_format`, `output_format`, `note`, and `examples` and
+    `official_tests`, lists of {input, output}."""
+    for reason, applies in (
+        ("the program reads or writes a file", row.get("input_mode") not in (None, "", "stdio")),
+        ("the program talks to another program", row.get("interaction_format")),
+        ("several outputs are right, and its checker is not run", row.get("generated_checker")),
+    ):
+        if applies:
+            raise ValueError(reason)
+    examples = _cases(row.get("examples"))
+    titles = {"description": "", "input_format": "Input:\n", "output_format": "Output:\n", "note": "Note:\n"}
+    parts = [f"{title}{str(row[name]).strip()}" for name, title in titles.items() if row.get(name)]
+    parts += [
+        f"Example input:\n{_text(case.get('input'))}\nExample output:\n{_text(case.get('output'))}" for case in examples
+    ]
+    pairs = [
+        (_text(case.get("input")), _text(case.get("output")))
+        for case in [*examples, *_cases(row.get("official_tests"))]
+    ]
+    return _problem(row, "\n\n".join(parts), _tests(pairs), None, row.get("id"))
+
+
+def synthetic(row: Row) -> dict[str, Any]:
+    """Convert a row of SYNTHETIC-1 or SYNTHETIC-2 (Prime Intellect): `prompt`, and `verification_info`, JSON or a Python literal with
+    `test_cases`: {inputs, outputs}, or a list of {type, input, output, fn_name}."""
+    info = row.get("verification_info")
+    try:
+        info = _json(info, "verification_info")
+    except ValueError:
+        try:
+            info = ast.literal_eval(str(info))  # a literal only: nothing is executed
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise ValueError("verification_info is neither JSON nor a Python literal") from None
+    cases = _json(info.get("test_cases"), "test_cases") if isinstance(info, Mapping) else None
+    if isinstance(cases, list) and all(isinstance(case, Mapping) for case in cases):
+        names = {case.get("fn_name") if case.get("type") == "function_call" else None for case in cases}
+        if len(names) > 1:
+            raise ValueError("some tests call another function, or none")
+        lists: dict[str, Any] = {f"{key}s": [case.get(key) for case in cases] for key in ("input", "output")}
+        cases = lists | {"fn_name": next(iter(names), None)}
+    if not isinstance(cases, Mapping):
+        raise ValueError("verification_info has no test_cases")
+    cases = {"fn_name": info.get("fn_name"), **cases}
+    return apps({"question": row.get("prompt"), "problem_id": row.get("problem_id"), "input_output": cases})
+
+
 def _problem(row: Row, question: Any, tests: list[dict[str, str]], function: str | None, name: Any) -> dict[str, Any]:
     if not isinstance(question, str) or not question.strip():
         raise ValueError("no question")
@@ -104,7 +152,9 @@ def _tests(pairs: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def _text(value: Any) -> str:
-    """Return an input or output as text. A list has one line per item."""
+    """Return an input or output as text. A list has one line per item; a missing input is empty."""
+    if value is None:
+        return ""
     if isinstance(value, list):
         return "\n".join(map(_text, value))
     return value if isinstance(value, str) else json.dumps(value)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.rl.data.code_problems import apps, code_contests, livecodebench
+from rstar_lab.rl.data.code_problems import apps, code_contests, codeforces, livecodebench, synthetic
 from rstar_lab.rl.problems import (
     FILE_SUFFIXES,
     Problem,
@@ -87,6 +87,8 @@ SOURCES = {
         Source("apps", {}, convert=apps),
         Source("taco", {}, convert=apps),
         Source("code_contests", {}, hub="deepmind/code_contests", convert=code_contests),
+        Source("codeforces", {}, hub="open-r1/codeforces", convert=codeforces),
+        Source("synthetic_code", {}, hub="PrimeIntellect/verifiable-coding-problems", convert=synthetic),
         Source("livecodebench", {}, convert=livecodebench, evaluation=True),
     )
 }  # fmt: skip

@@ -243,7 +243,7 @@ def data(context: CheckContext) -> str:
         if section.environment is not None:
             lines.append(f"{stage.name}: {counted(len(problems), 'problem')} of {section.environment}")
             continue
-        graded = [problem for problem in problems if not problem.environment]
+        graded = [problem for problem in problems if not problem.environment and "tests" not in problem.info]
         sampled = graded[:: max(1, len(graded) // SAMPLED_PROBLEMS)][:SAMPLED_PROBLEMS]
         wrong = [p for p in sampled if not verify(f"<answer>\\boxed{{{p.answer}}}</answer>", p.answer)]
         if len(wrong) > len(sampled) // 4:

@@ -26,8 +26,11 @@ Runner = Callable[[Sequence[Call]], Awaitable[list[CallResult]]]
 AT_ONCE = 8  # tests that run at the same time; after a failure, no further ones start
 CPP_TIMEOUT_S = 10.0
 _FENCE = re.compile(
-    r"(?:^|(?<=>))[ \t]*```[ \t]*([\w+]*)[^\n`]*\n(.*?)^[ \t]*```[ \t]*(?=$|<)", re.DOTALL | re.MULTILINE
+    r"(?:^|(?<=>))([ \t]*)```[ \t]*([\w+]*)[^\n`]*\n(.*?)^[ \t]*```[ \t\r]*(?=$|<)", re.DOTALL | re.MULTILINE
 )
+_LANGUAGES = {
+    "python": "python", "python3": "python", "py": "python", "cpp": "cpp", "c++": "cpp", "cc": "cpp",
+}  # fmt: skip
 _NUMBER = re.compile(r"[+-]?\d{1,300}(\.\d{0,300})?([eE][+-]?\d{1,3})?")
 _CALL = """
 import json, sys
@@ -47,8 +50,8 @@ print(result)
 def final_program(text: str) -> tuple[str, str] | None:
     """Return (language, source) of the final program of a response; None without one.
 
-    The program is the last fenced code block after the last `<answer>`. If there is none, it is the last one of the text.
-    The language is `cpp` or `python`.
+    The program is the last fenced code block after the last `<answer>`. If there is none, it is the last one of the text. Blocks
+    that name Python or C++ come before others, which can be outputs. The language is `cpp` or `python`.
 
     Args:
         text: Text that the model generated, without tool output.
@@ -56,8 +59,10 @@ def final_program(text: str) -> tuple[str, str] | None:
     blocks = _FENCE.findall(text[text.rfind("<answer>") + 1 :]) or _FENCE.findall(text)
     if not blocks:
         return None
-    tag, source = blocks[-1]
-    return ("cpp" if tag.lower() in ("cpp", "c++", "cc") else "python"), source
+    indent, tag, source = next((block for block in reversed(blocks) if block[1].lower() in _LANGUAGES), blocks[-1])
+    if indent:  # a block in a list has the indentation of its fence
+        source = "".join(line.removeprefix(indent) for line in source.splitlines(keepends=True))
+    return _LANGUAGES.get(tag.lower(), "python"), source
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -106,9 +111,12 @@ def same_value(value: Any, expected: Any) -> bool:
         return len(value) == len(expected) and all(map(same_value, value, expected))
     if isinstance(value, dict) and isinstance(expected, dict):
         return value.keys() == expected.keys() and all(same_value(value[key], expected[key]) for key in expected)
-    if isinstance(expected, float) and isinstance(value, int | float):
-        return _close(value, expected)
-    return value == expected
+    if value == expected:
+        return True
+    try:
+        return isinstance(expected, float) and isinstance(value, int | float) and _close(value, expected)
+    except OverflowError:  # an integer beyond the range of floating-point numbers
+        return False
 
 
 def hidden_tests_of(problem: Problem) -> tuple[list[Mapping[str, str]], str | None]:

@@ -36,6 +36,16 @@ ROWS = {
          "private_tests": {"input": ["3 4"], "output": ["7"]}, "generated_tests": {"input": ["1 2"], "output": ["3"]}},
         [("1 2", "3"), ("3 4", "7")], None,
     ),
+    "codeforces": (
+        {"id": "1/A", "description": "Add.", "input_format": "Two numbers.", "input_mode": "stdio", "generated_checker": None,
+         "examples": [{"input": "1 2", "output": "3"}], "official_tests": [{"input": "1 2", "output": "3"}, {"input": "", "output": "0"}]},
+        [("1 2", "3"), ("", "0")], None,
+    ),
+    "synthetic_code": (
+        {"problem_id": "s", "prompt": "Add.", "verification_info": str({"language": "python", "test_cases": [
+            {"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]})},
+        [("[1, 2]", "3")], "add",
+    ),
     "livecodebench": (
         {"question_id": "a", "question_content": "Add.", "starter_code": "class Solution:\n    def add(self, a, b):",
          "public_test_cases": "[]", "private_test_cases": packed(CASES), "metadata": '{"func_name": "add"}'},
@@ -68,6 +78,12 @@ def test_prepared_problems_have_the_tests_of_the_row(tmp_path, name):
         ("apps", {"input_output": '{"inputs": [], "outputs": []}'}, "no tests with an output"),
         ("taco", {"input_output": '{"inputs": ["1"], "outputs": []}'}, "of equal length"),
         ("code_contests", {"input_file": "input.txt"}, "reads or writes a file"),
+        ("codeforces", {"generated_checker": "import sys"}, "several outputs are right"),
+        ("codeforces", {"interaction_format": "Print ?"}, "talks to another program"),
+        ("codeforces", {"input_mode": "file"}, "reads or writes a file"),
+        ("codeforces", {"examples": [], "official_tests": None}, "no tests with an output"),
+        ("synthetic_code", {"verification_info": "open('x')"}, "neither JSON nor a Python literal"),
+        ("synthetic_code", {"verification_info": "{}"}, "no test_cases"),
         ("livecodebench", {"metadata": "{}"}, "no func_name"),
         ("livecodebench", {"private_test_cases": "AAAA"}, "neither JSON nor compressed"),
         ("apps", {"question": None}, "no question"),
@@ -77,6 +93,15 @@ def test_a_row_that_cannot_be_graded_names_the_reason(tmp_path, name, changes, r
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[name][0] | changes) + "\n")
     with pytest.raises(ProblemError, match=reason):
         list(read_source(parse_source(f"{name}={tmp_path / 'rows.jsonl'}")))
+
+
+def test_the_second_form_of_synthetic_has_lists_of_inputs_and_outputs(tmp_path):
+    cases = {"inputs": ["1 2\n", None], "outputs": ["3\n", "0"]}
+    row = {"prompt": "Add.", "verification_info": json.dumps({"test_cases": json.dumps(cases), "fn_name": None})}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (found,) = read_source(parse_source(f"synthetic_code={tmp_path / 'rows.jsonl'}"))
+    tests, function = hidden_tests_of(found.problem)
+    assert [tuple(test.values()) for test in tests] == [("1 2\n", "3\n"), ("", "0")] and function is None
 
 
 def test_rows_without_tests_can_be_left_out(tmp_path):

@@ -298,6 +298,9 @@ def test_data_is_read_and_true_answers_must_verify(recipe, tmp_path):
     write_problems(path, [*(Problem(problem_id=f"p{i}", question="?", answer=str(i)) for i in range(50)), text])
     unread = findings_of(recipe(stages=stages), "mi300x_8x8")["data"]
     assert unread.status is Status.WARN and "stages.one.problems, row 51: answer: 'It is 3 in" in unread.message
+    write_problems(path, [Problem(problem_id="p", question="?", info={"tests": [{"input": "", "output": "1"}]})])
+    programs = findings_of(recipe(stages=stages, rl={"reward": "tests"}), "mi300x_8x8")["data"]
+    assert programs.status is Status.PASS, f"programs have tests instead of answers: {programs.message}"
     path.write_text('{"problem_id": "a", "question": "?"}\n')
     bad = findings_of(recipe(stages=stages), "mi300x_8x8")["data"]
     assert bad.status is Status.FAIL and "answer" in bad.message
