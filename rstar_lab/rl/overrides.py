@@ -14,7 +14,7 @@ from rstar_lab.hardware.profiles import Profile, parse_yaml
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
-from rstar_lab.rl.recipe.explain import explain
+from rstar_lab.rl.recipe.explain import explain, release_line
 from rstar_lab.rl.recipe.rl import CODE_TOOLS, RlSection
 from rstar_lab.rl.section import USER_FUNCTION, ByType
 
@@ -177,7 +177,7 @@ def _set(data: Any, dotted: str, value: Any) -> None:
                 here[part] = {}
             here = here[part]
         if not isinstance(here, dict | list):
-            raise RecipeError(f"--set {dotted}: {part} is a value and has no keys below it")
+            raise RecipeError(release_line(dotted) or f"--set {dotted}: {part} is a value and has no keys below it")
     if isinstance(here, list):
         here[here.index(_item(here, last, dotted))] = value
         return

@@ -150,6 +150,31 @@ def test_names_of_the_release_name_the_recipe_key(key):
         load_recipe("release_dapo", parse_overrides([f"{key}=5"]))
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("++trainer.test_freq", r"set evaluate\.every"),
+        ("~trainer.test_freq", r"set evaluate\.every"),
+        ("optim.lr", r"set rl\.lr"),
+        ("ref.fsdp_config.param_offload", r"parallelism\.offload_params"),
+        ("model.path", "set model"),
+        ("config.host_addr", r"set sandbox\.url"),
+        ("augmentaton.down_sampling_config.down_sample_to_n", r"set rl\.group_size"),
+        (
+            "augmentation.down_sampling_config.Down_sample_too_n",
+            r"did you mean down_sample_to_n\? .*set rl\.group_size",
+        ),
+        ("trainer.max_actor_ckpt_to_keep", r"no counterpart; under verl, set verl\.trainer\.max_actor_ckpt_to_keep"),
+        ("MAX_EXECUTION_TIME", r"set sandbox\.timeout_s"),
+        ("REDIS_URI", r"set sandbox\.url"),
+        ("enginee.gpu_memory_utilization", r"enginee: unknown key; did you mean engine\?"),
+    ],
+)
+def test_other_forms_of_names_of_the_release_are_explained(key, words):
+    with pytest.raises(RecipeError, match=words):
+        load_recipe("release_dapo", parse_overrides([f"{key}=5"]))
+
+
 # All keys of examples/*.sh and rstar2_agent/config of microsoft/rStar.
 SCRIPT_KEYS = """algorithm: adv_estimator use_kl_in_reward
 data: train_batch_size max_prompt_length max_response_length filter_overlong_prompts truncation return_raw_chat train_files val_files

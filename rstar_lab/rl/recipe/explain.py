@@ -12,12 +12,20 @@ from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.recipe.services import EngineSection
 from rstar_lab.rl.section import ByType, Section
 
+PAGE = "docs/coming-from-rstar.md"
 ROOTS = (
     "augmentation", "data", "actor_rollout_ref", "algorithm", "reward_model", "trainer", "critic", "ray_init",
     # Beginnings of keys as docs/coming-from-rstar.md shortens them
     "down_sampling_config", "rollout", "actor", "multi_turn", "val_kwargs", "custom_reward_function",
 )  # fmt: skip
-# Keys of examples/*.sh and rstar2_agent/config in microsoft/rStar, by their longest suffix here, and what to set instead.
+VERL_ROOTS = (
+    "data",
+    "actor_rollout_ref",
+    "algorithm",
+    "trainer",
+)  # of these, `verl.KEY` sets the keys without a counterpart
+# Keys of examples/*.sh and rstar2_agent/config in microsoft/rStar, by their longest suffix here, and what to set instead; and the
+# environment variables of its README.
 RELEASE_KEYS = {
     "down_sample_to_n": "set rl.group_size",
     "rollout.n": "set rl.method.roc.oversample, so that rl.group_size * oversample is this number",
@@ -55,6 +63,7 @@ RELEASE_KEYS = {
     "kl_loss_type": "leave it out: rl.method.kl_coefficient uses low_var_kl",
     "use_kl_in_reward": "leave it out: there is no KL term in the reward",
     "entropy_coeff": "leave it out: there is no entropy term",
+    "clip_ratio": "set rl.method.clip_low and rl.method.clip_high",
     "clip_ratio_low": "set rl.method.clip_low",
     "clip_ratio_high": "set rl.method.clip_high",
     "loss_agg_mode": "set rl.method.aggregation",
@@ -69,6 +78,9 @@ RELEASE_KEYS = {
     "multi_turn.enable": "leave it out: set rl.limits.max_turns",
     "multi_turn.format": "set rl.prompt.format: released",
     "agent_loop_config_path": "leave it out: rl.environments and rl.tools decide",
+    "request_processor_concurrency": "leave it out: calls are sent in batches without settings",
+    "request_processor_batch_size": "leave it out: calls are sent in batches without settings",
+    "request_processor_batch_timeout_seconds": "leave it out: calls are sent in batches without settings",
     "host_addr": "set sandbox.url",
     "host_port": "set sandbox.url",
     "tool_config_path": "set rl.tools, such as [python_released]",
@@ -102,16 +114,39 @@ RELEASE_KEYS = {
     "nnodes": "set hardware.nodes in the profile",
     "default_local_dir": "set --runs-dir",
     "resume_mode": "leave it out: the same command resumes a run",
+    "MODEL_PATH": "set model",
+    "MAX_EXECUTION_TIME": "set sandbox.timeout_s",
+    "MAX_MEMORY": "set sandbox.memory_mb",
+    "MAX_WORKERS": "set sandbox.workers",
+    "RUN_WORKERS": "leave it out: each command starts a local sandbox",
+    "REDIS_URI": "set sandbox.url, to a server of `rstar-lab sandbox serve --redis URL`",
+    "WORKSPACE": "leave it out: each command starts or finds the sandbox",
+    "MASTER_ADDR": "leave it out: each command starts or finds the sandbox",
 }
 
 
 def advice(key: str) -> str | None:
     """Return what to set instead of a key of the release; None if the key is not one."""
-    parts = key.lstrip("+").split(".")
+    parts = key.lstrip("+~").split(".")
     for start in range(len(parts)):
         if found := RELEASE_KEYS.get(".".join(parts[start:])):
             return found
     return None
+
+
+def release_line(key: str) -> str | None:
+    """Return the line of an error about a key of the release; None if the key is not one."""
+    return f"{key}: a key of microsoft/rStar; {found} ({PAGE})" if (found := advice(key)) else None
+
+
+def _near_release_line(key: str) -> str:
+    """Return the line of an error about a key in a section of the release that the release does not set."""
+    last = {name.rpartition(".")[2].lower(): name for name in RELEASE_KEYS}
+    if near := difflib.get_close_matches(key.rpartition(".")[2].lower(), last, n=1, cutoff=0.85):
+        return f"{key}: unknown key; did you mean {last[near[0]]}? Of microsoft/rStar; {RELEASE_KEYS[last[near[0]]]} ({PAGE})"
+    bare = key.lstrip("+~")
+    verl = f"; under verl, set verl.{bare}" if "." in bare and bare.split(".")[0] in VERL_ROOTS else ""
+    return f"{key}: a key of microsoft/rStar; it has no counterpart{verl} ({PAGE})"
 
 
 def leaves(key: str, value: Any) -> Iterator[str]:
@@ -146,17 +181,16 @@ def _line(item: Any, root: type[Section], stage: type[Section] | None) -> str:
         return f"{key}: this key is now engine.{RENAMED_ENGINE[name]}"
     if owners := [kind for kind, other in place.others.items() if name in other.model_fields]:
         return f"{key}: not a key of {place.kind}; it belongs to {', '.join(owners)}"
-    if place.section is root and name.lstrip("+") in ROOTS:
-        return "; ".join(
-            f"{leaf}: a key of microsoft/rStar; {advice(leaf) or 'it has no counterpart'} (docs/coming-from-rstar.md)"
-            for leaf in leaves(key, item["input"])
-        )
-    if name not in root.model_fields and (instead := advice(name)) and name in RELEASE_KEYS:
-        return f"{key}: a key of microsoft/rStar; {instead} (docs/coming-from-rstar.md)"
+    unset = list(leaves(key, item["input"]))
+    if place.section is root and name.lstrip("+~") in ROOTS:
+        return "; ".join(release_line(leaf) or _near_release_line(leaf) for leaf in unset)
     keys = {known: known for known in (place.section.model_fields if place.section else FIELDS)}
     if place.section in (RlSection, stage):
         keys |= RENAMED | {known: known for known in RlSection.model_fields}
     near = [keys[found] for found in difflib.get_close_matches(name, keys, n=1, cutoff=0.5)]
+    ours = name not in RELEASE_KEYS and difflib.get_close_matches(name, keys, n=1, cutoff=0.8)
+    if name not in root.model_fields and not ours and all(lines := [release_line(leaf) for leaf in unset]):
+        return "; ".join(filter(None, lines))
     text = f"{key}: unknown key" + (f" of {place.kind}" if place.kind else "")
     return text + (f"; did you mean {near[0]}?" if near else "")
 

@@ -1,8 +1,9 @@
 """The `engine`, `sandbox` and `evaluate` sections of a recipe."""
 
+import re
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.section import Function, NotNegative, Positive, Section
@@ -111,3 +112,10 @@ class EvaluateSection(Section):
     """Maximum model turns of a rollout. Default: paper, section 5."""
     max_response_tokens: Positive = 30_000
     """Maximum tokens of a response: all turns and tool responses together. Default: paper, section 5."""
+
+    @field_validator("sets")
+    @classmethod
+    def _check_names(cls, sets: dict[str, Problems]) -> dict[str, Problems]:
+        if wrong := next((name for name in sets if not re.fullmatch(r"[A-Za-z0-9._-]+", name)), None):
+            raise ValueError(f"{wrong!r} is a part of run ids: use letters, digits, '.', '_' and '-'")
+        return sets

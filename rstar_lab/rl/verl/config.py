@@ -12,19 +12,22 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.methods import Grpo
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.recipe.explain import advice
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS
 from rstar_lab.rl.verl.settings import Settings, checkpointed
 
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 # A recipe override that starts with `verl.` sets a key of verl: --set verl.trainer.logger='[console,wandb]'
 PREFIX = "verl."
+OF_THE_RECIPE = ("set rl.", "set model", "set stages.", "set evaluate.")
 PACKED_ATTENTION = "rstar_packed"  # name under which attention.py registers in transformers
 PLACEHOLDER_ROWS = "placeholder_rows.parquet"  # verl's data set (train.write_placeholder_rows)
 NO_SEPARATE_ASYNC = (
     "separate_async is not supported: it needs GPUs for engines only and a weight transport between them and the trainer, which "
     "the adapter does not set up; use rl.schedule.type=async, which runs on colocate_async"
 )
-# verl keys that users cannot set, each with the reason or the recipe key to use instead.
+# verl keys that users cannot set, with all that begin with them, each with the reason or the recipe key to use instead. Keys whose
+# `advice` names a recipe key cannot be set either.
 FIXED_KEYS = {
     "algorithm.filter_groups": "rstar_lab's sampler requests new groups: set rl.schedule.dynamic_sampling",
     "trainer.v1.trainer_mode": f"set rl.schedule.type (sync, or async for colocate_async); {NO_SEPARATE_ASYNC}",
@@ -38,15 +41,11 @@ FIXED_KEYS = {
     "actor_rollout_ref.rollout.n": "set rl.group_size, the rollouts kept, and rl.method.roc.oversample",
     "actor_rollout_ref.rollout.router_config_path": "set engine.scheduler",
     "actor_rollout_ref.rollout.disable_log_stats": "the scheduler reads the servers' metrics",
-    "algorithm.adv_estimator": "advantages are computed with RoC's selection: set rl.method",
-    "actor_rollout_ref.actor.policy_loss.loss_mode": "set rl.method.loss",
-    "actor_rollout_ref.actor.loss_agg_mode": "set rl.method.aggregation",
     "actor_rollout_ref.actor.clip_ratio": "set rl.method.clip_low and rl.method.clip_high",
-    "actor_rollout_ref.actor.use_kl_loss": "set rl.method.kl_coefficient",
     "actor_rollout_ref.actor.kl_loss": "set rl.method.kl_coefficient",
     "actor_rollout_ref.actor.entropy_coeff": "the loss of rstar_lab has no entropy term",
     "trainer.test_freq": "verl would validate on training problems: set evaluate.every",
-    "trainer.val_": "rstar_lab evaluates the sets of the recipe: set evaluate.every",
+    "trainer.val": "rstar_lab evaluates the sets of the recipe: set evaluate.every",
     "trainer.default_local_dir": "checkpoints belong to the run: set --runs-dir",
     "trainer.resume_mode": "a run always resumes from its checkpoint: use --set name=... for another run",
 }
@@ -72,10 +71,14 @@ def overrides(
     run_dir = settings.run_dir
     on_cpu = hardware.gpus == 0
     for key in extra or {}:
-        if fixed := max(
-            (fixed_key for fixed_key in FIXED_KEYS if key.lstrip("+~").startswith(fixed_key)), key=len, default=None
-        ):
-            raise UserError(f"verl.{key}: {FIXED_KEYS[fixed]}")
+        bare = key.lstrip("+~")
+        found = [
+            FIXED_KEYS[fixed]
+            for fixed in sorted(FIXED_KEYS, key=len)
+            if re.match(rf"{re.escape(fixed)}(?![a-z])", bare)
+        ]
+        if found or (advice(bare) or "").startswith(OF_THE_RECIPE):
+            raise UserError(f"verl.{key}: {(found or [advice(bare)])[-1]}")
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.limits.max_response_tokens
     evaluate = settings.recipe.evaluate

@@ -220,9 +220,14 @@ def test_mode_async_selects_verls_asynchronous_trainer_and_fixes_its_keys(tmp_pa
         ("algorithm.rollout_correction.rollout_is", r"rl\.correction"),
         ("trainer.v1.trainer_mode", "separate_async is not supported: .* use rl.schedule.type=async"),
         ("trainer.v1.separate_async.parameter_sync_step", "use rl.schedule.type=async"),
+        ("++data.train_batch_size", r"set rl\.problems_per_step"),
+        ("actor_rollout_ref.rollout.temperature", r"set rl\.temperature"),
+        ("algorithm.adv_estimator", r"set rl\.method"),
     ):
         with pytest.raises(UserError, match=words):
             keys_of(tmp_path, extra={key: 1})
+    others = {"actor_rollout_ref.rollout.nnodes": 1, "trainer.validation_data_dir": "x", "trainer.n_gpus_per_node": 2}
+    assert others.items() <= keys_of(tmp_path, extra=others).items()
 
 
 def test_console_logger_is_kept_and_group_filters_are_rejected(tmp_path):
