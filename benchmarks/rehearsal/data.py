@@ -70,15 +70,20 @@ def _format_overrides(recipe: Recipe) -> list[str]:
 
 
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a model in Hugging Face format. Raises UserError if there are none."""
+    """Return the tensors of a model in Hugging Face format. Raises UserError if there are none, or if one is not finite."""
     if not (files := sorted(folder.glob("*.safetensors"))):
         raise UserError(f"no weights in {folder}")
-    return {name: value for file in files for name, value in load_file(file).items()}
+    weights = {name: value for file in files for name, value in load_file(file).items()}
+    if broken := [name for name, value in weights.items() if not np.isfinite(value).all()]:
+        raise UserError(f"{folder}: weights that are not finite: {broken[0]}")
+    return weights
 
 
 def weights_differ(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> bool:
-    """Return whether a tensor that two models have differs."""
-    return any(not np.array_equal(first[name], second[name]) for name in first.keys() & second.keys())
+    """Return whether a tensor that two models have differs in the narrower of its types: an export that rounds is no update."""
+    pairs = [(first[name], second[name]) for name in first.keys() & second.keys()]
+    narrow = [min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize) for a, b in pairs]
+    return any(not np.array_equal(a.astype(t), b.astype(t)) for (a, b), t in zip(pairs, narrow, strict=True))
 
 
 def make_model(recipe: Recipe, folder: Path) -> str:

@@ -32,7 +32,7 @@ from rstar_lab.rl.preflight.context import architecture_of
 from rstar_lab.rl.preflight.machine import dry_run_in_child
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage
-from rstar_lab.rl.training.stages import difficulty_file
+from rstar_lab.rl.training.stages import difficulty_file, stage_model
 from rstar_lab.rl.verl.config import PREFIX, split_overrides
 from rstar_lab.runs.reader import RunReader
 
@@ -292,14 +292,17 @@ class Rehearsal:
             if line.get("loss") is not None and not math.isfinite(line["loss"]):
                 raise UserError(f"stage {stage.name}, step {line['step']}: loss {line['loss']}")
         rewards = ", ".join(f"{line['reward']:.2f}" for line in lines)
-        updates = sum((line.get("grad_norm") or 0) > 0 for line in lines)
+        updates = sum(0 < (line.get("grad_norm") or 0) < math.inf for line in lines)
         if not updates:
             raise UserError(
                 f"stage {stage.name}: no optimizer step in {len(lines)} steps (mean reward {rewards}): the rewards of every group "
                 "are equal, so loss, update and weight sync were not executed"
             )
         self.job.wait_for(lambda: self.job.last_checkpoint() >= steps[-1], f"checkpoint of step {steps[-1]}")
-        self._check_weights(max(RunReader(self.job.run_dir).checkpoints().items())[1], f"stage {stage.name}")
+        # The newest checkpoint can be one of the next stage.
+        model = stage_model(self.job.run_dir, stage.name)
+        newest = max(RunReader(self.job.run_dir).checkpoints().items())[1]
+        self._check_weights(model if model.exists() else newest, f"stage {stage.name}")
         return f"steps {steps}; mean reward {rewards}; {updates} updates with a nonzero gradient"
 
     def hand_off(self, number: int) -> str:

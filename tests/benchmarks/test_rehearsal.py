@@ -29,6 +29,7 @@ from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.training.stages import stage_model
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 ALGORITHM_KEYS = (
@@ -287,7 +288,7 @@ def test_a_recipe_that_cannot_be_read_fails_the_rehearsal(tmp_path):
     assert {phase.status for phase in report.phases[1:]} == {"not covered"}
 
 
-@pytest.mark.parametrize("grad_norm", [0.0, 1.0])
+@pytest.mark.parametrize("grad_norm", [0.0, 1.0, float("inf"), float("nan"), None])
 def test_a_stage_without_a_changed_weight_fails(tmp_path, grad_norm):
     """Neither a stage without a gradient nor one whose checkpoint has the weights of its start passes."""
     model = tmp_path / "runs/r-rl/checkpoints/step=000002"
@@ -306,12 +307,28 @@ def test_a_stage_without_a_changed_weight_fails(tmp_path, grad_norm):
         json.dumps({"schema_version": 1, "run_id": "r-rl", "kind": "train", "status": "running"})
     )
     stage = load_recipe("tiny_fast").stages[0].model_copy(update={"steps": 2})
-    with pytest.raises(UserError, match="although the optimizer ran" if grad_norm else "no optimizer step in 2 steps"):
+    with pytest.raises(
+        UserError, match="although the optimizer ran" if grad_norm == 1.0 else "no optimizer step in 2 steps"
+    ):
         rehearsal.stage(stage)
-    if grad_norm:
+    if grad_norm == 1.0:
         save_file({"w": np.float32([1, 1, 2])}, model / "model.safetensors")
         assert "2 updates with a nonzero gradient" in rehearsal.stage(stage)
         assert rehearsal.weights["w"].tolist() == [1, 1, 2]
+        # Rounding is no update, broken weights are none either, and the model of the stage counts, not a later checkpoint.
+        rehearsal.weights = {"w": np.float32([1, 1, 2.0001])}
+        save_file({"w": np.float16([1, 1, 2])}, model / "model.safetensors")
+        with pytest.raises(UserError, match="although the optimizer ran"):
+            rehearsal.stage(stage)
+        save_file({"w": np.float32([1, 1, np.nan])}, model / "model.safetensors")
+        with pytest.raises(UserError, match="not finite: w"):
+            rehearsal.stage(stage)
+        save_file({"w": np.float32([3, 3, 3])}, model / "model.safetensors")
+        kept = stage_model(tmp_path / "runs/r-rl", stage.name)
+        kept.mkdir(parents=True)
+        save_file({"w": np.float32([1, 1, 2.0001])}, kept / "model.safetensors")
+        with pytest.raises(UserError, match="although the optimizer ran"):
+            rehearsal.stage(stage)
 
 
 VERL = [
