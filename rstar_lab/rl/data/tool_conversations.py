@@ -101,7 +101,7 @@ def _read(row: Any, where: str, fields: Mapping[str, str], column: str | None) -
     answer = problem.answer or last_boxed(text)
     if not answer:
         raise ValueError("neither the row nor its solution has an answer")
-    return problem.model_copy(update={"answer": answer}), text
+    return problem.model_copy(update={"answer": answer}), re.sub(r"\r\n?", "\n", text)
 
 
 def parts_of(text: str) -> list[tuple[str, str, str | None]]:
@@ -114,9 +114,10 @@ def parts_of(text: str) -> list[tuple[str, str, str | None]]:
     before, end = "", 0
     for block in _BLOCK.finditer(text):
         between, tag = text[end : block.start()], block[1].lower()
-        if tag == "output" and parts and not between.strip() and not before:
+        if tag == "output" and parts and parts[-1][2] is None:
             parts[-1] = (*parts[-1][:2], block[2])
-        elif tag in ("python", "py"):
+            before += between
+        elif tag in ("python", "python3", "py"):
             parts.append(((before + between).strip(), block[2].strip("\n"), None))
             before = ""
         else:

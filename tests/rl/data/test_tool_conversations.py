@@ -17,7 +17,10 @@ PROGRAM = "```python\nprint(sum(i * i for i in range(10)))\n```\n"
 SOLUTION = f"I add the squares.\n{PROGRAM}The sum is 285, so the answer is \\boxed{{285}}."
 ROWS = [
     {"question": QUESTION, "solution": SOLUTION, "answer": "285"},
-    {"question": QUESTION, "solution": SOLUTION.replace(PROGRAM, f"{PROGRAM}```output\n285\n```\n")},
+    {
+        "question": QUESTION,
+        "solution": SOLUTION.replace(PROGRAM, f"{PROGRAM}```output\n285\n```\n").replace("\n", "\r\n"),
+    },
     {"question": QUESTION, "solution": SOLUTION.replace(PROGRAM, f"{PROGRAM}```output\n284\n```\n")},
     {"question": QUESTION, "solution": SOLUTION, "answer": "286"},
     {"question": QUESTION, "solution": SOLUTION.replace("print(", "print(1 / 0, "), "answer": "285"},
@@ -108,4 +111,6 @@ def test_a_model_behind_an_openai_style_server_writes_the_programs(tmp_path, wri
 
 def test_blocks_of_other_languages_stay_text():
     text = "a\n```text\nx\n```\nb\n```python\n1\n```\n```output\n1\n```\nc\n```py\n2\n```\nd"
+    between = "```python3\n1\n```\nThe output:\n```output\n2\n```\nc"
+    assert parts_of(between) == [("", "1", "2\n"), ("The output:\nc", "", None)], "its claim is checked and left out"
     assert parts_of(text) == [("a\n```text\nx\n```\nb", "1", "1\n"), ("c", "2", None), ("d", "", None)]
