@@ -44,6 +44,13 @@ class GridPlan:
     overrides: dict[str, Any]
     concurrency: int
 
+    def __post_init__(self) -> None:
+        names = [self.run_name(arm, seed) for arm, seed in self.cells()]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(
+                f"grid {self.name}: two runs would be called {twice}: letters and digits of the arms, or seeds, are equal"
+            )
+
     def cells(self) -> list[tuple[str, int]]:
         """Return (arm, seed) of every run: all arms of the first seed first, so that early results compare arms."""
         return [(arm, seed) for seed in self.seeds for arm in self.arms]

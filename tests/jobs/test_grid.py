@@ -65,3 +65,6 @@ def test_cells_and_keys_of_a_plan(tmp_path):
         "rl.lr": 1.0, "x": 3, "model": str(plan.model.resolve()), "sft": None, "seed": 2, "label": "a",
     }  # fmt: skip
     assert plan.run_name("B!", 1) == "g-b--s1"
+    for arms, seeds in (({"a b": {}, "a-b": {}}, [1]), ({"a": {}}, [1, 1])):
+        with pytest.raises(UserError, match="grid g: two runs would be called g-a"):
+            GridPlan("g", "tiny", "laptop", str(tmp_path), arms, seeds, {}, 1)
