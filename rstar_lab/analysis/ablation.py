@@ -72,7 +72,7 @@ def _of_trainer(runs: Runs, logged: Sequence[str]) -> pd.DataFrame:
     def column(name: str) -> pd.Series:
         return pd.to_numeric(steps[name]) if name in steps else pd.Series(np.nan, steps.index)
 
-    sets = [name for name in steps.columns if re.fullmatch(r"eval/[^/]+/pass1", str(name))]
+    sets = [name for name in steps.columns if re.fullmatch(r"eval/.+/pass1", str(name))]
     held_out, groups = steps[sets].apply(pd.to_numeric, errors="coerce").mean(axis=1), column("groups")
     frame = pd.DataFrame(
         {

@@ -17,6 +17,7 @@ from rstar_lab.analysis.figures import add_line, band
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
+from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import parse_stored_calls
 
@@ -103,6 +104,8 @@ def plot_tool_use(runs: Runs, metrics: Sequence[str] = tuple(METRICS), where: Wh
     """Plot metrics of METRICS over the steps of each run, with 95% intervals over problems."""
     from plotly.subplots import make_subplots
 
+    if unknown := [name for name in metrics if name not in METRICS]:
+        raise RunStoreError(f"unknown metric {unknown[0]!r} of tool use; there are {', '.join(METRICS)}")
     frame = tool_use(runs, where)
     frame = frame[frame.metric.isin(metrics)]
     rows = (len(metrics) + 1) // 2

@@ -17,7 +17,7 @@ from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS, line_styles, outcome_marker, translucent
 from rstar_lab.analysis.filters import Where, selects_steps
-from rstar_lab.analysis.metrics import curves, get_metric, measure, outcome_mix, pass_at_k
+from rstar_lab.analysis.metrics import curves, evaluations, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, training_runs
 from rstar_lab.estimates import mean_interval
@@ -42,7 +42,7 @@ def plot_curves(
     """Plot metrics over steps, one panel per metric. Vertical lines mark stage boundaries; crosses mark alerts.
 
     metrics: names of `metrics.METRICS`, or `eval/<set>/<name>` for evaluations during training.
-    reference: draw the paper's published value of an evaluation set as a line (`paper.reference`).
+    reference: draw the paper's published value as a line, for evaluation sets and tool errors (`paper.reference`).
 
     by: recipe key (such as `rl.method.roc.rule`) whose values are compared; runs with the same value are averaged as its seeds.
     `environment`: one curve for each environment of a run.
@@ -72,7 +72,7 @@ def plot_curves(
             _add_curve(figure, points, str(group), look[group], place, legend=panel == 0 and len(look) > 1)
         _mark_alerts(figure, frame, alerts[alerts.metric == name], look, place)
         if reference and (published := paper.reference(name)) is not None:
-            label = f"{paper.MODEL}: {published:{'.1%' if get_metric(name).percent else ',.0f'}}"
+            label = f"{paper.reference_name(name)}: {published:{'.1%' if get_metric(name).percent else ',.0f'}}"
             figure.add_hline(published, line={"dash": "dot", "width": 1}, annotation_text=label, **place)
         if get_metric(name).percent:
             figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
@@ -220,10 +220,16 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
     """Return one row per point: group, metric, step, x, value, low, high, n (trajectories), runs, where (SQL)."""
     groups = recipe_groups(runs, None if by == ENVIRONMENT else by)
     rolled = [name for name in names if get_metric(name).rolled_up or get_metric(name).logged]
-    wide = curves(runs, rolled, where).merge(groups, on="run_id")
+    # The trainer writes the interval of a held-out pass@1 beside it.
+    ends = {name: [f"{name.removesuffix('pass1')}{side}" for side in ("low", "high")] for name in rolled}
+    ends = {name: sides for name, sides in ends.items() if {*sides} <= {*evaluations(runs)}}
+    names_of_ends = [side for sides in ends.values() for side in sides]
+    wide = curves(runs, [*dict.fromkeys([*rolled, *names_of_ends])], where).merge(groups, on="run_id")
     several = wide.groupby("group").run_id.nunique().gt(1).any()
     wide["x"] = wide.step if x == "step" else _compute(runs, x).reindex(_index(wide)).to_numpy()
     long = wide.melt(["group", "run_id", "stage", "step", "x", "n"], rolled, "metric", "value")
+    for name, sides in ends.items():
+        long.loc[long.metric == name, ["low", "high"]] = wide[sides].to_numpy(float)
     # Bands over problems read the trajectories; they are drawn for single runs only.
     read = [name for name in names if name not in rolled] if several or not band else names
     read = names if by == ENVIRONMENT else read

@@ -172,9 +172,9 @@ def get_metric(name: str) -> Metric:
 
     Raises RunStoreError with the known names if there is none of this name.
     """
-    if name.startswith(EVALUATION) and name.count("/") == 2:
-        _, problems, kind = name.split("/")
-        share = kind.startswith(("pass", "maj")) or kind.endswith(("rate", "truncated"))
+    problems, _, kind = name.removeprefix(EVALUATION).rpartition("/")
+    if name.startswith(EVALUATION) and problems:
+        share = kind.startswith(("pass", "maj")) or kind.endswith(("rate", "truncated", "low", "high"))
         title = f"{'pass@1' if kind == 'pass1' else kind} on {problems}"
         return Metric(name, title, f"{name} as the trainer logged it", "NULL", "NULL", None, percent=share, logged=True)
     if name.startswith(REPORTED):
@@ -242,6 +242,11 @@ def _curves_of_rollouts(runs: Runs, metrics: Sequence[Metric], where: Where) -> 
 def evaluations(runs: Runs) -> list[str]:
     """Return the names of the results of evaluations during training, such as eval/aime24/pass1."""
     return sorted(name for name in runs.trainer_metrics().columns if str(name).startswith(EVALUATION))
+
+
+def held_out_metrics(runs: Runs) -> list[str]:
+    """Return the names of the evaluations' pass@1, such as eval/aime24/pass1."""
+    return [name for name in evaluations(runs) if name.endswith("/pass1")]
 
 
 def _logged(runs: Runs, names: Sequence[str]) -> pd.DataFrame:

@@ -1,11 +1,14 @@
 """Published results of rStar2-Agent (arXiv 2508.20722)."""
 
 import json
+import re
 from functools import cache
 from importlib import resources
 from typing import Any
 
 MODEL = "rStar2-Agent-14B"
+SETS = ("math500", "aime24", "aime25", "hmmt25")
+TOOL_ERRORS = "tool_error_rate_correct"
 
 
 @cache
@@ -17,11 +20,27 @@ def published() -> dict[str, Any]:
     return json.loads((resources.files("rstar_lab.analysis") / "paper.json").read_text())
 
 
+def compact(name: str) -> str:
+    """Return a name as the published tables write those of problem sets: aime24 for AIME-2024, hmmt25 for hmmt_feb_2025."""
+    return re.sub(r"[^a-z0-9]|feb", "", name.lower()).replace("202", "2")
+
+
+def set_name(name: str) -> str:
+    """Return the name of a problem set in the published tables, or `name` if they do not have the set."""
+    return compact(name) if compact(name) in SETS else name
+
+
+def reference_name(metric: str) -> str:
+    """Return the model whose value `reference` returns. That of tool errors is the plateau which RoC avoids."""
+    return "Qwen3-14B without RoC" if metric == TOOL_ERRORS else MODEL
+
+
 def reference(metric: str) -> float | None:
     """Return the published value of a metric such as eval/aime24/pass1, as a share for rates; None if the paper has none."""
-    _, _, rest = metric.partition("eval/")
-    problems, _, kind = rest.partition("/")
-    value = published().get(kind, {}).get(MODEL, {}).get(problems)
+    if metric == TOOL_ERRORS:
+        return float(published()[f"{TOOL_ERRORS}_without_roc"]["Qwen3-14B"]) / 100
+    problems, _, kind = metric.removeprefix("eval/").rpartition("/")
+    value = published().get(kind, {}).get(MODEL, {}).get(set_name(problems)) if problems else None
     if value is None:
         return None
     return value / 100 if kind == "pass1" else float(value)

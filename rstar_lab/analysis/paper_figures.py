@@ -11,14 +11,13 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, plot_ablation, plot_curves
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.metrics import curves, evaluations, measure
-from rstar_lab.analysis.paper import published
+from rstar_lab.analysis.metrics import curves, held_out_metrics, measure
+from rstar_lab.analysis.paper import SETS, compact, published, set_name
 from rstar_lab.analysis.runs import Runs, open_runs, training_runs
 from rstar_lab.analysis.tokens import plot_high_entropy_words, plot_token_kinds, token_table
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
 
-SETS = ("math500", "aime24", "aime25", "hmmt25")
 DURING_TRAINING = r"-filter$|-step\d+$"  # names of evaluations that belong to a training run
 
 
@@ -43,13 +42,13 @@ def results_table(runs: Runs | None = None, metric: str = "pass1") -> pd.DataFra
             if kinds.get(run_id) != "evaluate" or run_id.endswith("-filter"):  # of training problems
                 continue
             sets = (RunReader(runs.run_dir(run_id)).info.get("result") or {}).get("sets")
-            if sets:  # several sets in one evaluation
-                values = {name: result[metric] for name, result in sets.items()}
+            if isinstance(sets, dict):  # several sets in one evaluation
+                values = {set_name(name): result.get(metric) for name, result in sets.items()}
             else:
-                values = {next((name for name in SETS if name in run_id), "other set"): row["value"]}
+                values = {next((name for name in SETS if name in compact(run_id)), "other set"): row["value"]}
             # A result with an interval is [value, low, high].
-            values = {name: float(value[0] if isinstance(value, list) else value) for name, value in values.items()}
-            rows.append({"model": run_id} | values)
+            firsts = {name: value[0] if isinstance(value, list) else value for name, value in values.items()}
+            rows.append({"model": run_id} | {name: float(value) for name, value in firsts.items() if value is not None})
     return pd.DataFrame(rows)
 
 
@@ -75,7 +74,7 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
     table = runs.runs()
     training = {"run_id": training_runs(table).run_id.tolist()}
     found: dict[str, Figure | pd.DataFrame] = {"training": plot_curves(runs, where=training)}
-    held_out = [name for name in evaluations(runs) if name.endswith("/pass1")]
+    held_out = held_out_metrics(runs)
     if held_out:
         found["held-out accuracy"] = plot_curves(runs, held_out, reference=True, where=training)
     if "recipe.label" in table and table[table.kind == "train"]["recipe.label"].nunique() > 1:
@@ -93,7 +92,8 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
     with suppress(RunStoreError):  # without token arrays
         tokens = token_table(runs, training)
         found |= {"tokens": plot_token_kinds(tokens), "words": plot_high_entropy_words(tokens)}
-    found["stages"] = stage_table(runs, training)
+    stages = stage_table(runs, training)
+    found |= {"stages": stages} if len(stages) else {}
     found |= {"results": results_table(runs), "lengths": results_table(runs, "response_tokens")}
     turns = table[(table.kind == "evaluate") & ~table.run_id.str.contains(DURING_TRAINING)]
     if "recipe.evaluate.max_turns" in turns and turns["recipe.evaluate.max_turns"].nunique() > 1:
@@ -121,7 +121,7 @@ def _plot(frame: pd.DataFrame, lines: str, x: str, panels: dict[str, str]) -> Fi
 
 def stage_table(runs: Runs, where: Where = None) -> pd.DataFrame:
     """Return steps, last step, pass@1 of the training rollouts, response tokens and the last evaluations of each stage of each run."""
-    names = ["pass1", "response_tokens", *(name for name in evaluations(runs) if name.endswith("/pass1"))]
+    names = ["pass1", "response_tokens", *held_out_metrics(runs)]
     rows = []
     for (run_id, stage), part in curves(runs, names, where).groupby(["run_id", "stage"], sort=False):
         if part.pass1.isna().all():  # SFT

@@ -21,7 +21,8 @@ from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcom
 from rstar_lab.analysis.inspector.export import article_html, content_hash, excerpt, verdict
 from rstar_lab.analysis.inspector.palette import page_css
 from rstar_lab.analysis.inspector.source import Source
-from rstar_lab.analysis.metrics import class_title, evaluations, get_metric, measure, rollout_classes
+from rstar_lab.analysis.metrics import class_title, get_metric, held_out_metrics, measure, rollout_classes
+from rstar_lab.analysis.paper import reference
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.visible_text import counted, escaped
@@ -175,8 +176,9 @@ def _intervals(runs: Runs) -> str:
 
 
 def _curves(runs: Runs) -> str:
-    held_out = [name for name in evaluations(runs) if name.endswith("/pass1")]
-    return _figure(plot_curves(runs, [*DEFAULT_METRICS, *held_out], reference=True))
+    held_out = held_out_metrics(runs)
+    published = any(reference(name) is not None for name in held_out)
+    return _figure(plot_curves(runs, [*DEFAULT_METRICS, *held_out], reference=published))
 
 
 def _outcomes(runs: Runs) -> str:

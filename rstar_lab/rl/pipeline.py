@@ -310,7 +310,7 @@ async def evaluate_sets(
     rollouts_of: (problems, run id) -> generator of the rollouts, for `store_evaluation`. final: whether these are the
     weights at the end of the training.
 
-    Returns `eval/<set>/pass1`, `/low` and `/high` of each set; low and high are absent for a set of one problem. The
+    Returns `eval/<set>/pass1`, `/low`, `/high` and `/response_tokens` of each set; low and high are absent for a set of one problem. The
     rollouts are stored as run `<recipe>-<set>-step<step>`, or `<recipe>-<set>-rl` at the end. If an earlier attempt was
     interrupted, all rollouts are generated again, because its weights may differ.
     """
@@ -327,6 +327,7 @@ async def evaluate_sets(
                 seed=session.recipe.seed,
             )
         interval = dict(zip(("pass1", "low", "high"), result["pass1"], strict=True))
+        interval["response_tokens"] = result["response_tokens"]
         metrics |= {f"eval/{name}/{key}": number for key, number in interval.items() if number is not None}
     return metrics
 

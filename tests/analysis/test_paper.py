@@ -12,7 +12,7 @@ from rstar_lab.analysis.ablation import ablation_report, ablation_sums
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.metrics import curves, evaluations, measure
-from rstar_lab.analysis.paper import published, reference
+from rstar_lab.analysis.paper import published, reference, set_name
 from rstar_lab.analysis.paper_figures import figures_of_the_paper, results_table
 from rstar_lab.analysis.report import report_html
 from rstar_lab.runs import RunStoreError
@@ -29,17 +29,19 @@ def runs(tmp_path):
                 if step % 2 == 0:
                     line |= {"eval/aime24/pass1": 0.1 * step + 0.1 * seed, "eval/math500/pass1": 0.5}
                     line |= {"eval/aime24/response_tokens": 900.0}
+                    line |= {"eval/aime24/low": 0.1 * step, "eval/aime24/high": 0.2 * step}
                 writer.write_step("one" if step < 4 else "two", step, **rows(step), metrics=line)
             writer.finish("finished")
     return open_runs(tmp_path)
 
 
 def test_evaluations_during_training_are_metrics_of_curves(runs):
-    assert evaluations(runs) == ["eval/aime24/pass1", "eval/aime24/response_tokens", "eval/math500/pass1"]
+    names = [f"eval/aime24/{name}" for name in ("high", "low", "pass1", "response_tokens")]
+    assert evaluations(runs) == [*names, "eval/math500/pass1"]
     frame = curves(runs, ["pass1", "eval/aime24/pass1"], where="step > 1").set_index(["run_id", "step"])
     assert frame.loc[("run-1-rl", 4), "eval/aime24/pass1"] == pytest.approx(0.5)
     assert np.isnan(frame.loc[("run-0-rl", 3), "eval/aime24/pass1"]) and len(frame) == 10
-    with pytest.raises(RunStoreError, match="no run has eval/aime25/pass1; evaluations: eval/aime24/pass1, "):
+    with pytest.raises(RunStoreError, match="no run has eval/aime25/pass1; evaluations: eval/aime24/high, "):
         curves(runs, ["eval/aime25/pass1"])
     with pytest.raises(RunStoreError, match="use curves"):
         measure(runs, ["eval/aime24/pass1"])
@@ -57,6 +59,12 @@ def test_curves_of_evaluations_have_the_published_value_as_a_line(runs):
     values = plain.frame.set_index("step")["value"]
     assert values.to_dict() == pytest.approx({2: 0.25, 4: 0.45, 6: 0.65})
     assert not [shape for shape in plain.layout.shapes if shape.y0 == shape.y1]
+    one = plot_curves(runs, ["eval/aime24/pass1", "eval/math500/pass1"], where={"run_id": "run-1-rl"}).frame
+    ends = one[one.metric == "eval/aime24/pass1"].set_index("step")[["low", "high"]]
+    assert ends.values.tolist() == pytest.approx(np.array([[0.2, 0.4], [0.4, 0.8], [0.6, 1.0]])), (
+        "of the evaluation, in [0, 1]"
+    )
+    assert one[one.metric == "eval/math500/pass1"].low.isna().all()
 
 
 def test_the_ablation_reads_evaluation_sets_of_any_name(runs):
@@ -66,6 +74,21 @@ def test_the_ablation_reads_evaluation_sets_of_any_name(runs):
     names = ["eval/aime24/pass1", "eval/aime24/response_tokens"]
     table = ablation_report(ablation_sums(runs, ["pass1", *names]), control="arm").table.set_index("metric")
     assert table.loc[names, "value"].tolist() == [pytest.approx(0.65), 900.0] and table.loc[names[0], "seeds"] == 2
+
+
+def test_sets_with_odd_names_are_drawn_with_their_reference(tmp_path):
+    """As in the logs of other trainers: several parts, spaces, markup, letters of other scripts."""
+    names = ["a/b", "my set", "AIME-2024", "<b>", "日本", 'x"y', "it's"]
+    with RunWriter.open(tmp_path, "odd-rl", kind="train", recipe={}, seed=0) as writer:
+        for step in (1, 2):
+            line = {f"eval/{name}/pass1": 0.25 * step for name in names}
+            writer.write_step("one", step, **rows(step), metrics=line if step == 2 else {})
+    runs = open_runs(tmp_path)
+    made = figures_of_the_paper(runs)
+    assert set(made["held-out accuracy"].frame.metric) == {f"eval/{name}/pass1" for name in names}
+    texts = [text.text for text in made["held-out accuracy"].layout.annotations]
+    assert "rStar2-Agent-14B: 80.6%" in texts and len([text for text in texts if "rStar2" in text]) == 1
+    assert made["stages"]["eval/a/b/pass1"].tolist() == [0.5]
 
 
 def test_the_report_shows_evaluations_during_training(runs):
@@ -95,7 +118,8 @@ def test_figures_of_ablations_calls_and_turns(tmp_path):
             writer.write_step("evaluate", 1, **made, metrics={})
             sets = {
                 "aime24": {"pass1": [0.5, 0.4, 0.6], "response_tokens": 120.0},
-                "aime25": {"pass1": [0.25, 0.1, 0.4], "response_tokens": 90.5},
+                "AIME-2025": {"pass1": [0.25, 0.1, 0.4], "response_tokens": 90.5},
+                "older": {"pass1": [0.5, None, None]},
             }
             writer.finish("finished", result={"pass1": [0.4, 0.3, 0.5], "sets": sets if turns == 6 else None})
     made = figures_of_the_paper(tmp_path)
@@ -131,7 +155,12 @@ def test_published_numbers_are_complete_and_have_their_source():
     data = published()
     assert data["source"].endswith("2508.20722") and reference("eval/aime25/pass1") == pytest.approx(0.698)
     assert reference("eval/aime24/response_tokens") == 9339.7
-    assert reference("pass1") is None and reference("eval/mine/pass1") is None
+    assert reference("pass1") is None and reference("eval/mine/pass1") is None and reference("eval/") is None
+    assert (
+        reference("eval/AIME-2024/pass1") == reference("eval/aime24/pass1")
+        and reference("tool_error_rate_correct") == 0.1
+    )
+    assert (set_name("MATH-500"), set_name("hmmt_feb_2025"), set_name("my set")) == ("math500", "hmmt25", "my set")
     table = results_table().set_index("model")
     sets = ["math500", "aime24", "aime25", "hmmt25"]
     assert table.loc["rStar2-Agent-14B", sets].tolist() == pytest.approx([0.978, 0.806, 0.698, 0.527])

@@ -89,6 +89,7 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
         result = reader.info["result"]
         assert result["n"] == 8 and reader.read("trajectories").num_rows == 8
         assert [metrics[f"eval/held/{name}"] for name in ("pass1", "low", "high")] == result["pass1"]
+        assert metrics["eval/held/response_tokens"] == result["response_tokens"]
 
 
 @pytest.mark.slow

@@ -175,6 +175,12 @@ def test_other_forms_of_names_of_the_release_are_explained(key, words):
         load_recipe("release_dapo", parse_overrides([f"{key}=5"]))
 
 
+@pytest.mark.parametrize("name", ["a/b", "my set", "../x", "日本", ""])
+def test_names_of_evaluation_sets_are_checked_before_the_run(name):
+    with pytest.raises(RecipeError, match=r"evaluate\.sets: .*use letters, digits"):
+        load_recipe("tiny", {"evaluate.sets": {name: {"synthetic": {"count": 1}}}})
+
+
 # All keys of examples/*.sh and rstar2_agent/config of microsoft/rStar.
 SCRIPT_KEYS = """algorithm: adv_estimator use_kl_in_reward
 data: train_batch_size max_prompt_length max_response_length filter_overlong_prompts truncation return_raw_chat train_files val_files

@@ -18,7 +18,7 @@ from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.inspector.widget import NotebookWidget, check_interval, join_modules, start_task
-from rstar_lab.analysis.metrics import class_title, curves, get_metric, rollout_classes
+from rstar_lab.analysis.metrics import class_title, curves, get_metric, held_out_metrics, rollout_classes
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.views import state_of
 from rstar_lab.errors import UserError
@@ -363,6 +363,7 @@ class Overview:
         runs = open_runs(root, run_ids=run_ids)
         frame = curves(runs, ROLLED_UP)
         names = [name for name in ROLLED_UP if frame[name].notna().any()]
+        names += held_out_metrics(runs)
         self.figure.update_figure(plot_curves(runs, names) if names else _empty_figure())
         if self.inspector is None:
             self.inspector = Inspector(runs, label="selected runs")
