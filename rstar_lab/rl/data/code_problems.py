@@ -143,9 +143,12 @@ def _problem(row: Row, question: Any, tests: list[dict[str, str]], function: str
 
 
 def _tests(pairs: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
-    """Return the different tests whose output a sandbox can store. Raises ValueError without one."""
+    """Return the different tests whose output a sandbox can store. Raises ValueError without one, and if no program passes all."""
     limit = Limits().output_bytes // 4  # characters; one has at most four bytes
-    tests = [{"input": given, "output": output} for given, output in dict.fromkeys(pairs) if len(output) < limit]
+    pairs, outputs = list(dict.fromkeys(pairs)), dict[str, list[str]]()
+    if any(outputs.setdefault(given.strip(), output.split()) != output.split() for given, output in pairs):
+        raise ValueError("an input has two different outputs")
+    tests = [{"input": given, "output": output} for given, output in pairs if len(output) < limit]
     if not any(test["output"].strip() for test in tests):
         raise ValueError("no tests with an output")
     return tests
@@ -157,7 +160,7 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, list):
         return "\n".join(map(_text, value))
-    return value if isinstance(value, str) else json.dumps(value)
+    return str(value) if isinstance(value, str | bool) else json.dumps(value)
 
 
 def _json(value: Any, name: str) -> Any:

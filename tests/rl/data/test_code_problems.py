@@ -82,6 +82,7 @@ def test_prepared_problems_have_the_tests_of_the_row(tmp_path, name):
         ("codeforces", {"interaction_format": "Print ?"}, "talks to another program"),
         ("codeforces", {"input_mode": "file"}, "reads or writes a file"),
         ("codeforces", {"examples": [], "official_tests": None}, "no tests with an output"),
+        ("codeforces", {"examples": [{"input": "1 2\n", "output": "4"}]}, "an input has two different outputs"),
         ("synthetic_code", {"verification_info": "open('x')"}, "neither JSON nor a Python literal"),
         ("synthetic_code", {"verification_info": "{}"}, "no test_cases"),
         ("livecodebench", {"metadata": "{}"}, "no func_name"),
@@ -96,12 +97,12 @@ def test_a_row_that_cannot_be_graded_names_the_reason(tmp_path, name, changes, r
 
 
 def test_the_second_form_of_synthetic_has_lists_of_inputs_and_outputs(tmp_path):
-    cases = {"inputs": ["1 2\n", None], "outputs": ["3\n", "0"]}
+    cases = {"inputs": ["1 2\n", None], "outputs": ["3\n", True]}
     row = {"prompt": "Add.", "verification_info": json.dumps({"test_cases": json.dumps(cases), "fn_name": None})}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     (found,) = read_source(parse_source(f"synthetic_code={tmp_path / 'rows.jsonl'}"))
     tests, function = hidden_tests_of(found.problem)
-    assert [tuple(test.values()) for test in tests] == [("1 2\n", "3\n"), ("", "0")] and function is None
+    assert [tuple(test.values()) for test in tests] == [("1 2\n", "3\n"), ("", "True")] and function is None
 
 
 def test_rows_without_tests_can_be_left_out(tmp_path):
