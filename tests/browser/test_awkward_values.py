@@ -1,6 +1,7 @@
-"""A run with every awkward value in the widgets, at three widths, light and dark: nothing overlaps or is cut off.
+"""A run with every awkward value in the widgets, at three widths, light and dark: nothing overlaps or is cut off, the transcript has
+its share of the pane, and no text contradicts the row.
 
-pytest -m soak tests/browser/test_awkward_values.py
+    pytest -m soak tests/browser/test_awkward_values.py
 """
 
 import itertools
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.awkward_runs import LONG_QUESTION, make_awkward_runs
 from lab_page import SHOTS
-from test_random_actions import SIZES
+from test_random_actions import SIZES, User
 from text_faults import FAULTS
 from widget_page import WidgetPage
 
@@ -36,6 +37,30 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def runs(folder):
     return open_runs(folder)
+
+
+def test_every_kind_of_rollout_is_shown_as_it_is(browser, runs):
+    """One rollout of each question and answer, of each kind of run, and the longest transcript."""
+    ids = [f"big-rl/1/{number}" for number in [*range(0, 80, 8), *range(1, 10)]]
+    others = runs.sql("SELECT run_id, traj_id FROM trajectories WHERE run_id <> 'big-rl'").groupby("run_id").traj_id
+    ids += [traj_id for _, part in others for traj_id in part.head(10)]
+    user, faults = User(browser, runs, 0), []
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    for size, scheme in itertools.product(SIZES, SCHEMES):
+        user.size = size
+        user.page.set_viewport_size({"width": size[0], "height": size[1]})
+        user.page.emulate_media(color_scheme=scheme)
+        for traj_id in ids:
+            user.done = [f"{traj_id} at {size}"]
+            user.widget.selected = traj_id
+            user.shown.sync()
+            user.check()
+            found = [f"{traj_id} {size} {scheme}: {fault}" for fault in user.page.evaluate(FAULTS)]
+            if found:
+                user.page.screenshot(path=SHOTS / f"awkward-{len(faults)}.png")
+            faults += found
+    user.shown.close()
+    assert not faults, "\n".join(faults)
 
 
 def test_a_long_problem_leaves_the_rollout_in_view(browser, runs):

@@ -1,11 +1,13 @@
 """The labels of every figure at three widths: ticks of an axis differ, no label covers another one, and none is cut off."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from helpers.awkward_runs import make_awkward_runs
+from helpers.awkward_runs import make_awkward_runs, write_rows
 from helpers.notebooks import GOLDEN
 from lab_page import SHOTS
 from plotly.offline import get_plotlyjs
@@ -14,6 +16,8 @@ from widget_page import WidgetPage
 from rstar_lab import analysis
 from rstar_lab.analysis import LinkedFigure, open_runs, watch
 from rstar_lab.analysis.figure import Figure
+from rstar_lab.analysis.runs import Runs
+from rstar_lab.errors import UserError
 from rstar_lab.runs import RunStoreError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -59,25 +63,31 @@ def scatter(values: list[float], tickformat: str) -> Figure:
     return Figure(figure, pd.DataFrame({"value": values}))
 
 
+def figures_of(runs: Runs, run: str) -> dict[str, Callable[[], go.Figure]]:
+    def failed() -> pd.DataFrame:
+        return analysis.failed_rollouts(runs, {"run_id": run})
+
+    return {
+        "curves": lambda: analysis.plot_curves(runs),
+        "four curves": lambda: analysis.plot_curves(runs, ["pass1", "tool_error_rate", "response_tokens", "calls"]),
+        "ablation": lambda: analysis.plot_ablation(runs, "rl.method.roc.rule", ["pass1"]),
+        "outcomes": lambda: analysis.plot_outcomes(runs),
+        "lengths": lambda: analysis.plot_lengths(runs),
+        "pass@k": lambda: analysis.plot_pass_at_k(runs, (1, 2)),
+        "heat map": lambda: analysis.plot_heatmap(runs, run),
+        "failures": lambda: analysis.plot_failures(failed()),
+        "failure map": lambda: analysis.plot_failure_map(failed()),
+        "tool use": lambda: analysis.plot_tool_use(runs),
+    }
+
+
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, go.Figure]:
     golden = open_runs(GOLDEN)
     awkward = open_runs(make_awkward_runs(tmp_path_factory.mktemp("runs"), 400))
     found: dict[str, go.Figure] = {}
     for name, runs, run in (("golden", golden, "tiny_fast-rl"), ("awkward", awkward, "big-rl")):
-        failed = analysis.failed_rollouts(runs, {"run_id": run})
-        found |= {
-            f"curves of {name} runs": analysis.plot_curves(runs),
-            f"four curves of {name} runs": analysis.plot_curves(runs, ["pass1", "tool_error_rate", "response_tokens", "calls"]),
-            f"ablation of {name} runs": analysis.plot_ablation(runs, "rl.method.roc.rule", ["pass1"]),
-            f"outcomes of {name} runs": analysis.plot_outcomes(runs),
-            f"lengths of {name} runs": analysis.plot_lengths(runs),
-            f"pass@k of {name} runs": analysis.plot_pass_at_k(runs, (1, 2)),
-            f"heat map of {name} runs": analysis.plot_heatmap(runs, run),
-            f"failures of {name} runs": analysis.plot_failures(failed),
-            f"failure map of {name} runs": analysis.plot_failure_map(failed),
-            f"tool use of {name} runs": analysis.plot_tool_use(runs),
-        }  # fmt: skip
+        found |= {f"{kind} of {name} runs": draw() for kind, draw in figures_of(runs, run).items()}
     with pytest.raises(RunStoreError, match="no measured times"):
         analysis.plot_timeline(awkward, "big-rl", 3)
     table = analysis.token_table(golden, {"run_id": "tiny_fast-rl"}, limit=60)
@@ -96,7 +106,37 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, go.Figure]:
     return found
 
 
+@pytest.fixture(scope="module")
+def extremes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, go.Figure]:
+    """Every figure of runs with one rollout, with 10,000, with equal rewards, and without rewards. A figure that such a run has no
+    data for is an error of one sentence."""
+    settings: dict[str, dict[str, Any]] = {
+        "one": {"rows": 1, "steps": 1}, "many": {"rows": 10_000, "steps": 10}, "equal": {"rows": 80, "reward": 1.0},
+        "unscored": {"rows": 80, "reward": None, "advantage": None},
+    }  # fmt: skip
+    found: dict[str, go.Figure] = {}
+    for name, keys in settings.items():
+        folder = tmp_path_factory.mktemp(name)
+        write_rows(folder, "run-rl", **keys)
+        for kind, draw in figures_of(open_runs(folder), "run-rl").items():
+            try:
+                found[f"{kind} of {name}"] = draw()
+            except UserError as error:
+                assert "\n" not in str(error) and len(str(error)) > 20, error
+    return found
+
+
+@pytest.mark.soak
+def test_labels_of_figures_of_extreme_runs(browser, extremes):
+    assert len(extremes) > 30
+    check_labels(browser, extremes)
+
+
 def test_labels_differ_and_do_not_overlap_at_three_widths(browser, figures):
+    check_labels(browser, figures)
+
+
+def check_labels(browser: Any, figures: dict[str, go.Figure]) -> None:
     page = browser.new_page(viewport={"width": 1450, "height": 1000})
     page.set_content('<body style="margin: 0"><div id="figure"></div></body>')
     page.add_script_tag(content=get_plotlyjs())

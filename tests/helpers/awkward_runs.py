@@ -68,16 +68,18 @@ def write_rows(
     *,
     kind: str = "train",
     stages: tuple[str, ...] = ("one", "two"),
+    steps: int = STEPS,
     **changes: Any,
 ) -> None:
-    """Write a run with `rows` rollouts in STEPS steps. changes: columns that all rollouts share."""
+    """Write a run with `rows` rollouts. changes: columns that all rollouts share."""
     recipe = {"rl": {"method": {"roc": {"rule": "paper"}}}}
     with RunWriter.open(folder, run_id, kind=kind, recipe=recipe, seed=0) as writer:
-        for step in range(1, STEPS + 1):
-            made = [row(f"{run_id}/{step}/{i}", i, 8, **changes) for i in range(rows // STEPS)]
-            stage = stages[(step - 1) * len(stages) // STEPS]
+        for step in range(1, steps + 1):
+            made = [row(f"{run_id}/{step}/{i}", i, 8, **changes) for i in range(rows // steps)]
+            stage = stages[(step - 1) * len(stages) // steps]
             levels = {"trajectories": [first for first, _ in made], "transcripts": [second for _, second in made]}
-            metrics = {"reward": float(np.mean([first["reward"] for first, _ in made]))}
+            rewards = [first["reward"] for first, _ in made if first["reward"] is not None]
+            metrics = {"reward": float(np.mean(rewards)) if rewards else None}
             writer.write_step(stage, step, **levels, calls=[], metrics=metrics)
         writer.finish("finished")
 
