@@ -13,7 +13,7 @@ import pandas as pd
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import line_styles
-from rstar_lab.analysis.figures import add_line, band
+from rstar_lab.analysis.figures import add_line, band, mark_empty
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.estimates import ratio
@@ -112,10 +112,14 @@ def plot_tool_use(runs: Runs, metrics: Sequence[str] = tuple(METRICS), where: Wh
     titles = [METRICS[name][0] for name in metrics]
     figure = make_subplots(rows, 2, subplot_titles=titles, vertical_spacing=0.3 / rows, horizontal_spacing=0.1)
     styles = line_styles(list(dict.fromkeys(frame.run_id)))
+    legend = len(styles) > 1  # in the first panel with values
     for number, name in enumerate(metrics):
         place = {"row": number // 2 + 1, "col": number % 2 + 1}
+        if frame[frame.metric == name]["value"].isna().all():
+            mark_empty(figure, place)
+            continue
         for run_id, points in frame[frame.metric == name].groupby("run_id", sort=False):
-            text, legend = f"{run_id}<br>step %{{x}}: %{{y:.3g}}<extra></extra>", number == 0 and len(styles) > 1
+            text = f"{run_id}<br>step %{{x}}: %{{y:.3g}}<extra></extra>"
             band(figure, points.step, points.low, points.high, styles[run_id][0], 0.15, str(run_id), place)
             add_line(
                 figure,
@@ -127,6 +131,7 @@ def plot_tool_use(runs: Runs, metrics: Sequence[str] = tuple(METRICS), where: Wh
                 legend=legend,
                 hovertemplate=text,
             )
+        legend = False
         if METRICS[name][2]:
             figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
         figure.update_xaxes(title_text="step" if number >= len(metrics) - 2 else None, **place)

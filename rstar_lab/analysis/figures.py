@@ -63,13 +63,15 @@ def plot_curves(
     whole = by != ENVIRONMENT and selects_steps(where)  # alerts are those of all rollouts of a step
     alerts = find_alerts(runs, where if whole else {"step": []})
     alerts = alerts.merge(recipe_groups(runs, None if by == ENVIRONMENT else by), on="run_id")
+    legend = len(look) > 1  # in the first panel with values
     for panel, name in enumerate(names):
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
         if frame[frame.metric == name]["value"].isna().all():
-            _mark_empty(figure, place)
+            mark_empty(figure, place)
             continue
         for group, points in frame[frame.metric == name].groupby("group", sort=False):
-            _add_curve(figure, points, str(group), look[group], place, legend=panel == 0 and len(look) > 1)
+            _add_curve(figure, points, str(group), look[group], place, legend=legend)
+        legend = False
         _mark_alerts(figure, frame, alerts[alerts.metric == name], look, place)
         if reference and (published := paper.reference(name)) is not None:
             label = f"{paper.reference_name(name)}: {published:{'.1%' if get_metric(name).percent else ',.0f'}}"
@@ -367,8 +369,9 @@ def _mark_alerts(
     )
 
 
-def _mark_empty(figure: go.Figure, place: dict[str, int]) -> None:
+def mark_empty(figure: go.Figure, place: dict[str, int]) -> None:
     """Write that a panel has no values, instead of axes with arbitrary numbers."""
+    figure.add_scatter(x=[None], y=[None], showlegend=False, **place)  # plotly.js has no axes without a trace
     figure.add_annotation(text="no values", showarrow=False, x=0.5, y=0.5, xref="x domain", yref="y domain", **place)
     figure.update_xaxes(visible=False, **place)
     figure.update_yaxes(visible=False, **place)

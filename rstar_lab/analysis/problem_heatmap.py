@@ -81,7 +81,8 @@ def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
     count, total = frame.problem_id.nunique(), cells.problem_id.nunique()
     of = counted(count, "problem") if count == total else f"{count:,} of {total:,} problems"
     figure.update_layout(
-        height=min(900, 200 + 18 * len(names)), title=f"{escaped(run_id)}: {of}, {counted(len(steps), 'step')}"
+        height=min(900, max(320, 200 + 18 * len(names))),
+        title=f"{escaped(run_id)}: {of}, {counted(len(steps), 'step')}",
     )
     return Figure(figure, frame)
 

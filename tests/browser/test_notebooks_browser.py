@@ -33,7 +33,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "steps": 2,
         "overrides": SMALL | {"evaluate.every": 1, "evaluate.sets.held_out.synthetic.count": 8},
     },
-    "09_cluster": {"overrides": SMALL | {"stages.0.steps": 1, "evaluate.sets": {}}},
+    "09_cluster": {"overrides": SMALL | {"name": "small", "stages.0.steps": 1, "evaluate.sets": {}}},
     "10_recipe": {"overrides": SMALL | STAGES | {"evaluate.samples": 1}},
     "11_own_tools": {"examples": 120, "steps": 1, "overrides": {"rl.problems_per_step": 2, "rl.group_size": 2}},
     "16_own_model": {"overrides": SMALL_OWN_MODEL},
