@@ -223,8 +223,10 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
     groups = recipe_groups(runs, None if by == ENVIRONMENT else by)
     rolled = [name for name in names if get_metric(name).rolled_up or get_metric(name).logged]
     # The trainer writes the interval of a held-out pass@1 beside it.
-    ends = {name: [f"{name.removesuffix('pass1')}{side}" for side in ("low", "high")] for name in rolled}
-    ends = {name: sides for name, sides in ends.items() if {*sides} <= {*evaluations(runs)}}
+    held_out = [name for name in rolled if get_metric(name).logged and name.endswith("pass1")]
+    logged = evaluations(runs) if held_out else []
+    ends = {name: [f"{name.removesuffix('pass1')}{side}" for side in ("low", "high")] for name in held_out}
+    ends = {name: sides for name, sides in ends.items() if {*sides} <= {*logged}}
     names_of_ends = [side for sides in ends.values() for side in sides]
     wide = curves(runs, [*dict.fromkeys([*rolled, *names_of_ends])], where).merge(groups, on="run_id")
     several = wide.groupby("group").run_id.nunique().gt(1).any()
