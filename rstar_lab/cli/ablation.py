@@ -48,8 +48,8 @@ def report(
     from rstar_lab.runs.files import atomic_write, json_safe
     from rstar_lab.runs.reader import run_folders
 
-    for file in filter(None, (save_data, figure)):
-        check_output(file)
+    for output in filter(None, (save_data, figure)):
+        check_output(output)
     if source.is_file():
         sums = load_sums(source)
     else:

@@ -72,13 +72,10 @@ def overrides(
     on_cpu = hardware.gpus == 0
     for key in extra or {}:
         bare = key.lstrip("+~")
-        found = [
-            FIXED_KEYS[fixed]
-            for fixed in sorted(FIXED_KEYS, key=len)
-            if re.match(rf"{re.escape(fixed)}(?![a-z])", bare)
-        ]
-        if found or (advice(bare) or "").startswith(OF_THE_RECIPE):
-            raise UserError(f"verl.{key}: {(found or [advice(bare)])[-1]}")
+        named = [fixed for fixed in FIXED_KEYS if re.match(rf"{re.escape(fixed)}(?![a-z])", bare)]
+        reason = FIXED_KEYS[max(named, key=len)] if named else advice(bare)
+        if reason and (named or reason.startswith(OF_THE_RECIPE)):
+            raise UserError(f"verl.{key}: {reason}")
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.limits.max_response_tokens
     evaluate = settings.recipe.evaluate
