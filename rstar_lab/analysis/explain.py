@@ -153,7 +153,9 @@ class _Evaluation:
             [(row["traj_id"], row["question"], "\n".join(own_texts(row["messages"]))) for row in stored],
             columns=["traj_id", "question", "text"],
         )
-        failed = rows.stop_reason.isin(["engine_error", "environment_error", "undecided"])
+        failed = rows.stop_reason.isin(["engine_error", "environment_error", "undecided"]) | rows.reward.isna()
+        if failed.all():
+            raise UserError(f"{folder}: no rollout has a reward, so there is no pass@1 to explain")
         return cls(reader.run_id, reader.info, rows[~failed].merge(texts, on="traj_id"), runs)
 
     def only(self, problems: Sequence[str]) -> "_Evaluation":
@@ -177,11 +179,15 @@ class _Evaluation:
 
 def _problems(a: _Evaluation, b: _Evaluation, all_a: int, all_b: int) -> Part:
     truths = [side.rows.groupby("problem_id").truth.first() for side in (a, b)]
-    other = truths[0].index[truths[0].astype(str) != truths[1].reindex(truths[0].index).astype(str)]
+    known = [side[side.notna()].astype(str) for side in (truths[0], truths[1].reindex(truths[0].index))]
+    both = known[0].index.intersection(known[1].index)
+    other = both[known[0][both] != known[1][both]]
     left_out = all_a + all_b - 2 * len(truths[0])
     text = f"{counted(len(truths[0]), 'problem')} in common; left out, because only one run has them: {left_out}."
     if len(other):
         text += f" The true answer of {len(other)} differs, such as {other[0]}."
+    if len(both) < len(truths[0]):
+        text += f" A run does not hold the true answers of {len(truths[0]) - len(both)}."
     return Part("problems", bool(left_out or len(other)), text)
 
 
@@ -207,13 +213,15 @@ def _prompt(a: _Evaluation, b: _Evaluation) -> Part:
         return Part("prompt", True, text + " Its effect needs new rollouts.", trajectories=shown)
     known = [side.identity.get("prompt") for side in (a, b)]
     questions = [side.rows.groupby("problem_id").question.first() for side in (a, b)]
-    changed = int((questions[0] != questions[1].reindex(questions[0].index)).sum())
+    asked = pd.concat([questions[0], questions[1].reindex(questions[0].index)], axis=1).dropna()
+    changed = int((asked.iloc[:, 0] != asked.iloc[:, 1]).sum())
     if None not in known or changed:
         differs = known[0] != known[1] or changed > 0
-        text = f"{changed} questions differ; the templates are {'different' if known[0] != known[1] else 'the same'}."
+        templates = "not recorded" if None in known else "different" if known[0] != known[1] else "the same"
+        text = f"{changed} questions differ; the templates are {templates}."
         return Part("prompt", differs, text)
     sections = [side.key("rl.prompt") for side in (a, b)]
-    if sections[0] != sections[1]:
+    if None not in sections and sections[0] != sections[1]:
         return Part("prompt", True, f"rl.prompt: {json.dumps(sections[0])} against {json.dumps(sections[1])}.")
     return Part("prompt", None, "the runs hold neither prompt tokens (`rl.token_arrays`) nor a hash of the template.")
 
@@ -225,6 +233,9 @@ def _first_prompts(side: _Evaluation) -> pd.Series:
 
 
 def _settings(a: _Evaluation, b: _Evaluation) -> Part:
+    for side in (a, b):
+        if all(side.key(name) is None for name in SETTINGS):
+            return Part("settings", None, f"{side.name} does not hold its settings.")
     differ = [f"{name} {a.key(name)} against {b.key(name)}" for name in SETTINGS if a.key(name) != b.key(name)]
     if not differ:
         return Part("settings", False, "sampling, limits, tools, sandbox and engine are the same.")
@@ -241,6 +252,9 @@ def _graders(a: _Evaluation, b: _Evaluation) -> list[Part]:
         )
         same = rewards[0] == rewards[1]
         return [Part("parser", formats[0] != formats[1] or None, text), Part("grader", None if same else True, text)]
+    if missing := int(pd.concat([a.rows.truth, b.rows.truth]).isna().sum()):
+        text = f"not graded again: {counted(missing, 'rollout')} without a true answer."
+        return [Part(name, None, text) for name in ("parser", "grader")]
     try:
         graded = {
             (side.name, form): np.array(_grade(side, form), dtype=bool)
@@ -306,6 +320,7 @@ def _numerics(a: _Evaluation, b: _Evaluation, model: Part) -> Part:
     if model.differs is not False:
         return Part("numerics", None, "needs the same weights in both runs.")
     query = "SELECT traj_id, prompt_ids, response_ids, loss_mask, engine_log_probs FROM transcripts WHERE response_ids IS NOT NULL"
+    query += " AND prompt_ids IS NOT NULL AND loss_mask IS NOT NULL AND engine_log_probs IS NOT NULL"
     sides = [
         side.runs.arrow(query).to_pandas().merge(side.rows[["traj_id", "problem_id", "sample"]], on="traj_id") for side in (a, b)
     ]  # fmt: skip
@@ -328,6 +343,7 @@ def _numerics(a: _Evaluation, b: _Evaluation, model: Part) -> Part:
         else:
             equal += 1
     values = np.concatenate(gaps) if gaps else np.empty(0)
+    values = values[np.isfinite(values)]
     if not len(values):
         return Part("numerics", None, "the runs hold no token arrays of the same prompts (`rl.token_arrays: all`).")
     seeds = a.info.get("seed") == b.info.get("seed")

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from rstar_lab.analysis import import_messages
 from rstar_lab.analysis.explain import Explanation, explain
 from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
@@ -118,3 +119,39 @@ def test_the_command_prints_text_and_json_and_names_what_is_missing(tmp_path):
     change_column(b, "trajectories", "problem_id", lambda i, name: f"other-{i}")
     with pytest.raises(UserError, match="no problem in common"):
         explain(a, b)
+
+
+def imported(folder: Path, name: str, rows) -> Path:
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return import_messages(folder / f"{name}.jsonl", folder / "runs", run_id=name)
+
+
+def row(problem: int, right: bool, **others):
+    answer = f"<answer>\\boxed{{{problem if right else 99}}}</answer>"
+    messages = [{"role": "user", "content": f"q{problem}"}, {"role": "assistant", "content": answer}]
+    return {"problem_id": str(problem), "messages": messages, "reward": float(right), "truth": str(problem)} | others
+
+
+def test_what_a_run_lacks_is_not_seen_and_is_no_difference(tmp_path):
+    """Runs of other tools have no settings and no template, and can lack true answers and rewards."""
+    pairs = [(problem, sample) for problem in range(12) for sample in range(3)]
+    whole = imported(tmp_path, "whole", [row(p, (p + s) % 2 > 0) for p, s in pairs])
+    found = explain(whole, whole)
+    assert part(found, "settings").differs is None and part(found, "prompt").differs is None
+    no_truths = imported(tmp_path, "no_truths", [row(p, (p * s) % 3 > 0, truth=None) for p, s in pairs])
+    found = explain(whole, no_truths)
+    assert {own.name for own in found.parts if own.differs} <= {"sampling"}
+    assert "does not hold the true answers of 12" in part(found, "problems").text
+    assert "36 rollouts without a true answer" in part(found, "grader").text
+    partly = imported(tmp_path, "partly", [row(p, True, **({"reward": None} if s else {})) for p, s in pairs])
+    assert explain(whole, partly).pass1[1] == 1.0, "a rollout without a reward is not wrong"
+    with pytest.raises(UserError, match="no rollout has a reward"):
+        explain(whole, imported(tmp_path, "none", [row(p, True, reward=None) for p, s in pairs]))
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("column", ["engine_log_probs", "loss_mask", "prompt_ids"])
+def test_numerics_need_all_arrays(tmp_path, column):
+    run = copy(tmp_path, "run")
+    change_column(run, "transcripts", column, lambda i, value: None)
+    assert part(explain(run, copy(tmp_path, "other")), "numerics").differs is None
