@@ -6,6 +6,7 @@ other layouts, and in texts that must not be rewarded.
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,9 +29,13 @@ from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.verify import AnswerFormat, extract_answer, same_answer
 
+Score = Callable[[str, str], float]
+Case = tuple[str, Problem, str]  # check, problem, response
 THREADS = 4
 LONG = 200_000  # characters of a very long answer
 SLOW_S = 5.0  # a call that takes longer is reported
+LIMIT_S = 2 * SLOW_S  # a call that takes longer is ended
+PATIENCE = 3  # calls that are waited for, see `_scored`
 
 # check -> (whether the answer must be rewarded, what it is)
 CHECKS: dict[str, tuple[bool, str]] = {
@@ -140,13 +145,13 @@ def audit(
     answers = list(dict.fromkeys(problem.answer for problem in chosen if problem.answer))
     if len(answers) < 2:
         raise UserError("audit needs problems with at least two different answers")
-    cases: list[tuple[str, Problem, str]] = []
+    cases: list[Case] = []
     for problem in chosen:
         others = [other for other in answers if not same_answer(other, problem.answer)]
         if problem.answer and others:
             cases += [(check, problem, text) for check, text in responses(problem, others, rng, answer)]
     results = {name: CheckResult(name) for name in (*CHECKS, "crash", "time", "deterministic", "order")}
-    first = [_timed(score, text, problem) for _, problem, text in cases]
+    cases, first = _scored(score, cases)
     rewards = [value for value, _, _ in first if value is not None]
     best = max(rewards, default=0.0)
     for (check, problem, text), (value, seconds, error) in zip(cases, first, strict=True):
@@ -156,7 +161,8 @@ def audit(
         if value is not None:
             rewarded = CHECKS[check][0]
             results[check].add(value > 0 and value >= best - 1e-9 if rewarded else value <= 0, **example)
-    order = rng.sample(range(len(cases)), len(cases))
+    known = [place for place, (value, _, _) in enumerate(first) if value is not None]
+    order = rng.sample(known, len(known))
     with ThreadPoolExecutor(THREADS) as threads:
         shuffled = list(threads.map(lambda place: _timed(score, cases[place][2], cases[place][1])[0], order))
     for name, pairs in (
@@ -171,10 +177,29 @@ def audit(
     return Audit(reward, len(chosen), [result for result in results.values() if result.n], slowest)
 
 
-def _score_of(reward: str, answer: AnswerFormat) -> Callable[[str, str], float]:
+def _scored(score: Score, cases: Sequence[Case]) -> tuple[list[Case], list[tuple[float | None, float, str]]]:
+    """Return the cases that were scored, and the results of `_timed`. A check whose calls were ended `PATIENCE` times is left out from
+    then on, and all checks if so many calls in a row were ended."""
+    scored: list[Case] = []
+    results: list[tuple[float | None, float, str]] = []
+    ended, in_a_row = Counter[str](), 0
+    for case in cases:
+        check, problem, text = case
+        if ended[check] == PATIENCE or in_a_row == PATIENCE:
+            continue
+        value, seconds, error = _timed(score, text, problem)
+        scored.append(case)
+        results.append((value, seconds, error))
+        is_ended = value is None and seconds >= LIMIT_S
+        ended[check] += is_ended
+        in_a_row = in_a_row + 1 if is_ended else 0
+    return scored, results
+
+
+def _score_of(reward: str, answer: AnswerFormat) -> Score:
     """Return the reward, or a function that scores a text as the only turn of an environment's rollout."""
     if ":" not in reward or not is_environment(load_named(reward, "audit")):
-        return make_reward(reward, answer)
+        return make_reward(reward, answer, LIMIT_S)
     environment, loop, numbers = load_environment(reward, reward, TIMEOUT_S), LoopThread("environment"), count()
 
     async def roll(text: str, problem: Problem) -> tuple[float, dict[str, float]]:
@@ -210,7 +235,7 @@ def require_audit(rl: RlSection, problems: Sequence[Problem]) -> None:
         )
 
 
-def _timed(score: Callable[[str, str], float], text: str, problem: Problem) -> tuple[float | None, float, str]:
+def _timed(score: Score, text: str, problem: Problem) -> tuple[float | None, float, str]:
     """Return (reward, seconds, error). The reward is None if the function failed."""
     started = time.monotonic()
     try:

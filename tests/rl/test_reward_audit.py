@@ -45,6 +45,27 @@ def crashes(text, answer):
 def random_reward(text, answer):
     return random.random()
 
+def box(text):
+    boxes = re.findall(r"\\boxed\{(.*)\}", text)
+    return boxes[-1].strip(" $.\\") if boxes else ""
+
+def nothing(text, answer):
+    return 0.0
+
+def ends(text, answer):
+    raise SystemExit(0)
+
+def logs(prompts, completions, answer, log_extra, log_metric):
+    log_extra("answer", answer)
+    log_metric("one", 1.0)
+    return [float(box(row[0]["content"]) == truth) for row, truth in zip(completions, answer)]
+
+def hangs(text, answer):
+    time.sleep(600)
+
+def hangs_on_long(text, answer):
+    return time.sleep(600) if len(text) > 100_000 else float(box(text) == answer)
+
 calls = 0
 
 def counts(text, answer):
@@ -89,6 +110,30 @@ def test_mistakes_of_a_reward_are_found(reward, failed):
     assert failed <= {check.check for check in found.checks if check.failed}
     assert not found.passed
     assert all(check.example for check in found.checks if check.failed)
+
+
+NUMBERS = [problem for problem in PROBLEMS if problem.answer.isdigit()]
+
+
+@pytest.mark.parametrize(
+    ("reward", "failed"),
+    [
+        ("logs", set()),
+        ("nothing", {"gold", "reformatted"}), ("ends", {"crash"}),
+    ],
+)  # fmt: skip
+def test_rewards_of_other_forms_are_judged(reward, failed):
+    assert {check.check for check in audit(f"audited:{reward}", NUMBERS).checks if check.failed} == failed
+
+
+def test_a_reward_that_hangs_is_not_waited_for_in_every_call(monkeypatch):
+    monkeypatch.setattr("rstar_lab.rl.audit.LIMIT_S", 1.0)
+    monkeypatch.setattr("rstar_lab.rl.audit.SLOW_S", 0.9)
+    monkeypatch.setattr("rstar_lab.rl.audit.PATIENCE", 2)
+    checks = {check.check: check for check in audit("audited:hangs", NUMBERS).checks}
+    assert checks["crash"].failed == checks["crash"].n == 2 and checks["time"].failed == 2
+    checks = {check.check: check for check in audit("audited:hangs_on_long", NUMBERS).checks}
+    assert checks["crash"].failed == 2 and checks["gold"].failed == 0 and "long" not in checks
 
 
 def test_stored_rollouts_that_are_judged_differently_are_listed():

@@ -12,7 +12,8 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.verify import AnswerFormat, extract_answer
 
 # Arguments that only TRL's trainer can supply.
-TRAINER_ONLY = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
+TRAINER_ONLY = ("completion_ids", "environments", "trainer_state")
+LOGGING = ("log_extra", "log_metric")  # functions with which a reward of TRL adds columns and metrics to its log
 TEXT_LISTS = ("list[str]", "typing.List[str]", "List[str]")
 ANSWER_BLOCK = re.compile(r"<answer>.*", re.DOTALL)
 
@@ -71,12 +72,16 @@ def _trl_reward(name: str, function: Callable[..., Any], parameters: list[inspec
         columns["prompts"] = problem.question if as_text else [{"role": "user", "content": problem.question}]
         columns["completions"] = text if as_text else [{"role": "assistant", "content": text}]
         values = {key: [value] for key, value in columns.items() if takes_any or key in accepted}
-        rewards = function(**values)
+        rewards = function(**values, **{name: _ignore for name in LOGGING if takes_any or name in accepted})
         if len(rewards) != 1:
             raise ValueError(f"it returned {len(rewards)} rewards for one completion")
         return 0.0 if rewards[0] is None else float(rewards[0])
 
     return reward
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Log nothing."""
 
 
 def registry_type(target: Any) -> str | None:

@@ -113,8 +113,10 @@ def _call(function: Callable[..., Any], timeout_s: float, *values: Any, **named:
     def run() -> None:
         try:
             result.set_result(function(*values, **named))
-        except BaseException as error:
+        except Exception as error:
             result.set_exception(error)
+        except BaseException as error:  # a function that calls exit() must not end the process
+            result.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), name="reward", daemon=True).start()
