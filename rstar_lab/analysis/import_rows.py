@@ -31,6 +31,7 @@ from rstar_lab.runs.schema import is_valid_name
 from rstar_lab.tool_calls import parse_stored_calls
 
 Row = dict[str, Any]
+TRUTHS = ("gts", "ground_truth", "truth", "answer", "solution", "label", "target", "gt")  # columns with the true answer
 REWARDS_FILE = "rewards.parquet"  # traj_id and one column per reward function
 _STAGE = "import"
 _COPIED = (
@@ -197,7 +198,8 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
         ids[traj_id] += 1
         if ids[traj_id] > 1:  # the source's id is that of the problem, for example
             traj_id += f"~{number}"
-        truth = text_or_none(rollout.get("truth"))
+        truth = rollout.get("truth")
+        truth = text_or_none(truth[0] if isinstance(truth, list) and len(truth) == 1 else truth)
         trajectories.append(
             {
                 **conversation_counts(messages),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.analysis.import_rows import (
+    TRUTHS,
     Row,
     content_text,
     conversation_counts,
@@ -140,7 +141,7 @@ def import_trl(
                     else _sum(row[name] for name in columns),
                     "rewards": {name: row[name] for name in columns},
                     "advantage": number_or_none(row.get("advantage"), place, "advantage"),
-                    "truth": row.get("solution", row.get("answer")),
+                    "truth": next((row[name] for name in ("solution", *TRUTHS) if row.get(name) is not None), None),
                     "kept": True,
                 }
 
@@ -148,7 +149,7 @@ def import_trl(
 
 
 def _sum(rewards: Iterable[float | None]) -> float | None:
-    known = [value for value in rewards if value is not None]
+    known = [value for value in rewards if value is not None and not math.isnan(value)]
     return sum(known) if known else None
 
 

@@ -10,38 +10,60 @@ from rstar_lab.analysis.runs import Runs
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.verify import extract_answer, last_boxed
 from rstar_lab.verify.structure import quick
+from rstar_lab.visible_text import counted
 
 LONGEST = 200  # characters of an answer; a longer true answer is a worked solution
 
 
-def with_answers(rollouts: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, str | None]:
-    r"""Return the rollouts with answers read from their texts, and a note about what was not read; unchanged if the log has answers.
+def with_texts(rollouts: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, list[str]]:
+    r"""Return the rollouts with the answers and lengths that follow from their texts, and notes about it.
 
     An answer is the last `\boxed{}` in `<answer>` tags; if most completions have no such tags, the last one anywhere; if they have no
     box, the text of the tags or after `####`. It is written as the true one if both are equal, or if texts and plain numbers do not
-    decide and the rollout has the reward. No answers are read without true ones, and if the reward has more than two values, because
-    a part of it then says nothing about the answer.
+    decide and the rollout has the reward. No answers are read without true ones, if the log has answers, and if the reward has more
+    than two values, because a part of it then says nothing about the answer.
+
+    Without counts of tokens, a length is a quarter of the characters of the model's text.
     """
+    notes = []
+    structured = rollouts.truth.astype(str).str.match(r"\s*(?:\[\s*[\"\[{]|\{\s*\")", na=False)
+    if structured.any():
+        rollouts = rollouts.assign(truth=rollouts.truth.mask(structured))
+        notes.append(
+            f"{counted(int(structured.sum()), 'true answer')} not compared, because a list or an object is no single answer"
+        )
     truths = rollouts.truth.map(_short, na_action="ignore")
-    if rollouts.answer.notna().any() or not truths.notna().any():
-        return rollouts, None
     rewards = set(rollouts.reward.dropna())
-    if len(rewards) > 2 or sum(value > 0 for value in rewards) > 1:
-        return rollouts, "answers are not read from the texts, because the reward has more than two values"
+    binary = len(rewards) <= 2 and sum(value > 0 for value in rewards) <= 1
+    wanted = truths.notna().any() and not rollouts.answer.notna().any()
+    if rollouts.response_tokens.isna().all():
+        rollouts = rollouts.assign(response_tokens=rollouts.model_tokens)
+    unmeasured = bool(rollouts.response_tokens.isna().all())
+    if wanted and not binary:
+        notes.append("answers are not read from the texts, because the reward has more than two values")
+        wanted = False
+    if not wanted and not unmeasured:
+        return rollouts, notes
     read: dict[str, tuple[str | None, ...]] = {}
+    lengths: dict[str, float] = {}
     for step in sorted(rollouts.step.unique()):  # the texts of all steps can be larger than the memory
         for row in runs.arrow("SELECT traj_id, messages FROM transcripts WHERE step = ?", [int(step)]).to_pylist():
             text = "\n".join(own_texts(row["messages"]))
-            read[row["traj_id"]] = tuple(reader(text) for reader in _READERS)
+            lengths[row["traj_id"]] = len(text) / 4
+            if wanted:
+                read[row["traj_id"]] = tuple(reader(text) for reader in _READERS)
+    if unmeasured:
+        rollouts = rollouts.assign(response_tokens=rollouts.traj_id.map(lengths))
+        notes.append("lengths of responses are estimated as a quarter of their characters")
     found = pd.DataFrame.from_dict(read, orient="index").reindex(rollouts.traj_id).set_axis(rollouts.index)
     counts = found.notna().sum()
     if not counts.sum():
-        return rollouts, None
+        return rollouts, notes
     answers = found.iloc[:, next(i for i, count in enumerate(counts) if 2 * count >= counts.max())]
     same = pd.Series(map(_same, answers, truths, rollouts.reward), index=answers.index, dtype=bool)
-    left = answers.isna().sum()
-    note = f"no answer was found in the texts of {left:,} of {len(answers):,} rollouts" if left else None
-    return rollouts.assign(answer=answers.mask(same, truths), truth=truths), note
+    if left := answers.isna().sum():
+        notes.append(f"no answer was found in the texts of {left:,} of {len(answers):,} rollouts")
+    return rollouts.assign(answer=answers.mask(same, truths), truth=truths), notes
 
 
 def _in_tags(text: str) -> str | None:

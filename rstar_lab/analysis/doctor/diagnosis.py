@@ -164,7 +164,7 @@ class Diagnosis:
             lines.append("To read the rollouts of a finding in a notebook: doctor(PATH).inspect(1)")
         if self.healthy:
             lines.append(f"Healthy: {', '.join(self.healthy)}")
-        lines += [f"Not understood in {log.name}: {note}" for log in self.logs for note in log.notes]
+        lines += [f"Note on {log.name}: {note}" for log in self.logs for note in log.notes]
         by_columns: dict[str, list[str]] = {}
         for name, columns in self.unchecked.items():
             by_columns.setdefault(", ".join(columns), []).append(name)
@@ -219,7 +219,12 @@ def doctor(*paths: str | Path, rules: Sequence[str] = (), profile: str | Path | 
     chosen = (*RULES, *(_own_rule(name) for name in rules))
     hardware = load_profile(profile).hardware if profile else None
     files = tempfile.TemporaryDirectory(prefix="rstar-doctor-")
-    logs = [log for number, path in enumerate(paths) for log in read_logs(Path(path), Path(files.name) / str(number))]
+    logs: list[Log] = []
+    for number, path in enumerate(paths):
+        for log in read_logs(Path(path), Path(files.name) / str(number)):
+            known = {other.name for other in logs}
+            names = (log.name, *(f"{log.name}-{again}" for again in range(2, len(logs) + 3)))
+            logs.append(replace(log, name=next(name for name in names if name not in known)))
     return replace(diagnose(logs, chosen, hardware), files=files)
 
 
@@ -250,13 +255,15 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: Hardw
 
 
 def wasted_tokens(log: Log) -> dict[str, float]:
-    """Return the share of the generated tokens that trained nothing, by reason; empty without token counts."""
+    """Return the share of the generated tokens that trained nothing, by reason; empty without lengths, rewards or training."""
     rollouts = log.rollouts
     tokens = pd.to_numeric(rollouts.response_tokens, errors="coerce").fillna(0.0) if len(rollouts) else pd.Series()
     total = float(tokens.sum())
-    if not total or rollouts.reward.isna().all():
+    evaluation = log.source in ("inspect", "verifiers") and rollouts.step.nunique() == 1
+    if not total or rollouts.reward.isna().all() or evaluation:
         return {}
-    spread = rollouts.groupby("group_id").reward.transform(lambda rewards: rewards.max() - rewards.min())
+    rewards = rollouts.groupby("group_id").reward
+    spread = (rewards.transform("max") - rewards.transform("min")).where(rewards.transform("size") > 1)
     kept = rollouts.kept.fillna(True).astype(bool)
     failed = rollouts.stop_reason.isin(["engine_error", "environment_error", "undecided"]) & ~kept
     still = log.steps.step[log.steps.grad_norm == 0] if log.has("steps.grad_norm") else log.steps.step.head(0)

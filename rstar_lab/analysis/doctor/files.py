@@ -22,13 +22,21 @@ import pyarrow.parquet as pq
 from rstar_lab.analysis import importers
 from rstar_lab.analysis.doctor import tensorboard, wandb
 from rstar_lab.analysis.doctor.metric_names import canonical
+from rstar_lab.analysis.doctor.rollout_rows import (
+    COMPLETIONS,
+    PROMPTS,
+    STEPS,
+    USED,
+    converted,
+    first,
+    is_number,
+    is_trace,
+)
 from rstar_lab.analysis.exports.atif import import_atif
 from rstar_lab.analysis.import_rows import (
     REWARDS_FILE,
     Row,
-    conversation_messages,
     number_in_name,
-    number_or_none,
     step_number,
     write_run,
 )
@@ -36,13 +44,6 @@ from rstar_lab.errors import UserError
 from rstar_lab.runs.files import open_to_read, parse_json, read_text
 from rstar_lab.visible_text import counted
 
-STEPS = ("step", "global_step", "_step", "training_step", "iteration")
-PROMPTS = ("prompt", "prompts", "input", "question", "query", "problem")
-COMPLETIONS = ("completion", "completions", "response", "responses", "output", "generation")
-REWARDS = ("reward", "rewards", "score", "scores")
-TRUTHS = ("gts", "ground_truth", "truth", "answer", "solution", "label", "target", "gt")
-ANSWERS = ("pred", "prediction", "extracted_answer", "parsed_answer")
-PROBLEMS = ("example_id", "problem_id", "id", "prompt_id")
 FIRST_ROWS = 20  # rows of a file that are looked at to recognise it
 Values = dict[str, Any]
 
@@ -76,13 +77,22 @@ def sources(path: Path) -> tuple[list[Source], list[str]]:
             if note := _unknown(file):
                 notes.append(note)
             continue
-        folder = file.parent
+        folder = (_step_folder(file) or file).parent
+        # Harbor writes JOB/TRIAL/agent/trajectory.json.
+        if kind == "atif" and folder.name == "agent" and path in folder.parents[1:]:
+            folder = folder.parents[1]
         # A dump of several steps has a number in the names of its files; other files are runs of their own.
         series = "" if kind in ("trl", "atif") or file.name.startswith(("events.", "trainer_")) else _series(file)
-        if re.fullmatch(r"(step|checkpoint|global_step)[_-]\d+", folder.name):
-            folder = folder.parent
         found.setdefault((kind, folder, series), []).append(file)
     return [Source(kind, folder, tuple(files)) for (kind, folder, _), files in found.items()], notes
+
+
+def _step_folder(file: Path) -> Path | None:
+    """Return the folder of a single step or checkpoint that a file is in, such as `step_3` of `step_3/train/all/traces.jsonl`."""
+    folders = list(file.parents)[:3]
+    return next(
+        (folder for folder in folders if re.fullmatch(r"(step|checkpoint|global_step)[_-]\d+", folder.name)), None
+    )
 
 
 def _series(file: Path) -> str:
@@ -94,6 +104,8 @@ def _files(path: Path) -> Iterator[Path]:
         yield path
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        if {"all", "effective"} <= set(folders):  # prime-rl writes the rollouts that it trains on a second time
+            folders.remove("effective")
         yield from (file for name in names if (file := Path(folder, name)).is_file())
 
 
@@ -108,6 +120,8 @@ def _kind(file: Path) -> str | None:
         return "metrics"
     if name.endswith(".json") and _begins(file, b'"ATIF-v'):
         return "atif"
+    if name.endswith(".json") and _begins(file, b'"eval"', start=b"{") and _begins(file, b'"task"'):
+        return "inspect"
     return _kind_of_rows(file) if _has_rows(file) else None
 
 
@@ -126,9 +140,11 @@ def _kind_of_rows(file: Path) -> str | None:
     for _, row in islice(rows(file, []), FIRST_ROWS):
         if isinstance(row.get("messages"), list):
             return "messages"
-        if _first(row, PROMPTS) is not None and isinstance(_first(row, COMPLETIONS), str | list):
-            if re.fullmatch(r"step[_-]\d+", file.parent.name):
+        if is_trace(row) or (first(row, PROMPTS) is not None and isinstance(first(row, COMPLETIONS), str | list)):
+            if _step_folder(file):
                 return "prime-rl"
+            if is_trace(row):
+                return "verifiers"
             return "verl" if {"input", "output"} <= set(row) or file.stem.partition(".")[0].isdigit() else "verifiers"
         texts = [
             value for value in row.values() if isinstance(value, list) or (isinstance(value, str) and len(value) > 100)
@@ -212,10 +228,6 @@ def rows(file: Path, notes: list[str]) -> Iterator[tuple[str, Row]]:
         )
 
 
-def _first(row: Row, names: Iterable[str]) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
 # Rollouts
 
 
@@ -241,77 +253,40 @@ def import_rollouts(source: Source, runs_dir: Path, run_id: str, notes: list[str
 
 
 def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:
+    read: list[Row] = []
+    left_out: list[str] = []
+    other: dict[str, None] = {}
     for file in source.files:
-        if source.kind == "prime-rl" and file.name.startswith("eval"):
+        if source.kind == "prime-rl" and (file.name.startswith("eval") or "eval" in file.parts[-3:-1]):
             notes.append(f"{file.name}: evaluations of prime-rl are not read")
             continue
-        left_out: list[str] = []
         for place, row in rows(file, notes):
             try:
-                yield from _converted(row, place, file)
+                read += list(converted(row, place, step_number(_step(row, file), place, "step")))
             except UserError as error:
                 left_out.append(str(error))
-        if left_out:
-            notes.append(f"{file.name}: left out: {counted(len(left_out), 'row')}, the first one: {left_out[0]}")
-
-
-def _converted(row: Row, place: str, file: Path) -> Iterator[Row]:
-    """Yield the rollouts of a row: one, or several if the row holds the lists of a batch."""
-    step = step_number(_step(row, file), place, "step")
-    if "messages" in row:
-        if not isinstance(row["messages"], list):
-            raise UserError(f"{place}: field 'messages' is not a list")
-        yield importers.from_messages(row, place) | {"step": step, "kept": True, "traj_id": place}
-        return
-    completion = _first(row, COMPLETIONS)
-    if isinstance(completion, list) and completion and all(isinstance(text, str) for text in completion):
-        columns = {
-            name: value for name, value in row.items() if isinstance(value, list) and len(value) == len(completion)
-        }
-        for number in range(len(completion)):
-            one = row | {name: values[number] for name, values in columns.items()}
-            yield _rollout(one, f"{place}.{number}", step)
-        return
-    yield _rollout(row, place, step)
-
-
-def _rollout(row: Row, place: str, step: int) -> Row:
-    prompt = _chat(_first(row, PROMPTS), "user", place)
-    completion = _first(row, COMPLETIONS)
-    if completion is None:
-        raise UserError(f"{place}: no completion")
-    messages = (
-        conversation_messages(completion) if isinstance(completion, str) else _chat(completion, "assistant", place)
-    )
-    questions = [message["content"] for message in prompt if message["role"] == "user"]
-    used = {*STEPS, *PROMPTS, *COMPLETIONS, *REWARDS, *TRUTHS, *ANSWERS, *PROBLEMS, "advantage", "traj_id", "run_id"}
-    parts = {**row, **row["metrics"]} if isinstance(row.get("metrics"), dict) else row
-    problem = _first(row, PROBLEMS)
-    return {
-        "traj_id": place, "step": step, "question": questions[-1] if questions else None, "messages": [*prompt, *messages],
-        "problem_id": None if problem is None else str(problem), "reward": number_or_none(_first(row, REWARDS), place, "reward"),
-        "rewards": {name: float(value) for name, value in parts.items() if name not in used and _is_number(value)},
-        "advantage": row["advantage"] if _is_number(row.get("advantage")) else None,
-        "truth": _first(row, TRUTHS), "answer": _first(row, ANSWERS), "kept": True,
-    }  # fmt: skip
-
-
-def _chat(value: Any, role: str, place: str) -> list[Row]:
-    """Return a prompt or a completion as messages."""
-    if isinstance(value, list):
-        return importers.openai_messages(value, place)
-    return [] if value is None else [{"role": role, "content": str(value)}]
+            else:
+                if not is_trace(row):
+                    other |= dict.fromkeys(name for name, own in row.items() if name not in USED and not is_number(own))
+    if left_out:
+        names = list(dict.fromkeys(file.name for file in source.files))
+        place = names[0] if len(names) == 1 else source.folder.name
+        notes.append(f"{place}: left out: {counted(len(left_out), 'row')}, the first one: {left_out[0]}")
+    if other:
+        notes.append(f"{counted(len(other), 'column')} of the rollouts not read: {', '.join(list(other)[:6])}")
+    # An id that no two rows share is that of the rollout, not of the problem.
+    ids = [str(row["row_id"]) for row in read if row.get("row_id") is not None]
+    if len(ids) == len(read) and (len(set(ids)) < len(ids) or len({row["question"] for row in read}) == len(ids)):
+        for row, own in zip(read, ids, strict=True):
+            row["problem_id"] = row["problem_id"] or own
+    yield from read
 
 
 def _step(row: Row, file: Path) -> Any:
-    step = _first(row, STEPS)
-    if step is None and re.fullmatch(r"step[_-]\d+", file.parent.name):
-        step = number_in_name(file.parent)
+    step = first(row, STEPS)
+    if step is None and (folder := _step_folder(file)):
+        step = number_in_name(folder)
     return step if step is not None else number_in_name(file)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300)
 
 
 # Metrics
@@ -321,8 +296,8 @@ def metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, Values]]:
     """Yield (step, {name: value}) of a file with metrics. Values that are no numbers are None; lines without a step are left out."""
     try:
         for step, values in _metric_lines(file, notes):
-            if _is_number(step) and 0 <= step < 2**31 and step == int(step):
-                yield int(step), {name: value if _is_number(value) else None for name, value in values.items()}
+            if is_number(step) and 0 <= step < 2**31 and step == int(step):
+                yield int(step), {name: value if is_number(value) else None for name, value in values.items()}
     except OSError as error:
         notes.append(f"{file.name}: cannot be read: {error}")
 
@@ -341,7 +316,7 @@ def _metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[Any, Values]]:
     else:
         counted = False
         for number, (_, row) in enumerate(rows(file, notes), 1):
-            values, step = _metrics_of(row), _first(row, STEPS)
+            values, step = _metrics_of(row), first(row, STEPS)
             if step is None:
                 step, counted = number, True
             yield step, values
@@ -354,8 +329,8 @@ def _metrics_of(row: Row) -> Values:
     found: Values = {}
     for name, value in (row["data"] if isinstance(row.get("data"), dict) else row).items():
         if isinstance(value, dict):
-            found |= {f"{name}/{inner}": own for inner, own in value.items() if _is_number(own)}
+            found |= {f"{name}/{inner}": own for inner, own in value.items() if is_number(own)}
         else:
             with suppress(TypeError, ValueError):
-                found[name] = float(value) if isinstance(value, str) else value if _is_number(value) else None
+                found[name] = float(value) if isinstance(value, str) else value if is_number(value) else None
     return {name: value for name, value in found.items() if value is not None}

@@ -5,19 +5,22 @@ Rollouts of other tools are imported into a temporary folder, so that the doctor
 
 import os
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.doctor.answers import with_answers
-from rstar_lab.analysis.doctor.files import STEPS, Source, Values, import_rollouts, metric_lines, sources
-from rstar_lab.analysis.doctor.metric_names import NAMES, canonical
+from rstar_lab.analysis.doctor.answers import with_texts
+from rstar_lab.analysis.doctor.files import Source, Values, import_rollouts, metric_lines, sources
+from rstar_lab.analysis.doctor.metric_names import NAMES, canonical, held_out_score
+from rstar_lab.analysis.doctor.rollout_rows import STEPS
 from rstar_lab.analysis.doctor.rule import Log
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.errors import UserError
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.visible_text import counted
 
 COLUMNS = (
     "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "correct", "rewarded", "kept", "advantage",
@@ -42,7 +45,13 @@ def read_logs(path: Path, work_dir: Path) -> list[Log]:
     if (path / "run.json").exists() or any(path.glob("*/run.json")):
         return _own(path)
     found, notes = sources(path)
-    rollouts, tables = [], _metrics([source for source in found if source.kind == "metrics"])
+    evaluations = [
+        source for source in found if source.kind != "metrics" and re.match(r"(?i)val|eval|test", source.folder.name)
+    ]
+    if any(source.kind != "metrics" and source not in evaluations for source in found):
+        found = [source for source in found if source not in evaluations]
+        notes += [f"{source.folder.name}: rollouts of an evaluation are not read" for source in evaluations]
+    rollouts, tables = [], _metrics([source for source in found if source.kind == "metrics"], notes)
     for number, source in enumerate(source for source in found if source.kind != "metrics"):
         own_notes: list[str] = []
         try:
@@ -80,8 +89,10 @@ def _name(path: Path, source: Source) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "log"
 
 
-def _metrics(found: list[Source]) -> list[Table]:
-    """Return the metrics of each run. Files that give other values for the same metric and step belong to different runs."""
+def _metrics(found: list[Source], unread: list[str]) -> list[Table]:
+    """Return the metrics of each run. Files that give other values for the same metric and step belong to different runs.
+
+    Appends a note to `unread` about files without metrics."""
     tables: list[Table] = []
     for source in found:
         lines: dict[int, Values] = {}
@@ -90,6 +101,7 @@ def _metrics(found: list[Source]) -> list[Table]:
             for step, values in metric_lines(file, notes):
                 lines.setdefault(step, {}).update(values)
         if not lines:
+            unread += notes or [f"{file.name}: no metric with a step was found" for file in source.files]
             continue
         for _, known, known_notes in tables:
             if not _contradicts(known, lines):
@@ -128,22 +140,76 @@ def _belonging(folder: Path, others: list[Path], tables: list[Table]) -> Table |
 
 def _foreign(name: str, kind: str, runs: Runs | None, metrics: Table | None, notes: list[str]) -> Log:
     _, lines, more = metrics or (None, {}, [])
-    frame = _named(pd.DataFrame([{"step": step} | lines[step] for step in sorted(lines)]))
+    names = list(dict.fromkeys(name for values in lines.values() for name in values))
+    scores = [name for name in names if canonical(name) == "held_out"]
+    score = held_out_score(names)
+    if len(scores) > 1 or (scores and not score):
+        rest = counted(len(scores) - bool(score), "other metric")
+        more = [*more, f"the held-out score is {score or 'not known'}; {rest} of evaluations not read"]
+    unread = set(scores) - {score}
+    rows = [
+        {"step": step} | {key: lines[step][key] for key in lines[step] if key not in unread} for step in sorted(lines)
+    ]
+    frame = _named(pd.DataFrame(rows))
+    if "lr" in frame and len(frame) < 3:  # a warm-up begins with a learning rate of 0
+        frame["lr"] = frame.lr.replace(0.0, np.nan)
     unknown = [name for name in frame.columns if name not in {"step", "held_out", *NAMES}]
     if unknown:
         count = len(frame.columns) - 1
         more = [*more, f"{len(unknown)} of {count} metrics are read by no rule, such as {', '.join(unknown[:3])}"]
     if runs is None:
-        return Log(name, kind, frame, pd.DataFrame(columns=list(COLUMNS)), notes=(*notes, *more))
-    table, note = with_answers(_table(runs), runs)
-    more = [*more, note] if note else more
-    if frame.empty:
-        by_step = table.groupby("step")
-        frame = pd.DataFrame({"step": sorted(table.step.unique())})
-        for column in ("reward", "response_tokens", "truncated"):
-            values = by_step[column].apply(lambda own: pd.to_numeric(own, errors="coerce").mean())
-            frame[column] = frame.step.map(values)
-    return Log(name, kind, frame, table, runs, notes=(*notes, *more))
+        return Log(name, kind, frame, pd.DataFrame(columns=list(COLUMNS)), notes=_counted([*notes, *more]))
+    table, texts = with_texts(_table(runs), runs)
+    if kind == "trl":
+        table, texts = _with_known_reward(table, runs, texts)
+    own = _by_step(table)
+    frame = own.reset_index() if frame.empty else frame
+    for column in own.columns.difference(frame.columns):
+        frame[column] = frame.step.map(own[column])
+    return Log(name, kind, frame, table, runs, notes=_counted([*notes, *more, *texts]))
+
+
+def _counted(notes: list[str]) -> tuple[str, ...]:
+    return tuple(note if n == 1 else f"{note} ({n} times)" for note, n in Counter(notes).items())
+
+
+def _by_step(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the metrics by step that follow from the rollouts."""
+    values = table[["reward", "response_tokens", "truncated"]].apply(pd.to_numeric, errors="coerce")
+    found = values.groupby(table.step).mean()
+    groups = table.groupby(["step", "group_id"]).reward.agg(["min", "max", "count"])
+    groups = groups[groups["count"] > 1]
+    return found.assign(equal_share=(groups["min"] == groups["max"]).groupby("step").mean())
+
+
+def _with_known_reward(table: pd.DataFrame, runs: Runs, notes: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Compare the sum of TRL's reward columns with the advantages: the weights of the functions are not in the log."""
+    parts = runs.rewards().drop(columns="run_id")
+    names = [name for name in parts.columns if name != "traj_id"]
+    if len(names) < 2 or table.advantage.isna().all():
+        return table, notes
+    rows = table[["traj_id", "group_id", "advantage", "reward"]].merge(parts, on="traj_id", suffixes=("", "_part"))
+    centred = rows.select_dtypes("number") - rows.groupby("group_id")[rows.select_dtypes("number").columns].transform(
+        "mean"
+    )
+
+    def follows(name: str) -> bool:
+        sums = [
+            (centred[a] * centred[b]).groupby(rows.group_id).sum()
+            for a, b in ((name, "advantage"), (name, name), ("advantage",) * 2)
+        ]
+        return bool((sums[0].abs() / np.sqrt(sums[1] * sums[2]).replace(0, np.nan)).median() > 0.999)
+
+    if follows("reward") or not (centred.advantage.abs() > 1e-9).any():
+        return table, notes
+    alone = next((name for name in names if follows(name)), None)
+    if alone is None:
+        note = (
+            "the advantages do not follow the sum of the rewards, whose weights the log does not have; neither is read"
+        )
+        return table.assign(reward=np.nan, advantage=np.nan), [*notes, note]
+    note = f"the advantages follow {alone} alone, so it is the reward, and not the sum"
+    return table.assign(reward=table.traj_id.map(parts.set_index("traj_id")[alone])), [*notes, note]
 
 
 def _own(path: Path) -> list[Log]:

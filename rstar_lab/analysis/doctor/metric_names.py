@@ -1,10 +1,11 @@
 """Names of the same metric in the logs of other trainers. The key is the name that rules use, which is ours where we log it."""
 
 import re
+from collections.abc import Iterable
 
 NAMES: dict[str, tuple[str, ...]] = {
     "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "rewards/mean", "train/reward", "reward/mean", "reward/all/mean"),
-    "entropy": ("entropy", "actor/entropy", "actor/entropy_loss", "train/entropy", "entropy/mean", "optim/entropy"),
+    "entropy": ("entropy", "actor/entropy", "actor/entropy_loss", "train/entropy", "entropy/mean", "entropy/all/mean", "optim/entropy"),
     "grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm", "optim/grad_norm"),
     "loss": ("loss", "actor/pg_loss", "train/loss", "loss/mean"),
     "lr": ("lr", "learning_rate", "actor/lr", "train/learning_rate", "optim/lr"),
@@ -26,11 +27,18 @@ NAMES: dict[str, tuple[str, ...]] = {
 HELD_OUT = re.compile(
     r"(eval/.*(pass1|pass@1|avg@|accuracy|reward)|val[-/].*(mean@|acc|score|reward)|eval_reward|eval_accuracy)"
 )
+_SPREAD = re.compile(r"(?:^|[/_@-])(?:std|min|max|best|worst|maj)(?:$|[/_@-])")
+_MAIN = re.compile(r"^val-core/|^eval[_/](?:reward|accuracy)$|pass@?1")
 _CANONICAL = {alias: name for name, aliases in NAMES.items() for alias in aliases}
 
 
 def canonical(name: str) -> str | None:
     """Return the name that rules use for a metric of any trainer; None if no rule reads it."""
-    if name in _CANONICAL:
-        return _CANONICAL[name]
-    return "held_out" if HELD_OUT.search(name) else None
+    known = _CANONICAL.get(name) or _CANONICAL.get(name.removeprefix("train/"))
+    return known or ("held_out" if HELD_OUT.search(name) else None)
+
+
+def held_out_score(names: Iterable[str]) -> str | None:
+    """Return the metric that is the held-out score of another trainer: a mean and no spread, the first evaluation set of several."""
+    scores = [name for name in names if canonical(name) == "held_out" and not _SPREAD.search(name)]
+    return min(scores, key=lambda name: _MAIN.search(name) is None, default=None)

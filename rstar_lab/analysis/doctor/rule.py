@@ -80,6 +80,14 @@ class Log:
         frame = self.steps if table == "steps" else self.rollouts
         return name in frame and bool(frame[name].notna().any())
 
+    @property
+    def rewarded(self) -> pd.Series:
+        """Whether each rollout counts as successful: a reward above 0, or above the middle of the rewards of a log of another tool,
+        which can pay for a format, or have a scale from 1 to 10."""
+        rewards = self.rollouts.reward
+        middle = 0.0 if self.source == "rstar_lab" or rewards.nunique() < 2 else (rewards.min() + rewards.max()) / 2
+        return rewards > (middle if rewards.max() <= 0 else max(0.0, middle))
+
     def texts(self, steps: int = 6) -> pd.DataFrame:
         """Return the rows of the rollouts of up to `steps` steps, spread over the run, with their question, the first message
         (`prompt`), the model's own text (`own`), and the outputs of successful tool calls (`outputs`)."""

@@ -12,12 +12,13 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.analysis.exports.records import ARRAYS, TOKENS, Exported, Rollout, Row, read_rollouts
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.import_rows import content_text, default_run_id, reasoning_text, write_run
+from rstar_lab.analysis.import_rows import content_text, default_run_id, number_or_none, reasoning_text, write_run
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.errors import UserError
 from rstar_lab.outcomes import Outcome
@@ -226,7 +227,7 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
     rollouts = []
     for place, document in _documents(source):
         try:
-            rollouts.append(from_atif(document, place))
+            rollouts.append(_with_reward(from_atif(document, place), place))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{place}: not a valid ATIF document: {type(error).__name__}: {error}") from error
     sessions = {str(rollout["session"])[:150] for rollout in rollouts}
@@ -246,6 +247,15 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
     metrics = {line["step"]: line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)}
     reward = rewards.pop() if complete and len(rewards) == 1 else None
     return write_run(rollouts, source, runs_dir, run_id, "atif", vocabulary=vocabulary, metrics=metrics, reward=reward)
+
+
+def _with_reward(rollout: Row, place: Path) -> Row:
+    """Return a rollout with the reward of its trial, which Harbor writes to TRIAL/verifier/reward.txt."""
+    file = place.parent.parent / "verifier" / "reward.txt"
+    if rollout["reward"] is None and place.parent.name == "agent" and file.is_file():
+        with suppress(OSError, ValueError):
+            rollout["reward"] = number_or_none(float(read_text(file)[:100]), str(file), "reward")
+    return rollout
 
 
 def _list_beside(source: Path, name: str) -> list[Any] | None:

@@ -18,4 +18,8 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, groups_where, rule
 )
 def check(log: Log) -> Evidence | None:
     late = log.last().dropna(subset=["reward"])
-    return groups_where(late, late.groupby("group_id").reward.max() <= 0, "no rollout is rewarded")
+    rewards = late.groupby("group_id").reward
+    wrong = rewards.max() <= 0
+    if log.source != "rstar_lab":  # rewards below 0 can tell rollouts apart
+        wrong &= rewards.min() == rewards.max()
+    return groups_where(late, wrong, "no rollout is rewarded")

@@ -19,7 +19,7 @@ from rstar_lab.analysis.doctor.rule import HEDGE, Evidence, Log, among, rule
     source="Math-Verify #82; Gao et al. 2023, arXiv 2210.10760",
 )
 def check(log: Log) -> Evidence | None:
-    rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna() & (log.rollouts.reward > 0)]
+    rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna() & log.rewarded]
     answers, truths = _number(rows.answer), _number(rows.truth)
     hedged = rows.answer.astype(str).str.contains(HEDGE, regex=True) & truths.notna()
     wrong = (answers.notna() & truths.notna() & ((answers - truths).abs() > 1e-6 * truths.abs().clip(lower=1))) | hedged

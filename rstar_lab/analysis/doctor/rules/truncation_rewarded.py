@@ -11,5 +11,5 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, among, rule
     source="trl #4976",
 )
 def check(log: Log) -> Evidence | None:
-    rows = log.rollouts[log.rollouts.truncated.notna() & (log.rollouts.reward > 0)]
+    rows = log.rollouts[log.rollouts.truncated.notna() & log.rewarded]
     return among(rows, rows.truncated.astype(bool), "rewarded rollouts were cut off", above=0.02, cost=0.6)

@@ -20,4 +20,4 @@ def check(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna() & log.rollouts.reward.notna()]
     right = rows[plain_answer(rows.answer) == plain_answer(rows.truth)]
     what = "rollouts whose answer equals the true one have no reward"
-    return among(right, right.reward <= 0, what, above=0.01, least=5)
+    return among(right, (right.reward <= 0) & ~log.rewarded[right.index], what, above=0.01, least=5)
