@@ -112,7 +112,8 @@ def verifiers(change):
 
     def write(folder):
         for number, (step, problem, _, question, truth, _, right, text) in enumerate(world()):
-            row = {"example_id": problem, "task": "sums", "prompt": [{"role": "user", "content": question}], "answer": str(truth),
+            row = {"example_id": 10 * step + problem, "task": "sums", "prompt": [{"role": "user", "content": question}],
+                   "answer": str(truth),
                    "completion": [{"role": "assistant", "content": text}], "reward": float(right), "error": None, "is_truncated": False,
                    "stop_condition": "is_completed", "timing": {"generation_ms": 9.0}, "token_usage": {"output_tokens": 50.0}}  # fmt: skip
             file = folder / "rollouts" / f"step_{step}" / "train_rollouts.jsonl"
