@@ -272,7 +272,7 @@ def test_what_is_read_in_part_has_a_note(tmp_path):
         doctor(tmp_path / "state")
 
 
-def test_the_waste_of_a_log_without_lengths_adds_up_and_an_evaluation_has_none(tmp_path):
+def test_waste_without_lengths_adds_up_and_an_evaluation_has_none(tmp_path):
     verl(lambda row, answer, right: {"output": "x" * 40, "score": float(right if int(row["gts"]) % 2 else 0)})(
         tmp_path / "log"
     )

@@ -189,9 +189,8 @@ def _with_known_reward(table: pd.DataFrame, runs: Runs, notes: list[str]) -> tup
     if len(names) < 2 or table.advantage.isna().all():
         return table, notes
     rows = table[["traj_id", "group_id", "advantage", "reward"]].merge(parts, on="traj_id", suffixes=("", "_part"))
-    centred = rows.select_dtypes("number") - rows.groupby("group_id")[rows.select_dtypes("number").columns].transform(
-        "mean"
-    )
+    numbers = rows.select_dtypes("number")
+    centred = numbers - numbers.groupby(rows.group_id).transform("mean")
 
     def follows(name: str) -> bool:
         sums = [

@@ -6,7 +6,7 @@ verifiers/legacy/utils/save_utils.py (`state_to_output`), verifiers/v1/episode.p
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from rstar_lab.analysis import importers
 from rstar_lab.analysis.import_rows import TRUTHS, Row, conversation_messages, number_or_none, step_number
@@ -43,7 +43,7 @@ def first(row: Row, names: Iterable[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value is a number that a float can hold. Booleans are none."""
     return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300)
 
