@@ -2,8 +2,9 @@
 
     python -m benchmarks.verl_faults FOLDER [FAULT...]   # 12 steps without and with each fault; continues where it was interrupted
 
-Only faults that are a recipe key, a reward or problems are planted: the others change functions of the local trainer. The SFT model,
-the problems and the settings are those of `benchmarks.doctor`.
+Only faults that are a recipe key, a reward or problems are planted: the others change functions of the local trainer. The check of
+problems that are also evaluation problems is left on, and refuses `evaluation-in-training`. The SFT model, the problems and the
+settings are those of `benchmarks.doctor`.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from rstar_lab.rl.session import read_problems, read_stage_problems
 HONEST = "honest"
 FAULTS = (
     "wrong-reward-sign", "lr-too-high", "sandbox-fails", "limit-too-low", "lr-too-low", "wrong-truth", "lenient-grader",
-    "answer-in-prompt", "repeated-problems", "grader-refuses", "too-hard", "evaluation-in-training",
+    "answer-in-prompt", "repeated-problems", "grader-refuses", "too-hard",
 )  # fmt: skip
 SEED = 6
 LIMIT_S = 600  # of one run

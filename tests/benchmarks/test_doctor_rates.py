@@ -12,7 +12,14 @@ from benchmarks.trl_faults import FAULTS as FAULTS_IN_TRL
 from benchmarks.trl_faults import logs_summary, recorded_logs
 from benchmarks.verl_faults import FAULTS as FAULTS_IN_VERL
 from benchmarks.verl_faults import HONEST as HONEST_IN_VERL
-from benchmarks.verl_faults import grader_refuses, keys_of, lenient_grader, wrong_reward_sign
+from benchmarks.verl_faults import (
+    grader_refuses,
+    keys_of,
+    lenient_grader,
+    recorded_runs,
+    runs_summary,
+    wrong_reward_sign,
+)
 from rstar_lab.analysis.doctor.diagnosis import RATES_FILE
 from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.hardware.profiles import load_profile
@@ -35,6 +42,15 @@ def test_the_page_follows_from_the_recorded_logs_of_trl():
     scores = recorded_logs()
     assert PAGE.read_text().split("<!-- trl -->\n")[1].split("<!-- end -->")[0] == logs_summary(scores)
     assert {*scores.fault} <= {"honest", *FAULTS_IN_TRL} and set(scores.rule) <= {"", *(rule.name for rule in RULES)}
+
+
+def test_the_page_follows_from_the_recorded_runs_of_verl():
+    scores = recorded_runs()
+    assert PAGE.read_text().split("<!-- verl -->\n")[1].split("<!-- end -->")[0] == runs_summary(scores)
+    assert {*scores.fault} <= {HONEST_IN_VERL, *FAULTS_IN_VERL} and set(scores.rule) <= {
+        "",
+        *(rule.name for rule in RULES),
+    }
 
 
 def test_recorded_scores_name_known_rules_faults_and_seeds():

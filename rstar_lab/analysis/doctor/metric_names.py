@@ -9,9 +9,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm", "optim/grad_norm"),
     "loss": ("loss", "actor/pg_loss", "train/loss", "loss/mean"),
     "lr": ("lr", "learning_rate", "actor/lr", "train/learning_rate", "optim/lr"),
+    "kl_k3": ("kl_k3", "actor/kl_k3"),
     "kl": ("kl", "actor/ppo_kl", "train/kl", "approx_kl"),
     "clip_share": ("clip_share", "actor/pg_clipfrac", "clip_ratio/region_mean", "clip_ratio", "train/clip_ratio/region_mean"),
-    "ratio_max": ("ratio_max", "sampling/importance_sampling_ratio/max", "rollout_corr/rollout_is_max"),
+    "ratio_max": ("ratio_max", "actor/ratio_max", "sampling/importance_sampling_ratio/max", "rollout_corr/rollout_is_max"),
     "mismatch": (
         "mismatch", "training/rollout_probs_diff_mean", "rollout_corr/log_ppl_abs_diff", "sampling/sampling_logp_difference/mean",
         "mismatch_kl/mean", "mismatch_kl/all/mean",
@@ -34,7 +35,9 @@ _CANONICAL = {alias: name for name, aliases in NAMES.items() for alias in aliase
 
 def canonical(name: str) -> str | None:
     """Return the name that rules use for a metric of any trainer; None if no rule reads it."""
-    known = _CANONICAL.get(name) or _CANONICAL.get(name.removeprefix("train/"))
+    known = _CANONICAL.get(name) or _CANONICAL.get(
+        name.removeprefix("train/").removeprefix("verl/")
+    )  # verl/: of our runs under verl
     return known or ("held_out" if HELD_OUT.search(name) else None)
 
 
