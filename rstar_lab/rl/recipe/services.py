@@ -116,6 +116,6 @@ class EvaluateSection(Section):
     @field_validator("sets")
     @classmethod
     def _check_names(cls, sets: dict[str, Problems]) -> dict[str, Problems]:
-        if wrong := next((name for name in sets if not re.fullmatch(r"[A-Za-z0-9._-]+", name)), None):
-            raise ValueError(f"{wrong!r} is a part of run ids: use letters, digits, '.', '_' and '-'")
+        if wrong := [name for name in sets if not re.fullmatch(r"[A-Za-z0-9._-]+", name)]:
+            raise ValueError(f"{wrong[0]!r} is a part of run ids: use letters, digits, '.', '_' and '-'")
         return sets
