@@ -97,7 +97,9 @@ async def test_the_gradient_is_that_of_the_actual_update(run_with_checkpoints):
     assert summary.gradient_cosine["method.loss=cispo"] == pytest.approx(1, abs=1e-4)
     assert 0 < summary.gradient_cosine["method.aggregation=seq-mean-token-mean"] < 0.9999
     assert not math.isnan(summary.gradient_cosine["random"]) and summary.gradient_cosine["random"] < 0.9999
-    assert {"gradient cosine to the trained batch"} <= {note.text.replace("<br>", " ") for note in result.figure.layout.annotations}
+    assert {"gradient cosine to the trained batch"} <= {
+        note.text.replace("<br>", " ") for note in result.figure.layout.annotations
+    }
 
 
 async def test_rollouts_masked_for_a_failed_call_can_be_selected_again(tmp_path, monkeypatch):
