@@ -314,9 +314,7 @@ def bounded(answer: Mapping[str, Any], chars: int = CELL_CHARS) -> Row:
 
 def _open_limited(path: Path) -> Runs:
     """Open runs whose queries end after QUERY_S: texts in a run can make an assistant ask for one that never ends."""
-    runs = open_runs(path)
-    runs._views.timeout_s = QUERY_S
-    return runs
+    return open_runs(path).limit_queries(QUERY_S)
 
 
 def _limit(limit: int) -> int:

@@ -47,6 +47,11 @@ class Runs:
         """The opened folders as text."""
         return self._views.path
 
+    def limit_queries(self, timeout_s: float) -> "Runs":
+        """End each query without a limit of its own after a time. Returns these runs."""
+        self._views.timeout_s = timeout_s
+        return self
+
     def run_dir(self, run_id: str) -> Path:
         """Return the folder of a run.
 
