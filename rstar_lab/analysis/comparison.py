@@ -10,6 +10,7 @@ import pandas as pd
 
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_problem
+from rstar_lab.analysis.queries import HAS_RESULT
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.estimates import Side, paired_difference
 from rstar_lab.runs import RunStoreError
@@ -184,7 +185,7 @@ def _examples(runs: Runs, where: Where, wanted: dict) -> list[str | None]:
     marks = ", ".join("?" * len(wanted))
     candidates = runs.sql(
         f"""SELECT problem_id, reward > 0 AS solved, arg_max(traj_id, (step, traj_id)) AS traj_id FROM trajectories
-            WHERE {condition} AND problem_id IN ({marks}) GROUP BY ALL""",
+            WHERE {condition} AND {HAS_RESULT} AND problem_id IN ({marks}) GROUP BY ALL""",
         [*wanted],
     )
     newest = {(row.problem_id, bool(row.solved)): row.traj_id for row in named_rows(candidates.dropna())}

@@ -19,6 +19,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.estimates import Estimate, Side, paired_difference
 from rstar_lab.runs import RunReader
 from rstar_lab.runs.messages import own_texts
+from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.verify import extract_answer, verify_many
 from rstar_lab.visible_text import counted
 
@@ -153,7 +154,7 @@ class _Evaluation:
             [(row["traj_id"], row["question"], "\n".join(own_texts(row["messages"]))) for row in stored],
             columns=["traj_id", "question", "text"],
         )
-        failed = rows.stop_reason.isin(["engine_error", "environment_error", "undecided"]) | rows.reward.isna()
+        failed = rows.stop_reason.isin(UNUSABLE) | rows.reward.isna()
         if failed.all():
             raise UserError(f"{folder}: no rollout has a reward, so there is no pass@1 to explain")
         return cls(reader.run_id, reader.info, rows[~failed].merge(texts, on="traj_id"), runs)

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.runs.tables import UNUSABLE
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class Fork:
     @property
     def values(self) -> pd.DataFrame:
         """One row per forked turn: turn (from 0), value (share of correct continuations from the start of the turn), low,
-        high (95%, Wilson), n. Continuations that ended through an engine failure are excluded."""
+        high (95%, Wilson), n. Continuations without a result (engine or environment failed, answer undecided) are excluded."""
         tree = self.tree
-        tree = tree[tree.stop_reason != "engine_error"]
+        tree = tree[~tree.stop_reason.isin(UNUSABLE)]
         rows = []
         for turn, part in tree.groupby("turn"):
             n, correct = len(part), int((part.reward > 0).sum())

@@ -21,7 +21,7 @@ def published() -> dict[str, Any]:
 
 
 def compact(name: str) -> str:
-    """Return a name as the published tables write those of problem sets: aime24 for AIME-2024, hmmt25 for hmmt_feb_2025."""
+    """Return the name of a problem set in the form of the published tables: aime24 for AIME-2024, hmmt25 for hmmt_feb_2025."""
     return re.sub(r"[^a-z0-9]|feb", "", name.lower()).replace("202", "2")
 
 
@@ -31,7 +31,7 @@ def set_name(name: str) -> str:
 
 
 def reference_name(metric: str) -> str:
-    """Return the model whose value `reference` returns. That of tool errors is the plateau which RoC avoids."""
+    """Return the model whose value `reference` returns. For tool errors: the model trained without RoC, whose rate stays on a plateau."""
     return "Qwen3-14B without RoC" if metric == TOOL_ERRORS else MODEL
 
 

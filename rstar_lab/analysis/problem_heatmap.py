@@ -6,15 +6,13 @@ import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.queries import quoted
+from rstar_lab.analysis.queries import HAS_RESULT, quoted
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.runs import RunStoreError
-from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.visible_text import counted, escaped
 
 _MAX_NAMES = 40  # maximum number of rows with a label on the axis
-_DECIDED = f"coalesce(stop_reason, '') NOT IN ({', '.join(map(quoted, UNUSABLE))})"
-_RATE = f"avg((reward > 0)::INT) FILTER (WHERE {_DECIDED})"
+_RATE = f"avg((reward > 0)::INT) FILTER (WHERE {HAS_RESULT})"
 
 
 def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
@@ -34,7 +32,7 @@ def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
         raise ValueError(f"problems must be at least 1, got {problems}")
     cells = runs.sql(
         f"""SELECT problem_id, step, count(*) AS n, avg((reward > 0)::INT) AS pass_rate, sum(kept::INT)::INT AS kept
-           FROM trajectories WHERE run_id = ? AND problem_id IS NOT NULL AND reward IS NOT NULL AND {_DECIDED} GROUP BY ALL""",
+           FROM trajectories WHERE run_id = ? AND problem_id IS NOT NULL AND reward IS NOT NULL AND {HAS_RESULT} GROUP BY ALL""",
         [run_id],
     )
     if cells.empty:

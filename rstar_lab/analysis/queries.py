@@ -13,6 +13,7 @@ import duckdb
 
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.schema import LEVELS
+from rstar_lab.runs.tables import UNUSABLE
 
 TABLES = frozenset({"runs", "steps", "rewards", "rollup", *LEVELS})  # tables of `Runs.sql`
 # Titles and common names of columns in an SQL condition, and the columns that they mean.
@@ -20,6 +21,8 @@ _TITLES = {
     "problem": "problem_id", "question": "problem_id", "tokens": "response_tokens", "length": "response_tokens",
     "tool_calls": "calls", "run": "run_id", "stopped_by": "stop_reason",
 }  # fmt: skip
+# SQL condition on trajectories: the rollout has a valid reward
+HAS_RESULT = f"coalesce(stop_reason, '') NOT IN {UNUSABLE}"
 _SUBQUERY = re.compile(r"(?i)\b(from|table|select|show|describe|summarize|pivot|unpivot|with)\b")
 _GENERATORS = frozenset({"unnest", "range", "generate_series"})  # table functions without access to files
 # Time of a query with a filter that the user did not necessarily write: from a saved view, a link or an assistant.

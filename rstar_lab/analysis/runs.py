@@ -48,7 +48,7 @@ class Runs:
         return self._views.path
 
     def limit_queries(self, timeout_s: float) -> "Runs":
-        """End each query without a limit of its own after a time. Returns these runs."""
+        """Set the time limit of queries that have none, in seconds. Returns these runs."""
         self._views.timeout_s = timeout_s
         return self
 

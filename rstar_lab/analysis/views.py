@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rstar_lab.analysis.queries import TABLES, connect, error_text, quoted, time_limit
+from rstar_lab.analysis.queries import HAS_RESULT, TABLES, connect, error_text, quoted, time_limit
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.errors import TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
-from rstar_lab.runs.tables import ROLLUP, UNUSABLE
+from rstar_lab.runs.tables import ROLLUP
 
 _SOURCE = re.compile(r"\b(?:FROM|JOIN|DESCRIBE|SUMMARIZE)\s+(\w+)", re.IGNORECASE)
 _MEMORY = "1GB"
@@ -32,7 +32,7 @@ class Views:
     def __init__(self, folders: Sequence[Path], root: Path | None, frames: dict[str, Callable[[], pd.DataFrame]]):
         """root: a folder whose runs are read as they appear. frames: functions that compute tables on request."""
         self._given, self._root, self._frames = list(folders), root, frames
-        self.timeout_s: float | None = None  # limit of queries without one of their own
+        self.timeout_s: float | None = None  # of queries without a time limit
         self._lock = threading.RLock()
         self._allowed: set[Path] = set()
         self._runs: list[Path] = []
@@ -202,11 +202,10 @@ class Views:
         run_ids = ", ".join(map(quoted, self._runs_with_own_reward())) or "NULL"
         imported = ", ".join(quoted(reader.run_id) for reader in self.readers() if reader.info["kind"] == "import")
         own_reward = f"coalesce(run_id IN ({run_ids}), false)"
-        unusable = ", ".join(map(quoted, UNUSABLE))
         is_import = f"coalesce(run_id IN ({imported or 'NULL'}), false)"
         return (
             f"reward > 0 AS rewarded, reward IS NOT NULL AND NOT {own_reward} AND NOT {is_import} AS verified, "
-            f"CASE WHEN NOT {own_reward} AND coalesce(stop_reason, '') NOT IN ({unusable}) THEN reward > 0 END AS correct"
+            f"CASE WHEN NOT {own_reward} AND {HAS_RESULT} THEN reward > 0 END AS correct"
         )
 
     def _runs_with_own_reward(self) -> list[str]:

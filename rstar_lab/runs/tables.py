@@ -20,7 +20,7 @@ _SORT = {
 _DTYPES = {pa.int32(): np.int32, pa.float16(): np.float16, pa.bool_(): np.bool_}
 _OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
 _JUDGED = frozenset(Outcome) - INFRASTRUCTURE_FAILURES
-UNUSABLE = ("engine_error", "environment_error", "undecided")  # stop reasons of rollouts without a verdict
+UNUSABLE = ("engine_error", "environment_error", "undecided")  # stop reasons of rollouts without a valid reward
 _NUMBERS = [
     field.name
     for field in TRAJECTORIES

@@ -169,7 +169,7 @@ class Forker:
         self.pool = pool
         self.sessions = sessions
         self.request = request._replace(timeout_s=ANSWER_S)
-        # Called with True if the session's interpreter has not answered after BLOCKED_S, and with False when the request ends.
+        # Called with True after BLOCKED_S without an answer of the session's interpreter, and with False when the request ends.
         self.on_waiting: Callable[[bool], None] = lambda waiting: None
 
     async def fork(self, original: Session, n: int) -> list[str]:

@@ -43,7 +43,7 @@ def write_lines(file: Path, rows):
 
 
 def verl(change):
-    """Return a writer of verl's rollout_data_dir. change(row, answer, right) returns what is other in a row."""
+    """Return a writer of verl's rollout_data_dir. change(row, answer, right) returns the changed fields of a row."""
 
     def write(folder):
         steps = {}
@@ -108,7 +108,7 @@ def trl(change, weights=None):
 
 
 def verifiers(change):
-    """Return a writer of prime-rl's rollouts with rows of verifiers. change(number, right) returns what is other in a row."""
+    """Return a writer of prime-rl's rollouts with rows of verifiers. change(number, right) returns the changed fields of a row."""
 
     def write(folder):
         for number, (step, problem, _, question, truth, _, right, text) in enumerate(world()):
@@ -125,7 +125,7 @@ def verifiers(change):
 
 
 def episodes(change):
-    """Return a writer of the episodes of verifiers v1 in prime-rl's layout. change(number, trace) returns what is other in the episode."""
+    """Return a writer of the episodes of verifiers v1 in prime-rl's layout. change(number, trace) returns the changed fields."""
 
     def write(folder):
         for number, (step, problem, _, question, truth, _, right, text) in enumerate(world()):
@@ -160,7 +160,7 @@ def episodes(change):
 
 
 def lines(change, messages=False):
-    """Return a writer of JSON lines of prompts and completions, or of messages. change(number, row) returns what is other in a row."""
+    """Return a writer of JSON lines of prompts and completions, or of messages. change(number, row) returns the changed fields of a row."""
 
     def write(folder):
         rows = []

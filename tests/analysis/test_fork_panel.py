@@ -13,7 +13,9 @@ from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import segments
 from rstar_lab.errors import UserError
 
-ROWS = [(1, 0, 1.0, "answer"), (1, 1, 1.0, "answer"), (2, 0, 0.0, "answer"), (2, 1, 1.0, "engine_error")]
+ROWS = [
+    (1, 0, 1.0, "answer"), (1, 1, 1.0, "answer"), (2, 0, 0.0, "answer"), (2, 1, 1.0, "engine_error"), (2, 2, 0.0, "undecided"),
+]  # fmt: skip
 
 
 class StoredRuns:
@@ -25,7 +27,7 @@ class StoredRuns:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Fork:
-    """A fork of a wrong rollout at its two turns. One of the four continuations failed."""
+    """A fork of a wrong rollout at its two turns. Two of the five continuations have no valid reward."""
     monkeypatch.setattr(Fork, "runs", property(lambda self: StoredRuns()))
     return Fork(Path("runs/base-fork-1"), "a", 0.0, "stateless", 0, "model")
 
@@ -38,7 +40,7 @@ def test_the_figure_numbers_turns_as_the_inspector(forked: Fork):
 def test_a_fork_is_sent_to_the_page_as_json(forked: Fork):
     payload = json.loads(json.dumps(panels.fork_payload(forked), allow_nan=False))
     assert [(row["turn"], row["value"], row["n"]) for row in payload["values"]] == [(0, 1.0, 2), (1, 0.0, 1)]
-    assert [row["traj_id"] for row in payload["tree"]] == ["a@1-0", "a@1-1", "a@2-0", "a@2-1"]
+    assert [row["traj_id"] for row in payload["tree"]] == ["a@1-0", "a@1-1", "a@2-0", "a@2-1", "a@2-2"]
     assert payload["lost_at"] == 0 and payload["run"] == "base-fork-1" and payload["tree"][0]["answer"] is None
 
 

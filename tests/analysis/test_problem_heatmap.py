@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 from helpers.inspector_runs import write_run
 
-from rstar_lab.analysis import Runs, inspect, link, open_runs, plot_heatmap, problem_table
+from rstar_lab.analysis import Runs, comparison, inspect, link, open_runs, plot_heatmap, problem_table
 from rstar_lab.analysis.figure_theme import template
 from rstar_lab.analysis.inspector.link import point_filter, show_points
 from rstar_lab.runs import RunStoreError, RunWriter
@@ -48,7 +48,7 @@ def test_cells_are_pass_rates_of_groups_with_the_easiest_problem_on_top(tmp_path
     assert figure.layout.template == template("light") and figure.dark().layout.template == template("dark")
 
 
-def test_rollouts_without_a_verdict_are_not_failures(tmp_path):
+def test_rollouts_without_a_valid_reward_are_not_failures(tmp_path):
     row = {"step": 1, "problem_id": "p", "reward": 1.0, "stop_reason": "answered"}
     rows = [row | {"traj_id": "a"}, row | {"traj_id": "b", "reward": 0.0, "stop_reason": "undecided"}]
     with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
@@ -57,6 +57,7 @@ def test_rollouts_without_a_verdict_are_not_failures(tmp_path):
     assert plot_heatmap(runs, "a").frame[["n", "pass_rate"]].values.tolist() == [[1, 1.0]]
     columns = ["rollouts", "pass_rate", "first_rate", "last_rate"]
     assert problem_table(runs)[columns].values.tolist() == [[2, 1.0, 1.0, 1.0]]
+    assert comparison._examples(runs, None, {"p": False}) == [None]
 
 
 def test_more_problems_than_rows_show_those_of_the_most_steps(tmp_path):

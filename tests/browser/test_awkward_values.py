@@ -1,5 +1,6 @@
-"""A run with every awkward value in the widgets, at three widths, light and dark: nothing overlaps or is cut off, the transcript has
-its share of the pane, and no text contradicts the row.
+"""Open runs with unusual values (long, empty, right-to-left, not scored) in the widgets, at three widths, light and dark.
+
+No text overlaps another one or is cut off, the transcript fills its share of the pane, and no text contradicts the row.
 
     pytest -m soak tests/browser/test_awkward_values.py
 """

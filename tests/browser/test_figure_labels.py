@@ -108,8 +108,10 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, go.Figure]:
 
 @pytest.fixture(scope="module")
 def extremes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, go.Figure]:
-    """Every figure of runs with one rollout, with 10,000, with equal rewards, and without rewards. A figure that such a run has no
-    data for is an error of one sentence."""
+    """All figures of four runs: one rollout, 10,000 rollouts, equal rewards, no rewards.
+
+    A figure without data raises an error of one sentence.
+    """
     settings: dict[str, dict[str, Any]] = {
         "one": {"rows": 1, "steps": 1}, "many": {"rows": 10_000, "steps": 10}, "equal": {"rows": 80, "reward": 1.0},
         "unscored": {"rows": 80, "reward": None, "advantage": None},

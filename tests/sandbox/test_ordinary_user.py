@@ -160,7 +160,7 @@ def fill():
 threading.Thread(target=fill).start()
 ctypes.CDLL(None).syscall(60, 0)
 """
-# Sockets that are sent over each other exist until the kernel collects them, also after the end of the call.
+# Sockets that are sent through each other stay in the kernel until its garbage collection, even after the call has ended.
 CYCLES = """
 import socket
 for _ in range(30):

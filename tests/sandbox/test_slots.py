@@ -33,7 +33,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.calls: dict[int, asyncio.Task[Slot]] = {}  # queued or with a slot, in the order of arrival
         self.arrived = 0
         self.started: list[int] = []
-        self.preempted: list[int] = []  # calls that gave way, and have not got their slot back
+        self.preempted: list[int] = []  # calls that lost their slot to shorter calls and wait for it
         self.returned = 0  # calls that ran again after they waited, while all slots were taken
 
     @initialize(workers=st.integers(1, 3), make_room=st.booleans(), max_waiting=st.integers(0, 3))

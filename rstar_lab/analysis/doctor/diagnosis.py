@@ -16,6 +16,7 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, Rule
 from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Hardware, load_profile
+from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.visible_text import counted, escaped
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ def wasted_tokens(log: Log) -> dict[str, float]:
     rewards = rollouts.groupby("group_id").reward
     spread = (rewards.transform("max") - rewards.transform("min")).where(rewards.transform("size") > 1)
     kept = rollouts.kept.fillna(True).astype(bool)
-    failed = rollouts.stop_reason.isin(["engine_error", "environment_error", "undecided"]) & ~kept
+    failed = rollouts.stop_reason.isin(UNUSABLE) & ~kept
     still = log.steps.step[log.steps.grad_norm == 0] if log.has("steps.grad_norm") else log.steps.step.head(0)
     dead = rollouts.step.isin(still) & ~failed
     equal = (spread == 0) & ~failed & ~dead

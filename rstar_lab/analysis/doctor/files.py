@@ -265,9 +265,9 @@ def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:
                 read += list(converted(row, place, step_number(_step(row, file), place, "step")))
             except UserError as error:
                 left_out.append(str(error))
-            else:
-                if not is_trace(row):
-                    other |= dict.fromkeys(name for name, own in row.items() if name not in USED and not is_number(own))
+                continue
+            if not is_trace(row):
+                other |= dict.fromkeys(name for name, own in row.items() if name not in USED and not is_number(own))
     if left_out:
         names = list(dict.fromkeys(file.name for file in source.files))
         place = names[0] if len(names) == 1 else source.folder.name

@@ -90,7 +90,7 @@ def _name(path: Path, source: Source) -> str:
 
 
 def _metrics(found: list[Source], unread: list[str]) -> list[Table]:
-    """Return the metrics of each run. Files that give other values for the same metric and step belong to different runs.
+    """Return the metrics of each run. Files with different values of the same metric at the same step belong to different runs.
 
     Appends a note to `unread` about files without metrics."""
     tables: list[Table] = []

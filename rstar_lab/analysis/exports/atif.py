@@ -250,7 +250,7 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
 
 
 def _with_reward(rollout: Row, place: Path) -> Row:
-    """Return a rollout with the reward of its trial, which Harbor writes to TRIAL/verifier/reward.txt."""
+    """Add the reward of a trial of Harbor to its rollout. Harbor writes it to TRIAL/verifier/reward.txt."""
     file = place.parent.parent / "verifier" / "reward.txt"
     if rollout["reward"] is None and place.parent.name == "agent" and file.is_file():
         with suppress(OSError, ValueError):

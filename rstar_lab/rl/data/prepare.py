@@ -231,7 +231,7 @@ def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
 
 def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
     """Return {problem_id: (share of rollouts with a positive reward, rollouts)} of a run folder or a table. Rollouts of a run without
-    a verdict are left out.
+    a valid reward are left out.
 
     A table has problem_id and either reward (a row per rollout) or pass_rate and samples (a row per problem).
     Raises UserError that names file and row.

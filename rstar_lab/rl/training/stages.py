@@ -199,7 +199,7 @@ def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
 def difficulty_table(
     rows: Sequence[Mapping[str, Any]], rule: DifficultyFilter, *, run_id: str, stage: str, step: int
 ) -> pa.Table:
-    """Return the pass rate of each problem over the rollouts with a verdict; a problem without one is kept.
+    """Return the pass rate of each problem over the rollouts with a valid reward. A problem without such rollouts is kept.
 
     rows: trajectory rows with problem_id, reward and stop_reason.
     """

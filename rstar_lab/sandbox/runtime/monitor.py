@@ -245,7 +245,7 @@ class CallMonitor:
         return self.preempted and self.last_cpu_s > self._guaranteed_s()
 
     def _was_in_background(self) -> bool:
-        """Return whether the call waited for a CPU because it gave way to shorter ones."""
+        """Return whether the call waited for a CPU because it had been preempted by shorter ones."""
         return self._gave_way and self.last_cpu_s > self._guaranteed_s()
 
     def _guaranteed_s(self) -> float:

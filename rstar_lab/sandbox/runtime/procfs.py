@@ -97,15 +97,17 @@ def _sum_kb(pids: list[int], file: str, names: tuple[str, ...]) -> int:
 
 
 def has_memory(pid: int) -> bool:
-    """Return whether a process has not begun to end."""
+    """Return whether a process still has its memory, which the kernel frees first when the process exits."""
     with contextlib.suppress(OSError):
         return "VmSize:" in _read(f"/proc/{pid}/status")
     return False
 
 
 def living_thread(pid: int) -> int:
-    """Return the id of a thread of a process that has not ended. /proc/PID has neither the memory nor the descriptors of a process
-    whose first thread has ended."""
+    """Return the id of a running thread of a process; `pid` if there is none.
+
+    After the first thread of a process exits, /proc/PID shows neither its memory nor its descriptors; those of its threads do.
+    """
     if state(pid) == "Z":
         with contextlib.suppress(OSError):
             return next(

@@ -24,8 +24,8 @@ class SocketMemory:
         self._ignored: Collection[int] = ()
 
     def ignore_present(self) -> None:
-        """Ignore the present sockets from now on. Call this before a program starts: sockets that an earlier program has sent over
-        each other exist until the kernel finds that nobody can receive them."""
+        """Ignore the present sockets from now on. Call this before a program starts: sockets that an earlier program has sent through
+        each other stay in the kernel until its garbage collection."""
         self._ignored = self._read().keys()
 
     def bytes_by_socket(self) -> dict[int, int]:

@@ -162,7 +162,7 @@ def test_the_filter_has_a_lower_and_an_upper_bound_and_sets_the_difficulty(tmp_p
     pq.write_table(table, tmp_path / "table.parquet")
     kept = without_solved([problem(f"p{n}", 1.0) for n in range(5)], tmp_path / "table.parquet")
     assert [(p.problem_id, p.difficulty) for p in kept] == [("p1", 0.75), ("p2", 0.5)]
-    # Rollouts without a verdict are no failures: p0 stays, because nothing is known of it, and p4 is still solved always.
+    # Rollouts without a valid reward are not failures: p0 stays, because it has no result, and p4 is always solved.
     rows = [row | {"stop_reason": "undecided"} if row["problem_id"] == "p0" else row for row in rows]
     rows += [{"problem_id": f"p{n}", "reward": 0.0, "stop_reason": "environment_error"} for n in (2, 4)]
     table = difficulty_table(rows, rule, run_id="r", stage="s", step=1)

@@ -19,7 +19,5 @@ from rstar_lab.analysis.doctor.rule import Evidence, Log, groups_where, rule
 def check(log: Log) -> Evidence | None:
     late = log.last().dropna(subset=["reward"])
     rewards = late.groupby("group_id").reward
-    wrong = rewards.max() <= 0
-    if log.source != "rstar_lab":  # rewards below 0 can tell rollouts apart
-        wrong &= rewards.min() == rewards.max()
+    wrong = (rewards.max() <= 0) & (rewards.min() == rewards.max())  # different rewards below 0 are a signal
     return groups_where(late, wrong, "no rollout is rewarded")
