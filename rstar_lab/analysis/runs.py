@@ -48,7 +48,11 @@ class Runs:
         return self._views.path
 
     def limit_queries(self, timeout_s: float) -> "Runs":
-        """Set the time limit of queries that have none, in seconds. Returns these runs."""
+        """Set the time limit of queries that have none. Returns these runs.
+
+        Args:
+            timeout_s: Seconds after which a query raises RunStoreError.
+        """
         self._views.timeout_s = timeout_s
         return self
 
