@@ -109,3 +109,19 @@ def test_groups_of_killed_sandboxes_are_removed_where_they_were_created(tmp_path
     monkeypatch.setattr(cgroup, "_mounts", lambda: [("cgroup2", "/", str(tmp_path), set())])
     cgroup.remove_stale_groups()
     assert not stale.exists() and live.exists()
+
+
+def test_limits_are_written_through_files_opened_before_the_namespace(folder, group, tmp_path):
+    """With the mount option `nsdelegate` the kernel refuses writes to limits through files that were opened in the namespace."""
+    fd = os.open(make_folder(tmp_path / "hierarchy" / "supervisors"), os.O_RDONLY)
+    group.join(Group(2, dict.fromkeys(cgroup.CONTROLLERS, fd)))
+    limits = ("memory.max", "memory.swap.max", "pids.max", "cpu.max", "cpu.weight", "cpu.idle")
+    for name in limits:
+        os.truncate(folder / name, 0)
+        (folder / name).rename(tmp_path / name)
+    group.limit(256, 130)
+    group.limit_cpus(1.1)
+    group.set_weight(PREEMPTED)
+    written = {name: read(tmp_path, name) for name in limits}
+    assert written == dict(zip(limits, (str(256 << 20), "0", "130", "110000 100000", "50", "0"), strict=True))
+    os.close(fd)

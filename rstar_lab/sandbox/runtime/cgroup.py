@@ -1,6 +1,7 @@
 """Control groups (version 1 or 2): limit the memory, the number of processes and the CPU share of a call."""
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -19,6 +20,10 @@ PERIOD_US, LEAST_QUOTA_US = 100_000, 1000
 # Seconds in which killed processes of a group must end.
 KILL_S = 2.0
 MEMORY_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+
+
+# Files of version 2 that a supervisor writes. It opens them before it enters its own cgroup namespace (`Group.join`).
+_WRITTEN_FILES = ("memory.max", "memory.swap.max", "pids.max", "cpu.weight", "cpu.idle", "cpu.max")
 
 
 def write_file(folder: int, name: str, text: str) -> None:
@@ -89,6 +94,7 @@ class Group:
         self._out = self._back = -1
         self._entries: list[int] = []
         self._own_entries: list[int] = []
+        self._open_files: dict[str, int] = {}
         self.in_background = self._supervisor_outside = False
 
     def child(self, name: str) -> "Group":
@@ -138,8 +144,9 @@ class Group:
         group for all controllers, because a move between groups waits for a lock of all forks; only oom_score_adj protects it.
 
         supervisors: group shared by all supervisors, to which a supervisor of version 2 moves while its program is a crowd or
-        in the background. All files are opened now, because they cannot be opened after the process has entered its own cgroup
-        namespace.
+        in the background. All files to write are opened now. After the process has entered its own cgroup namespace, others cannot
+        be opened, and the kernel refuses writes to a limit if its file was opened in the namespace (mount option `nsdelegate`,
+        which systemd sets).
         """
         if self.version == 1:
             write_file(self.folders["cpuacct"], "cgroup.procs", "0")
@@ -151,9 +158,20 @@ class Group:
         else:
             write_file(self.folders["memory"], "cgroup.procs", "0")
             self._out, self._back = supervisors._open_procs_file(), self._open_procs_file()
+            for name in _WRITTEN_FILES:
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # cpu.idle: Linux 5.15; memory.swap.max: only with swap accounting
+                    self._open_files[name] = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["memory"])
         self._entries = [
             os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder) for folder in set(self.folders.values())
         ]
+
+    def _write(self, controller: str, name: str, text: str) -> None:
+        if name in self._open_files:
+            os.pwrite(self._open_files[name], text.encode(), 0)
+        else:
+            write_file(self.folders[controller], name, text)
 
     def enter(self) -> None:
         """Move this process, the fork of a supervisor that becomes a program, into the group."""
@@ -207,21 +225,21 @@ class Group:
             self.limit_memory(memory_mb)
             if self.version == 2 and not self._memory_mb:
                 with contextlib.suppress(OSError):
-                    write_file(self.folders["memory"], "memory.swap.max", "0")
+                    self._write("memory", "memory.swap.max", "0")
             self._memory_mb = memory_mb
         if processes != self._processes:
-            write_file(self.folders["pids"], "pids.max", str(processes))
+            self._write("pids", "pids.max", str(processes))
             self._processes = processes
 
     def limit_memory(self, memory_mb: int) -> None:
         """Set the limit on memory (MiB) of this group and the groups below it."""
         for attempts_left in range(100, -1, -1):
             try:
-                write_file(self.folders["memory"], MEMORY_LIMIT[self.version], str(memory_mb << 20))
+                self._write("memory", MEMORY_LIMIT[self.version], str(memory_mb << 20))
                 return
-            except OSError:
+            except OSError as error:
                 # EBUSY: the kernel may still be freeing files of the previous call.
-                if not attempts_left:
+                if error.errno != errno.EBUSY or not attempts_left:
                     raise
                 time.sleep(0.005)
 
@@ -231,12 +249,12 @@ class Group:
             return
         # cpu.idle, because a group with low shares alone yields to a waking process only after a delay.
         with contextlib.suppress(OSError):
-            write_file(self.folders["cpu"], "cpu.idle", str(int(weight == BACKGROUND)))
+            self._write("cpu", "cpu.idle", str(int(weight == BACKGROUND)))
         with contextlib.suppress(OSError) if weight == BACKGROUND else contextlib.nullcontext():
             if self.version == 1:
-                write_file(self.folders["cpu"], "cpu.shares", str(min(weight, 2**18)))
+                self._write("cpu", "cpu.shares", str(min(weight, 2**18)))
             else:
-                write_file(self.folders["cpu"], "cpu.weight", str(min(max(1, weight * 100 // 1024), 10_000)))
+                self._write("cpu", "cpu.weight", str(min(max(1, weight * 100 // 1024), 10_000)))
         self._weight = weight
 
     def limit_cpus(self, cpus: float) -> None:
@@ -246,9 +264,9 @@ class Group:
         quota_us = max(LEAST_QUOTA_US, int(cpus * PERIOD_US))
         with contextlib.suppress(OSError):
             if self.version == 1:
-                write_file(self.folders["cpu"], "cpu.cfs_quota_us", str(quota_us))
+                self._write("cpu", "cpu.cfs_quota_us", str(quota_us))
             else:
-                write_file(self.folders["cpu"], "cpu.max", f"{quota_us} {PERIOD_US}")
+                self._write("cpu", "cpu.max", f"{quota_us} {PERIOD_US}")
         self._cpus = cpus
 
     def start_accounting(self) -> None:
@@ -256,7 +274,7 @@ class Group:
         self._cpu_base = self._cpu()
         if self.version == 1:
             with contextlib.suppress(OSError):
-                write_file(self.folders["memory"], "memory.max_usage_in_bytes", "0")
+                self._write("memory", "memory.max_usage_in_bytes", "0")
 
     def cpu_s(self) -> float:
         """Return CPU seconds since `start_accounting`."""
