@@ -24,6 +24,10 @@ _TITLES = {
 # SQL condition on trajectories: the rollout has a valid reward
 HAS_RESULT = f"coalesce(stop_reason, '') NOT IN {UNUSABLE}"
 _SUBQUERY = re.compile(r"(?i)\b(from|table|select|show|describe|summarize|pivot|unpivot|with)\b")
+_WITH = re.compile(r"(?i)\bwith\b")
+_READING = frozenset(
+    {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+)  # queries that change nothing
 _GENERATORS = frozenset({"unnest", "range", "generate_series"})  # table functions without access to files
 # Time of a query with a filter that the user did not necessarily write: from a saved view, a link or an assistant.
 FILTER_S = 60.0
@@ -74,13 +78,16 @@ def quoted(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def check_query(query: str) -> None:
-    """Raise RunStoreError unless the text is exactly one SELECT statement (DESCRIBE and SUMMARIZE count as one)."""
+    """Raise RunStoreError unless the text is exactly one SELECT statement (DESCRIBE and SUMMARIZE count as one) that changes nothing:
+    DuckDB also accepts COPY TO, INSERT, UPDATE and DELETE in a WITH clause."""
     try:
         statements = duckdb.extract_statements(query)
     except duckdb.Error as error:
         raise RunStoreError(f"the query failed: {error_text(error)}") from error
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise RunStoreError("the query failed: only one SELECT statement is allowed")
+    if _WITH.search(query) and any("cte_map" in node and node["type"] not in _READING for node in _nodes(query)):
+        raise RunStoreError("the query failed: only SELECT is allowed in a WITH clause")
 
 
 @lru_cache(maxsize=256)
@@ -106,7 +113,7 @@ def checked_expression(sql: str) -> str:
 
 def _check_sources(inside: str) -> None:
     """Raise RunStoreError if a subquery reads anything but the tables of the runs."""
-    nodes = list(_nodes(inside))
+    nodes = list(_nodes(f"SELECT 1 WHERE {inside}"))
     named = {entry["key"] for node in nodes for entry in (node.get("cte_map") or {}).get("map", [])}
     for node in nodes:
         source = None
@@ -121,7 +128,7 @@ def _check_sources(inside: str) -> None:
 def columns_of(sql: str) -> set[str]:
     """Return the columns that an SQL expression names. A subquery counts as a column of its own."""
     found = set()
-    for node in _nodes(checked_expression(sql)):
+    for node in _nodes(f"SELECT 1 WHERE {checked_expression(sql)}"):
         if node.get("class") == "COLUMN_REF":
             found.add(node["column_names"][-1])
         elif node.get("class") == "SUBQUERY":
@@ -129,10 +136,13 @@ def columns_of(sql: str) -> set[str]:
     return found
 
 
-def _nodes(inside: str) -> Iterator[dict[str, Any]]:
-    """Yield the nodes of the syntax tree of an SQL condition in parentheses."""
-    text = _parser().cursor().execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {inside}"]).fetchone()
-    pending: list[Any] = [json.loads(text[0])] if text else []
+def _nodes(query: str) -> Iterator[dict[str, Any]]:
+    """Yield the nodes of the syntax tree of a SELECT. Raises RunStoreError if it has a part for which DuckDB writes no tree."""
+    text = _parser().cursor().execute("SELECT json_serialize_sql(?)", [query]).fetchone()
+    tree = json.loads(text[0]) if text else {}
+    if tree.get("error") is not False:
+        raise RunStoreError(f"the query failed: it cannot be checked: {tree.get('error_message')}")
+    pending: list[Any] = [tree]
     while pending:
         node = pending.pop()
         if isinstance(node, dict):

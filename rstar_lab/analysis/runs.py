@@ -100,7 +100,10 @@ class Runs:
 
     def trainer_metrics(self) -> pd.DataFrame:
         """Return one row per step: run_id, stage, step and the metrics that the trainer wrote, without the rollup."""
-        lines = [line | {"run_id": reader.run_id} for reader in self._views.readers() for line in reader.metrics()]
+        lines = []
+        for reader in self._views.readers():
+            with self._views.skip_damaged(reader):
+                lines += [line | {"run_id": reader.run_id} for line in reader.metrics()]
         return pd.DataFrame(lines, columns=None if lines else ["run_id", "stage", "step"])
 
     def trajectories(
@@ -164,8 +167,9 @@ class Runs:
         tables = []
         for reader in self._views.readers():
             file = reader.run_dir / REWARDS_FILE
-            if file.exists():
-                tables.append(_reward_columns(file).assign(run_id=reader.run_id))
+            with self._views.skip_damaged(reader):
+                if file.exists():
+                    tables.append(_reward_columns(file).assign(run_id=reader.run_id))
         if not tables:
             return pd.DataFrame(columns=["traj_id", "run_id"])
         frame = pd.concat(tables, ignore_index=True)
@@ -193,7 +197,11 @@ class Runs:
         return where_sql(where, table, noted=self._noted)
 
     def _noted(self) -> list[str]:
-        return [traj_id for reader in self._views.readers() for traj_id in read_notes(reader.run_dir)]
+        noted: list[str] = []
+        for reader in self._views.readers():
+            with self._views.skip_damaged(reader):
+                noted += read_notes(reader.run_dir)
+        return noted
 
     # One trajectory
 
@@ -374,11 +382,12 @@ class Runs:
 
     def copied_questions(self) -> dict[str, dict[str, str]]:
         """Return {run id: {problem id: beginning of its question}} of copied runs whose transcripts are on their host."""
-        return {
-            reader.run_id: copied_questions(reader.run_dir)
-            for reader in self._views.readers()
-            if reader.transcripts_elsewhere
-        }
+        found = {}
+        for reader in self._views.readers():
+            with self._views.skip_damaged(reader):
+                if reader.transcripts_elsewhere:
+                    found[reader.run_id] = copied_questions(reader.run_dir)
+        return found
 
     # Queries
 

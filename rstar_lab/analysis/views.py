@@ -3,7 +3,8 @@
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 
 from rstar_lab.analysis.queries import HAS_RESULT, TABLES, connect, error_text, quoted, time_limit
 from rstar_lab.runs import RunReader, RunStoreError
-from rstar_lab.runs.errors import TranscriptsElsewhere
+from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
@@ -97,10 +98,11 @@ class Views:
             chosen.setdefault(run_id, set()).add(step)
         narrowed = []
         for reader in self.readers():
-            for file in reader.files(level) if reader.run_id in chosen else []:
-                inside = tuple(step for step in file.steps if step in chosen[reader.run_id])
-                if inside:
-                    narrowed.append(replace(file, steps=inside, partial=file.partial or inside != file.steps))
+            with self.skip_damaged(reader):
+                for file in reader.files(level) if reader.run_id in chosen else []:
+                    inside = tuple(step for step in file.steps if step in chosen[reader.run_id])
+                    if inside:
+                        narrowed.append(replace(file, steps=inside, partial=file.partial or inside != file.steps))
         return narrowed
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
@@ -169,7 +171,10 @@ class Views:
             self._connection.execute(f"CREATE OR REPLACE VIEW {name} AS {rows}")
             return
         if name == "rollup":
-            tables = [self._rollup(reader) for reader in self.readers()]
+            tables = []
+            for reader in self.readers():
+                with self.skip_damaged(reader):
+                    tables.append(self._rollup(reader))
             table = pa.concat_tables(tables) if tables else ROLLUP.empty_table()
             run_ids = pa.array(self._runs_with_own_reward(), pa.string())
             table = table.append_column("own_reward", pc.is_in(table["run_id"], run_ids))
@@ -234,13 +239,13 @@ class Views:
         elsewhere: list[TranscriptsElsewhere] = []
         for reader in readers:
             try:
-                run_files = reader.files(level)
+                with self.skip_damaged(reader):
+                    run_files = reader.files(level)
+                    if not run_files and _should_have(reader, level):
+                        lacking.append(reader.run_id)
+                    files += run_files
             except TranscriptsElsewhere as caught:
                 elsewhere.append(caught)
-                continue
-            if not run_files and _should_have(reader, level):
-                lacking.append(reader.run_id)
-            files += run_files
         if elsewhere and not files:
             raise elsewhere[0]
         for error in elsewhere:
@@ -265,6 +270,19 @@ class Views:
                 self._unreadable[folder] = state_of(folder)
                 warnings.warn(f"skipped: {error}", stacklevel=2)
         return list(readers.values())
+
+    @contextmanager
+    def skip_damaged(self, reader: RunReader) -> Iterator[None]:
+        """Skip a run whose files are damaged, with a warning, if it is one of several in the folder of runs: one user of a shared folder
+        could otherwise end the queries of all. A run that was opened by its own folder or id raises its error."""
+        try:
+            yield
+        except TranscriptsElsewhere:
+            raise
+        except READ_ERRORS as error:
+            if reader.run_dir in self._given or len(self.readers()) == 1:
+                raise
+            warnings.warn(f"skipped: {error}", stacklevel=3)
 
     def unreadable(self) -> list[Path]:
         """Return the runs that `readers` skipped."""

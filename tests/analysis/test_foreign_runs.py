@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from rstar_lab.analysis import inspect, measure, open_runs, overview
 from rstar_lab.analysis.doctor import doctor
 from rstar_lab.analysis.inspector.notes import NOTES, VIEWS, read_notes, write_note
+from rstar_lab.analysis.mcp_server import RunTools
 from rstar_lab.analysis.report import report_html
 from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
@@ -100,6 +101,29 @@ def test_a_query_is_one_select_over_the_folders_of_the_runs(run, tmp_path, query
     assert not target.exists() and len(frame) == 1
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "WITH x AS (COPY (SELECT 1) TO 'RUN/run.json') SELECT 1",
+        "DESCRIBE WITH x AS (COPY (SELECT 1) TO 'RUN/new.csv') SELECT 1",
+        "wItH/**/x AS (DELETE FROM rollup RETURNING step) FROM x",
+        "WITH x AS (UPDATE rollup SET reward_mean = 1 RETURNING step) FROM x",
+        "WITH x AS (INSERT INTO rollup FROM rollup RETURNING step) FROM x",
+    ],
+)
+def test_a_query_changes_no_file_and_no_table(run, query):
+    """DuckDB may write where it may read, and a WITH clause can hold more than SELECT."""
+    runs = open_runs(run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    table = runs.sql("SELECT * FROM rollup ORDER BY step")
+    for ask in (runs.sql, runs.arrow, RunTools(run.parent, lambda _: []).query):
+        with pytest.raises(UserError, match="WITH clause"):
+            ask(query.replace("RUN", str(run)))
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert runs.sql("SELECT * FROM rollup ORDER BY step").equals(table)
+    assert runs.sql("WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t WHERE n < 3) FROM t").n.sum() == 6
+
+
 def test_runs_behind_symbolic_links_are_read(run, tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "a").symlink_to(run)
@@ -182,6 +206,16 @@ def test_no_writer_follows_a_link_in_a_run_folder(run, tmp_path, name):
         compact(run)
     assert {file: file.read_text() for file in files} == before and sorted(home.rglob("*"))
     assert {path.name for path in home.iterdir()} == {".ssh", ".bashrc", "stage=rl", "step=000009.parquet"}
+
+
+def test_a_link_that_appears_while_a_run_is_written_is_not_followed(tmp_path):
+    mine = tmp_path / "bashrc"
+    mine.write_text("mine")
+    with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
+        (tmp_path / "a" / "metrics.jsonl").symlink_to(mine)
+        with pytest.raises(RunStoreError, match=r"metrics\.jsonl"):
+            writer.write_step("rl", 1, trajectories=[], calls=[], transcripts=[], metrics={})
+    assert mine.read_text() == "mine"
 
 
 def test_a_run_folder_that_another_user_has_linked_is_not_written(tmp_path):
@@ -353,6 +387,41 @@ def test_one_broken_run_ends_no_list(run, way):
     ):
         table = open_runs(root).runs()
     assert "a" in set(table.run_id) and table.set_index("run_id").status["a"] == "finished"
+
+
+DAMAGED = (
+    "metrics.jsonl",
+    "rollup.parquet",
+    "trajectories",
+    "calls",
+    "transcripts",
+    NOTES,
+    "rewards.parquet",
+    "mirror.json",
+)
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+@pytest.mark.parametrize("name", DAMAGED)
+def test_one_damaged_run_of_a_folder_does_not_end_the_queries_of_the_others(run, name):
+    root, bad = run.parent, make_run(run.parent, "bad", steps=1)
+    file = next((bad / name).glob("stage=*/*.parquet"), bad / name)
+    file.unlink(missing_ok=True)
+    file.mkdir() if name == "mirror.json" else os.mkfifo(file)
+    runs, inspector, tools = open_runs(root), inspect(root), RunTools(root, lambda _: [])
+    assert "a" in set(runs.trajectories(columns=["run_id"]).run_id) and "a" in set(
+        runs.calls(columns=["run_id"]).run_id
+    )
+    assert "a" in set(runs.steps().run_id) and runs.count({"noted": True}) == 0 and runs.rewards().empty
+    assert "a" in set(runs.search("e", limit=1000).run_id)
+    traj_id = runs.trajectories({"run_id": "a"}, columns=["traj_id"]).traj_id[0]
+    assert len(runs.transcript(traj_id)) and len(inspector.rows()) and inspector.static_html()
+    assert inspector._page([], 0, 10, inspector.filters, {}, [])["rows"]
+    assert tools.describe_run("a")["steps"] == 2 and tools.transcript(traj_id)["messages"]
+    assert "a" in {log.name for log in doctor(root).logs}
+    if name in ("metrics.jsonl", "rollup.parquet", "trajectories"):
+        with pytest.raises(UserError):  # the run that was asked for
+            open_runs(bad).trajectories()
 
 
 @pytest.mark.parametrize("value", ["x", {"a": 1}, [1], True, 10**30, "\ud800"])

@@ -6,8 +6,11 @@ Rollouts of other tools are imported into a temporary folder, so that the doctor
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +22,7 @@ from rstar_lab.analysis.doctor.rollout_rows import STEPS
 from rstar_lab.analysis.doctor.rule import Log
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.errors import UserError
+from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.visible_text import counted
 
@@ -221,24 +225,42 @@ def _own(path: Path) -> list[Log]:
     if chosen.empty:
         raise UserError(f"{path}: no run has steps of training or imported rollouts")
     measured = runs.trainer_metrics()
-    logs = []
+    logs: list[Log] = []
+    damaged: list[str] = []
     for row in chosen.to_dict("records"):
-        opened = open_runs(str(row["path"]))
-        own = measured[measured.run_id == row["run_id"]] if len(measured) else measured
-        evaluated = table[(table.kind == "evaluate") & (table.parent_run == row["run_id"])]
-        evaluations = open_runs(evaluated.path.tolist()) if len(evaluated) else None
-        fp32 = row.get("recipe.engine.dtype") == "float32" and row.get("recipe.rl.precision") != "bf16"
-        updates = row.get("recipe.rl.mini_batches")
-        updates = int(updates) if isinstance(updates, int | float) and np.isfinite(updates) else None
-        steps, rollouts = _named(own), _table(opened)
-        if "entropy" not in steps:
-            steps["entropy"] = steps.step.map(rollouts.groupby("step").entropy.mean())
-        if row.get("recipe.rl.tools") == "[]":
-            rollouts["calls"] = np.nan  # a run without tools cannot call any
-        gpus = (RunReader(str(row["path"])).info.get("hardware") or {}).get("gpus")
-        count = len(gpus) if isinstance(gpus, list) else None
-        logs.append(Log(str(row["run_id"]), "rstar_lab", steps, rollouts, opened, evaluations, fp32, updates, count))
-    return logs
+        try:
+            logs.append(_own_log(row, table, measured))
+        except READ_ERRORS as error:  # one run of a shared folder does not end the diagnosis of the others
+            if len(chosen) == 1:
+                raise
+            damaged.append(f"{row['run_id']} cannot be read: {error}")
+    if not logs:
+        raise UserError(f"{path}: no run can be read: {damaged[0]}")
+    return [replace(logs[0], notes=(*logs[0].notes, *damaged)), *logs[1:]]
+
+
+def _own_log(row: Mapping[Any, Any], table: pd.DataFrame, measured: pd.DataFrame) -> Log:
+    """Return the log of one run. row: its row in `table`, which has all runs. measured: metrics of all runs. Raises RunStoreError if
+    its files are damaged."""
+    opened, reader = open_runs(str(row["path"])), RunReader(str(row["path"]))
+    own = measured[measured.run_id == row["run_id"]] if len(measured) else measured
+    evaluated = table[(table.kind == "evaluate") & (table.parent_run == row["run_id"])]
+    evaluations = open_runs(evaluated.path.tolist()) if len(evaluated) else None
+    fp32 = row.get("recipe.engine.dtype") == "float32" and row.get("recipe.rl.precision") != "bf16"
+    updates = row.get("recipe.rl.mini_batches")
+    updates = int(updates) if isinstance(updates, int | float) and np.isfinite(updates) else None
+    steps, rollouts = _named(own), _table(opened)
+    opened.rewards()  # rules read it later
+    for level in ("calls", "transcripts"):
+        with suppress(TranscriptsElsewhere):
+            reader.files(level)
+    if "entropy" not in steps:
+        steps["entropy"] = steps.step.map(rollouts.groupby("step").entropy.mean())
+    if row.get("recipe.rl.tools") == "[]":
+        rollouts["calls"] = np.nan  # a run without tools cannot call any
+    gpus = (reader.info.get("hardware") or {}).get("gpus")
+    count = len(gpus) if isinstance(gpus, list) else None
+    return Log(str(row["run_id"]), "rstar_lab", steps, rollouts, opened, evaluations, fp32, updates, count)
 
 
 def _table(runs: Runs) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -235,7 +236,12 @@ class Inspector(NotebookWidget):
             self._notes = {}
             for run_id in self.source.runs:
                 if folder := self.source.run_dir(run_id):
-                    self._notes |= read_notes(folder)
+                    try:
+                        self._notes |= read_notes(folder)
+                    except UserError as error:  # the list of a shared folder is shown without the notes of one run
+                        if len(self.source.runs) == 1:
+                            raise
+                        warnings.warn(f"skipped: {error}", stacklevel=2)
         return self._notes
 
     # Requests of the browser are {id, op, ...}; responses are {id, result} or {id, error}. The operation `page` is the method `_page`.
