@@ -70,6 +70,7 @@ def init(
     from rstar_lab.hardware.profiles import load_profile
     from rstar_lab.rl.overrides import load_recipe
     from rstar_lab.rl.problems import write_problems
+    from rstar_lab.runs.files import atomic_write
 
     missing = [flag for flag, value in (("--model", model), ("--problems", problems)) if not value]
     if missing and not _in_terminal():
@@ -96,10 +97,9 @@ def init(
     for file, part, use in zip(files, (train, held_out), ("training problem", "held-out problem"), strict=True):
         write_problems(file, part)
         print(f"{file}: {counted(len(part), use)}")
-    out.write_text(
-        recipe_text(str(model), machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools),
-        encoding="utf-8",
-    )
+    text = recipe_text(str(model), machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools)
+    with atomic_write(out) as recipe_file:
+        recipe_file.write(text.encode())
     recipe = load_recipe(out)
     print(
         f"{out}: {'SFT, then ' if sft else ''}{counted(recipe.stages[0].steps, 'step')} of GRPO-RoC on profile {machine.name}"

@@ -1,5 +1,6 @@
 """`rstar-lab new`."""
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,7 @@ def new(
     if not name.isidentifier():
         raise UserError(f"{name!r} is not a module name: use letters, digits and _, and no digit at the start")
     files = {Path(f"{name}.py"): f"{part}.py.txt", Path(f"test_{name}.py"): f"test_{part}.py.txt"}
-    if existing := [str(path) for path in files if path.exists()]:
+    if existing := [str(path) for path in files if os.path.lexists(path)]:
         raise UserError(f"{', '.join(existing)}: exists already; choose another name")
     for path, template in files.items():
         path.write_text((TEMPLATES / template).read_text(encoding="utf-8").replace("{module}", name), encoding="utf-8")

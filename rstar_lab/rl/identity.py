@@ -14,7 +14,7 @@ from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import CODE_TOOLS, EnvironmentEntry, Recipe
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results, renderer_type
-from rstar_lab.runs.files import write_json
+from rstar_lab.runs.files import parse_json, read_text, write_json
 from rstar_lab.verify.released import released_program
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.txt", "*.jinja", "*.model")
@@ -87,8 +87,8 @@ def model_hash(folder: Path, cache_dir: Path) -> str:
     """
     cache_file = cache_dir / "file-hashes.json"
     try:
-        known = json.loads(cache_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known = dict(parse_json(read_text(cache_file)))
+    except (OSError, ValueError, TypeError):
         known = {}
     files = sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
     hashes, new = {}, {}

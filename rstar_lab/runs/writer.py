@@ -21,7 +21,15 @@ import pyarrow.parquet as pq
 
 from rstar_lab.runs import provenance
 from rstar_lab.runs.errors import RunStoreError
-from rstar_lab.runs.files import atomic_write, json_safe, name_disk_errors, remove_folder, sync_folder, write_json
+from rstar_lab.runs.files import (
+    atomic_write,
+    json_safe,
+    name_disk_errors,
+    open_regular,
+    remove_folder,
+    sync_folder,
+    write_json,
+)
 from rstar_lab.runs.lock import RunLock
 from rstar_lab.runs.reader import (
     STEPS_KEY,
@@ -266,7 +274,7 @@ class RunWriter:
 
     def _append(self, line: dict[str, Any]) -> None:
         with name_disk_errors(self._metrics):
-            with self._metrics.open("ab") as file:
+            with os.fdopen(open_regular(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
                 before = file.tell()
                 try:
                     file.write(_line(line))

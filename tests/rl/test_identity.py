@@ -103,6 +103,9 @@ def test_new_weights_in_the_same_folder_change_the_model_hash(tmp_path):
     (folder / "model.safetensors").write_bytes(b"three")
     assert model_hash(folder, cache) != first
     assert len(json.loads((cache / "file-hashes.json").read_text())) == 3
+    for text in ("[1]", "5", "[" * 100_000):  # the cache of a shared runs folder can belong to somebody else
+        (cache / "file-hashes.json").write_text(text)
+        assert model_hash(folder, cache) != first
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Model folders: find the folder of a model, and check its files."""
 
-import json
 from pathlib import Path
 
 from rstar_lab.errors import UserError
-from rstar_lab.rl.models.sources import get_model, is_named
+from rstar_lab.rl.models.sources import ModelError, check_files, get_model, is_named
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.runs.files import parse_json, read_text
 from rstar_lab.runs.reader import RunReader
 
 
@@ -16,13 +16,13 @@ def model_folder(model: str, runs_dir: Path) -> Path:
     Raises UserError if it is none of them, or if the run has no finished model.
     """
     if (Path(model) / "config.json").exists():
-        return Path(model)
+        return get_model(model)
     run = next((run for run in (runs_dir / model, Path(model)) if (run / "run.json").exists()), None)
     if run:
         if checkpoints := RunReader(run).checkpoints():
-            return max(checkpoints.items())[1]
+            return check_files(max(checkpoints.items())[1])
         if (run / "sft" / "model" / "config.json").exists():
-            return run / "sft" / "model"
+            return check_files(run / "sft" / "model")
         kind = RunReader(run).info.get("kind")
         reason = "it has no checkpoint" if kind == "train" else f"it is of kind {kind}"
         raise UserError(f"run {run} has no model: {reason}; name a run that trained, or a model folder")
@@ -38,14 +38,17 @@ def check_readable(folder: Path) -> None:
 
     transformers and vLLM would report such a file as missing, or try again.
     """
-    for path in sorted(folder.iterdir()):
+    for path in sorted(check_files(folder).iterdir()):
         if path.is_file():
             path.open("rb").close()
 
 
 def has_tied_embeddings(folder: Path) -> bool:
-    """Return whether the LM head of the model shares the weights of the embeddings."""
-    return bool(json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"))
+    """Return whether the LM head of the model shares the weights of the embeddings. Raises ModelError for a broken config.json."""
+    try:
+        return bool(parse_json(read_text(folder / "config.json")).get("tie_word_embeddings"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{folder / 'config.json'} cannot be read: {error}") from error
 
 
 def starting_model(recipe: Recipe, runs_dir: Path) -> Path:

@@ -71,7 +71,7 @@ def get_model(model: str, *, weights: bool = True) -> Path:
     """
     path = Path(model)
     if path.is_dir():
-        return path
+        return check_files(path)
     if is_named(model):
         return _get_named(model, weights)
     raise ModelError(
@@ -79,6 +79,14 @@ def get_model(model: str, *, weights: bool = True) -> Path:
         "format, ORG/NAME on the Hugging Face Hub, "
         f"{SMOLLM2}, a .gguf file, or `tiny` in a recipe"
     )
+
+
+def check_files(folder: Path) -> Path:
+    """Return a model folder. Raises ModelError if it holds a pipe, a socket or a device: reading it would wait or never end."""
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is not a regular file: remove it from the model folder")
+    return folder
 
 
 @functools.cache
@@ -281,10 +289,12 @@ def _dequantise(file: Path, out: Path) -> None:
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
+    # Other files of the folder, such as adapter_config.json, can name models of the Hub: nothing is downloaded.
+    options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
     _say(f"dequantises {file.name} ({file.stat().st_size / 1e9:.3g} GB)")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-        loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+        loaded = AutoModelForCausalLM.from_pretrained(file.parent, **options)
     except Exception as error:  # gguf and transformers raise different exceptions for broken files
         raise ModelError(f"{file}: cannot be read as GGUF: {str(error).strip().splitlines()[0]}") from error
     config = loaded.config

@@ -1,7 +1,6 @@
 """The input of every preflight check: recipe, profile and the shape of the model; and the results other than a message or a UserError."""
 
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.models.sources import ModelError, get_model, is_named
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.runs.files import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def architecture_of(model: str) -> Architecture | None:
     if not path.is_file():
         return KNOWN.get(Path(model).name.partition("@")[0].removesuffix("-Base").removesuffix("-Instruct"))
     try:
-        config = json.loads(path.read_text())
+        config = parse_json(read_text(path))
         config = config.get("text_config", config)
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         experts = config.get("num_experts") or config.get("num_local_experts") or 0

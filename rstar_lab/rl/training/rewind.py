@@ -63,7 +63,7 @@ def rewind(run: str | Path, step: int, into: str | Path, overrides: Mapping[str,
         _copy_run(source, target / source.run_id, before[-1])
         sft = source.run_dir.parent / f"{name}-sft"
         if sft.is_dir():
-            shutil.copytree(sft, target / sft.name, ignore=shutil.ignore_patterns(".lock"))
+            shutil.copytree(sft, target / sft.name, symlinks=True, ignore=shutil.ignore_patterns(".lock"))
         path = target / RECIPE_FILE
         _write_recipe(path, info["recipe"] | {"runs": str(target)})
         recipe = load_recipe(path, overrides).model_dump(mode="json")
@@ -77,14 +77,14 @@ def rewind(run: str | Path, step: int, into: str | Path, overrides: Mapping[str,
 
 
 def _copy_run(source: RunReader, target: Path, checkpoint: int) -> None:
-    """Copy a run without its other checkpoints. Training removes the steps after the checkpoint."""
+    """Copy a run without its other checkpoints. Training removes the steps after the checkpoint. Links are copied as links."""
 
     def skip(folder: str, names: list[str]) -> set[str]:
         if Path(folder) == source.run_dir / "checkpoints":
             return set(names) - {source.checkpoints()[checkpoint].name}
         return {".lock"} & set(names)
 
-    shutil.copytree(source.run_dir, target, ignore=skip)
+    shutil.copytree(source.run_dir, target, symlinks=True, ignore=skip)
 
 
 def _write_recipe(path: Path, recipe: Mapping[str, Any]) -> None:

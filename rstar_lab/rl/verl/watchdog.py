@@ -1,6 +1,5 @@
 """Report what the rollouts of a hung step wait for, then end the run so that its job can restart it from a checkpoint."""
 
-import json
 import os
 import socket
 import sys
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rstar_lab.rl.tools.base import Tool, ToolResult
+from rstar_lab.runs.files import write_json
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.visible_text import counted
 
@@ -115,7 +115,7 @@ class Watchdog:
             "workers": waits,
             "stacks": stacks,
         }
-        (self.writer.run_dir / "watchdog.json").write_text(json.dumps(report, indent=1))
+        write_json(self.writer.run_dir / "watchdog.json", report)
         message = f"step {step} has waited {report['waited_s']} s for {phase}; {_describe(waits)}"
         print(f"watchdog: {message}; see {self.writer.run_dir / 'watchdog.json'}", file=sys.stderr, flush=True)
         self.writer.finish("failed", error=message)

@@ -1,13 +1,18 @@
 """Tests of building, saving and loading models, and of the errors for broken model folders."""
 
 import json
+import os
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from rstar_lab.cli.command_line import app
 from rstar_lab.errors import UserError
 from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
+from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
 from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.preflight.context import architecture_of
 from rstar_lab.rl.renderers.formats import render_prompt
 
 TOKENIZER = train_tokenizer([render_prompt(f"What is {n} times {n}?") for n in range(50)], 320)
@@ -174,6 +179,27 @@ def test_code_in_a_folder_is_not_run_without_trust_remote_code(folder, tmp_path)
     with pytest.raises(ModelError, match="trust_remote_code"):
         load_model(folder)
     assert not witness.exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "more.safetensors"])
+def test_a_pipe_in_a_model_folder_blocks_nobody(folder, tmp_path, name):
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    (tmp_path / "p.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    evaluate = ["evaluate", str(folder), "--problems", str(tmp_path / "p.jsonl"), "--runs-dir", str(tmp_path / "runs")]
+    for read in (lambda: load_model(folder), lambda: load_tokenizer(folder), lambda: check_readable(folder)):
+        with pytest.raises(ModelError, match=f"{name} is not a regular file"):
+            read()
+    error = CliRunner().invoke(app, evaluate).exception
+    assert isinstance(error, ModelError) and name in str(error)
+
+
+def test_a_configuration_of_another_form_is_one_error(folder):
+    for text in ("[" * 100_000, "[]", "5"):
+        (folder / "config.json").write_text(text)
+        for read in (has_tied_embeddings, lambda model: architecture_of(str(model))):
+            with pytest.raises(UserError, match=r"config\.json"):
+                read(folder)
 
 
 def test_a_folder_without_tokenizer_is_an_error(folder):

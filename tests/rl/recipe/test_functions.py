@@ -317,6 +317,16 @@ def test_new_writes_a_part_whose_test_passes(part, module):
     assert isinstance(again.exception, UserError) and "exists already" in str(again.exception)
 
 
+def test_new_writes_through_no_link(module, tmp_path):
+    from typer.testing import CliRunner
+
+    from rstar_lab.cli.command_line import app
+
+    (module / "my_new.py").symlink_to(tmp_path / "target.py")
+    error = CliRunner().invoke(app, ["new", "rule", "my_new"]).exception
+    assert isinstance(error, UserError) and not (tmp_path / "target.py").exists()
+
+
 def test_resample_accepts_a_function():
     from rstar_lab.rl.algorithm.roc import resample
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def test_an_override_changes_only_the_steps_after_the_checkpoint(original: Path,
     train(recipe)
     old, new = result(original), result(tmp_path / "other")
     assert new[0][:4] == old[0][:4] and new[2] != old[2]
+
+
+@pytest.mark.slow
+def test_a_rewound_run_has_no_copy_of_a_linked_file(original: Path, tmp_path: Path):
+    """The run folder may come from somebody else."""
+    secret, runs = tmp_path / "id_rsa", tmp_path / "runs"
+    secret.write_text("secret")
+    shutil.copytree(original / "scored-rl", runs / "scored-rl")
+    for place in ("scored-sft/notes.txt", "scored-rl/checkpoints/step=000004/notes.txt"):
+        (runs / place).parent.mkdir(parents=True, exist_ok=True)
+        (runs / place).symlink_to(secret)
+    rewind(runs / "scored-rl", 5, tmp_path / "again")
+    copied = [path for path in (tmp_path / "again").rglob("notes.txt")]
+    assert len(copied) == 2 and all(path.is_symlink() for path in copied)
 
 
 @pytest.mark.slow
