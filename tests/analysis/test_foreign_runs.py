@@ -403,7 +403,7 @@ DAMAGED = (
 
 @pytest.mark.filterwarnings("ignore:skipped")
 @pytest.mark.parametrize("name", DAMAGED)
-def test_one_damaged_run_of_a_folder_does_not_end_the_queries_of_the_others(run, name):
+def test_one_damaged_run_does_not_end_the_queries_of_the_others(run, name):
     root, bad = run.parent, make_run(run.parent, "bad", steps=1)
     file = next((bad / name).glob("stage=*/*.parquet"), bad / name)
     file.unlink(missing_ok=True)
