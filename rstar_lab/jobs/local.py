@@ -13,15 +13,27 @@ import psutil
 from rstar_lab.errors import UserError
 from rstar_lab.hardware.processes import alive, end_processes
 from rstar_lab.jobs.backend import Backend
-from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec
+from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec, is_sealed
 
 
 def _is_another(pid: int, created: float) -> bool:
-    """Return whether another process has the id now: ids are reused, and the file may come from somebody else."""
+    """Return whether another process has the id now: ids are reused."""
     try:
         return abs(psutil.Process(pid).create_time() - created) >= 1
     except psutil.Error:
         return False
+
+
+def _supervisor(folder: JobFolder) -> tuple[dict[str, Any], bool] | None:
+    """Return process id and start time of a job's supervisor, and whether its user wrote them; None before it started.
+
+    In a folder that comes from somebody else they can be those of any process of this user.
+    """
+    content = folder.read("supervisor.json")
+    if content is None:
+        return None
+    found = {"pid": int(content["pid"]), "created": float(content["created"])}
+    return found, found["pid"] > 1 and is_sealed({**found, "job": folder.path.name}, content.get("seal"))
 
 
 class Local(Backend):
@@ -41,20 +53,22 @@ class Local(Backend):
 
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Return the state of a job that has no exit.json: "running", or "failed" if its supervisor was killed."""
-        supervisor = folder.read("supervisor.json")
+        supervisor = _supervisor(folder)
         if supervisor is None:
             return "queued"
-        return "running" if alive(**supervisor) else "failed"
+        return "running" if alive(**supervisor[0]) else "failed"
 
     def stop(self, folder: JobFolder, spec: JobSpec) -> None:
         """Ask the supervisor to end the job and wait for it. End the job's processes here if it does not."""
-        supervisor = folder.read("supervisor.json")
-        if supervisor is None:
+        found = _supervisor(folder)
+        if found is None:
             return
-        if alive(**supervisor):
+        supervisor, sealed = found
+        if sealed and alive(**supervisor):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor["pid"], signal.SIGTERM)
             deadline = time.monotonic() + GRACE_S + 20
             while alive(**supervisor) and time.monotonic() < deadline:
                 time.sleep(0.05)
-        end_processes(spec.id, root=None if _is_another(**supervisor) else supervisor["pid"], grace_s=0.5)
+        root = supervisor["pid"] if sealed and not _is_another(**supervisor) else None
+        end_processes(spec.id, root=root, grace_s=0.5)

@@ -7,6 +7,7 @@ process of the job. With --detach it runs in a new session and outlives the proc
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import psutil
 
@@ -23,7 +24,7 @@ from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_proces
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
-from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec
+from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec, seal
 from rstar_lab.visible_text import counted
 
 
@@ -143,7 +144,12 @@ def detach(folder: JobFolder) -> None:
     """Fork. The parent records the child's process id and exits; the child returns in a new session."""
     child = os.fork()
     if child:
-        folder.write("supervisor.json", {"pid": child, "created": psutil.Process(child).create_time()})
+        content: dict[str, Any] = {"pid": child, "created": psutil.Process(child).create_time()}
+        with contextlib.suppress(
+            UserError
+        ):  # no key can be stored: `jobs stop` then finds the processes by their environment
+            content["seal"] = seal({**content, "job": folder.path.name})
+        folder.write("supervisor.json", content)
         os._exit(0)
     os.setsid()
     for descriptor in (0, 1, 2):

@@ -1,6 +1,7 @@
 """Job and run folders from other people: they are listed, and nothing that they name runs, is contacted or is shown as markup."""
 
 import base64
+import contextlib
 import dataclasses
 import json
 import os
@@ -289,11 +290,14 @@ def test_a_file_of_a_job_is_not_written_through_a_link(tmp_path):
 
 
 def test_stopping_a_job_ends_no_process_that_only_its_folder_names(tmp_path):
-    folder = own_job(tmp_path)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as mine:
-        folder.write("supervisor.json", {"pid": mine.pid, "created": 5.0})
-        attach("mine", runs_dir=tmp_path).stop()
-        assert mine.poll() is None
+        started = psutil.Process(mine.pid).create_time()  # every user of the machine can read it
+        named = [(mine.pid, 5.0), (mine.pid, started), (0, 0), (1, started), (-1, 0)]
+        for number, (pid, created) in enumerate(named):
+            own_job(tmp_path, f"mine{number}").write("supervisor.json", {"pid": pid, "created": created})
+            with contextlib.suppress(UserError):
+                attach(f"mine{number}", runs_dir=tmp_path).stop()
+            assert mine.poll() is None
         mine.kill()
     damaged = own_job(tmp_path, "damaged")
     damaged.write("supervisor.json", {"pid": "x"})
