@@ -1,6 +1,7 @@
 """`Figure`: a plotly figure with its data, the rollouts behind each point, and export to files."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import plotly.graph_objects as go
 from IPython.display import display
 
 from rstar_lab.analysis.figure_theme import apply_theme
+from rstar_lab.analysis.inspector.export import content_hash
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.files import atomic_write
 
 
 class Figure(go.Figure):
@@ -42,17 +45,18 @@ class Figure(go.Figure):
         Raises RunStoreError for another suffix, and for an image format if no browser is installed.
         """
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        data: str | bytes
         match path.suffix:
             case ".csv":
-                self._frame.to_csv(path, index=False)
+                data = self._frame.to_csv(index=False)
             case ".json":
-                path.write_text(self.to_json())
+                data = self.to_json()
             case ".html":
-                self.write_html(path, include_plotlyjs=True, full_html=True)
+                data = _with_policy(self.to_html(include_plotlyjs=True, full_html=True))
             case ".png" | ".svg" | ".pdf":
+                size = {"width": width, "height": height or self.layout.height or 480}
                 try:
-                    self.write_image(path, width=width, height=height or self.layout.height or 480, scale=2)
+                    data = self.to_image(format=path.suffix[1:], scale=2, **size)
                 except Exception as error:
                     if not any(word in str(error).lower() for word in ("chrome", "browser", "kaleido")):
                         raise
@@ -60,6 +64,8 @@ class Figure(go.Figure):
                     raise RunStoreError(f"{path}: cannot render the figure without a browser: {hint}") from error
             case suffix:
                 raise RunStoreError(f"{path}: cannot save as {suffix!r}; choose .png, .svg, .pdf, .html, .json or .csv")
+        with atomic_write(path) as file:
+            file.write(data if isinstance(data, bytes) else data.encode("utf-8", "replace"))
         return path
 
     def _ipython_display_(self, **_: Any) -> None:
@@ -78,6 +84,13 @@ class Figure(go.Figure):
         custom = self.data[trace].customdata
         conditions = [] if custom is None else [_item(custom, point) for point in points]
         return " OR ".join(f"({condition})" for condition in dict.fromkeys(conditions)) or "false"
+
+
+def _with_policy(page: str) -> str:
+    """Return a page with a content security policy that runs only the scripts in it, by their hashes, and loads nothing."""
+    hashes = " ".join(map(content_hash, re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)))
+    policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    return page.replace("<head>", f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
 
 
 def _item(custom: Any, point: Any) -> str:

@@ -1,5 +1,6 @@
 """Tests of figures (values, rollouts behind points, saved files) and of the comparison card."""
 
+import re
 from urllib.parse import quote
 
 import numpy as np
@@ -11,6 +12,7 @@ from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.figures import plot_ablation, plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k
+from rstar_lab.analysis.inspector.export import content_hash
 from rstar_lab.analysis.inspector.link import data_table
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.runs import open_runs
@@ -111,6 +113,14 @@ def test_figures_are_saved_as_csv_and_offline_html(runs, tmp_path):
     assert len(saved) == len(figure.frame) == 8
     html = figure.save(tmp_path / "f.html").read_text()
     assert "Plotly.newPlot" in html and 'src="http' not in html  # self-contained: no network access
+    policy = re.search(r'<head><meta http-equiv="Content-Security-Policy" content="([^"]*)"', html)[1]
+    scripts = [content_hash(script) for script in re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)]
+    assert policy.startswith(f"default-src 'none'; script-src {' '.join(scripts)}; ") and "unsafe-eval" not in policy
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    for suffix in ("csv", "html", "json"):
+        (tmp_path / f"link.{suffix}").symlink_to(mine)
+        assert not figure.save(tmp_path / f"link.{suffix}").is_symlink() and mine.read_text() == "mine"
     with pytest.raises(RunStoreError, match="cannot save as"):
         figure.save(tmp_path / "f.gif")
 
