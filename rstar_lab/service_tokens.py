@@ -10,12 +10,15 @@ import secrets
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rstar_lab.errors import UserError
 
+LISTENERS_S = 10.0
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -39,8 +42,26 @@ def _name(host: str, port: int) -> str:
     return f"{socket.gethostname() if host in LOOPBACK or everywhere else host.replace(':', '_')}-{port}"
 
 
+@lru_cache(maxsize=64)
+def _listeners(port: int, period: int) -> set[int]:
+    """Return the ids of the users who listen on a TCP port of this machine (Linux only; empty elsewhere).
+
+    period: number of the current period of LISTENERS_S seconds. Reading the kernel's tables takes milliseconds.
+    """
+    users = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text().splitlines():
+                if f":{port:04X} " in line:
+                    _, local, _, state, _, _, _, user, *_ = line.split()
+                    if local.endswith(f":{port:04X}") and state == "0A":  # listens
+                        users.add(int(user))
+    return users
+
+
 def find_token(url: str) -> str | None:
-    """Return the token of a service that this user has started; None if there is none.
+    """Return the token of a service that this user has started; None if there is none, or if another user listens on the port: a client
+    of `localhost` may connect to ::1 although the service listens on 127.0.0.1.
 
     Args:
         url: address of the service. A loopback address means this host.
@@ -53,6 +74,11 @@ def find_token(url: str) -> str | None:
     for folder in _folders():
         path = folder / name
         if "/" not in name and _is_private(folder) and _is_private(path):
+            if parts.hostname in LOOPBACK and _listeners(parts.port or 0, int(time.monotonic() // LISTENERS_S)) - {
+                0,
+                os.geteuid(),
+            }:
+                return None
             with contextlib.suppress(OSError, ValueError):
                 return path.read_text().strip() or None
     return None

@@ -19,7 +19,7 @@ from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.sandbox import SandboxClient
 from rstar_lab.sandbox.http_limits import MAX_HEADER_BYTES, MAX_STRANGER_BYTES, Connections
 from rstar_lab.sandbox.launch import serving
-from rstar_lab.service_tokens import find_token, published_token
+from rstar_lab.service_tokens import _listeners, find_token, published_token
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +63,23 @@ def test_a_file_that_others_can_change_or_read_is_not_used(state, tmp_path, defe
         else:
             pytest.skip("requires root")
         assert find_token("http://127.0.0.1:8088") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="listening as another user requires root")
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_no_token_is_sent_to_a_port_on_which_another_user_listens(address):
+    for user in (65534, 0):
+        _listeners.cache_clear()
+        os.seteuid(user)
+        try:
+            other = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        except OSError:
+            pytest.skip(f"{address} is not available")
+        finally:
+            os.seteuid(0)
+        port = other.getsockname()[1]
+        with other, published_token("127.0.0.1", port) as (token, _):
+            assert find_token(f"http://localhost:{port}") == (None if user else token)
 
 
 def test_without_a_private_folder_the_error_names_the_remedy(state, monkeypatch, tmp_path):
