@@ -19,8 +19,9 @@ from rstar_lab.sandbox.runtime import protocol
 TIERS = ("bare", "numpy", "sympy", "scipy")
 PRELOAD = "preload"
 START_TIMEOUT_S = 60.0
-# Seconds after a call's limit and slack until a supervisor without an answer is killed.
-SILENCE_S = 2.5
+# Seconds after a call's limit and slack until the program of a supervisor without an answer is killed, and until the supervisor is.
+# With control groups of version 2, a supervisor can wait for memory that its program takes again and again.
+LATE_S, SILENCE_S = 1.5, 2.5
 # Idle supervisors that are kept, per worker.
 IDLE_PER_WORKER = 16
 # Seconds that a supervisor has to end its program after its connection was closed, before it is killed.
@@ -85,6 +86,7 @@ class SupervisorConnection(asyncio.Protocol):
         self.on_waiting: Callable[[bool], None] = lambda waiting: None
         self.on_output: Callable[[int, bytes], None] = lambda number, data: None
         self.on_ready: Callable[[], None] = lambda: None
+        self.on_late: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -147,17 +149,22 @@ class SupervisorConnection(asyncio.Protocol):
         self.denied = {}
         self._pending_result = loop.create_future()
         self._transport.write(message)
+        late = loop.call_later(wall_s + LATE_S, lambda: self.on_late())
         timer = loop.call_later(wall_s + SILENCE_S, self._on_no_answer)
         try:
-            return await self._pending_result
+            result = await self._pending_result
         except asyncio.CancelledError:
             self.close()
             raise
         finally:
+            late.cancel()
             timer.cancel()
             self.on_long = lambda: None
             self.on_waiting = lambda waiting: None
             self.on_output = lambda number, data: None
+        if result.outcome == "killed" and loop.time() > late.when():  # perhaps by `on_late`
+            raise SupervisorUnresponsive(self.exceeded)
+        return result
 
     def _on_no_answer(self) -> None:
         if self._pending_result and not self._pending_result.done():
@@ -321,10 +328,10 @@ class SupervisorPool:
         if self._process is not None:
             asyncio.get_running_loop().call_later(END_S, self._kill, connection)
 
-    def _kill(self, connection: SupervisorConnection) -> None:
-        """Ask the zygote to kill a supervisor. Has no effect if it has exited."""
+    def _kill(self, connection: SupervisorConnection, flag: int = 0) -> None:
+        """Ask the zygote to kill a supervisor, or its program (`KILL_PROGRAM`). Has no effect if the supervisor has exited."""
         with contextlib.suppress(OSError):
-            self._controls[connection.zygote].send(connection.number.to_bytes(4, "little"))
+            self._controls[connection.zygote].send((connection.number | flag).to_bytes(4, "little"))
 
     async def start_supervisor(self, tier: str, *, session: bool = False) -> SupervisorConnection:
         """Fork a supervisor from the tier's zygote, or from the tier below if its libraries are not installed.
@@ -344,6 +351,7 @@ class SupervisorPool:
                 raise SupervisorDied from error
         connection = SupervisorConnection(tier, name, number)
         connection.on_lost = lambda: self._forget(connection)
+        connection.on_late = lambda: self._kill(connection, protocol.KILL_PROGRAM)
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
         self.supervisors.add(connection)

@@ -1,6 +1,7 @@
 """Control groups of version 2: the files that are written, in a folder instead of a hierarchy of the kernel."""
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -9,6 +10,7 @@ from rstar_lab.sandbox.runtime import cgroup
 from rstar_lab.sandbox.runtime.cgroup import BACKGROUND, BOOSTED, NORMAL, PREEMPTED, Group
 from rstar_lab.sandbox.runtime.crowd import Crowds, available_cpus
 from rstar_lab.sandbox.runtime.pressure import Pressure
+from rstar_lab.sandbox.runtime.zygote import Zygote
 
 FILES = {
     "cpu.weight": "100", "cpu.idle": "0", "cpu.max": "max 100000", "memory.max": "max", "memory.swap.max": "max",
@@ -75,6 +77,23 @@ def test_limits_are_written_and_counters_are_read(folder, group):
     assert not group.out_of_memory() and not group.limit_was_reached()  # counted once
 
 
+@pytest.mark.parametrize("has_peak", [True, False])
+def test_a_call_that_used_much_memory_is_blamed_if_the_kernel_knows_the_peak(folder, group, tmp_path, has_peak):
+    """The OOM killer of the whole sandbox has ended it, so its own group has not reached its limit."""
+    if has_peak:
+        (folder / "memory.peak").write_text("")
+    fd = os.open(make_folder(tmp_path / "hierarchy" / "supervisors"), os.O_RDONLY)
+    group.join(Group(2, dict.fromkeys(cgroup.CONTROLLERS, fd)))
+    group.limit(256, 130)
+    group.start_accounting()
+    assert not group.limit_was_reached()
+    if has_peak:
+        assert read(folder, "memory.peak") == "0"
+        (folder / "memory.peak").write_text(str(130 << 20))
+        assert group.limit_was_reached()
+    os.close(fd)
+
+
 def test_the_share_of_cpus_follows_the_groups_above(folder, group):
     (folder.parent / "cpu.max").write_text("50000 100000")
     (folder.parent.parent / "cpu.max").write_text("max 100000")
@@ -125,3 +144,23 @@ def test_limits_are_written_through_files_opened_before_the_namespace(folder, gr
     written = {name: read(tmp_path, name) for name in limits}
     assert written == dict(zip(limits, (str(256 << 20), "0", "130", "110000 100000", "50", "0"), strict=True))
     os.close(fd)
+
+
+def test_the_program_of_a_late_supervisor_is_killed(folder, group, monkeypatch):
+    """The supervisor may wait for memory that its program takes again and again: both are in one group."""
+    program, supervisor = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    try:
+        zygote = Zygote(None, "bare", None, None)
+        zygote.group = group
+        monkeypatch.setattr(group, "child", lambda name: Group(2, {"memory": os.open(folder, os.O_RDONLY)}))
+        zygote.supervisors = {supervisor.pid: "bare-7"}
+        (folder / "cgroup.threads").write_text(f"{program.pid}\n{supervisor.pid}\n")
+        monkeypatch.setattr(cgroup, "KILL_S", 0.01)
+        zygote._kill_program(8)
+        assert program.poll() is None
+        zygote._kill_program(7)
+        assert program.wait(10) == -signal.SIGKILL and supervisor.poll() is None
+    finally:
+        for process in (program, supervisor):
+            process.kill()
+            process.wait()

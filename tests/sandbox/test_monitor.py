@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rstar_lab.sandbox import supervisor_pool
 from rstar_lab.sandbox.runtime import kernel, procfs, protocol
 from rstar_lab.sandbox.runtime.monitor import CallMonitor
 from rstar_lab.sandbox.supervisor_pool import SupervisorConnection, SupervisorUnresponsive
@@ -102,6 +103,26 @@ def test_the_outcome_is_known_if_the_supervisor_does_not_answer():
         return error.value.outcome
 
     assert asyncio.run(silent()) == "timeout"
+
+
+@pytest.mark.parametrize("outcome", ["memory", "killed"])
+def test_a_late_supervisor_gets_help_and_its_result_counts(monkeypatch, outcome):
+    """What the help has killed would otherwise be blamed on the program."""
+    monkeypatch.setattr(supervisor_pool, "LATE_S", 0.0)
+
+    async def late():
+        link = SupervisorConnection("bare", "bare", 1)
+        link.connection_made(SimpleNamespace(write=len, abort=list))
+        fields = (protocol.OUTCOMES.index(outcome), False, False, False, False, False, 0.1, 0.1, 0, 0, 0)
+        body = protocol._RESULT.pack(*fields)
+        link.on_late = lambda: link.data_received(protocol.HEAD.pack(len(body), protocol.RESULT) + body)
+        return (await link.call(b"", 0.0)).outcome
+
+    if outcome == "memory":
+        assert asyncio.run(late()) == "memory"
+    else:
+        with pytest.raises(SupervisorUnresponsive):
+            asyncio.run(late())
 
 
 def test_memory_that_a_process_shares_with_its_child_counts_once():

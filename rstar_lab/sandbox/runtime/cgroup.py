@@ -91,7 +91,7 @@ class Group:
         self._cpus = 0.0
         self._kills = self._limit_hits = 0
         self._cpu_base = 0.0
-        self._out = self._back = -1
+        self._out = self._back = self._peak = -1
         self._entries: list[int] = []
         self._own_entries: list[int] = []
         self._open_files: dict[str, int] = {}
@@ -163,6 +163,8 @@ class Group:
                     FileNotFoundError
                 ):  # cpu.idle: Linux 5.15; memory.swap.max: only with swap accounting
                     self._open_files[name] = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["memory"])
+            with contextlib.suppress(OSError):  # a peak that can be reset: Linux 6.12
+                self._peak = os.open("memory.peak", os.O_RDWR | os.O_CLOEXEC, dir_fd=self.folders["memory"])
         self._entries = [
             os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder) for folder in set(self.folders.values())
         ]
@@ -272,9 +274,11 @@ class Group:
     def start_accounting(self) -> None:
         """Start counting CPU time for a new call."""
         self._cpu_base = self._cpu()
-        if self.version == 1:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self.version == 1:
                 self._write("memory", "memory.max_usage_in_bytes", "0")
+            elif self._peak >= 0:
+                os.pwrite(self._peak, b"0", 0)
 
     def cpu_s(self) -> float:
         """Return CPU seconds since `start_accounting`."""
@@ -296,19 +300,24 @@ class Group:
     def limit_was_reached(self, much_mb: float = math.inf) -> bool:
         """Return whether the group ran out of memory by its own use, and not because other groups filled the host or a parent.
 
-        True if the group reached its limit since the previous call of this method. With version 1 also if it has used half of
-        its limit, or `much_mb` MiB.
+        True if the group reached its limit since the previous call of this method. With version 1 or Linux 6.12 also if it has
+        used half of its limit, or `much_mb` MiB.
         """
+        if self._most_mb() >= min(self._memory_mb / 2, much_mb):
+            return True
         if self.version == 1:
-            most_mb = int(read_file(self.folders["memory"], "memory.max_usage_in_bytes")) / 2**20
-            if most_mb >= min(self._memory_mb / 2, much_mb):
-                return True
             hits = int(read_file(self.folders["memory"], "memory.failcnt"))
         else:
             match = re.search(r"^max (\d+)$", read_file(self.folders["memory"], "memory.events"), re.MULTILINE)
             hits = int(match[1]) if match else 0
         more, self._limit_hits = hits > self._limit_hits, hits
         return more
+
+    def _most_mb(self) -> float:
+        """Return the most memory (MiB) since `start_accounting`; -1 if the kernel cannot tell."""
+        if self.version == 1:
+            return int(read_file(self.folders["memory"], "memory.max_usage_in_bytes")) / 2**20
+        return int(os.pread(self._peak, 32, 0)) / 2**20 if self._peak >= 0 else -1.0
 
     def tasks(self) -> list[int]:
         """Return the thread ids in this group, as seen in this process's PID namespace."""

@@ -41,8 +41,8 @@ _BUFFER = 1 << 16
 # The outcomes that a supervisor can report; sent as positions in this tuple.
 OUTCOMES = ("ok", "syntax_error", "exception", "timeout", "memory", "output_limit", "killed", "sandbox_error")
 MAX_SEED = 2**63
-# Flag in the number of a requested supervisor: it is for a session.
-FOR_SESSION = 1 << 31
+# Flags in the number of a supervisor: a requested one is for a session; of a running one, the program is killed.
+FOR_SESSION, KILL_PROGRAM = 1 << 31, 1 << 30
 
 
 class Request(NamedTuple):

@@ -17,7 +17,7 @@ from collections import deque
 from typing import Any
 
 from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs
-from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, REFUSED, Request
+from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, KILL_PROGRAM, REFUSED, Request
 from rstar_lab.sandbox.runtime.supervisor import run_supervisor
 
 COMMON = ["bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools"]
@@ -142,6 +142,8 @@ class Zygote:
                         self.refused.append(sock)
                     else:
                         self._fork(sock, number & ~FOR_SESSION)
+                elif number & KILL_PROGRAM:
+                    self._kill_program(number & ~KILL_PROGRAM)
                 else:
                     self._kill(number)
 
@@ -164,6 +166,15 @@ class Zygote:
             if name == f"{self.tier}-{number}":
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+    def _kill_program(self, number: int) -> None:
+        """Kill the program of a supervisor that may wait for memory of the group that both are in (version 2)."""
+        name = f"{self.tier}-{number}"
+        supervisors = {pid for pid, its_name in self.supervisors.items() if its_name == name}
+        if supervisors and self.group and self.group.version == 2:
+            group = self.group.child(name)
+            group.kill(supervisors)
+            group.close()
 
     def _fork(self, sock: socket.socket, number: int) -> None:
         """Fork a supervisor. If the fork fails, close its socket; the pool then treats the supervisor as dead."""
