@@ -58,6 +58,8 @@ class Work:
     def __init__(self, reporter: Reporter, name: str, total: int | None, progress: Progress | None):
         self.reporter, self.name, self.total, self.progress = reporter, name, total, progress
         self.started = self.printed_at = time.monotonic()
+        # (seconds, parts) of the first update. Parts of an earlier attempt and the start (compiling on a GPU) say nothing about the rest.
+        self._first: tuple[float, int] | None = None
         if progress:
             self.task = progress.add_task(printable(name), total=total, note="")
 
@@ -70,10 +72,12 @@ class Work:
             self.progress.update(self.task, completed=done, total=self.total, note=printable(note))
             return
         now = time.monotonic()
+        self._first = self._first or (now, done)
         if done != self.total and now - self.printed_at < every_s:
             return
         self.printed_at = now
         self.reporter.emit(self.name, done=done, total=self.total, **fields)
-        left = (now - self.started) / done * (self.total - done) if self.total and done else None
+        first_at, first = self._first
+        left = (now - first_at) / (done - first) * (self.total - done) if self.total and done > first else None
         remaining = f", {left:.0f} s left" if left else ""
         self.reporter.print_line(f"{self.name} {done}/{self.total} {note} ({now - self.started:.0f} s{remaining})")

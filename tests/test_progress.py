@@ -6,6 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
+from rstar_lab import progress
 from rstar_lab.progress import Reporter
 
 
@@ -20,3 +21,17 @@ def test_a_bar_shows_the_total_and_times_at_any_width(width):
         )
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).strip().split("\r")[-1]
     assert re.search(r"5/34 0:00:0\d -:--:-- p", shown) and len(shown) <= width
+
+
+@pytest.mark.parametrize("earlier", [0, 50])
+def test_the_start_and_earlier_parts_do_not_count_for_the_time_that_is_left(monkeypatch, earlier):
+    """On a GPU the first step compiles, and after a resume the first number is that of the attempt before."""
+    clock = iter([0.0, 11.0, 16.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    output = io.StringIO()
+    with Reporter(console=Console(file=output, width=120)).work("sft", 161 + earlier) as work:
+        work.update(earlier + 1)
+        work.update(earlier + 101)
+    first, second = output.getvalue().splitlines()
+    assert "left" not in first and first.endswith("(11 s)")
+    assert second.endswith("(16 s, 3 s left)")

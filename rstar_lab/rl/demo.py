@@ -1,6 +1,7 @@
 """`rstar-lab demo`: train and evaluate a small model on a laptop (SFT, GRPO-RoC), and write a report."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import re
@@ -40,6 +41,9 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
         transfer: Problems of another kind (`data.sources`), of which the first TRANSFER_PROBLEMS are also evaluated, with
             one rollout each. If they cannot be read, this part is left out and the reason is printed.
     """
+    for package in ("papermill", "nbconvert"):  # for the report; better missed now than after the training
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     stored = recipe.runs / ".demo" / f"{recipe.name}.json"
     settings = recipe.model_dump(mode="json", exclude={"runs"}) | {"transfer": transfer}
     if stored.exists():

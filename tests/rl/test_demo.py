@@ -44,3 +44,12 @@ def test_the_time_of_an_interrupted_demo_is_counted(tmp_path):
     write_json(path, {"recipe": {"seed": 0}, "spent": {"seconds": 9e9, "peak_memory_gb": 9e9}})
     with demo._measured(path, {"seed": 1}) as spent:
         assert spent()["seconds"] < 9e9
+
+
+def test_a_missing_package_of_the_report_is_an_error_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == "nbconvert" else True)
+    monkeypatch.setattr(demo.RunSession, "open", lambda *_: pytest.fail("the demo has started"))
+    recipe = load_recipe("tiny_fast", {"runs": str(tmp_path / "runs")})
+    with pytest.raises(ModuleNotFoundError) as error:
+        asyncio.run(demo.run_demo(recipe, tmp_path, Reporter(True)))
+    assert error.value.name == "nbconvert"
