@@ -1,6 +1,8 @@
 """The figures of docs/benchmarks.md and README.md are those in benchmarks/data, the output of `rstar-lab bench NAME --json`."""
 
+import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,16 @@ PAGE = {
         "64 tokens, float32 | {rollout_model_vllm.value:.0f} tokens/s | vLLM's own server: {rollout_model_vllm.peer:.0f}; transformers' "
         "`generate`: {rollout_model_transformers.peer:.0f} | {rollout_model_vllm.times}x, {rollout_model_transformers.times}x |",
     ],
+    "gpu": [
+        "| below 0.05 | {parity_log_probs.value:.4f} |",
+        "| above 0.99 | {parity_gradients.value:.4f} (ratio {parity_gradients.ratio:.4f}) |",
+        "| {update_mfu_05B.value:.1f}%, {update_mfu_17B.value:.1f}%, {update_mfu_4B.value:.1f}% |",
+        "| {update_tokens_05B.value:,.0f}, {update_tokens_17B.value:,.0f}, {update_tokens_4B.value:,.0f} |",
+        "| {update_memory_05B.value:.1f}, {update_memory_17B.value:.1f}, {update_memory_4B.value:.1f} GB "
+        "({update_memory_05B.ratio:.2f}, {update_memory_17B.ratio:.2f}, {update_memory_4B.ratio:.2f}) |",
+        "| {sft_tokens.value:,.0f} |",
+        "| without vLLM: {weight_sync.value:.2f} s |",
+    ],
 }
 README = {
     "sandbox": ["| {a.times}x (`print`), {b.times}x (numpy), {c.times}x (sympy) calls per second |"],
@@ -52,13 +64,29 @@ class Line:
     def __init__(self, fields: dict) -> None:
         self.__dict__ |= fields
         self.times = f"{float(f'{self.ratio:.2g}'):g}" if self.ratio else None
-        self.peer = float(self.against.split()[-2]) if isinstance(self.against, str) else None
+        words = self.against.split() if isinstance(self.against, str) else []
+        self.peer = float(words[-2]) if re.fullmatch(r"[\d.]+", "".join(words[-2:-1])) else None
 
 
 @pytest.mark.parametrize("name", PAGE)
 def test_the_documentation_has_the_recorded_figures(name):
     records = map(json.loads, benchmark_file(f"bench-{name}.jsonl").read_text().splitlines())
-    lines = {fields["name"]: Line(fields) for fields in records}
+    lines = {fields["name"].replace(".", ""): Line(fields) for fields in records}
     for file, texts in (("docs/benchmarks.md", PAGE[name]), ("README.md", README.get(name, []))):
         page = (ROOT / file).read_text()
         assert [text for text in (text.format(**lines) for text in texts) if text not in page] == []
+
+
+def test_the_documentation_has_the_metrics_of_the_demo_on_a_gpu():
+    with benchmark_file("demo-gpu.csv").open() as file:
+        steps = list(csv.DictReader(file))
+
+    def span(column, form):
+        values = [float(step[column]) for step in steps]
+        return f"{min(values):{form}} to {max(values):{form}}"
+
+    page = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    for column, form in (("generate_s", ".2f"), ("update_s", ".2f"), ("weights_s", ".2f"), ("mismatch", ".5f")):
+        assert span(column, form) in page, column
+    assert f"(largest: {max(float(step['mismatch_max']) for step in steps):.3f})" in page
+    assert {step[name] for step in steps for name in ("sandbox_failures", "engine_failures")} == {"0"}
