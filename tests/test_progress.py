@@ -24,7 +24,7 @@ def test_a_bar_shows_the_total_and_times_at_any_width(width):
 
 
 @pytest.mark.parametrize("earlier", [0, 50])
-def test_the_start_and_earlier_parts_do_not_count_for_the_time_that_is_left(monkeypatch, earlier):
+def test_the_start_and_earlier_parts_do_not_count_for_the_time_left(monkeypatch, earlier):
     """On a GPU the first step compiles, and after a resume the first number is that of the attempt before."""
     clock = iter([0.0, 11.0, 16.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))

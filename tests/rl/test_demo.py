@@ -46,7 +46,7 @@ def test_the_time_of_an_interrupted_demo_is_counted(tmp_path):
         assert spent()["seconds"] < 9e9
 
 
-def test_a_missing_package_of_the_report_is_an_error_before_the_training(tmp_path, monkeypatch):
+def test_a_missing_package_of_the_report_ends_the_demo_at_its_start(tmp_path, monkeypatch):
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == "nbconvert" else True)
     monkeypatch.setattr(demo.RunSession, "open", lambda *_: pytest.fail("the demo has started"))
     recipe = load_recipe("tiny_fast", {"runs": str(tmp_path / "runs")})
