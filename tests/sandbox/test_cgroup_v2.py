@@ -140,7 +140,8 @@ def test_limits_are_written_through_files_opened_before_the_namespace(folder, gr
         (folder / name).rename(tmp_path / name)
     group.limit(256, 130)
     group.limit_cpus(1.1)
-    group.set_weight(PREEMPTED)
+    for weight in (BACKGROUND, PREEMPTED):
+        group.set_weight(weight)
     written = {name: read(tmp_path, name) for name in limits}
     assert written == dict(zip(limits, (str(256 << 20), "0", "130", "110000 100000", "50", "0"), strict=True))
     os.close(fd)

@@ -245,18 +245,27 @@ class Group:
                     raise
                 time.sleep(0.005)
 
+    def boost_ending(self) -> None:
+        """Raise the weight so that processes that are killed die soon. Has no effect if only the first process is left."""
+        if self._weight != NORMAL or len(self.tasks()) > self.own_processes + 1:
+            self.set_weight(BOOSTED)
+
     def set_weight(self, weight: int) -> None:
         """Set the CPU share relative to other groups; an ordinary process has 1024."""
         if weight == self._weight:
             return
         # cpu.idle, because a group with low shares alone yields to a waking process only after a delay.
-        with contextlib.suppress(OSError):
-            self._write("cpu", "cpu.idle", str(int(weight == BACKGROUND)))
-        with contextlib.suppress(OSError) if weight == BACKGROUND else contextlib.nullcontext():
+        if BACKGROUND in (weight, self._weight):
+            with contextlib.suppress(OSError):
+                self._write("cpu", "cpu.idle", str(int(weight == BACKGROUND)))
+        try:
             if self.version == 1:
                 self._write("cpu", "cpu.shares", str(min(weight, 2**18)))
             else:
                 self._write("cpu", "cpu.weight", str(min(max(1, weight * 100 // 1024), 10_000)))
+        except OSError:
+            if weight != BACKGROUND:  # the kernel refuses to change the weight of an idle group
+                raise
         self._weight = weight
 
     def limit_cpus(self, cpus: float) -> None:

@@ -35,7 +35,7 @@ class Streams:
         """
         if fds is None:
             flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealable else 0)
-            fds = [os.memfd_create("stdin"), *(os.memfd_create(name, flags) for name in ("stdout", "stderr"))]
+            fds = [os.memfd_create("stdin"), os.memfd_create("stdout", flags), os.memfd_create("stderr", flags)]
         self.fds = fds
         self.stdin, self.stdout, self.stderr = fds
         # Bytes of stdout and stderr that `new_output` has returned.

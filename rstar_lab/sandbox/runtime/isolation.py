@@ -163,31 +163,20 @@ class Isolation:
         report: called with (layer, error) for a layer that fails. Without it the first failure raises OSError.
         audit_fd: socket below `first_fd` over which the supervisor takes the notifications of refused system calls.
         """
-
-        def step(layer: str, action: Callable[..., object], *arguments: object) -> None:
-            if not self.has(layer):
-                return
-            try:
-                action(*arguments)
-            except OSError as error:
-                if report is None:
-                    raise
-                report(layer, error)
-
         # The OOM killer kills programs before their supervisor.
         try:
             _write("/proc/self/oom_score_adj", b"1000")
         except OSError:
             pass
         flags = kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0
-        step("mount_namespace", self._scratch, request, flags)
-        step("private_proc", self._proc)
+        self._apply(report, "mount_namespace", self._scratch, request, flags)
+        self._apply(report, "private_proc", self._proc)
         uid = gid = self.uid(number)
         if self.root:
-            step("user_id", self._drop_ids, uid, gid)
+            self._apply(report, "user_id", self._drop_ids, uid, gid)
         else:
             uid, gid = os.geteuid(), os.getegid()
-        step("user_namespace", self._user_namespace, uid, gid)
+        self._apply(report, "user_namespace", self._user_namespace, uid, gid)
         if self.has("mount_namespace"):
             self._make_folders()
         else:
@@ -202,13 +191,24 @@ class Isolation:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
         if self._rules is not None:
-            step("landlock", self._rules.enforce, scratch)
+            self._apply(report, "landlock", self._rules.enforce, scratch)
         if first_fd:
             kernel.close_from(first_fd)
         if self._audit_filter is not None and audit_fd >= 0:
-            step("seccomp", audit.install_and_hand_over, self._audit_filter, audit_fd)
+            self._apply(report, "seccomp", audit.install_and_hand_over, self._audit_filter, audit_fd)
         elif self._filter is not None:
-            step("seccomp", self._filter.install)
+            self._apply(report, "seccomp", self._filter.install)
+
+    def _apply(self, report: Report | None, layer: str, action: Callable[..., object], *arguments: object) -> None:
+        """Apply one layer if it is not missing; `report` is that of `enter`."""
+        if not self.has(layer):
+            return
+        try:
+            action(*arguments)
+        except OSError as error:
+            if report is None:
+                raise
+            report(layer, error)
 
     def new_scratch(self, number: int, previous: str) -> str:
         """Create a folder on the host's disk for a program without a private file system; remove `previous`."""

@@ -19,13 +19,16 @@ FIRST_TICKS_S = (0.02, 0.03)
 TICK_S = 0.05
 # A call that has used more CPU seconds may be preempted by shorter ones.
 LONG_CPU_S = 0.04
-# Background calls and calls that wait are checked less often, because there may be many. The interval of a call that waits
+# Preempted calls and calls that wait are checked less often, because there may be many. The interval of a call that waits
 # grows with the time it has waited.
 BACKGROUND_TICK_S = 0.2
 WAITING_TICK_SHARE, WAITING_TICK_MOST_S = 1 / 8, 1.0
-# A preempted call moves to the background after this share of its time limit, but not before the given seconds. It gets them in
-# any case, so that an honest program that is long for a moment does not end as `timeout` because of short calls.
+# CPU seconds that a preempted call gets in any case: this share of its time limit, but at least the given seconds. So an honest
+# program that is long for a moment does not end as `timeout` because of short calls. It gets the given seconds soon. It gets the
+# others in the background at first, while no other process wants the CPU, and what is then missing before its slack is used up.
 BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 8, 0.2
+# Seconds after which a preempted call does not wait for them in the background any more.
+DEFERRED_S = 4.0
 # A call waits if none of its threads runs or is ready to run, and it has used less than this share of one CPU since the
 # previous check.
 WAITING_CPU_SHARE = 0.5
@@ -70,7 +73,7 @@ class CallMonitor:
         self.outputs = running.streams.outputs
         self.start = self._last = time.monotonic()
         self.preempted = self._gave_way = False
-        self.waiting = False
+        self.waiting = self._light = False
         self._active = self.start
         self.ticks = 0
         self.last_cpu_s = 0.0
@@ -106,7 +109,7 @@ class CallMonitor:
 
     def next_tick_s(self, check_s: float) -> float:
         """Return the seconds until the next check: at least four times `check_s`, the duration of the last check."""
-        tick_s = BACKGROUND_TICK_S if self.in_background or self.waiting else TICK_S
+        tick_s = BACKGROUND_TICK_S if self.in_background or self.waiting or self._light else TICK_S
         if self.waiting:
             tick_s = max(tick_s, min(WAITING_TICK_SHARE * (self._last - self._active), WAITING_TICK_MOST_S))
         if self.ticks < len(FIRST_TICKS_S):
@@ -265,17 +268,20 @@ class CallMonitor:
         # A tree that forks all the time has other processes at every check, and keeps its weight so that it ends soon.
         stable = len(others) <= 1 or (others == self._tasks and len(self.group.processes()) <= BACKGROUND_PROCESSES)
         self._tasks = others
-        if stable and self._belongs_in_background():
-            with contextlib.suppress(OSError):
-                self.group.enter_background()
-                return
         gives_way = self.preempted and stable
         if gives_way:
             needed_s = self._guaranteed_s() - self.last_cpu_s
         behind = left_s - needed_s < self.request.wall_slack_s * 3 / 4
+        can_wait = self.last_cpu_s > BACKGROUND_LEAST_S and not behind and self.wall_s() < DEFERRED_S
+        if gives_way and (needed_s < 0 or can_wait):
+            with contextlib.suppress(OSError):
+                self.group.enter_background()
+                return
+        self._needed_s = needed_s
         # A call without a slot that uses CPU time now and then must not take it from calls with a slot.
-        light = (gives_way and not behind) or (self.waiting and self.last_cpu_s > LONG_CPU_S)
-        self.group.set_weight(PREEMPTED if light else BOOSTED if behind else NORMAL)
+        self._light = (gives_way and not behind) or (self.waiting and self.last_cpu_s > LONG_CPU_S)
+        self.group.in_background = False
+        self.group.set_weight(PREEMPTED if self._light else BOOSTED if behind else NORMAL)
 
 
 # Pipes of one call: 6,144 pages of 16,384 that a user has by default (/proc/sys/fs/pipe-user-pages-soft).

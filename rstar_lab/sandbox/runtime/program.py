@@ -222,9 +222,10 @@ def finish() -> None:
 
 def flush() -> None:
     """Flush the current and the original output streams."""
-    for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__):
-        with contextlib.suppress(BaseException):
-            stream.flush()  # type: ignore[union-attr]
+    for stream, original in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
+        for file in (stream,) if stream is original else (stream, original):
+            with contextlib.suppress(BaseException):
+                file.flush()  # type: ignore[union-attr]
 
 
 def attach_streams(stdin: int, stdout: int, stderr: int) -> None:
@@ -383,7 +384,7 @@ def save_main(code: bytes) -> None:
     """
     with contextlib.suppress(OSError):
         folder = os.getcwd()
-        path = os.path.join(os.path.dirname(folder) if folder == rootfs.WORK else folder, FILENAME)
+        path = f"{rootfs.SCRATCH if folder == rootfs.WORK else folder}/{FILENAME}"
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             if b"set_start_method" in code:

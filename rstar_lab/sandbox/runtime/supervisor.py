@@ -13,7 +13,7 @@ import socket
 import time
 
 from rstar_lab.sandbox.runtime import kernel, procfs, program
-from rstar_lab.sandbox.runtime.cgroup import BOOSTED, PREEMPTED, Group
+from rstar_lab.sandbox.runtime.cgroup import PREEMPTED, Group
 from rstar_lab.sandbox.runtime.forked_program import AdoptedProgram, Program, ProgramEnvironment, Streams
 from rstar_lab.sandbox.runtime.isolation import Isolation
 from rstar_lab.sandbox.runtime.monitor import LONG_CPU_S, CallMonitor
@@ -361,7 +361,7 @@ class Supervisor:
         monitor.leave_crowd()
         if self.group:
             # Processes need CPU time to die; in the background, those of a fork bomb would need seconds.
-            self.group.set_weight(BOOSTED)
+            self.group.boost_ending()
         if exceeded:
             running.kill()
         # Hundreds of processes die slowly, and so does a process that waits for a lock that they hold.
