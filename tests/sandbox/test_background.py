@@ -136,7 +136,7 @@ async def test_a_preempted_call_gets_an_eighth_of_its_limit_on_a_busy_machine():
 
 
 @pytest.mark.slow
-async def test_a_preempted_call_waits_some_seconds_in_the_background_for_its_guaranteed_time():
+async def test_a_preempted_call_waits_in_the_background_for_its_share():
     code = b"import time\nwhile time.process_time() < 0.6: pass\nprint('done')"
     async with giving_way() as (connection, owner):
         limits = LIMITS._replace(timeout_s=40.0)  # five seconds are guaranteed
