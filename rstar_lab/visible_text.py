@@ -34,6 +34,11 @@ def printable(value: object) -> str:
     return visible(_COLOUR.sub("", str(value)))
 
 
+def up_to_last(text: str, mark: str) -> str:
+    """Return the text up to its last `mark`. In it, a search for `opening.*?mark` takes linear time, because every opening is closed."""
+    return "".join(text.rpartition(mark)[:2])
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 problem`, `1,000 trajectories`. noun: singular of a regular noun."""
     plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"

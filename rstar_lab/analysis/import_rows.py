@@ -45,12 +45,12 @@ _STORED = [name for name in TRAJECTORIES.names if name not in ("run_id", "attemp
 # Tool responses in the text of a decoded ChatML conversation, with the role lines around them. Decoding without special
 # tokens leaves the bare words `user` and `assistant`.
 _TOOL_RESPONSES = re.compile(
-    r"\s*(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?\s*(?:\b(?:user|tool)\s*)?"
+    r"(?:(?<!\s)\s*+)?(?:<\|im_end\|>\s*+)?(?:<\|im_start\|>\s*+)?(?:\b(?:user|tool)\s*+)?"
     r"((?:<tool_response>.*?(?:</tool_response>|\Z)\s*)+)"
     r"(?:<\|im_end\|>)?\s*(?:(?:<\|im_start\|>)?assistant\b\n?)?",
     re.DOTALL,
 )
-_TOOL_RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*(?:</tool_response>|\Z)", re.DOTALL)
+_TOOL_RESPONSE = re.compile(r"<tool_response>(.*?)(?:</tool_response>|\Z)", re.DOTALL)
 
 
 def conversation_messages(response: str) -> list[Row]:
@@ -61,14 +61,14 @@ def conversation_messages(response: str) -> list[Row]:
     """
     messages: list[Row] = []
     position = 0
-    # The expression tries every run of spaces, which takes long in a text without tool responses.
-    for match in _TOOL_RESPONSES.finditer(response) if "<tool_response>" in response else ():
+    for match in _TOOL_RESPONSES.finditer(response):
         turn = response[position : match.start()]
+        turn = "" if turn.isspace() else turn
         messages.append({"role": "assistant", "content": turn})
         names = [call.name for call in parse_stored_calls(turn)]
         for index, content in enumerate(_TOOL_RESPONSE.findall(match[1])):
             name = names[index] if index < len(names) else None
-            messages.append({"role": "tool", "content": content, "tool": name, "outcome": None})
+            messages.append({"role": "tool", "content": content.strip(), "tool": name, "outcome": None})
         position = match.end()
     last = re.sub(r"<\|im_end\|>\s*\Z", "", response[position:])
     if last or not messages:

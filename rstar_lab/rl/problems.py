@@ -54,7 +54,7 @@ _OPTIONAL = ("info", "environment")  # not written if empty
 VERL_FIELDS = {"question": "prompt", "answer": "reward_model.ground_truth"}  # columns of data files for verl
 
 
-_MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*(\S[^\n]*?)\s*\Z")  # the answer of GSM8K, at the end of its solution
+_MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*(\S.*)")  # the answer of GSM8K, at the end of its solution
 
 
 def parse_fields(text: str | None) -> dict[str, str]:
@@ -78,7 +78,7 @@ def final_answer(text: str) -> str:
     whole text. A Markdown heading (`#### Step 1`) is not an answer.
     """
     boxed = last_boxed(text)
-    if (marked := _MARKED.search(text)) and (boxed is None or re.search(r"\d", marked[1])):
+    if (marked := _MARKED.search(text.rstrip().rpartition("\n")[2])) and (boxed is None or re.search(r"\d", marked[1])):
         return marked[1].strip() if last_boxed(marked[1]) is None else str(boxed).strip()
     return (text if boxed is None else boxed).strip()
 

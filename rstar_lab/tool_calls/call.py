@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,27 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) ->
         if isinstance(name, str):
             named[name] = function.get("parameters", function if "properties" in function else {}) or {}
     return named
+
+
+class ReadAhead:
+    """Limits how far the parser of one turn reads ahead for the ends of values.
+
+    A format that escapes nothing requires reading ahead. Without a limit, each value of a hostile turn is searched to the end of the
+    turn, which takes a time that is quadratic in its length.
+    """
+
+    def __init__(self, text: str):
+        self.text, self.left = text, 10 * len(text) + 2_000_000
+
+    def matches(self, pattern: re.Pattern[str], start: int) -> Iterator[re.Match[str]]:
+        """Yield the matches from `start` on, until the limit is reached."""
+        for match in pattern.finditer(self.text, start):
+            self.left -= match.end() - start
+            start = match.end()
+            if self.left < 0:
+                return
+            yield match
+        self.left -= len(self.text) - start
 
 
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}

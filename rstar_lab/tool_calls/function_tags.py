@@ -9,22 +9,23 @@ belongs to the value.
 import re
 from typing import Any
 
-from rstar_lab.tool_calls.call import Schemas, ToolCall, read_value
+from rstar_lab.tool_calls.call import ReadAhead, Schemas, ToolCall, read_value
 
 _OPEN, _CLOSE, _END = "<tool_call>", "</tool_call>", "</function>"
 _BARE = re.compile(
-    r"^[ \t]*(?=<function=[^>\n]+>\s*(?:<parameter=|</function>))|(?=<function=[^>\n]+>\s*<parameter=)|<tool_call>",
+    r"(?P<line>^[ \t]*)(?=<function=[^>\n]{1,256}>\s*(?:<parameter=|</function>))"
+    r"|(?=<function=[^>\n]{1,256}>\s*<parameter=)|<tool_call>",
     re.MULTILINE,
 )
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(\n?)")
+_FUNCTION = re.compile(r"\s*<function=([^>\n]{1,256})>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,256})>(\n?)")
 _TOKEN = re.compile(
-    r"(?P<call><function=[^>\n]+>\s*(?=<parameter=|</function>))|(?P<end></function>)|(?P<close></parameter>)"
-    r"|(?P<next>(?<=\n)<parameter=(?P<key>[^>\n]+)>)"
+    r"(?P<call><function=[^>\n]{1,256}>\s*(?=<parameter=|</function>))|(?P<end></function>)|(?P<close></parameter>)"
+    r"|(?P<next>(?<=\n)<parameter=(?P<key>[^>\n]{1,256})>)"
 )
-_GOES_ON = re.compile(r"</parameter>\s*(?:<parameter=[^>\n]+>|</function>|</tool_call>|\Z)")
+_GOES_ON = re.compile(r"</parameter>\s*(?:<parameter=[^>\n]{1,256}>|</function>|</tool_call>|\Z)")
 _CALL_ENDS = re.compile(r"</function>\s*(?:</tool_call>|<tool_call>|<function=|\Z)")
-_MAX_NESTING = 8  # calls inside a value; keeps the run time linear
+_MAX_NESTING = 8  # calls inside a value
 _NOT_CLOSED = "The tool call has no closing </parameter>, </function> or </tool_call>."
 
 
@@ -37,26 +38,31 @@ def parse_function_tags(text: str, schemas: Schemas, start: int = 0) -> list[Too
     half a program must not run. Values of other types than string are read by the schema (`values.read_value`).
     """
     calls: list[ToolCall] = []
+    ahead = ReadAhead(text)
     position = start
     while match := _BARE.search(text, position):
         tagged = match[0] == _OPEN
         begin = match.start() if tagged else match.end()
-        found, position = _block(text, begin, tagged, schemas)
-        in_line = not tagged and text[text.rfind("\n", 0, begin) + 1 : begin].strip()
-        if in_line and found[0].error:  # prose that quotes the tags
-            position = begin + len("<function=")
+        in_line = not tagged and match["line"] is None
+        position = begin + len("<function=")
+        if in_line and ahead.left < 0:
             continue
+        found, end = _block(ahead, begin, tagged, schemas)
+        if in_line and found[0].error:  # prose that quotes the tags
+            ahead.left -= end - begin
+            continue
+        position = end
         calls += found
     return calls
 
 
-def _block(text: str, start: int, tagged: bool, schemas: Schemas) -> tuple[list[ToolCall], int]:
+def _block(ahead: ReadAhead, start: int, tagged: bool, schemas: Schemas) -> tuple[list[ToolCall], int]:
     """Return the calls that begin at `start`, and the offset behind them."""
-    calls: list[ToolCall] = []
+    text, calls = ahead.text, list[ToolCall]()
     begin, position = start, start + len(_OPEN) * tagged
     while function := _FUNCTION.match(text, position):
         name = function[1].strip(" \"'")
-        arguments, behind, error = _arguments(text, function.end(), name, schemas)
+        arguments, behind, error = _arguments(ahead, function.end(), name, schemas)
         if arguments is None:
             return [*calls, _malformed(text, begin, behind, name, error)], behind
         calls.append(ToolCall(name, arguments, None, text[position:behind], begin, behind))
@@ -88,12 +94,12 @@ def _next_tag(text: str, position: int) -> int:
     return len(text) if match is None else match.end() if match[0] == _CLOSE else match.start()
 
 
-def _arguments(text: str, position: int, name: str, schemas: Schemas) -> tuple[dict[str, Any] | None, int, str]:
+def _arguments(ahead: ReadAhead, position: int, name: str, schemas: Schemas) -> tuple[dict[str, Any] | None, int, str]:
     """Return (arguments, offset behind `</function>`, ""), or (None, end of the malformed call, error)."""
-    arguments: dict[str, Any] = {}
+    text, arguments = ahead.text, dict[str, Any]()
     while parameter := _PARAMETER.match(text, position):
         key = parameter[1].strip(" \"'")
-        end, position = _value_end(text, parameter.end(), bool(parameter[2]), key, name, schemas)
+        end, position = _value_end(ahead, parameter.end(), bool(parameter[2]), key, name, schemas)
         if end is None:
             return None, position, _NOT_CLOSED
         if key in arguments:  # a value that contains the tag, or two programs
@@ -104,13 +110,15 @@ def _arguments(text: str, position: int, name: str, schemas: Schemas) -> tuple[d
     return (arguments, closing.end(), "") if closing else (None, _next_tag(text, position), _NOT_CLOSED)
 
 
-def _value_end(text: str, start: int, on_line: bool, key: str, name: str, schemas: Schemas) -> tuple[int | None, int]:
+def _value_end(
+    ahead: ReadAhead, start: int, on_line: bool, key: str, name: str, schemas: Schemas
+) -> tuple[int | None, int]:
     """Return (end of the value, where the next tag of the call begins), or (None, end of the malformed call)."""
-    declared = schemas.get(name, {}).get("properties") or {}
+    text, declared = ahead.text, schemas.get(name, {}).get("properties") or {}
     inline: tuple[int, int] | None = None  # the first closing tag within a line
     unclosed: int | None = None  # `</function>` without `</parameter>`
     depth, first_call = 0, len(text)
-    for token in _TOKEN.finditer(text, start):
+    for token in ahead.matches(_TOKEN, start):
         place = token.start()
         starts_line = text.startswith("\n", place - 1)
         if token["call"]:

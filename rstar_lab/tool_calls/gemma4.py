@@ -9,9 +9,10 @@ from rstar_lab.tool_calls.call import Schemas, ToolCall
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"\s*call:([^\s{}<]+)\s*(?=\{)")
 _SPACE = re.compile(r"\s*")
-_WORD = re.compile(r'true|false|null|True|False|None|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|"(?:[^"\\]|\\.)*"', re.DOTALL)
+_WORD = re.compile(r'true|false|null|True|False|None|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _KEY = re.compile(r'[^:{}\[\],<"]+(?=:)')
+_TAG = re.compile(r"<\|tool_call>|<tool_call\|>")
 _MAX_DEPTH = 100
 
 
@@ -42,10 +43,9 @@ def _call(text: str, start: int) -> ToolCall:
         if not text.startswith(_CLOSE, end):
             raise _Malformed(f"no closing {_CLOSE}")
     except _Malformed as error:
-        close, following = text.find(_CLOSE, body), text.find(_OPEN, body)
-        ends = [place for place in (close, following) if place >= 0]
-        end = min(ends, default=len(text))
-        closed = bool(ends) and end == close
+        tag = _TAG.search(text, body)
+        end = tag.start() if tag else len(text)
+        closed = tag is not None and tag[0] == _CLOSE
         message = f"The tool call is malformed: {error}."
         behind = end + len(_CLOSE) * closed
         return ToolCall(name[1] if name else None, None, message, text[body:end], start, behind, closed)

@@ -6,17 +6,17 @@ The format escapes nothing. A tag ends a value only where the format goes on aft
 import re
 from typing import Any
 
-from rstar_lab.tool_calls.call import Schemas, ToolCall, read_value
+from rstar_lab.tool_calls.call import ReadAhead, Schemas, ToolCall, read_value
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"\s*([\w.:-]+)\s*(?=<arg_key>|</tool_call>|\Z)")
-_KEY = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
+_KEY = re.compile(r"\s*<arg_key>(.{0,256}?)</arg_key>\s*<arg_value>", re.DOTALL)
 _TOKEN = re.compile(
     r"(?P<next><tool_call>[\w.:-]+\s*<arg_key>)"
     r"|(?P<value></arg_value>)(?=\s*(?:<arg_key>[^<]*</arg_key>\s*<arg_value>|</tool_call>|\Z))"
     r"|</tool_call>(?P<last>\s*(?:(?=<tool_call>)|\Z))?"
 )
-_MAX_NESTING = 8  # calls inside a value; keeps the run time linear
+_MAX_NESTING = 8  # calls inside a value
 _CALL_END = re.compile(r"\s*</tool_call>")
 _TAG = re.compile(r"</?tool_call>")
 
@@ -27,22 +27,23 @@ def parse_glm(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
     The last value may lack its `</arg_value>`. Values of other types than string are read by the schema of the tool.
     """
     calls: list[ToolCall] = []
+    ahead = ReadAhead(text)
     position = text.find(_OPEN, start)
     while position >= 0:
-        calls.append(_call(text, position, schemas))
+        calls.append(_call(ahead, position, schemas))
         position = text.find(_OPEN, calls[-1].end)
     return calls
 
 
-def _call(text: str, start: int, schemas: Schemas) -> ToolCall:
-    body = start + len(_OPEN)
+def _call(ahead: ReadAhead, start: int, schemas: Schemas) -> ToolCall:
+    text, body = ahead.text, start + len(_OPEN)
     name = _NAME.match(text, body)
     if name is None:
         return _malformed(text, start, None, "The tool call has no name of a tool.")
     arguments: dict[str, Any] = {}
     position = name.end()
     while key := _KEY.match(text, position):
-        end, position = _value_end(text, key.end())
+        end, position = _value_end(ahead, key.end())
         if end is None:
             return _malformed(text, start, name[1], "The tool call has no closing </arg_value>.")
         arguments[key[1]] = read_value(text[key.end() : end], name[1], key[1], schemas)
@@ -52,13 +53,13 @@ def _call(text: str, start: int, schemas: Schemas) -> ToolCall:
     return ToolCall(name[1], arguments, None, text[body:position], start, close.end())
 
 
-def _value_end(text: str, start: int) -> tuple[int | None, int]:
+def _value_end(ahead: ReadAhead, start: int) -> tuple[int | None, int]:
     """Return (end of the value, where the format goes on), or (None, start) if the value has no end.
 
     A complete call inside a value belongs to the value.
     """
     depth = 0
-    for token in _TOKEN.finditer(text, start):
+    for token in ahead.matches(_TOKEN, start):
         if token["next"]:
             depth += 1
             if depth > _MAX_NESTING:

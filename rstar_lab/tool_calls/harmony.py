@@ -7,14 +7,17 @@ to the prompt. Reasoning is in the channel `analysis`.
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rstar_lab.tool_calls.call import Schemas, ToolCall, reject_constant
 
-_START, _MESSAGE = "<|start|>assistant", "<|message|>"
+_START = "<|start|>assistant"
+_START_OR_MESSAGE = re.compile(r"<\|start\|>assistant|<\|message\|>")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _END = re.compile(r"<\|(?:end|call|return)\|>(?=\s*(?:<\|start\|>|\Z))|(?=<\|start\|>assistant)|\Z")
-_CALL_END = re.compile(r"\s*<\|(?:end|call)\|>")
+# A JSON string (terminated or not), a backslash, or what ends the content of a call outside of strings.
+_STRING_OR_END = re.compile(rf'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|\\|<\|(?:end|call)\|>|{_END.pattern}', re.DOTALL)
 _STOP = re.compile(r"\s*<\|(?:end|call|return)\|>")
 
 
@@ -35,24 +38,26 @@ def messages(text: str, start: int = 0) -> Iterator[Message]:
     """
     position = start
     while position < len(text):
-        body = text.find(_MESSAGE, position)
-        following = text.find(_START, position + 1)
-        if body < 0 or 0 <= following < body:
-            end = following if following >= 0 else len(text)
+        mark = _START_OR_MESSAGE.search(text, position + text.startswith(_START, position))
+        if mark is None or mark[0] == _START:
+            end = mark.start() if mark else len(text)
             yield Message(position, text[position:end], end, end, end)
             position = end
             continue
-        header, body = text[position:body], body + len(_MESSAGE)
-        match = _END.search(text, body)
-        if _RECIPIENT.search(header):
-            try:
-                inside = json.JSONDecoder().raw_decode(text, body)[1]
-                match = _CALL_END.match(text, inside) or _END.search(text, inside)
-            except (ValueError, RecursionError):
-                pass  # malformed: ends at the next mark
+        header, body = text[position : mark.start()], mark.end()
+        match = (_RECIPIENT.search(header) and _end_of_json(text, body)) or _END.search(text, body)
         assert match is not None  # the end of the text matches
         yield Message(position, header, body, match.start(), match.end())
         position = max(match.end(), position + 1)
+
+
+def _end_of_json(text: str, body: int) -> re.Match[str] | None:
+    """Return the first mark outside of JSON strings; None if the text before it is not JSON."""
+    match = next((match for match in _STRING_OR_END.finditer(text, body) if match[0][:1] != '"'), None)
+    with suppress(ValueError, RecursionError):
+        json.loads(text[body : match.start() if match else len(text)])
+        return match
+    return None
 
 
 def parse_harmony(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
@@ -71,7 +76,9 @@ def parse_harmony(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]
         stop = _STOP.match(text, message.body_end)
         end = stop.end() if stop else message.end
         calls.append(
-            ToolCall(name, arguments, error, raw or message.header, message.start, end, bool(stop) or not error)
+            ToolCall(
+                name, arguments, error, raw.rstrip() or message.header, message.start, end, bool(stop) or not error
+            )
         )
     return calls
 

@@ -9,8 +9,8 @@ from rstar_lab.tool_calls.call import Schemas, ToolCall
 PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*")
 _CALL = re.compile(r'\{\s*"(?:type|name)"\s*:')
-_NEXT_CALL = re.compile(r'\s*;?\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"(?:type|name)"\s*:)')
-_LATER_CALL = re.compile(r'\n[ \t]*(?:<\|python_tag\|>)?[ \t]*(?=\{\s*"(?:type|name)"\s*:)')
+_NEXT_CALL = re.compile(r'\s*+;?\s*+(?:<\|python_tag\|>)?\s*+(?=\{\s*"(?:type|name)"\s*:)')
+_LATER_CALL = re.compile(r'\n[ \t]*+(?:<\|python_tag\|>)?[ \t]*+(?=\{\s*"(?:type|name)"\s*:)')
 _NAMES_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"')
 
 

@@ -17,7 +17,7 @@ from rstar_lab.verify.structure import quick
 MAX_QUICK = 200  # characters of an answer that is read in this process
 MAX_EXPRESSION = 2_000  # characters; longer answers are compared as text only
 
-_INTEGER = re.compile(r"([+-]?)0*([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
+_INTEGER = re.compile(r"([+-]?)([0-9]++)((?:,[0-9]{3})*+)")
 
 
 def canonical_integer(text: str) -> str | None:
@@ -28,7 +28,10 @@ def canonical_integer(text: str) -> str | None:
     match = _INTEGER.fullmatch(text)
     if not match:
         return None
-    digits = match[2].replace(",", "").lstrip("0") or "0"
+    first = match[2].lstrip("0")
+    if match[3] and len(first) > 3:
+        return None
+    digits = (first + match[3].replace(",", "")).lstrip("0") or "0"
     return "-" + digits if match[1] == "-" and digits != "0" else digits
 
 

@@ -20,8 +20,8 @@ _UNBRACED = re.compile(
 )
 # What may stand between the boxes of one answer: `$\boxed{3}$ and $\boxed{5}$`, or only space.
 _BETWEEN = re.compile(
-    r"(?:[\s$]|\\[,;: ()\[\]\\]|\\quad)*(?:[-*•]\s|,|;|、|和|或|,?\s*(?:\\text\{\s*)?(?:and|or)(?:\s*\})?|&)?"
-    r"(?:[\s$]|\\[,;: ()\[\]]|\\quad)*(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?[\s$]*"
+    r"(?:[\s$]|\\[,;: ()\[\]\\]|\\quad)*+(?:[-*•]\s|,|;|、|和|或|,?\s*(?:\\text\{\s*)?(?:and|or)(?:\s*\})?|&)?"
+    r"(?:[\s$]|\\[,;: ()\[\]]|\\quad)*+(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?[\s$]*"
 )
 _GROUP = r"(?:,|\{,\}|\\[,!;:]|\\!,|[ \u00a0\u2009\u202f])"
 _VULGAR = "".join(VULGAR_FRACTIONS)

@@ -1,7 +1,6 @@
 """Calls in every syntax: parsed or reported, never lost, and never run from the reasoning."""
 
 import json
-import time
 
 import pytest
 
@@ -309,9 +308,29 @@ def test_an_unknown_syntax_is_an_error():
         "<|start|>assistant to=functions.f<|message|>{",
         "<|start|>assistant<|message|>",
         hermes("</think>"),
+        "<|tool_call>",
+        "<|tool_call>call:f{a:1",
+        "<tool_call>f<arg_key>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value></tool_call>x",
+        "<function=",
+        "<function=f><parameter=a>\nx</parameter></function>",
+        "x<function=f><parameter=a></function>",
+        "<tool_call><function=f><parameter=a></function>",
+        "<|start|>assistant",
+        "<|message|><|end|><|start|>x",
+        '<|start|>assistant to=functions.f<|message|>{\\"',
     ],
 )
+@pytest.mark.timeout(20)  # a quadratic parser takes minutes
 def test_hostile_text_takes_linear_time(syntax, unit):
-    start = time.process_time()
-    parse_tool_calls(unit * (200_000 // len(unit)), syntax=syntax)
-    assert time.process_time() - start < 5
+    parse_tool_calls(unit * (400_000 // len(unit)), syntax=syntax)
+    text_outside_calls(unit * (400_000 // len(unit)), syntax=syntax)
+
+
+@pytest.mark.timeout(20)
+def test_values_are_not_searched_to_the_end_of_a_hostile_turn():
+    values = "".join(f"<parameter=a{number}>\nx</parameter>" for number in range(20_000))
+    parse_tool_calls(f"<tool_call><function=f>{values}", syntax="function_tags")
+    parse_tool_calls('{"name": "f", "parameters": {}}x\n' + " " * 200_000, syntax="json")
+    (call,) = parse_tool_calls('{"name": "f", "parameters": {}}' + " " * 200_000, syntax="json")
+    assert call.arguments == {}

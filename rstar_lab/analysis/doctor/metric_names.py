@@ -38,7 +38,7 @@ def canonical(name: str) -> str | None:
     known = _CANONICAL.get(name) or _CANONICAL.get(
         name.removeprefix("train/").removeprefix("verl/")
     )  # verl/: of our runs under verl
-    return known or ("held_out" if HELD_OUT.search(name) else None)
+    return known or ("held_out" if HELD_OUT.search(name[:500]) else None)
 
 
 def held_out_score(names: Iterable[str]) -> str | None:

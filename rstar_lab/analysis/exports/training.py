@@ -23,7 +23,7 @@ from rstar_lab.errors import UserError
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.tool_calls import parse_stored_turn
-from rstar_lab.visible_text import counted
+from rstar_lab.visible_text import counted, up_to_last
 
 PROVENANCE = (
     "run_id", "attempt", "stage", "step", "policy_version", "traj_id", "problem_id", "group_id", "sample", "reward", "kept",
@@ -44,7 +44,6 @@ _ASSISTANT = re.compile(
     re.DOTALL,
 )
 _TOOLS = re.compile(r"(?:\n\n)?# Tools\b.*", re.DOTALL)
-_SCHEMAS = re.compile(r"<tools>\s*(.*?)\s*</tools>", re.DOTALL)
 
 
 def export_sft(
@@ -233,20 +232,20 @@ class _Context:
             if _NO_PROMPT not in self.exported.notes:
                 self.exported.notes.append(_NO_PROMPT)
             return "", "", [], [start] * turns
-        roles = dict(reversed(_ROLE.findall(text)))
+        roles = dict(reversed(_ROLE.findall(up_to_last(text, "<|im_end|>"))))
         whole, user = roles.get("system", ""), roles.get("user", "")
         if own_format == "released" or asked not in user:
             user = question
         else:
             user = user.replace(asked, question, 1)
-        listed = _SCHEMAS.search(whole)
+        listed, closed, _ = whole.partition("<tools>")[2].partition("</tools>")
         starts = [_start(text, start)]
         spans, response = rollout.spans() or [], rollout.transcript["response_ids"] or []
         starts += [
             _start(self._text(run_id, response[end:begin]) or "", start) for (_, end), (begin, _) in pairwise(spans)
         ]
         starts += starts[:1] * (turns - len(starts))
-        return _TOOLS.sub("", whole).strip(), user, _schemas(listed[1] if listed else ""), starts
+        return _TOOLS.sub("", whole).strip(), user, _schemas(listed if closed else ""), starts
 
     def _text(self, run_id: str, ids: Sequence[int] | None) -> str | None:
         """Return the text of tokens; None without tokens or vocabulary."""

@@ -19,7 +19,7 @@ from rstar_lab.visible_text import visible
 if TYPE_CHECKING:
     from rstar_lab.analysis.forks import Fork
 
-_END = re.compile(r"\s*<\|[a-z_]+\|>\s*$")
+_END = re.compile(r"(?<!\s)\s*+<\|[a-z_]+\|>\s*$")
 
 
 def alternatives_model(weights: str, source: Source, traj_id: str) -> dict[str, Any]:

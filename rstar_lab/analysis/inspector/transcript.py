@@ -11,7 +11,7 @@ import numpy as np
 
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import ToolCall, parse_stored_turn
-from rstar_lab.visible_text import visible
+from rstar_lab.visible_text import up_to_last, visible
 
 _HEADER = re.compile(
     r"(?:<\|(?:end|call|return)\|>)?(?:<\|start\|>assistant)?<\|channel\|>[^<]*<\|message\|>"
@@ -198,7 +198,7 @@ def _tool_answers(
 ) -> Iterator[Segment]:
     begin, end = span
     window = stream.text[begin:end]
-    for match in _TOOL_RESPONSE.finditer(window) if "<tool_response>" in window else ():
+    for match in _TOOL_RESPONSE.finditer(up_to_last(window, "</tool_response>")):
         message = next(responses, {})
         low, high = match.span(1)
         content = message.get("content", "")
@@ -206,7 +206,7 @@ def _tool_answers(
             high = low + len(content)
         first, starts = stream.tokens(begin + low, begin + high)
         yield Segment("tool", window[low:high], turn, message.get("tool"), message.get("outcome"), first, starts)
-    if user_texts := _USER.findall(window):
+    if user_texts := _USER.findall(up_to_last(window, "<|im_end|>")):
         yield Segment("user", user_texts[-1], turn)  # message of the environment
     elif "<tool_response>" not in window and (text := _SPECIAL.sub("", window)).strip():
         message = next(responses, {})

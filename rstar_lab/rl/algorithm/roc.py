@@ -7,7 +7,6 @@ Source: rStar2-Agent (arXiv 2508.20722), section 2.2.3. The rule of the paper's 
 This module imports numpy and the standard library only.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -66,7 +65,7 @@ def released_format_penalty(text: str, turns: int) -> float:
         text: text of the response, tool responses included.
         turns: number of turns that end with the end-of-turn token.
     """
-    pairs = len(re.findall(r"<answer>.*?</answer>", text, re.DOTALL))
+    pairs = sum("<answer>" in part for part in text.split("</answer>")[:-1])
     if not pairs or not text.count("<answer>") == text.count("</answer>") == pairs or turns < 2:
         return 1.0
     return min((pairs - 1) / (turns - 1), 1.0)

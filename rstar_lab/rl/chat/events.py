@@ -47,6 +47,7 @@ _CALL_TAG: dict[Syntax, str] = {
     "harmony": r"\A",
 }
 _CALL_END = ("</tool_call>", "<tool_call|>")
+_MOST_TRIES = 100  # to parse an unfinished turn; further calls are shown at its end
 _LONGEST = max(map(len, (*_OPENS, *_CALL_END)))
 
 
@@ -65,7 +66,7 @@ class Sections:
     def __init__(self, kind: Kind = Kind.REASON, syntax: Syntax = "hermes"):
         self.kind, self.syntax = kind, syntax
         self._call = re.compile(_CALL_TAG[syntax], re.MULTILINE)
-        self._text, self._at, self._in_call = "", 0, False
+        self._text, self._at, self._in_call, self._tries = "", 0, False, 0
         self._never_ended = kind is Kind.REASON  # whether the whole turn so far is reasoning
 
     def feed(self, text: str) -> list[Event]:
@@ -124,8 +125,10 @@ class Sections:
 
     def _complete_call(self) -> Event | None:
         """Return the event of the call at the current place, if it is complete."""
-        call = next(iter(self._calls(self._at)), None)
-        if call is None or call.error or self.syntax == "glm":  # a value may lack its end, so a prefix looks complete
+        self._tries += 1
+        # In GLM's syntax a value may lack its end, so a prefix looks complete.
+        call = None if self.syntax == "glm" or self._tries > _MOST_TRIES else next(iter(self._calls(self._at)), None)
+        if call is None or call.error:
             return None
         self._at, self._in_call, self.kind = call.end, False, Kind.TEXT
         return call_event(call)

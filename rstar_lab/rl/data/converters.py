@@ -210,7 +210,7 @@ def apigen_mt(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
     return messages, [tool_schema(tool) for tool in tools]
 
 
-_GLAIVE_TURN = re.compile(r"(?:\A|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE): ?")
+_GLAIVE_TURN = re.compile(r"(?:\A|(?<=\S)[^\S\n]*+\n)\s*+(USER|ASSISTANT|FUNCTION RESPONSE): ?")
 _GLAIVE_CALL = re.compile(r'\{\s*"name"\s*:\s*"([^"]+)"\s*,\s*"arguments"\s*:\s*(.*)\}\s*\Z', re.DOTALL)
 
 

@@ -20,7 +20,7 @@ from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.base import count_answers
 from rstar_lab.tool_calls import parse_tool_calls
 from rstar_lab.verify import readable
-from rstar_lab.visible_text import counted
+from rstar_lab.visible_text import counted, up_to_last
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -183,10 +183,13 @@ def _control(conversation: "Conversation") -> list[LintFinding]:
     ]
 
 
+_TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", re.DOTALL)
+
+
 def read_back(text: str) -> list[tuple[str, str]]:
     """Return the (role, content) pairs of a rendered conversation. Contents of the assistant begin with `<reason>`."""
     turns = []
-    for role, content in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", text, re.DOTALL):
+    for role, content in _TURN.findall(up_to_last(text, "<|im_end|>\n")):
         answers = re.fullmatch(r"<tool_response>\n(.*)\n</tool_response>", content, re.DOTALL)
         if role == "user" and answers:
             turns += [("tool", answer) for answer in answers[1].split("\n</tool_response>\n<tool_response>\n")]

@@ -25,7 +25,8 @@ Runner = Callable[[Sequence[Call]], Awaitable[list[CallResult]]]
 
 SOLUTION_COLUMNS = ("solution", "generated_solution", "response", "output")
 AT_ONCE = 32  # rows that are written and executed at the same time
-_BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ \t]*$\n?", re.DOTALL | re.MULTILINE)
+_BLOCK_END = re.compile(r"^```[ \t]*$\n?", re.MULTILINE)
+_BLOCK = re.compile(r"^```(\w*+)[^\n]*+\n(.*?)^```[ \t]*$\n?", re.DOTALL | re.MULTILINE)
 
 REQUEST = """Rewrite the solution of a problem so that Python programs do its computations.
 
@@ -112,7 +113,8 @@ def parts_of(text: str) -> list[tuple[str, str, str | None]]:
     """
     parts: list[tuple[str, str, str | None]] = []
     before, end = "", 0
-    for block in _BLOCK.finditer(text):
+    ends = [match.end() for match in _BLOCK_END.finditer(text)]
+    for block in _BLOCK.finditer(text, 0, ends[-1] if ends else 0):  # every block is closed: the time is linear
         between, tag = text[end : block.start()], block[1].lower()
         if tag == "output" and parts and parts[-1][2] is None:
             parts[-1] = (*parts[-1][:2], block[2])

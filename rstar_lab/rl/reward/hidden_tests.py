@@ -26,8 +26,9 @@ Runner = Callable[[Sequence[Call]], Awaitable[list[CallResult]]]
 AT_ONCE = 8  # tests that run at the same time; after a failure, no further ones start
 CPP_TIMEOUT_S = 10.0
 _FENCE = re.compile(
-    r"(?:^|(?<=>))([ \t]*)```[ \t]*([\w+]*)[^\n`]*\n(.*?)^[ \t]*```[ \t\r]*(?=$|<)", re.DOTALL | re.MULTILINE
+    r"(?:^|(?<=>))([ \t]*)```[ \t]*+([\w+]*+)[^\n`]*+\n(.*?)^[ \t]*```[ \t\r]*(?=$|<)", re.DOTALL | re.MULTILINE
 )
+_FENCE_END = re.compile(r"^[ \t]*```[ \t\r]*(?=$|<)", re.MULTILINE)
 _LANGUAGES = {
     "python": "python", "python3": "python", "py": "python", "cpp": "cpp", "c++": "cpp", "cc": "cpp",
 }  # fmt: skip
@@ -56,7 +57,9 @@ def final_program(text: str) -> tuple[str, str] | None:
     Args:
         text: Text that the model generated, without tool output.
     """
-    blocks = _FENCE.findall(text[text.rfind("<answer>") + 1 :]) or _FENCE.findall(text)
+    ends = [match.end() for match in _FENCE_END.finditer(text)]
+    end = ends[-1] if ends else 0  # every block before it is closed, so the search takes linear time
+    blocks = _FENCE.findall(text[text.rfind("<answer>") + 1 : end]) or _FENCE.findall(text[:end])
     if not blocks:
         return None
     indent, tag, source = next((block for block in reversed(blocks) if block[1].lower() in _LANGUAGES), blocks[-1])

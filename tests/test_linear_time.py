@@ -1,0 +1,74 @@
+"""Text of models and of other people's files is read in a time that is linear in its length.
+
+Reading one of these texts took minutes with an expression that takes quadratic time or more. tests/tool_calls has those of calls.
+"""
+
+import pytest
+
+from rstar_lab.analysis.doctor.metric_names import canonical
+from rstar_lab.analysis.import_rows import conversation_messages
+from rstar_lab.analysis.inspector.panels import turn_text
+from rstar_lab.analysis.notebook_check import _masked
+from rstar_lab.rl.algorithm.roc import released_format_penalty
+from rstar_lab.rl.chat.events import Kind, Sections
+from rstar_lab.rl.data.converters import glaive_v2
+from rstar_lab.rl.data.lint import read_back
+from rstar_lab.rl.data.tool_conversations import parts_of
+from rstar_lab.rl.problems import final_answer
+from rstar_lab.rl.reward.hidden_tests import final_program
+from rstar_lab.verify import verify
+from rstar_lab.visible_text import up_to_last
+
+N = 400_000
+SPACE, LINES = " " * N, "\n" * N
+
+
+def streamed(text: str) -> None:
+    """Show a turn that arrives in pieces."""
+    sections = Sections(Kind.TEXT)
+    for start in range(0, len(text), 200):
+        sections.feed(text[start : start + 200])
+    sections.end()
+
+
+TEXTS = {
+    "answer: digits": (lambda text: verify(text, "7"), "<answer>\\boxed{" + "0" * N + "x}</answer>"),
+    "answer: boxes": (lambda text: verify(text, "7"), f"<answer>\\boxed{{1}}{SPACE}x \\boxed{{2}}</answer>"),
+    "format penalty": (lambda text: released_format_penalty(text, 3), "<answer>" * (N // 8)),
+    "program: fences": (final_program, "```python\n" * (N // 10)),
+    "program: language": (final_program, "```" + "a" * N),
+    "solution: fences": (parts_of, "```python\n" * (N // 10)),
+    "solution: language": (parts_of, "```" + "a" * N),
+    "final answer": (final_answer, f"#### 7{SPACE}x\n{SPACE}y"),
+    "function calls": (lambda text: glaive_v2({"chat": text}), f"{LINES}x{LINES}"),
+    "conversation: space": (conversation_messages, f"a{SPACE}b{LINES}<tool_response>{SPACE}x{SPACE}"),
+    "conversation: turns": (read_back, "<|im_start|>user\n" * (N // 17)),
+    "metric": (canonical, "eval/" * (N // 5)),
+    "turn": (lambda text: turn_text({"messages": [{"role": "assistant", "content": text}]}, 0), f"{SPACE}<|im_end|> x"),
+    "notebook": (_masked, "`x``" * (N // 4) + "".join("`" * length + " " for length in range(1, 900))),
+    "stream": (streamed, '<tool_call>{"name": "f", "arguments": {"code": "' + "</tool_call>" * (N // 12)),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", TEXTS)
+def test_hostile_text_takes_linear_time(name):
+    read, text = TEXTS[name]
+    read(text)
+
+
+def test_text_is_read_as_before():
+    assert up_to_last("a<b>c<b>d", "<b>") == "a<b>c<b>" and up_to_last("a", "<b>") == ""
+    assert final_answer("so\n#### 1,234 \n") == "1,234" and final_answer("#### Step 1\n\\boxed{3}\n") == "3"
+    assert final_program("```\nx\n```\n<answer>```python\nprint(1)\n```</answer>") == ("python", "print(1)\n")
+    assert final_program("  ```cpp\n  int x;\n  ```\n```python\nopen") == ("cpp", "int x;\n")
+    assert [part[1] for part in parts_of("a\n```python\n1\n```\n```output\n2\n```\nb\n```python\n3")] == ["1", ""]
+    text = "first <|im_end|>\n<|im_start|>user\n<tool_response>\n 1 \n</tool_response>\nassistant\n  <tool_response>2"
+    found = [(message["role"], message["content"]) for message in conversation_messages(text)]
+    assert found == [("assistant", "first"), ("tool", "1"), ("assistant", ""), ("tool", "2")]
+    messages, _ = glaive_v2({"chat": "USER: a \n\n \nASSISTANT: b\n\nUSER: c"})
+    assert [message.content for message in messages] == ["a", "<reason></reason>\n<answer>b</answer>", "c"]
+    penalties = [
+        released_format_penalty(text, 3) for text in ("<answer></answer>" * 2, "<answer><answer></answer></answer>")
+    ]
+    assert penalties == [0.5, 1.0]
