@@ -1,10 +1,12 @@
 """Tokens of services that listen on a port: made when a service starts, and found by clients of the same user.
 
 Other users of a machine can connect to its loopback addresses. So a service without a configured token makes one and stores it in a
-file that only its user can read; clients of this user look there. The name of the file is that of the host and the port.
+file that only its user can read; clients of this user look there. The name of the file is that of the host and the port. The service
+holds a lock on the file, so that the file of a service that was killed is not used, and the next service removes it.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
 import socket
@@ -59,6 +61,18 @@ def _listeners(port: int, period: int) -> set[int]:
     return users
 
 
+def _is_stale(path: Path) -> bool:
+    """Return whether a token file belongs to a service of this host that has ended. Locks of other hosts may not be visible here."""
+    if not path.name.startswith(f"{socket.gethostname()}-"):
+        return False
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # locked, or a file system without locks
+        return False
+    return True
+
+
 def find_token(url: str) -> str | None:
     """Return the token of a service that this user has started; None if there is none, or if another user listens on the port: a client
     of `localhost` may connect to ::1 although the service listens on 127.0.0.1.
@@ -73,7 +87,7 @@ def find_token(url: str) -> str | None:
         return None
     for folder in _folders():
         path = folder / name
-        if "/" not in name and _is_private(folder) and _is_private(path):
+        if "/" not in name and _is_private(folder) and _is_private(path) and not _is_stale(path):
             if parts.hostname in LOOPBACK and _listeners(parts.port or 0, int(time.monotonic() // LISTENERS_S)) - {
                 0,
                 os.geteuid(),
@@ -96,16 +110,21 @@ def published_token(host: str, port: int) -> Iterator[tuple[str, Path]]:
         UserError: no folder for the file can be created.
     """
     token = secrets.token_hex(24)
-    path = _store(_name(host, port), token)
-    try:
-        yield token, path
-    finally:
-        with contextlib.suppress(OSError):
-            if path.read_text() == token:  # another service may use the port by now
-                path.unlink()
+    with contextlib.ExitStack() as stack:
+        path = _store(_name(host, port), token, stack)
+        try:
+            yield token, path
+        finally:
+            with contextlib.suppress(OSError):
+                if path.read_text() == token:  # another service may use the port by now
+                    path.unlink()
 
 
-def _store(name: str, token: str) -> Path:
+def _store(name: str, token: str, stack: contextlib.ExitStack) -> Path:
+    """Write a token to a new file, remove those of services that were killed, and return the path.
+
+    The file is open, and locked, until the stack closes.
+    """
     reasons = []
     for folder in _folders():
         try:
@@ -113,9 +132,16 @@ def _store(name: str, token: str) -> Path:
             if not _is_private(folder):
                 raise PermissionError(f"{folder} belongs to another user, or others can access it")
             fd, temporary = tempfile.mkstemp(prefix=".", dir=folder)  # mode 0600, never an existing file
-            with os.fdopen(fd, "w") as file:
-                file.write(token)
-            return Path(temporary).replace(folder / name)
+            file = stack.enter_context(os.fdopen(fd, "w"))
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.write(token)
+            file.flush()
+            path = Path(temporary).replace(folder / name)
+            for other in folder.iterdir():
+                if _is_private(other) and _is_stale(other):
+                    other.unlink(missing_ok=True)
+            return path
         except OSError as error:
             reasons.append(str(error))
     raise UserError(f"no folder for the token file ({'; '.join(reasons)}); set XDG_STATE_HOME to a folder of yours")

@@ -48,6 +48,24 @@ def test_a_token_is_private_found_by_address_and_removed(state):
     assert list(state.iterdir()) == []
 
 
+def test_the_token_of_a_killed_service_is_not_used_and_the_next_service_removes_it(state):
+    program = (
+        "from rstar_lab.service_tokens import published_token\n"
+        "with published_token('127.0.0.1', 8088): print('ready', flush=True); input()"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout.readline() == "ready\n"
+        assert find_token("http://127.0.0.1:8088")
+        service.kill()
+    (file,) = state.iterdir()
+    assert find_token("http://127.0.0.1:8088") is None
+    elsewhere = state / "other-host-8088"  # its lock may not be visible here
+    elsewhere.touch(mode=0o600)
+    with published_token("127.0.0.1", 8089) as (_, path):
+        assert {*state.iterdir()} == {path, elsewhere} and not file.exists()
+
+
 @pytest.mark.parametrize("defect", ["readable", "link", "folder", "folder of others"])
 def test_a_file_that_others_can_change_or_read_is_not_used(state, tmp_path, defect):
     with published_token("127.0.0.1", 8088) as (_, path):
