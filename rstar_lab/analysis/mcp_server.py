@@ -106,7 +106,8 @@ class RunTools:
         return answer | {"info": {name: value for name, value in info.items() if value not in (None, {}, [])}}
 
     def curves(self, run_ids: list[str], metrics: list[str], where: Filter = None, points: int = 30) -> Row:
-        """Return metrics per step with 95% intervals and n, for at most `points` steps of each run, evenly spaced.
+        """Return metrics per step with 95% intervals and n, for at most `points` steps of each run, evenly spaced. If evaluations during
+        training are asked for, the steps with an evaluation come first.
 
         metrics: pass1, tool_error_rate, response_tokens, entropy, kept and others; an unknown name is answered with all names;
         eval/SET/pass1 for evaluations during training. where: filter of the rollouts, SQL or an object.
@@ -120,12 +121,15 @@ class RunTools:
             steps = runs.sql("SELECT stage, step FROM rollup ORDER BY step")
             if not len(steps):
                 continue
-            chosen = np.unique(
-                np.linspace(0, len(steps) - 1, min(max(points, 1), ROWS, len(steps))).round().astype(int)
-            )
+            trained = curves(runs, logged).set_index("step") if logged else None
+            evaluated = np.zeros(len(steps), dtype=bool)
+            if trained is not None:
+                evaluated = steps.step.isin(trained.index[trained[logged].notna().any(axis=1)]).to_numpy()
+            most = min(max(points, 1), ROWS)
+            first = _spread(np.flatnonzero(evaluated), most)
+            chosen = np.sort(np.concatenate([first, _spread(np.flatnonzero(~evaluated), most - len(first))]))
             numbers = [int(step) for step in steps.step.iloc[chosen]]
             table = measure(runs, measured, by=("step",), where=_all({"step": numbers}, where)) if measured else None
-            trained = curves(runs, logged, {"step": numbers}).set_index("step") if logged else None
             examples = self._examples(run_id, numbers)
             for stage, step in steps.iloc[chosen].itertuples(index=False):
                 found = {} if table is None else _estimates(table[table.step == step])
@@ -315,6 +319,12 @@ def bounded(answer: Mapping[str, Any], chars: int = CELL_CHARS) -> Row:
 def _open_limited(path: Path) -> Runs:
     """Open runs whose queries end after QUERY_S: texts in a run can make an assistant ask for one that never ends."""
     return open_runs(path).limit_queries(QUERY_S)
+
+
+def _spread(positions: np.ndarray, count: int) -> np.ndarray:
+    """Return at most `count` of the positions, evenly spaced."""
+    count = min(count, len(positions))
+    return positions[np.linspace(0, len(positions) - 1, count).round().astype(int)] if count else positions[:0]
 
 
 def _limit(limit: int) -> int:

@@ -41,17 +41,18 @@ def doctor(
     Reads logs of this project and of other trainers without configuration, network or GPU. Exits with 1 if a fault was found, with 2 if
     a log cannot be read.
     """
+    from rich.console import Console
+    from rich.text import Text
+
     from rstar_lab.analysis.doctor import doctor as diagnose
     from rstar_lab.analysis.doctor.diagnosis import to_json
     from rstar_lab.runs.files import atomic_write
 
     if html:
         check_output(html)
-    for path in paths:
-        if path.exists():
-            typer.echo(f"reading {visible(str(path))}", err=True)
     try:
-        diagnosis = diagnose(*paths, rules=rule or [], profile=profile)
+        with Console(stderr=True).status(Text(visible(f"reading {', '.join(map(str, paths))}"))):  # on a terminal only
+            diagnosis = diagnose(*paths, rules=rule or [], profile=profile)
     except UserError as error:
         fail(str(error), 2)
     if html:

@@ -462,7 +462,9 @@ def test_what_is_understood_in_part_is_read_with_a_note(tmp_path):
         assert len(log.rollouts) == 192 and log.rollouts.reward.notna().all() and log.rollouts.truth.eq("7").all()
         assert log.rollouts.step.nunique() == 6
     (tmp_path / "sharegpt.jsonl").write_text(json.dumps({"conversations": [], "id": 3}))
-    with pytest.raises(UserError, match=r"no log was recognised.*TensorBoard.*\n.*keys conversations, id"):
+    with pytest.raises(
+        UserError, match=r"no log was recognised \(.*keys conversations, id\)\. The doctor reads .*TensorBoard"
+    ):
         doctor(tmp_path / "sharegpt.jsonl")
 
 
@@ -518,6 +520,12 @@ def test_the_command_prints_json_writes_html_and_has_an_exit_code(tmp_path):
     (tmp_path / "empty").mkdir()
     unknown = CliRunner().invoke(app, ["doctor", str(tmp_path / "empty")])
     assert unknown.exit_code == 2 and "no log was recognised" in unknown.output
+    (tmp_path / "empty" / "log.jsonl").write_text('{"foo": 1}')
+    unknown = CliRunner().invoke(app, ["doctor", str(tmp_path / "empty")])
+    assert (
+        unknown.output.count("\n") == 1
+        and "(log.jsonl: not understood; the first row has the keys foo)" in unknown.output
+    )
 
 
 def test_text_of_a_log_is_never_markup_or_a_control_sequence(tmp_path):

@@ -82,6 +82,19 @@ async def test_answers_have_ids_that_the_inspector_opens(server):
     assert inspect(GOLDEN, selected=transcript["traj_id"]).markdown()
 
 
+async def test_curves_keep_the_steps_with_an_evaluation(tmp_path):
+    metrics = make_run(tmp_path, "run", steps=10, problems=1, size=2) / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row in rows:
+        row |= {"eval/aime24/pass1": row["step"] / 100} if row["step"] % 3 == 0 else {}
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"run_ids": ["run"], "metrics": ["eval/aime24/pass1"]}
+    for points, expected in ((5, [1, 3, 6, 9, 10]), (3, [3, 6, 9]), (2, [3, 9])):
+        rows = (await ask(make_server(tmp_path, find_keys), "curves", points=points, **asked))["steps"]
+        assert [row["step"] for row in rows] == expected
+    assert [row["metrics"]["eval/aime24/pass1"]["value"] for row in rows] == [0.03, 0.09]
+
+
 async def test_numbers_are_those_of_the_analysis(server):
     curve = await ask(server, "curves", run_ids=[RUN], metrics=["pass1", "tool_error_rate"], points=3)
     assert [row["step"] for row in curve["steps"]] == [1, 5, 8] and "before resampling" in curve["meaning"]["pass1"]

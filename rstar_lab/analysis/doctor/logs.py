@@ -65,8 +65,8 @@ def read_logs(path: Path, work_dir: Path) -> list[Log]:
         else:
             rollouts.append((source, runs, own_notes))
     if not rollouts and not tables:
-        seen = "".join(f"\n  {note}" for note in notes[:8])
-        raise UserError(f"{path}: no log was recognised. The doctor reads {FORMATS}{seen}")
+        seen = f" ({'; '.join(' '.join(note.split()) for note in notes[:8])})" if notes else ""
+        raise UserError(f"{path}: no log was recognised{seen}. The doctor reads {FORMATS}")
     logs = []
     for source, runs, own_notes in rollouts:
         folders = [other.folder for other, _, _ in rollouts]
