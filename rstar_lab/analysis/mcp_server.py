@@ -4,6 +4,7 @@ Texts in the answers come from models, tools and other people's runs. They have 
 does not show. SQL runs on the connection of `Runs.sql`, which reads only the folders of the runs.
 """
 
+import faulthandler
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -247,12 +248,13 @@ def link(traj_id: str) -> str:
     return f"#rstar={quote(str(traj_id), safe='')}"
 
 
-def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]) -> Any:
+def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]], *, hang_s: float | None = None) -> Any:
     """Return the server; `.run("stdio")` serves it.
 
     Args:
         runs_dir: Folder of runs.
         recipe_keys: Function that returns the rows of the recipe keys that contain a text.
+        hang_s: Seconds after which a call ends this process: a few functions of DuckDB cannot be interrupted. Default: never.
 
     Raises:
         RunStoreError: The folder does not exist.
@@ -270,10 +272,15 @@ def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]) -
     def answering(tool: Callable[..., Row]) -> Callable[..., Row]:
         @wraps(tool)
         def call(**arguments: Any) -> Row:
+            if hang_s:
+                faulthandler.dump_traceback_later(hang_s, exit=True)
             try:
                 return bounded(tool(**arguments), MESSAGE_CHARS if tool.__name__ == "transcript" else CELL_CHARS)
             except READ_ERRORS as error:
                 raise ToolError(_text(str(error) or type(error).__name__, CELL_CHARS)) from error
+            finally:
+                if hang_s:
+                    faulthandler.cancel_dump_traceback_later()
 
         return call
 

@@ -3,7 +3,7 @@
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -29,6 +29,15 @@ _READING = frozenset(
     {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 )  # queries that change nothing
 _GENERATORS = frozenset({"unnest", "range", "generate_series"})  # table functions without access to files
+# Functions of one value that return a value of any size, or take a time that is quadratic in it. DuckDB interrupts a query between
+# blocks of rows only, and its memory limit does not count texts.
+_UNBOUNDED = frozenset(
+    {
+        "repeat", "lpad", "rpad", "range", "generate_series", "list_resize", "array_resize", "printf", "format", "bitstring", "list_reduce",
+        "array_reduce", "reduce", "levenshtein", "editdist3", "damerau_levenshtein",
+    }
+)  # fmt: skip
+_MOST_CONCATENATIONS = 32  # in a filter
 # Time of a query with a filter that the user did not necessarily write: from a saved view, a link or an assistant.
 FILTER_S = 60.0
 
@@ -40,7 +49,9 @@ def connect(directories: Iterable[Path] = (), **config: Any) -> duckdb.DuckDBPyC
     resolves symbolic links before it compares a path with the directories.
     config: options of DuckDB.
     """
-    connection = duckdb.connect(config={"autoinstall_known_extensions": "false", **config})
+    # By default a query may fill 90% of the disk with temporary files.
+    limits = {"autoinstall_known_extensions": "false", "max_temp_directory_size": "10GB"}
+    connection = duckdb.connect(config={**limits, **config})
     # Global, because cursors do not inherit settings: without the cache each query reads every file's footer again.
     connection.execute("SET GLOBAL parquet_metadata_cache = true")
     folders = ", ".join(quoted(str(folder)) for folder in directories)
@@ -94,8 +105,8 @@ def check_query(query: str) -> None:
 def checked_expression(sql: str) -> str:
     """Return an SQL expression in parentheses.
 
-    Raises RunStoreError unless the text is exactly one expression, whose subqueries read only the tables of the runs: it may
-    come from a file in a run folder.
+    Raises RunStoreError unless the text is exactly one expression, whose subqueries read only the tables of the runs, and which can be
+    interrupted: it may come from a file in a run folder.
     """
     inside = f"({sql}\n)"  # a comment at the end of the text ends with its line
     try:
@@ -106,14 +117,27 @@ def checked_expression(sql: str) -> str:
         raise RunStoreError(f"filter sql: write one SQL expression over the columns: {error_text(error)}") from error
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise RunStoreError("filter sql: write one SQL expression over the columns, without `;`")
+    nodes = list(_nodes(f"SELECT 1 WHERE {inside}"))
+    _check_functions(nodes)
     if _SUBQUERY.search(sql):
-        _check_sources(inside)
+        _check_sources(nodes)
     return inside
 
 
-def _check_sources(inside: str) -> None:
+def _check_functions(nodes: Sequence[dict[str, Any]]) -> None:
+    """Raise RunStoreError for a function that cannot be interrupted and can take all memory. As table functions they can be interrupted."""
+    tables = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
+    names = [node.get("function_name") for node in nodes if node.get("class") == "FUNCTION" and id(node) not in tables]
+    if unbounded := _UNBOUNDED.intersection(names):
+        raise RunStoreError(
+            f"filter sql: {min(unbounded)}() is not supported, because its result can be of any size; use it in `runs.sql`"
+        )
+    if names.count("||") + names.count("concat") > _MOST_CONCATENATIONS:
+        raise RunStoreError(f"filter sql: more than {_MOST_CONCATENATIONS} texts are joined; use `runs.sql`")
+
+
+def _check_sources(nodes: Sequence[dict[str, Any]]) -> None:
     """Raise RunStoreError if a subquery reads anything but the tables of the runs."""
-    nodes = list(_nodes(f"SELECT 1 WHERE {inside}"))
     named = {entry["key"] for node in nodes for entry in (node.get("cte_map") or {}).get("map", [])}
     for node in nodes:
         source = None

@@ -505,6 +505,22 @@ def test_a_saved_view_that_never_ends_is_one_error(run, monkeypatch, in_memory):
     assert open_runs(run).sql("SELECT count(*) AS n FROM range(3000000)").n[0] == 3_000_000
 
 
+@pytest.mark.parametrize(
+    "sql",
+    ["length(lpad(answer, 2000000000, 'x')) > 0", "len(range(reward::INT)) > 0", "||".join(["answer"] * 60) + " = ''"],
+)
+def test_a_saved_view_cannot_take_all_memory(run, sql):
+    """DuckDB does not interrupt these functions, and its memory limit does not count texts."""
+    (run / VIEWS).write_text(json.dumps({"best": view(sql)}))
+    inspector = inspect(run)
+    with pytest.raises(UserError, match=r"use (it in )?`runs\.sql`"):
+        inspector.show_view("best")
+        inspector.rows()
+    with pytest.raises(UserError, match=r"use (it in )?`runs\.sql`"):
+        open_runs(run).trajectories(sql)
+    assert len(open_runs(run).trajectories("reward IN (SELECT a FROM range(2) t(a)) OR true")) > 0
+
+
 def test_a_folder_in_which_no_run_can_be_read_is_one_error(run):
     (run / "run.json").write_text("{")
     with pytest.raises(UserError, match="no run can be read"):

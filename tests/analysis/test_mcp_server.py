@@ -82,6 +82,20 @@ async def test_answers_have_ids_that_the_inspector_opens(server):
     assert inspect(GOLDEN, selected=transcript["traj_id"]).markdown()
 
 
+async def test_a_query_that_cannot_be_interrupted_ends_the_server():
+    """DuckDB does not interrupt one call of a function: this one takes seconds, and others hours."""
+    start = "from rstar_lab.cli import command_line, mcp; mcp.HANG_S = 1.0; command_line.app()"
+    command = StdioServerParameters(command=sys.executable, args=["-c", start, "mcp", "--runs-dir", str(GOLDEN)])
+    failed = False
+    try:
+        async with Client(command) as client:
+            sql = "SELECT length(lpad('a', 500000000, 'b'))"
+            failed = (await client.call_tool("query", {"sql": sql})).is_error
+    except Exception:  # the connection is closed
+        failed = True
+    assert failed
+
+
 async def test_curves_keep_the_steps_with_an_evaluation(tmp_path):
     metrics = make_run(tmp_path, "run", steps=10, problems=1, size=2) / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
