@@ -16,6 +16,7 @@ from rstar_lab.jobs.pack import verify_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
 AGENT_TIMEOUT_S = 60
+REQUEST_S, MAX_ANSWER_BYTES = 120, 256 * 2**20
 STATES_S = 1.0  # maximum age in seconds of the states that are read with one request
 # A job that ended without exit.json failed even if Ray reports success: its node died, or the runs folder is not shared.
 ENDED = {"SUCCEEDED": "failed", "STOPPED": "stopped", "FAILED": "failed"}
@@ -106,8 +107,24 @@ def _state_of_job(spec: JobSpec) -> str:
         raise UserError(f"Ray does not know job {spec.id}: {_short(error)}") from error
 
 
+def _limit(response: Any, **_: Any) -> None:
+    """Read the answer of a request, at most MAX_ANSWER_BYTES in REQUEST_S. Raises requests.ConnectionError."""
+    from requests import ConnectionError as RequestError
+
+    content, end = bytearray(), time.monotonic() + REQUEST_S
+    for chunk in response.iter_content(2**16):
+        content += chunk
+        if len(content) > MAX_ANSWER_BYTES or time.monotonic() > end:
+            raise RequestError(f"its answer is longer than {MAX_ANSWER_BYTES:,} bytes or {REQUEST_S} s")
+    response._content = bytes(content)  # `requests` does not read it again
+
+
 def _client(spec: JobSpec) -> Any:
     from ray.job_submission import JobSubmissionClient
+
+    class Client(JobSubmissionClient):
+        def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+            return super()._do_request(method, endpoint, timeout=REQUEST_S, hooks={"response": _limit}, **options)
 
     # Pass the token explicitly: Ray reads its token settings when it is imported, possibly before they are set.
     path = spec.handle.get("token_path") or os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -117,7 +134,7 @@ def _client(spec: JobSpec) -> Any:
     address = _address(spec)
     saved_address = os.environ.pop("RAY_ADDRESS", None)  # the client would prefer this variable to its argument
     try:
-        return JobSubmissionClient(address, headers=headers)
+        return Client(address, headers=headers)
     except Exception as error:  # Ray raises ConnectionError, RuntimeError and its own AuthenticationError
         raise UserError(
             f"no Ray job API at {address}: {_short(error)}. Set address=http://HEAD:8265; if the cluster requires a token, also set "

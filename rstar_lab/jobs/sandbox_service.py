@@ -156,7 +156,7 @@ def read_status(url: str, token: str) -> dict[str, Any]:
     request = urllib.request.Request(f"{url}/status", headers={"Authorization": f"Bearer {token}"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=10) as answer:
-        return dict(json.loads(answer.read()))
+        return dict(json.loads(answer.read(2**20)))
 
 
 def wait_for_service(folder: JobFolder, process: subprocess.Popen[bytes] | None = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import httpx
 
 from rstar_lab.errors import UserError
+from rstar_lab.http_answers import limit_answers
 from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult, ForkError, Output
 from rstar_lab.sandbox.interface import Sandbox
@@ -31,6 +32,7 @@ from rstar_lab.sandbox.wire import (
 from rstar_lab.service_tokens import find_token
 
 BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
+MAX_ANSWER_BYTES = 256 * 1024 * 1024  # of a batch; calls without a result are sent again
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 5.0
 # A call that ends as `sandbox_error` this often is not run again: the failure may be its own.
 MOST_SANDBOX_ERRORS = 8
@@ -76,11 +78,12 @@ class SandboxClient(Sandbox):
         self.url = url.rstrip("/")
         self.deadline_s = deadline_s
         self.retries = 0
-        self.http = httpx.AsyncClient(
+        http = httpx.AsyncClient(
             timeout=httpx.Timeout(30.0, read=None, pool=None),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             trust_env=False,
         )
+        self.http = limit_answers(http, MAX_ANSWER_BYTES, deadline_s)
         self.slots = asyncio.Semaphore(connections)
         self.waiting: deque[Waiting] = deque()
         self.tasks: set[asyncio.Task[None]] = set()

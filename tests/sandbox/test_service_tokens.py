@@ -48,7 +48,7 @@ def test_a_token_is_private_found_by_address_and_removed(state):
     assert list(state.iterdir()) == []
 
 
-def test_the_token_of_a_killed_service_is_not_used_and_the_next_service_removes_it(state):
+def test_the_token_of_a_killed_service_is_not_used_and_removed(state):
     program = (
         "from rstar_lab.service_tokens import published_token\n"
         "with published_token('127.0.0.1', 8088): print('ready', flush=True); input()"

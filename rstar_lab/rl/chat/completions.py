@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rstar_lab.errors import UserError
+from rstar_lab.http_answers import MAX_S, limit_answers
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
 from rstar_lab.rl.engines.server import API_KEY, VERSION_PATH, error_text, read_model_card
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question, render_tool_call
@@ -49,8 +50,9 @@ class ChatServer:
         url = url.rstrip("/").removesuffix("/v1")
         key = os.environ.get(API_KEY) or find_token(url) or _openai_key(url)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(10.0, read=None)
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
+        timeout = httpx.Timeout(10.0, read=MAX_S)
+        client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+        async with limit_answers(client) as http:
             card = await read_model_card(http, url)
             root = Path(str(card.get("root") or ""))
             folder = root if (root / "config.json").is_file() else None
@@ -79,10 +81,9 @@ class ChatServer:
 
         Returns None if the server has the weights that it was started with, or does not report the version.
         """
-        answer = await self.http.get(VERSION_PATH)
         try:
-            return int(answer.json()["version"])
-        except (ValueError, LookupError, TypeError, RecursionError):
+            return int((await self.http.get(VERSION_PATH)).json()["version"])
+        except (httpx.TransportError, ValueError, LookupError, TypeError, RecursionError):
             return None
 
 

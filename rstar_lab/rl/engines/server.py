@@ -20,12 +20,14 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from rstar_lab.errors import UserError
+from rstar_lab.http_answers import limit_answers
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.scheduling.scheduler import ServerReport
 from rstar_lab.service_tokens import find_token
 
 VERSION_PATH = "/weight_version"  # served by `rstar-lab serve --updatable` (rl/serving/middleware.py)
 HEALTH_TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 256 * 2**20  # the log-probs of all tokens of a long context
 LOG = logging.getLogger(__name__)
 API_KEY = "RSTAR_LAB_API_KEY"
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
@@ -186,7 +188,7 @@ class ServerEngine:
         self.on_recovered: Callable[[], None] = lambda: None
         self.on_metrics: Callable[[ServerReport], None] = lambda metrics: None
         key = api_key or os.environ.get(API_KEY) or find_token(self.url)
-        self._http = httpx.AsyncClient(
+        http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(10.0, read=None, pool=None),
@@ -194,6 +196,7 @@ class ServerEngine:
             limits=httpx.Limits(max_connections=connections + 4, keepalive_expiry=2.0),
             trust_env=False,
         )
+        self._http = limit_answers(http, MAX_ANSWER_BYTES)
         self._control = ServerControl(self.url, self._http, stall_s)
         self._slots = asyncio.Semaphore(connections)
         self._in_flight: set[asyncio.Task[Completion]] = set()

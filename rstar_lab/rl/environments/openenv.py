@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from rstar_lab.errors import UserError
+from rstar_lab.http_answers import limit_answers
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation
 from rstar_lab.rl.problems import Problem
@@ -43,9 +44,11 @@ class OpenEnv:
         """The schema of the tool `act`: its arguments are the fields of the server's action. Raises UserError."""
         if self._schema is None:
             try:
-                answer = httpx.get(f"{self.url}/schema", timeout=self.timeout_s, trust_env=False).raise_for_status()
-                action = answer.json()["action"]
-            except (httpx.HTTPError, ValueError, KeyError) as error:
+                with limit_answers(
+                    httpx.Client(timeout=self.timeout_s, trust_env=False), max_s=self.timeout_s
+                ) as client:
+                    action = dict(client.get(f"{self.url}/schema").raise_for_status().json()["action"])
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UserError(
                     f"OpenEnv server {self.url} returned no schema: {error or type(error).__name__}"
                 ) from error

@@ -19,6 +19,7 @@ import httpx
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from rstar_lab.errors import UserError
+from rstar_lab.http_answers import limit_answers
 from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, RETRIES, ForkFailed, Tool, ToolResult, tool_name
@@ -140,16 +141,17 @@ class HttpTool:
         """Raises UserError if the URL does not return a schema."""
         self.url, self.time_limit_s = url, time_limit_s
         try:
-            description = httpx.get(url, timeout=time_limit_s).raise_for_status().json()
+            with limit_answers(httpx.Client(timeout=time_limit_s), max_s=time_limit_s) as client:
+                description = client.get(url).raise_for_status().json()
             self.schema = (
                 description if description.get("type") == "function" else {"type": "function", "function": description}
             )
             _ = tool_name(self.schema), self.schema["function"]["parameters"]["properties"]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"rl.tools: {url}: GET returned no function schema: {type(error).__name__}: {error}"
             ) from None
-        self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=THREADS))
+        self._client = limit_answers(httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=THREADS)))
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
         return await run_with_retries(lambda: self._post({"arguments": arguments, "seed": seed, "traj_id": traj_id}))
@@ -167,7 +169,7 @@ class HttpTool:
                 outcome, text = Outcome.OK, str(answer.raise_for_status().json()["content"])
         except TimeoutError:
             outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool ran past its time limit."
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ToolUnavailable(str(error)) from error
         return ToolResult(outcome, text, run_s=time.monotonic() - began)
 

@@ -1,0 +1,107 @@
+"""A server that a user names cannot fill the memory of a client with its answer, or hold it for ever."""
+
+import asyncio
+import gzip
+import threading
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from rstar_lab.errors import UserError
+from rstar_lab.http_answers import AnswerTooLong, limit_answers
+from rstar_lab.outcomes import Outcome
+from rstar_lab.rl.chat.completions import ChatServer, PlainChat
+from rstar_lab.rl.engine import EngineError
+from rstar_lab.rl.engines.server import ServerEngine
+from rstar_lab.rl.environments.openenv import OpenEnv
+from rstar_lab.rl.tools.user import HttpTool
+from rstar_lab.sandbox.client import SandboxClient
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+CARD = b'{"data": [{"id": "m", "max_model_len": 100}]}'
+
+
+class Server:
+    """An HTTP server in a thread: its answers never end. card: whether /v1/models has a good answer."""
+
+    def __init__(self, card: bool = False):
+        self.card, self.chunk, self.pause_s = card, b'"' + b"x" * 2**20, 0.0
+        self.loop, started = asyncio.new_event_loop(), threading.Event()
+
+        async def serve() -> None:
+            self.server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
+            self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+            started.set()
+
+        self.loop.create_task(serve())
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        assert started.wait(10)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = await reader.readuntil(b"\r\n\r\n")
+            if self.card and b"/v1/models" in request:
+                writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(CARD) + CARD)
+                return
+            writer.write(HEAD + b"\r\n")  # the body ends with the connection
+            while True:
+                writer.write(self.chunk)
+                await writer.drain()
+                await asyncio.sleep(self.pause_s)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.fixture(params=[False, True], ids=["no card", "card"])
+def server(request):
+    server = Server(card=request.param)
+    yield server
+    server.loop.call_soon_threadsafe(server.loop.stop)
+
+
+@pytest.mark.timeout(60)
+async def test_an_endless_answer_is_an_error_of_each_client(server):
+    for read in (lambda: HttpTool(server.url, 30.0), lambda: OpenEnv(server.url).schema):
+        with pytest.raises(UserError, match="longer than 67,108,864 bytes"):
+            await asyncio.to_thread(read)
+    if not server.card:
+        with pytest.raises(UserError, match="longer than"):
+            async with ChatServer.open(server.url):
+                pass
+        async with SandboxClient(server.url, deadline_s=1.0) as client:
+            result = await client.run("1")
+            assert result.outcome is Outcome.SANDBOX_ERROR and "AnswerTooLong" in result.stderr
+        return
+    async with ChatServer.open(server.url) as chat:
+        with pytest.raises(UserError, match="longer than"):
+            await chat.complete("Q", temperature=1.0, max_tokens=1, seed=0)
+        plain = PlainChat(chat, {}, SimpleNamespace(temperature=1.0, top_p=1.0, max_turns=1, max_tokens=9))
+        with pytest.raises(UserError, match="longer than"):
+            await plain.reply("Q", "chat", 1, 0, lambda event: None)
+    engine = ServerEngine(server.url)
+    with pytest.raises((UserError, EngineError), match="longer than"):
+        await engine.start()
+    await engine.aclose()
+
+
+async def test_an_answer_has_limits_of_bytes_and_time_and_is_not_compressed():
+    server = Server()
+    server.chunk, server.pause_s = b"x", 0.01
+    with limit_answers(httpx.Client(trust_env=False), max_s=0.2) as client:
+        with pytest.raises(AnswerTooLong, match=r"has not ended after 0\.2 s"):
+            client.get(server.url)
+    async with limit_answers(httpx.AsyncClient(trust_env=False), max_bytes=10) as client:
+        with pytest.raises(AnswerTooLong, match="longer than 10 bytes"):
+            async with client.stream("GET", server.url) as answer:
+                async for _ in answer.aiter_lines():
+                    pass
+    bomb = gzip.compress(bytes(10**7))
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=bomb)
+    )
+    with limit_answers(httpx.Client(transport=transport)) as client, pytest.raises(AnswerTooLong, match="compressed"):
+        client.get("http://x")
+    server.loop.call_soon_threadsafe(server.loop.stop)
