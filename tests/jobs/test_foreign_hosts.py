@@ -12,7 +12,7 @@ from rstar_lab.jobs import JobBoard
 from rstar_lab.jobs.board import BoardRow, render_table
 from rstar_lab.jobs.ssh import backend as ssh_backend
 from rstar_lab.jobs.ssh import mirror
-from rstar_lab.jobs.ssh.connection import Connection
+from rstar_lab.jobs.ssh.connection import Agent, Connection
 from rstar_lab.jobs.ssh.mirror import pull_run
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.rl.overrides import load_recipe
@@ -135,3 +135,24 @@ def test_yaml_of_somebody_else_is_read_or_refused_in_one_line(tmp_path, text):
         load_recipe(path, profile=load_profile("laptop"))
     with pytest.raises(UserError, match=r"x\.yaml"):
         load_profile(path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("sent", ["yes", "yes >&2", "head -c 99000000 /dev/zero"])
+def test_a_host_that_sends_without_end_is_one_error(tmp_path, monkeypatch, sent):
+    """It filled the memory, or the disk with messages of ssh, and its lines were read for ever."""
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\nexec {sent}\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("rstar_lab.jobs.ssh.connection.MAX_OUTPUT_BYTES", 2**20)
+    monkeypatch.setattr("rstar_lab.jobs.ssh.connection.MAX_ANSWER_BYTES", 2**20)
+    monkeypatch.setattr("rstar_lab.jobs.ssh.connection.START_S", 1.0)
+    connection = Connection(Ssh(host="host.example"))
+    with pytest.raises(UserError, match="output is longer than 1048576 bytes"):
+        connection.run("true")
+    agent = Agent(connection, "/code", "/runs")
+    with pytest.raises(
+        UserError, match="did not answer within 1 s|longer than 1048576 bytes|cannot start: y y y|lost: "
+    ):
+        agent.request("describe")
+    agent.close()

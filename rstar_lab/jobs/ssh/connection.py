@@ -8,8 +8,10 @@ import contextlib
 import json
 import os
 import re
+import resource
 import selectors
 import shlex
+import signal
 import stat
 import subprocess
 import tempfile
@@ -23,11 +25,12 @@ from rstar_lab.errors import UserError
 from rstar_lab.hardware.profiles import Ssh
 from rstar_lab.runs.files import parse_json
 
-CONNECT_S = 15
+CONNECT_S, START_S = 15, 60.0
 # Without an answer for ALIVE_S * ALIVE_COUNT seconds the connection counts as lost.
 ALIVE_S, ALIVE_COUNT = 5, 3
 READY = "rstar-lab-agent"
 MAX_ANSWER_BYTES = 512 * 2**20
+MAX_OUTPUT_BYTES = 64 * 2**20  # of a script, and of the errors of ssh
 # Hosts, users and lists of jump hosts, also as ssh:// and with IPv6 addresses. No part begins with a hyphen.
 ADDRESS = re.compile(r"(?!.*[@,/:\[]-)[A-Za-z0-9_[][A-Za-z0-9._@:,/%\[\]+-]*")
 
@@ -69,23 +72,31 @@ class Connection:
         Raises ConnectionLost if the host cannot be reached, UserError with the output if the script fails.
         """
         # A file, not a pipe: the process that keeps the shared connection inherits stderr, so a pipe would never end.
-        with tempfile.TemporaryFile() as errors:
+        with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as output:
+            command = ["ssh", *self.options(), "--", self.host, shell_command(script)]
             try:
-                done = subprocess.run(
-                    ["ssh", *self.options(), "--", self.host, shell_command(script)], input=content, stdout=subprocess.PIPE,
-                    stderr=errors, timeout=timeout_s,
-                )  # fmt: skip
+                with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors) as process:
+                    _limit_output(process)
+                    try:
+                        process.communicate(content, timeout_s)
+                    except BaseException:
+                        process.kill()
+                        raise
             except FileNotFoundError:
                 raise UserError("ssh is not installed here: install the OpenSSH client") from None
             except subprocess.TimeoutExpired:
                 raise ConnectionLost(f"{self.host} did not answer within {timeout_s:g} s") from None
             message = _last_lines(errors)
-        if done.returncode == 255:  # ssh itself failed
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        if process.returncode == 255:  # ssh itself failed
             route = f"{self.host} through {self.settings.jump}" if self.settings.jump else self.host
             raise ConnectionLost(f"cannot reach {route}: {message or 'the connection was closed'}")
-        if done.returncode:
-            raise UserError(f"{self.host}: {message or done.stdout.decode(errors='replace').strip()[-500:]}")
-        return done.stdout.decode(errors="replace")
+        if process.returncode == -signal.SIGXFSZ:
+            raise UserError(f"{self.host}: its output is longer than {MAX_OUTPUT_BYTES} bytes")
+        if process.returncode:
+            raise UserError(f"{self.host}: {message or text.strip()[-500:]}")
+        return text
 
     def close(self) -> None:
         """Close the shared connection."""
@@ -101,7 +112,7 @@ class Agent:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._errors: IO[bytes] | None = None
-        self._buffer = b""
+        self._buffer = bytearray()
 
     def request(self, operation: str, *, timeout_s: float = 60, retry_s: float = 0, **arguments: Any) -> Any:
         """Return the result of one operation of the agent.
@@ -150,23 +161,24 @@ class Agent:
         settings = self.connection.settings
         lines = [*settings.setup, f"cd {shlex.quote(self.code)}"]
         lines.append(f"exec {shlex.quote(settings.python)} -m rstar_lab.jobs.ssh.agent {shlex.quote(self.runs)}")
-        self._errors, self._buffer = tempfile.TemporaryFile(), b""  # noqa: SIM115, closed by _end
+        self._errors, self._buffer = tempfile.TemporaryFile(), bytearray()  # noqa: SIM115, closed by _end
         self._process = subprocess.Popen(
             ["ssh", *self.connection.options(), "--", self.connection.host, shell_command("\n".join(lines))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
         )  # fmt: skip
-        if self._read(60).get("ready") != READY:
+        _limit_output(self._process)
+        if self._read(START_S).get("ready") != READY:
             raise self._lost()
 
     def _read(self, timeout_s: float) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
-        deadline = time.monotonic() + timeout_s
+        deadline, searched = time.monotonic() + timeout_s, 0
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
-                line, newline, rest = self._buffer.partition(b"\n")
-                if newline:
-                    self._buffer = rest
+                if (end := self._buffer.find(b"\n", searched)) >= 0:
+                    line, searched = bytes(self._buffer[:end]), 0
+                    del self._buffer[: end + 1]
                     with contextlib.suppress(ValueError):  # login scripts may print before the agent starts
                         if isinstance(answer := parse_json(line), dict):
                             return answer
@@ -174,7 +186,8 @@ class Agent:
                 if len(self._buffer) > MAX_ANSWER_BYTES:
                     self._end()
                     raise UserError(f"{self.connection.host}: an answer is longer than {MAX_ANSWER_BYTES} bytes")
-                if not selector.select(max(0, deadline - time.monotonic())):
+                searched, left = len(self._buffer), deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):  # a host can send lines for ever
                     raise ConnectionLost(f"{self.connection.host} did not answer within {timeout_s:g} s")
                 data = os.read(self._process.stdout.fileno(), 1 << 20)
                 if not data:
@@ -220,6 +233,12 @@ def shell_command(script: str) -> str:
     """
     encoded = base64.b64encode(f"set -e\numask 077\n{script}".encode()).decode()
     return f"exec sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"
+
+
+def _limit_output(process: subprocess.Popen[bytes]) -> None:
+    """End a process that writes more than MAX_OUTPUT_BYTES into a file: the host decides how much ssh writes."""
+    with contextlib.suppress(OSError):  # it has ended
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES))
 
 
 def _control_folder() -> Path:
