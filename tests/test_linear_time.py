@@ -3,18 +3,25 @@
 Reading one of these texts took minutes with an expression that takes quadratic time or more. tests/tool_calls has those of calls.
 """
 
+import os
+
 import pytest
 
+from rstar_lab.analysis import import_messages
+from rstar_lab.analysis.doctor import doctor
 from rstar_lab.analysis.doctor.metric_names import canonical
 from rstar_lab.analysis.import_rows import conversation_messages
 from rstar_lab.analysis.inspector.panels import turn_text
 from rstar_lab.analysis.notebook_check import _masked
+from rstar_lab.errors import UserError
+from rstar_lab.hardware.profiles import parse_yaml
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.chat.events import Kind, Sections
 from rstar_lab.rl.data.converters import glaive_v2
 from rstar_lab.rl.data.lint import read_back
 from rstar_lab.rl.data.tool_conversations import parts_of
-from rstar_lab.rl.problems import final_answer
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.problems import final_answer, load_problems
 from rstar_lab.rl.reward.hidden_tests import final_program
 from rstar_lab.verify import verify
 from rstar_lab.visible_text import up_to_last
@@ -72,3 +79,32 @@ def test_text_is_read_as_before():
         released_format_penalty(text, 3) for text in ("<answer></answer>" * 2, "<answer><answer></answer></answer>")
     ]
     assert penalties == [0.5, 1.0]
+
+
+HOLES = {
+    "problems.jsonl": (load_problems, "a line of more than"),
+    "problems.csv": (load_problems, "a line of more than"),
+    "problems.json": (load_problems, "larger than"),
+    "log.jsonl": (doctor, "a line of more than"),
+    "messages.jsonl": (lambda path: import_messages(path, path.parent), "a line of more than"),
+    "recipe.yaml": (load_recipe, "larger than"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", HOLES)
+def test_a_file_with_holes_does_not_take_all_memory(tmp_path, name):
+    """It takes no disk, and reading it, or its only line, would take 4 TiB."""
+    read, message = HOLES[name]
+    (tmp_path / name).write_text("{")
+    os.truncate(tmp_path / name, 2**42)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / name)
+
+
+def test_merged_keys_of_yaml_do_not_multiply():
+    levels = ["a0: &a0 {k0: 0, l0: 0}"]
+    levels += [f"a{n}: &a{n} {{k{n}: 0, <<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12)]
+    with pytest.raises(ValueError, match=r"more than 10,000 keys"):
+        parse_yaml("\n".join(levels))
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}")["b"] == {"x": 1, "y": 2}

@@ -241,19 +241,22 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
 
 def json_lines(file: Path) -> Iterator[tuple[str, Row]]:
     """Yield (place, row) for each object of a JSON-lines file. Raises UserError for a line that is not an object."""
-    with open_lines(file) as lines:
-        for number, line in enumerate(lines, 1):
-            line = line.removeprefix("\ufeff")  # byte order mark
-            if not line.strip():
-                continue
-            place = f"{file}, line {number}"
-            try:
+    place = str(file)
+    try:
+        with open_lines(file) as lines:
+            for number, line in enumerate(lines, 1):
+                line = line.removeprefix("\ufeff")  # byte order mark
+                if not line.strip():
+                    continue
+                place = f"{file}, line {number}"
                 row = parse_json(line)
-            except ValueError as error:
-                raise UserError(f"{place} is not valid JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{place} is not a JSON object")
-            yield place, row
+                if not isinstance(row, dict):
+                    raise UserError(f"{place} is not a JSON object")
+                yield place, row
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+    except ValueError as error:
+        raise UserError(f"{place} is not valid JSON: {error}") from error
 
 
 def content_text(value: Any) -> str:

@@ -186,7 +186,19 @@ def parse_profile(text: str, source: str) -> Profile:
         raise UserError(f"{source}: not valid YAML: {error}") from error
 
 
-def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+class YamlLoader(yaml.SafeLoader):
+    """Loader of YAML that refuses merge keys (`<<`) for more than 10,000 keys: a few lines of them can stand for billions."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge" and isinstance(value, yaml.SequenceNode) and len(value.value) > 100:
+                raise yaml.YAMLError("more than 100 mappings are merged")
+        super().flatten_mapping(node)
+        if len(node.value) > 10_000:
+            raise yaml.YAMLError("more than 10,000 keys in a mapping")
+
+
+def parse_yaml(text: str, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
     """Return the value of YAML text from an untrusted source. Raises ValueError.
 
     A few lines of aliases can stand for billions of values, or for one that contains itself; both are refused.

@@ -10,18 +10,20 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rstar_lab.hardware.profiles import Profile, parse_yaml
+from rstar_lab.hardware.profiles import Profile, YamlLoader, parse_yaml
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.explain import explain, release_line
 from rstar_lab.rl.recipe.rl import CODE_TOOLS, RlSection
 from rstar_lab.rl.section import USER_FUNCTION, ByType
+from rstar_lab.runs.files import read_text
 
 RECIPES = Path(__file__).parent.parent / "recipes"
+MAX_RECIPE_BYTES = 2**20  # a parser of YAML in Python needs seconds for it
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class _UniqueKeyLoader(YamlLoader):
     """YAML loader that rejects a mapping with the same key twice; plain YAML silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -59,10 +61,10 @@ def load_recipe(
         hint = f"did you mean {near[0]}? " if near else ""
         raise RecipeError(f"recipe {source}: {problem}; {hint}shipped recipes: {', '.join(shipped_recipes())}")
     try:
-        data = parse_yaml(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+        data = parse_yaml(read_text(path, most=MAX_RECIPE_BYTES), _UniqueKeyLoader)
     except RecipeError as error:
         raise RecipeError(f"recipe {path}: {error}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise RecipeError(f"recipe {path}: not YAML: {error}") from error
     if not isinstance(data, dict):
         raise RecipeError(f"recipe {path}: the file must be a mapping of keys")

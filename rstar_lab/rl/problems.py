@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.errors import UserError
+from rstar_lab.runs.files import bounded_lines, open_lines, open_to_read, read_text
 from rstar_lab.verify import last_boxed
 from rstar_lab.visible_text import counted
 
@@ -173,15 +174,15 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
             yield from _read_jsonl(path)
         case ".json":
             try:
-                rows = json.loads(path.read_text("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
+                rows = json.loads(read_text(path).removeprefix("\ufeff"))
+            except (OSError, ValueError, RecursionError) as error:
                 raise ProblemError(f"{path}: not JSON: {error}") from None
             if not isinstance(rows, list):
                 raise ProblemError(f"{path}: not a list of objects")
             yield from enumerate(rows, 1)
         case ".csv":
             try:
-                with path.open(encoding="utf-8-sig", newline="") as lines:
+                with open_lines(path, "strict", "utf-8-sig", newline="") as lines:
                     rows = enumerate(csv.DictReader(lines), 1)
                     if (first := next(rows, None)) is None:
                         raise ProblemError(
@@ -189,7 +190,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
                         )
                     yield first
                     yield from rows
-            except (csv.Error, UnicodeDecodeError) as error:
+            except (csv.Error, OSError, UnicodeDecodeError) as error:
                 raise ProblemError(f"{path}: not CSV in UTF-8: {error}") from None
         case ".parquet":
             import pyarrow as pa
@@ -208,16 +209,18 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line.decode())
-            except (ValueError, RecursionError) as error:
-                raise ProblemError(f"{path} row {number}: not JSON in UTF-8: {error}") from None
+    number = 0
+    try:
+        with bounded_lines(open_to_read(path)) as lines:
+            for number, line in enumerate(lines, 1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    yield number, json.loads(line.decode())
+    except OSError as error:
+        raise ProblemError(f"{path}: cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(f"{path} row {number}: not JSON in UTF-8: {error}") from None
 
 
 def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:

@@ -157,9 +157,40 @@ def encodable(value: Any) -> Any:
     return [*map(encodable, value)] if isinstance(value, list) else value
 
 
-def open_lines(path: str | Path) -> IO[str]:
-    """Open a regular file for reading text; bytes that are not UTF-8 are replaced. Raises OSError as `open_to_read`."""
-    return io.TextIOWrapper(open_to_read(path), encoding="utf-8", errors="replace")
+class _BoundedLines(io.RawIOBase):
+    def __init__(self, file: IO[bytes]):
+        self._file, self._line = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        end = data.rfind(b"\n") + 1
+        self._line = len(data) - end + (0 if end else self._line)
+        if self._line > MAX_JSON_BYTES:
+            raise OSError(f"it has a line of more than {MAX_JSON_BYTES:,} bytes")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def bounded_lines(file: IO[bytes]) -> BinaryIO:
+    """Return a file whose reads raise OSError if a line has more than MAX_JSON_BYTES: a file with holes is one line of any size."""
+    return io.BufferedReader(_BoundedLines(file), 2**20)
+
+
+def open_lines(
+    path: str | Path, errors: str = "replace", encoding: str = "utf-8", newline: str | None = None
+) -> IO[str]:
+    """Open a regular file for reading lines of text. Raises OSError as `open_to_read` and `bounded_lines`.
+
+    errors, encoding, newline: as for `open`. By default bytes that are not UTF-8 are replaced.
+    """
+    return io.TextIOWrapper(bounded_lines(open_to_read(path)), encoding=encoding, errors=errors, newline=newline)
 
 
 def check_no_links(folder: Path) -> None:

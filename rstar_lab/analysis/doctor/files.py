@@ -41,7 +41,7 @@ from rstar_lab.analysis.import_rows import (
     write_run,
 )
 from rstar_lab.errors import UserError
-from rstar_lab.runs.files import open_to_read, parse_json, read_text
+from rstar_lab.runs.files import bounded_lines, open_to_read, parse_json, read_text
 from rstar_lab.visible_text import counted
 
 FIRST_ROWS = 20  # rows of a file that are looked at to recognise it
@@ -173,11 +173,11 @@ def _opened(file: Path) -> Iterator[IO[bytes]]:
     """Open a file, unpacked. Raises OSError if it cannot be read, is no archive, or unpacks to far more than its size."""
     with open_to_read(file) as opened:
         if file.suffix != ".gz":
-            yield opened
+            yield bounded_lines(opened)
             return
         most = importers.MAX_UNPACKED_BYTES + importers.MAX_UNPACKED_RATIO * file.stat().st_size
         try:
-            yield io.BufferedReader(_Unpacked(opened, most))
+            yield bounded_lines(io.BufferedReader(_Unpacked(opened, most)))
         except (EOFError, zlib.error) as error:
             raise OSError(f"{file.name} is not a complete archive: {error}") from error
 

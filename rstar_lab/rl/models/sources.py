@@ -188,6 +188,14 @@ def _check_files(label: str, weights: bool, files: Any) -> None:
         _say(
             f"{label}: downloads {counted(len(missing), 'file')}, {size / 1e9:.3g} GB, at commit {missing[0].commit_hash[:12]}"
         )
+        from huggingface_hub import constants
+
+        cache = Path(constants.HF_HUB_CACHE)
+        cache = next(folder for folder in (cache, *cache.parents) if folder.exists())
+        if size > shutil.disk_usage(cache).free:
+            raise ModelError(
+                f"model {label}: {size / 1e9:.3g} GB do not fit on the disk of {cache}; set HF_HOME to another one"
+            )
 
 
 def _hub_error(label: str, error: Exception) -> UserError:
