@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 CPU_S = 3  # for all conversations; templates of models need 0.02
 MEMORY_BYTES = 2**30
@@ -79,7 +79,7 @@ def main() -> None:
     class Generation(Extension):
         """The tag `generation` of transformers, which marks the turns of the model."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012  declared by jinja2
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
