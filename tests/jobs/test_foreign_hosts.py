@@ -152,7 +152,7 @@ def test_a_host_that_sends_without_end_is_one_error(tmp_path, monkeypatch, sent)
         connection.run("true")
     agent = Agent(connection, "/code", "/runs")
     with pytest.raises(
-        UserError, match="did not answer within 1 s|longer than 1048576 bytes|cannot start: y y y|lost: "
+        UserError, match=r"did not answer within 1 s|longer than 1048576 bytes|cannot start: y y y|lost: "
     ):
         agent.request("describe")
     agent.close()
