@@ -59,6 +59,11 @@ def test_the_tools_that_install_and_build_have_hashes_too():
 def test_actions_are_pinned_to_a_commit(file):
     for used in re.findall(r"uses: *(\S+)(.*)", file.read_text()):
         assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used[0]) and "# v" in used[1], used
+    workflow = yaml.safe_load(file.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    for step in (step for job in workflow["jobs"].values() for step in job["steps"]):
+        if step.get("uses", "").startswith("actions/checkout@"):  # tests run code of packages and models
+            assert step["with"]["persist-credentials"] is False
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "rocm"])
