@@ -245,9 +245,9 @@ class Group:
                     raise
                 time.sleep(0.005)
 
-    def boost_ending(self) -> None:
-        """Raise the weight so that processes that are killed die soon. Has no effect if only the first process is left."""
-        if self._weight != NORMAL or len(self.tasks()) > self.own_processes + 1:
+    def boost_ending(self, *, killed: bool) -> None:
+        """Raise the weight so that killed processes die soon. killed: the call was ended; else processes may be left of it."""
+        if killed or self._weight != NORMAL or len(self.tasks()) > self.own_processes + 1:
             self.set_weight(BOOSTED)
 
     def set_weight(self, weight: int) -> None:

@@ -358,12 +358,12 @@ class Supervisor:
         if running.denied and running.denied.counts:
             self.channel.send_message(DENIED, json.dumps(running.denied.counts).encode())
         duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
+        # Killed before the limit on the CPU time of a crowd is lifted: its threads could otherwise get all CPU time.
+        running.kill()
         monitor.leave_crowd()
         if self.group:
             # Processes need CPU time to die; in the background, those of a fork bomb would need seconds.
-            self.group.boost_ending()
-        if exceeded:
-            running.kill()
+            self.group.boost_ending(killed=bool(exceeded))
         # Hundreds of processes die slowly, and so does a process that waits for a lock that they hold.
         dying = exceeded is not None and not running.gone(DEATH_S)
         if exceeded and dying:
