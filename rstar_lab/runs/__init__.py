@@ -1,11 +1,14 @@
 """The run store: schema, writer and reader. Training writes it and analysis reads it."""
+# ruff: noqa: F401  the names are the exports
 
-from rstar_lab.runs.errors import RunLocked, RunStoreError
-from rstar_lab.runs.reader import RunReader, find_runs_dir, list_runs
-from rstar_lab.runs.schema import CALLS, SCHEMA_VERSION, TRAJECTORIES, TRANSCRIPTS
-from rstar_lab.runs.writer import RunWriter
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CALLS", "SCHEMA_VERSION", "TRAJECTORIES", "TRANSCRIPTS", "RunLocked", "RunReader", "RunStoreError", "RunWriter",
-    "find_runs_dir", "list_runs",
-]  # fmt: skip
+from rstar_lab.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rstar_lab.runs.errors import RunLocked, RunStoreError
+    from rstar_lab.runs.reader import RunReader, find_runs_dir, list_runs
+    from rstar_lab.runs.schema import CALLS, SCHEMA_VERSION, TRAJECTORIES, TRANSCRIPTS
+    from rstar_lab.runs.writer import RunWriter
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

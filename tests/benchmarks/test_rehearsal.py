@@ -260,7 +260,7 @@ def test_the_job_ends_with_a_failed_phase(tmp_path, monkeypatch):
     assert [phase.detail for phase in report.phases if phase.status == "failed"] == ["the phase fails"]
     supervisor = json.loads((tmp_path / "runs/.jobs/job-1/supervisor.json").read_text())
     assert json.loads((tmp_path / "runs/.jobs/job-1/exit.json").read_text())
-    assert not alive(**supervisor)
+    assert not alive(supervisor["pid"], supervisor["created"])
 
 
 def test_the_killed_worker_of_verl_is_a_rank(tmp_path):
