@@ -29,7 +29,7 @@ class _Body(httpx.SyncByteStream, httpx.AsyncByteStream):
         if self._bytes > self._max_bytes:
             raise AnswerTooLong(f"the answer of {self._url} is longer than {self._max_bytes:,} bytes")
         if time.monotonic() > self._end:
-            raise AnswerTooLong(f"the answer of {self._url} has not ended after {self._max_s:g} s")
+            raise AnswerTooLong(f"the answer of {self._url} takes longer than {self._max_s:g} s")
         return chunk
 
     def __iter__(self) -> Iterator[bytes]:

@@ -25,9 +25,8 @@ _TITLES = {
 HAS_RESULT = f"coalesce(stop_reason, '') NOT IN {UNUSABLE}"
 _SUBQUERY = re.compile(r"(?i)\b(from|table|select|show|describe|summarize|pivot|unpivot|with)\b")
 _WITH = re.compile(r"(?i)\bwith\b")
-_READING = frozenset(
-    {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
-)  # queries that change nothing
+# Nodes of the syntax tree for queries that change nothing.
+_READING = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 _GENERATORS = frozenset({"unnest", "range", "generate_series"})  # table functions without access to files
 # Functions of one value that return a value of any size, or take a time that is quadratic in it. DuckDB interrupts a query between
 # blocks of rows only, and its memory limit does not count texts.

@@ -145,9 +145,8 @@ def detach(folder: JobFolder) -> None:
     child = os.fork()
     if child:
         content: dict[str, Any] = {"pid": child, "created": psutil.Process(child).create_time()}
-        with contextlib.suppress(
-            UserError
-        ):  # no key can be stored: `jobs stop` then finds the processes by their environment
+        # Without a seal, because no key can be stored, `jobs stop` finds the processes by their environment.
+        with contextlib.suppress(UserError):
             content["seal"] = seal({**content, "job": folder.path.name})
         folder.write("supervisor.json", content)
         os._exit(0)

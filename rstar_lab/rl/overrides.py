@@ -20,7 +20,7 @@ from rstar_lab.rl.section import USER_FUNCTION, ByType
 from rstar_lab.runs.files import read_text
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-MAX_RECIPE_BYTES = 2**20  # a parser of YAML in Python needs seconds for it
+MAX_RECIPE_BYTES = 2**20  # PyYAML takes seconds to parse 1 MiB
 
 
 class _UniqueKeyLoader(YamlLoader):

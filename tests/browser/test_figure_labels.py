@@ -108,7 +108,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, go.Figure]:
 
 @pytest.fixture(scope="module")
 def extremes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, go.Figure]:
-    """All figures of four runs: one rollout, 10,000 rollouts, equal rewards, no rewards.
+    """Draw every figure for four runs: one with one rollout, one with 10,000, one with equal rewards, one without rewards.
 
     A figure without data raises an error of one sentence.
     """

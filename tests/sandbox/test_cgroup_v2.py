@@ -79,7 +79,7 @@ def test_limits_are_written_and_counters_are_read(folder, group):
 
 @pytest.mark.parametrize("has_peak", [True, False])
 def test_a_call_that_used_much_memory_is_blamed_if_its_peak_is_known(folder, group, tmp_path, has_peak):
-    """The OOM killer of the whole sandbox has ended it, so its own group has not reached its limit."""
+    """The limit of the whole sandbox was reached, so the OOM killer ended the call below its own limit."""
     if has_peak:
         (folder / "memory.peak").write_text("")
     fd = os.open(make_folder(tmp_path / "hierarchy" / "supervisors"), os.O_RDONLY)

@@ -159,9 +159,8 @@ class Group:
             write_file(self.folders["memory"], "cgroup.procs", "0")
             self._out, self._back = supervisors._open_procs_file(), self._open_procs_file()
             for name in _WRITTEN_FILES:
-                with contextlib.suppress(
-                    FileNotFoundError
-                ):  # cpu.idle: Linux 5.15; memory.swap.max: only with swap accounting
+                # cpu.idle requires Linux 5.15; memory.swap.max requires swap accounting.
+                with contextlib.suppress(FileNotFoundError):
                     self._open_files[name] = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["memory"])
             with contextlib.suppress(OSError):  # a peak that can be reset: Linux 6.12
                 self._peak = os.open("memory.peak", os.O_RDWR | os.O_CLOEXEC, dir_fd=self.folders["memory"])
@@ -246,7 +245,10 @@ class Group:
                 time.sleep(0.005)
 
     def boost_ending(self, *, killed: bool) -> None:
-        """Raise the weight so that killed processes die soon. killed: the call was ended; else processes may be left of it."""
+        """Raise the weight of a call that ends, so that its killed processes exit soon.
+
+        killed: the sandbox has ended the call. Otherwise nothing is done if only the first process is left.
+        """
         if killed or self._weight != NORMAL or len(self.tasks()) > self.own_processes + 1:
             self.set_weight(BOOSTED)
 

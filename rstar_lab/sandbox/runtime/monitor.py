@@ -23,9 +23,9 @@ LONG_CPU_S = 0.04
 # grows with the time it has waited.
 BACKGROUND_TICK_S = 0.2
 WAITING_TICK_SHARE, WAITING_TICK_MOST_S = 1 / 8, 1.0
-# CPU seconds that a preempted call gets in any case: this share of its time limit, but at least the given seconds. So an honest
-# program that is long for a moment does not end as `timeout` because of short calls. It gets the given seconds soon. It gets the
-# others in the background at first, while no other process wants the CPU, and what is then missing before its slack is used up.
+# CPU seconds that a preempted call gets in any case: this share of its time limit, but at least BACKGROUND_LEAST_S. Without them, short
+# calls could make a program that needs a little more time end as `timeout`. It gets the first BACKGROUND_LEAST_S with a normal weight.
+# The rest it gets in the background, while no other process wants the CPU; what is still missing after DEFERRED_S, with a weight again.
 BACKGROUND_SHARE, BACKGROUND_LEAST_S = 1 / 8, 0.2
 # Seconds after which a preempted call does not wait for them in the background any more.
 DEFERRED_S = 4.0
