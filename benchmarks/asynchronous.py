@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.rollout import look_up, make_model, question
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.session import RunSession

@@ -30,7 +30,7 @@ from scipy.optimize import nnls
 from benchmarks.simulated_engine import EngineSpec, Rates
 from benchmarks.simulator import ScriptedRollout, simulate
 from benchmarks.workloads import Regime, make_policies, make_rollouts
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.scheduling.base import DispatchPolicy
 from rstar_lab.rl.scheduling.scheduler import Scheduler

@@ -23,13 +23,13 @@ import torch
 
 from benchmarks.planted import LR, PLANTED, Planted
 from benchmarks.short_runs import LIMITS, RememberingSandbox, done_file, open_engine, sft_model, train_one
-from rstar_lab.analysis.doctor.diagnosis import RATES_FILE, diagnose
-from rstar_lab.analysis.doctor.logs import read_logs
-from rstar_lab.analysis.doctor.rule import Log, Rule
-from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.analysis.forks import wilson
-from rstar_lab.errors import UserError
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import benchmark_file
+from rstar_lab.doctor.diagnosis import RATES_FILE, diagnose
+from rstar_lab.doctor.logs import read_logs
+from rstar_lab.doctor.rule import Log, Rule
+from rstar_lab.doctor.rules import RULES
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.sandbox import LocalSandbox
 

@@ -20,10 +20,10 @@ from rich.table import Table
 from benchmarks.planted import PLANTED, Planted, unchecked
 from benchmarks.trl_faults import NOT_APPLICABLE, PROMPTS, TrlRun, run_trl
 from rstar_lab.analysis import find_alerts, open_runs
-from rstar_lab.analysis.doctor import doctor
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
-from rstar_lab.progress import Reporter, plain
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
+from rstar_lab.common.progress import Reporter, plain
+from rstar_lab.doctor import doctor
 from rstar_lab.rl import session
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.overrides import load_recipe

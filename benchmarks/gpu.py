@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.engines.group import open_engines

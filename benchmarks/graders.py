@@ -17,8 +17,8 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from rstar_lab.errors import UserError
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.problems import load_problems, parse_fields
 from rstar_lab.rl.reward.boxed import RELEASED, released_grade
 from rstar_lab.verify import AnswerFormat, verify, warm_up

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.ablation import SIGNIFICANT, ablation_report
-from rstar_lab.estimates import Side, paired_difference, ratio
+from rstar_lab.common.estimates import Side, paired_difference, ratio
 
 SIMULATIONS = 2000
 SIZES = ((5, 16), (8, 16), (16, 16), (30, 16), (64, 4), (128, 4), (500, 4))  # problems, rollouts of each

@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import line_styles, translucent
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.errors import UserError
-from rstar_lab.estimates import mean_interval
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.estimates import mean_interval
 
 
 def learning_curves(runs: Runs, evaluation: str = "held_out") -> pd.DataFrame:

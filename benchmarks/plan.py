@@ -15,9 +15,9 @@ from rich.table import Table
 
 from benchmarks.step_simulator import Costs, Workload, simulate
 from rstar_lab.analysis.figure_theme import COLOURS, apply_theme
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import plain
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.progress import plain
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import Architecture, architecture_of
 from rstar_lab.rl.recipe import Recipe, RlSection

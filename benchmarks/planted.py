@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl import pipeline, session
 from rstar_lab.rl.engine import Completion, EngineError
 from rstar_lab.rl.engines import group as engine_group

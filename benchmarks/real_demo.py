@@ -12,8 +12,8 @@ import pandas as pd
 
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.figures import plot_curves
-from rstar_lab.estimates import Estimate, Side, format_interval, paired_difference, ratio
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.estimates import Estimate, Side, format_interval, paired_difference, ratio
+from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.demo import TRANSFER_PROBLEMS
 from rstar_lab.runs.reader import RunReader
 

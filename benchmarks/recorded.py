@@ -6,7 +6,7 @@ import pandas as pd
 
 from rstar_lab.analysis.ablation import PLOTTED, load_sums, plot_lines, require_held_out
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.resources import benchmark_file
 from rstar_lab.runs import RunStoreError
 
 FAULT_ARM = re.compile(r"(\d+)%(?:, (counted|masked|retried))?")  # of `benchmarks.sandbox_faults`

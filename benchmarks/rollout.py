@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.engines.group import EngineGroup, open_engines
 from rstar_lab.rl.problems import Problem

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Sampling
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.models.model import load_model, load_tokenizer

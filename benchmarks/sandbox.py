@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks.redis_server import temporary_redis
 from benchmarks.sandbox_load import BROKEN, ENDLESS, NUMPY, SHORT, SYMPY, mixed
 from benchmarks.sandbox_sizing import simulate
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.sandbox.client import SandboxClient
 from rstar_lab.sandbox.launch import serving
 

@@ -25,9 +25,9 @@ from benchmarks.recorded import plot_faults
 from benchmarks.short_runs import LIMITS, RememberingSandbox, done_file, open_engine, sft_model, train_one
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.ablation import ablation_report, ablation_sums
-from rstar_lab.estimates import mean_interval
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.estimates import mean_interval
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
+from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.reward import reward
 from rstar_lab.rl.tools.code import FaultySandbox
 from rstar_lab.rl.training.trainer import Trainer

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure_theme import COLOURS, apply_theme, outcome_marker
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.interface import Sandbox
 
 SHORT = "print(1+1)"

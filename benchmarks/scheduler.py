@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.workloads import Regime, makespans
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 
 class WorkloadGrid(BaseModel):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planted import unchecked
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.engine import Completion, Sampling
 from rstar_lab.rl.engines.group import EngineGroup, open_engines
 from rstar_lab.rl.engines.vllm import VllmEngine

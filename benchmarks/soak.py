@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks.redis_server import TemporaryRedis
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.hardware.processes import free_port
-from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import transport
 from rstar_lab.sandbox.client import SandboxClient
 from rstar_lab.sandbox.launch import serving

@@ -28,9 +28,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.lora import lora_lines
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.hardware.processes import PeakMemory
-from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.models.model import build_tiny, load_tokenizer
 from rstar_lab.rl.models.sources import get_model

@@ -26,8 +26,8 @@ from benchmarks.doctor import PAGE, first_steps, interval, named, replace_part
 from benchmarks.planted import LR, PLANTED
 from benchmarks.short_runs import sft_model
 from benchmarks.trainer import TRL, trl_environment
-from rstar_lab.errors import UserError
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question

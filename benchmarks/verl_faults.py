@@ -23,7 +23,7 @@ import pandas as pd
 from benchmarks.doctor import KEYS, PAGE, first_steps, interval, named, replace_part
 from benchmarks.planted import PLANTED, chosen
 from benchmarks.short_runs import RECIPE, done_file, sft_model
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import write_problems
 from rstar_lab.rl.reward import reward

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from benchmarks.verl_scripted import ScriptedEngines
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.mixture import load_environments, make_environments
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer

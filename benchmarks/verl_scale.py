@@ -18,7 +18,7 @@ import torch
 import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import select_rollouts
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import TrainingLoop, Trajectory, group_advantages, load_recipe, resample
 from rstar_lab.rl.pipeline import run_recipe
 

@@ -26,8 +26,8 @@ from itertools import islice
 from threading import Thread
 from typing import Any
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation, RewardPart, Scores
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem, write_problem_file

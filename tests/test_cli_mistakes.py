@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.small_disk import SmallDisk
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.overrides import parse_overrides
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from helpers.analysis_runs import make_run
 from benchmarks.intervals import coverage, size_of_comparison
 from rstar_lab.analysis.metrics import measure, pass_at_k
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.estimates import Side, format_interval, mean_interval, paired_difference, ratio
+from rstar_lab.common.estimates import Side, format_interval, mean_interval, paired_difference, ratio
 from rstar_lab.rl import evaluation
 from rstar_lab.rl.evaluation import summarise
 from rstar_lab.runs.reader import RunReader

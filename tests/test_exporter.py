@@ -17,13 +17,13 @@ import yaml
 from helpers.run_rows import rows
 from prometheus_client.parser import text_string_to_metric_families
 
-from rstar_lab.errors import UserError
-from rstar_lab.exporter import GAUGES, MAX_CONNECTIONS, make_exporter, serve_metrics
+from rstar_lab.cli.exporter import GAUGES, MAX_CONNECTIONS, make_exporter, serve_metrics
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.service_tokens import find_token
 from rstar_lab.runs import RunWriter
 from rstar_lab.sandbox import http_limits
 from rstar_lab.sandbox.access import listen
 from rstar_lab.sandbox.service import Metrics
-from rstar_lab.service_tokens import find_token
 
 MONITORING = Path(__file__).parents[1] / "cluster" / "monitoring"
 LAST = {"correct": 0.5, "mismatch": 1e-6, "eval/held_out/pass1": 0.25, "reward": None, "loss": float("nan")}

@@ -14,7 +14,7 @@ from benchmarks.scheduler_figures import plot_gantt, plot_turns
 from benchmarks.simulated_engine import EngineSpec, Rates
 from benchmarks.simulator import ScriptedRollout, ScriptedTurn, SimulationResult, simulate
 from rstar_lab.analysis.figure_theme import COLOURS, apply_theme, outcome_marker, place_headings, template
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.scheduling.policies import Static
 
 ROOT = Path(__file__).parents[1] / "rstar_lab"

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from rstar_lab.errors import UserError
-from rstar_lab.http_answers import AnswerTooLong, limit_answers
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.http_answers import AnswerTooLong, limit_answers
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.chat.completions import ChatServer, PlainChat
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server import ServerEngine

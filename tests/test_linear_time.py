@@ -8,12 +8,13 @@ import os
 import pytest
 
 from rstar_lab.analysis import import_messages
-from rstar_lab.analysis.doctor import doctor
-from rstar_lab.analysis.doctor.metric_names import canonical
-from rstar_lab.analysis.import_rows import conversation_messages
 from rstar_lab.analysis.inspector.panels import turn_text
-from rstar_lab.analysis.notebook_check import _masked
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import up_to_last
+from rstar_lab.doctor import doctor
+from rstar_lab.doctor.metric_names import canonical
+from rstar_lab.doctor.notebook_check import _masked
+from rstar_lab.exchange.import_rows import conversation_messages
 from rstar_lab.hardware.profiles import parse_yaml
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.chat.events import Kind, Sections
@@ -24,7 +25,6 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import final_answer, load_problems
 from rstar_lab.rl.reward.hidden_tests import final_program
 from rstar_lab.verify import verify
-from rstar_lab.visible_text import up_to_last
 
 N = 400_000
 SPACE, LINES = " " * N, "\n" * N

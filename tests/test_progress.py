@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from rstar_lab import progress
-from rstar_lab.progress import Reporter
+from rstar_lab.common import progress
+from rstar_lab.common.progress import Reporter
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -15,12 +15,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
+from rstar_lab.cli.exporter import RunCollector
 from rstar_lab.cli.shared import fail
-from rstar_lab.exporter import RunCollector
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
+from rstar_lab.common.visible_text import counted, printable
 from rstar_lab.rl.chat.events import Event, Kind
 from rstar_lab.rl.chat.view import show
-from rstar_lab.visible_text import counted, printable
 
 GOLDEN = Path(__file__).parent / "golden" / "runs"
 HOSTILE = "\x1b]52;c;ZXZpbA==\x1b\\[/x] [bold]b[/] :smile: \x1b[2J\x07\x9b2J\u202eabc\ud800"

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from benchmarks.rehearsal.shrink import CONVERSATIONS, FAMILIES, PROBLEMS, PROMPT_TOKENS
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe

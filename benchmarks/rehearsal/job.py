@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import processes_of
 from rstar_lab.runs.reader import RunReader
 

@@ -23,9 +23,9 @@ from benchmarks.rehearsal.data import make_model, read_weights, weights_differ, 
 from benchmarks.rehearsal.job import RehearsalJob
 from benchmarks.rehearsal.key_reads import recorded_reads, recording
 from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import plain
 from rstar_lab.hardware.profiles import Profile, load_profile
-from rstar_lab.progress import plain
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.context import architecture_of

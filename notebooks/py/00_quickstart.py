@@ -37,7 +37,7 @@ from rstar_lab.analysis import format_numbers, inspect, open_runs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_curves, plot_lengths, plot_outcomes
 from rstar_lab.analysis.metrics import measure
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 from rstar_lab.runs import find_runs_dir
 
 check_parameters(globals())

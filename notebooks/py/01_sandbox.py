@@ -27,7 +27,7 @@ time_limit_s: float = 2.0  # CPU seconds per call
 import pandas as pd
 from IPython.display import display
 
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 from rstar_lab.sandbox import Call, Limits, LocalSandbox, SandboxClient
 
 check_parameters(globals())
@@ -114,7 +114,7 @@ sandbox.missing_layers or "no layer is missing"
 
 # %%
 from rstar_lab.analysis import LinkedFigure
-from rstar_lab.resources import load_benchmark
+from rstar_lab.common.resources import load_benchmark
 
 load_test = load_benchmark("sandbox_load")
 

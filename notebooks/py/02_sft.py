@@ -42,7 +42,7 @@ from rstar_lab.analysis import format_numbers, inspect, open_runs
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.jobs import attach, find_job_runs_dir, submit
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 from rstar_lab.rl.renderers.paper import CODE_TOOL, render_segments
 
 check_parameters(globals())

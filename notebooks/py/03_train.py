@@ -34,7 +34,7 @@ from pathlib import Path
 from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import attach, find_job_runs_dir, list_jobs, submit
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 
 check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)

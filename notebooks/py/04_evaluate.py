@@ -41,7 +41,7 @@ from IPython.display import display
 
 from rstar_lab.analysis import compare, format_numbers, inspect, link, open_runs, plot_pass_at_k, problem_table
 from rstar_lab.jobs import find_job_runs_dir, submit
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 
 check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)
@@ -94,7 +94,7 @@ table[["model", "status", "trajectories"]]
 
 # %%
 from rstar_lab.analysis.metrics import measure
-from rstar_lab.estimates import format_interval
+from rstar_lab.common.estimates import format_interval
 
 table = measure(runs, ["pass1", "response_tokens", "calls", "tool_error_rate", "truncation_rate"])
 table["shown"] = [f"{row.value:.3g} [{row.low:.3g}, {row.high:.3g}]" for row in table.itertuples()]

@@ -44,7 +44,7 @@ from rstar_lab.analysis import (
     watch,
 )
 from rstar_lab.analysis.figures import plot_curves, plot_outcomes
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
 check_parameters(globals())

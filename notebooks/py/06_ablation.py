@@ -58,8 +58,8 @@ from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_fro
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs import find_job_runs_dir, run_grid
-from rstar_lab.parameters import check_parameters
-from rstar_lab.resources import load_benchmark
+from rstar_lab.common.parameters import check_parameters
+from rstar_lab.common.resources import load_benchmark
 
 check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)

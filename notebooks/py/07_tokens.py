@@ -52,7 +52,7 @@ from rstar_lab.analysis import (
     word_list,
     word_usage_change,
 )
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 from rstar_lab.runs import RunStoreError, find_runs_dir
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS
 

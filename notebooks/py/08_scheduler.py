@@ -49,8 +49,8 @@ from IPython.display import display
 from rstar_lab.analysis import LinkedFigure, open_runs
 from rstar_lab.analysis.timeline import plot_staleness
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.parameters import check_parameters
-from rstar_lab.resources import load_benchmark
+from rstar_lab.common.parameters import check_parameters
+from rstar_lab.common.resources import load_benchmark
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs import RunReader
 

@@ -37,7 +37,7 @@ timeout_s: int = 3600  # longest wait for the job, in seconds
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import JobBoard, attach, describe, find_job_runs_dir, submit
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 
 check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir, host=host)

@@ -38,7 +38,7 @@ wait: bool = True  # block until the job ends (needed for papermill); False: run
 
 # %% jupyter={"source_hidden": true}
 from rstar_lab.jobs import attach, find_job_runs_dir, submit
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 from rstar_lab.rl.forms import RecipeForm
 
 check_parameters(globals())

@@ -33,7 +33,7 @@ overrides: dict = {}  # recipe keys, for example {"rl.group_size": 4}
 
 # %% jupyter={"source_hidden": true}
 from rstar_lab.jobs import find_job_runs_dir
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 
 check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)

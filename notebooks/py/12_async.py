@@ -39,8 +39,8 @@ from IPython.display import Markdown, display
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.timeline import plot_staleness
 from rstar_lab.jobs import find_job_runs_dir, run_grid
-from rstar_lab.parameters import check_parameters
-from rstar_lab.resources import load_benchmark
+from rstar_lab.common.parameters import check_parameters
+from rstar_lab.common.resources import load_benchmark
 
 record = load_benchmark("recorded")  # makes the folder `benchmarks` importable; it is in the repository only
 from benchmarks.learning import learning_curves, learning_table, plot_learning

@@ -33,7 +33,7 @@ import pandas as pd
 from IPython.display import display
 
 from rstar_lab.analysis import counterfactual, inspect, open_runs
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 from rstar_lab.runs import RunStoreError, find_runs_dir
 
 check_parameters(globals())

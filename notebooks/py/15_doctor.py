@@ -32,10 +32,10 @@ fixed: str = ""  # folder of the run after the remedy; empty: train one, if this
 from pathlib import Path
 
 from rstar_lab.analysis import inspect, open_runs
-from rstar_lab.analysis.doctor import doctor
+from rstar_lab.doctor import doctor
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import find_job_runs_dir, submit
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 
 check_parameters(globals())
 runs_dir = Path(find_job_runs_dir(profile, runs_dir))

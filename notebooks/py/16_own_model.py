@@ -38,7 +38,7 @@ from pathlib import Path
 from rstar_lab.analysis import inspect, open_runs, watch
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import find_job_runs_dir, submit
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 from rstar_lab.rl.problems import write_problems
 from rstar_lab.rl.synthetic.families import synthesize
 

@@ -39,7 +39,7 @@ from pathlib import Path
 import numpy as np
 
 from rstar_lab.analysis import inspect, open_runs, plot_curves
-from rstar_lab.parameters import check_parameters
+from rstar_lab.common.parameters import check_parameters
 from rstar_lab.rl import TrainingLoop
 from rstar_lab.runs import find_runs_dir
 

@@ -4,7 +4,7 @@
 
 from typing import TYPE_CHECKING
 
-from rstar_lab.lazy_exports import lazy_exports
+from rstar_lab.common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.alerts import find_alerts
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
     from rstar_lab.analysis.dry_run_figures import measured_updates, plot_memory, plot_sweep, plot_time
-    from rstar_lab.analysis.exports.atif import export_atif, import_atif
-    from rstar_lab.analysis.exports.training import export_preferences, export_sft
     from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failure_map, plot_failures
     from rstar_lab.analysis.figures import (
         plot_ablation,
@@ -22,13 +20,11 @@ if TYPE_CHECKING:
         plot_outcomes,
         plot_pass_at_k,
     )
-    from rstar_lab.analysis.importers import import_inspect, import_messages, import_trl, import_verl
     from rstar_lab.analysis.inspector.explorer import Explorer, explore
     from rstar_lab.analysis.inspector.inspector import Inspector, inspect
     from rstar_lab.analysis.inspector.link import LinkedFigure, link
     from rstar_lab.analysis.inspector.overview import overview
     from rstar_lab.analysis.inspector.watch import watch
-    from rstar_lab.analysis.judging import judge, judged
     from rstar_lab.analysis.metrics import METRICS, curves, format_numbers, measure, outcome_mix, pass_at_k
     from rstar_lab.analysis.paper_figures import figures_of_the_paper, results_table
     from rstar_lab.analysis.problem_heatmap import plot_heatmap, problem_table
@@ -45,5 +41,9 @@ if TYPE_CHECKING:
         word_list,
         word_usage_change,
     )
+    from rstar_lab.doctor.judging import judge, judged
+    from rstar_lab.exchange.atif import export_atif, import_atif
+    from rstar_lab.exchange.importers import import_inspect, import_messages, import_trl, import_verl
+    from rstar_lab.exchange.training_files import export_preferences, export_sft
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

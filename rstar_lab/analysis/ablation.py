@@ -23,7 +23,7 @@ from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, band
 from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import Runs, training_runs
-from rstar_lab.estimates import holm, mean_interval
+from rstar_lab.common.estimates import holm, mean_interval
 from rstar_lab.runs import RunStoreError
 
 METRICS = ("pass1", "tool_error_rate_correct", "duplicate_answers", "response_tokens", "reflection_tokens")

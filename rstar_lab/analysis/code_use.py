@@ -16,7 +16,7 @@ from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, band, mark_empty
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.estimates import ratio
+from rstar_lab.common.estimates import ratio
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import parse_stored_calls

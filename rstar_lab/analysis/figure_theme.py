@@ -11,7 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 
 # The first six are from the palette of Okabe and Ito (2008), which people with any common colour vision can tell apart.
 COLOURS = (

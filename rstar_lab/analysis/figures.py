@@ -20,8 +20,8 @@ from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.metrics import curves, evaluations, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, training_runs
-from rstar_lab.estimates import mean_interval
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.estimates import mean_interval
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
 
 DEFAULT_METRICS = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens")

@@ -15,9 +15,9 @@ import pandas as pd
 from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.estimates import pass_at_k as pass_at_k_of
-from rstar_lab.estimates import ratio
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS
+from rstar_lab.common.estimates import pass_at_k as pass_at_k_of
+from rstar_lab.common.estimates import ratio
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS
 from rstar_lab.runs import RunStoreError
 
 

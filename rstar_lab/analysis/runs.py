@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rstar_lab.analysis.filters import Where, selects_steps, sql_list, where_sql
-from rstar_lab.analysis.import_rows import REWARDS_FILE
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.queries import check_query
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
+from rstar_lab.exchange.import_rows import REWARDS_FILE
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.files import open_to_read

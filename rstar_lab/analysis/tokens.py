@@ -18,7 +18,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs, named_rows
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, word_pattern

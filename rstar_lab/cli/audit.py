@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, RunsFolder, examples, find_run
-from rstar_lab.visible_text import counted, printable
+from rstar_lab.common.visible_text import counted, printable
 
 app = typer.Typer()
 SHOWN = 10
@@ -45,8 +45,8 @@ def audit(
     changes. The exit code is 1 if a check fails. With --json, one line per check and disagreement, and at last {"reward",
     "passed", "problems", "slowest_s", "rollouts", "disagreements"}.
     """
-    from rstar_lab.analysis.judging import judged, write_disagreements
-    from rstar_lab.errors import UserError
+    from rstar_lab.common.errors import UserError
+    from rstar_lab.doctor.judging import judged, write_disagreements
     from rstar_lab.rl.audit import CHECKS, disagreements
     from rstar_lab.rl.audit import audit as compute
     from rstar_lab.rl.problems import load_problems, parse_fields

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from rstar_lab.cli.shared import AsJson, examples
-from rstar_lab.errors import UserError
-from rstar_lab.resources import load_benchmark
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import load_benchmark
 
 app = typer.Typer()
 MODULES = {

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, RunsDir, examples, run_async
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 app = typer.Typer()
 

@@ -16,8 +16,8 @@ from rstar_lab.cli.shared import (
     read_recipe,
     run_async,
 )
-from rstar_lab.errors import UserError
-from rstar_lab.visible_text import counted, printable
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import counted, printable
 
 if TYPE_CHECKING:
     from rstar_lab.rl.data.converters import ConversionReport

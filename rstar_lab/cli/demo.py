@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, Overrides, RunsDir, check_output, examples, read_recipe, run_async
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 app = typer.Typer()
 
@@ -42,7 +42,7 @@ def demo(
     the results. The same command again resumes.
     """
     check_output(out, folder=True)
-    from rstar_lab.progress import Reporter
+    from rstar_lab.common.progress import Reporter
     from rstar_lab.rl.demo import TRANSFER, run_demo
 
     if (real and fast) or (transfer and not real):

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, check_output, examples, fail
-from rstar_lab.errors import UserError
-from rstar_lab.visible_text import visible
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import visible
 
 app = typer.Typer()
 
@@ -44,8 +44,8 @@ def doctor(
     from rich.console import Console
     from rich.text import Text
 
-    from rstar_lab.analysis.doctor import doctor as diagnose
-    from rstar_lab.analysis.doctor.diagnosis import to_json
+    from rstar_lab.doctor import doctor as diagnose
+    from rstar_lab.doctor.diagnosis import to_json
     from rstar_lab.runs.files import atomic_write
 
     if html:

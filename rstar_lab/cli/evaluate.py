@@ -64,7 +64,7 @@ def evaluate(
     --recipe and --set change them.
     Results are written to the run store. The same command again generates only missing rollouts.
     """
-    from rstar_lab.progress import Reporter
+    from rstar_lab.common.progress import Reporter
     from rstar_lab.rl.evaluate_command import evaluate_command
 
     given = [] if samples is None else [f"evaluate.samples={samples}"]

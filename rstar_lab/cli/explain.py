@@ -24,7 +24,7 @@ def explain(
     Compares problems, model, prompt and settings, grades the rollouts of both runs with both graders, and compares the rest with
     the noise of the samples. Names what the runs do not hold. Needs no model and no GPU.
     """
-    from rstar_lab.analysis.explain import explain as compute
+    from rstar_lab.doctor.explain import explain as compute
 
     found = compute(find_run(run_a, runs_dir), find_run(run_b, runs_dir))
     print_result(as_json, found.as_dict(), found.to_text())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rstar_lab.cli.shared import examples
-from rstar_lab.errors import UserError
-from rstar_lab.visible_text import counted, printable
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import counted, printable
 
 if TYPE_CHECKING:
     from rstar_lab.hardware.profiles import Profile

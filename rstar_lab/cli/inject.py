@@ -42,8 +42,8 @@ def inject(
     the log. `none` is the control: nothing is broken, and no check may fire. Exits with 1 if a fault is
     not noticed, or if a check fires without a fault; with `--trainer trl`, only if TRL fails without a fault.
     """
-    from rstar_lab.progress import Reporter
-    from rstar_lab.resources import load_benchmark
+    from rstar_lab.common.progress import Reporter
+    from rstar_lab.common.resources import load_benchmark
 
     bench = load_benchmark("faults")
     names = faults or [*bench.FAULTS, bench.NONE.name]

@@ -27,7 +27,7 @@ def mcp(
     """
     import psutil
 
-    from rstar_lab.analysis.mcp_server import SKILL, make_server
+    from rstar_lab.exchange.mcp_server import SKILL, make_server
     from rstar_lab.rl.recipe.keys import find_keys
 
     if skill:

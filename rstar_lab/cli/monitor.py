@@ -32,7 +32,7 @@ def monitor(
     token is made and stored in a file that only you can read; its path is printed (`credentials_file` of Prometheus).
     cluster/monitoring contains a Grafana dashboard and alert rules.
     """
-    from rstar_lab.exporter import serve_metrics
+    from rstar_lab.cli.exporter import serve_metrics
 
     def announce(url: str, token_file: Path | None) -> None:
         if not runs_dir.is_dir():

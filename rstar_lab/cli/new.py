@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import examples
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 app = typer.Typer()
 TEMPLATES = Path(__file__).parent / "templates"

@@ -16,7 +16,7 @@ def notebooks(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace notebooks of the same name.")] = False,
 ) -> None:
     """Copy the notebooks into a folder, for example after `pip install rstar_lab[notebooks]`."""
-    from rstar_lab.resources import copy_notebooks
+    from rstar_lab.common.resources import copy_notebooks
 
     for path in copy_notebooks(folder, overwrite=overwrite):
         print(path)

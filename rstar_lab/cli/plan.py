@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, Overrides, ProfileName, RecipeName, examples, read_recipe
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 app = typer.Typer()
 
@@ -28,8 +28,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Predict the step time of each training mode and split of the GPUs, and recommend one. Simulated, without a GPU."""
+    from rstar_lab.common.resources import load_benchmark
     from rstar_lab.hardware.profiles import load_profile
-    from rstar_lab.resources import load_benchmark
 
     try:
         sizes = [int(size) for size in batches.split(",") if size]

@@ -22,7 +22,7 @@ def rehearse(
 
     Prints a table of phases and the keys that only the real machine can test. Exits with 0 if no phase failed.
     """
-    from rstar_lab.resources import load_benchmark
+    from rstar_lab.common.resources import load_benchmark
     from rstar_lab.rl.overrides import parse_overrides
 
     run = load_benchmark("rehearsal.run").rehearse

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rstar_lab.cli.shared import AsJson, RunsFolder, check_output, examples, find_run, print_result
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 app = typer.Typer()
 
@@ -117,7 +117,7 @@ def _local_model(name: str) -> str:
 
 
 def _check(notebook: Path, as_json: bool) -> None:
-    from rstar_lab.analysis.notebook_check import check_notebook
+    from rstar_lab.doctor.notebook_check import check_notebook
 
     found = check_notebook(notebook)
     lines = []

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, examples, read_recipe, run_async
-from rstar_lab.visible_text import printable
+from rstar_lab.common.visible_text import printable
 
 if TYPE_CHECKING:
     from rstar_lab.rl.recipe import Recipe
@@ -22,7 +22,7 @@ def run(recipe: RecipeName, runs_dir: RunsDir = None, overrides: Overrides = Non
 
 def run_parts(recipe: "Recipe", as_json: bool, *, stages: bool, evaluations: bool) -> None:
     """Run parts of a recipe and print where the models are."""
-    from rstar_lab.progress import Reporter
+    from rstar_lab.common.progress import Reporter
     from rstar_lab.rl.pipeline import run_recipe
 
     result = run_async(run_recipe(recipe, Reporter(as_json), stages=stages, evaluations=evaluations))

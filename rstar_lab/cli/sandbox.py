@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from rstar_lab.cli.shared import AsJson, examples, print_result
-from rstar_lab.errors import UserError
-from rstar_lab.visible_text import counted
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import counted
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -205,7 +205,7 @@ def soak(
     as_json: AsJson = False,
 ) -> None:
     """Run mixed calls over Redis while processes are killed. Exit status 1 if a result is lost or wrong, or a process is left."""
-    from rstar_lab.resources import load_benchmark
+    from rstar_lab.common.resources import load_benchmark
 
     module = load_benchmark("soak")
     result = module.soak(calls, kills, workers=workers, seed=seed, report=module.print_progress)

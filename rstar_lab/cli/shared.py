@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rstar_lab.errors import UserError
-from rstar_lab.visible_text import printable
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

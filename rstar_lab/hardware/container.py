@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 
 

@@ -15,7 +15,7 @@ from typing import Self
 
 import psutil
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, exit_with_parent, free_port, processes_of
 
 START_TIMEOUT_S = 300

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rstar_lab.errors import UserError
-from rstar_lab.resources import resource_folder
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import resource_folder
 
 FOLDER = resource_folder("cluster") / "profiles"
 MOST_VALUES = 100_000  # of a YAML file

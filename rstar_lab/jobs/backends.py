@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.backend import Backend
 

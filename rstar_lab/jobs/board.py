@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import escaped, visible
 from rstar_lab.jobs.backends import CLASSES, backend_named
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
 from rstar_lab.jobs.progress import last_metrics, parse_event, progress
 from rstar_lab.runs.reader import find_runs_dir
-from rstar_lab.visible_text import escaped, visible
 
 EVERY_S = 3.0
 LOG_LINES = 30

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import ray_job, to_yaml

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import alive, end_processes
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec, is_sealed

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from rstar_lab.errors import UserError, os_error_message
+from rstar_lab.common.errors import UserError, os_error_message
 from rstar_lab.hardware.profiles import EXPECTED_GPUS, Profile
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.jobs.pack import pack, tree_root

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.container import mounted_folders, ray_container
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.container import (
     apptainer_words,
     is_amd,
@@ -22,7 +23,6 @@ from rstar_lab.hardware.container import (
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.pack import verify_script
 from rstar_lab.jobs.store import JobSpec
-from rstar_lab.resources import resource_folder
 
 TEMPLATES = resource_folder("cluster")
 # Variables that hide GPUs of AMD. A Slurm without AutoDetect sets them for GPUs of all vendors, and again in every step.

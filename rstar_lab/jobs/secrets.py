@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import provenance
 
 SECRET_NAME = re.compile(r"(^|[_.\-])(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import array_script, sbatch_script

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from rstar_lab.errors import DISK_FULL, UserError, os_error_message
+from rstar_lab.common.errors import DISK_FULL, UserError, os_error_message
 from rstar_lab.runs.files import parse_json, read_text
 
 SECRETS_FILE = "secrets.json"

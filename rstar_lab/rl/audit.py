@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.blocking import LoopThread
-from rstar_lab.errors import UserError
+from rstar_lab.common.blocking import LoopThread
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.base import ModelMessage
 from rstar_lab.rl.environments.loading import is_environment, load_environment
 from rstar_lab.rl.plugins import load_named

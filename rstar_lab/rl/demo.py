@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
-from rstar_lab.estimates import format_interval
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.estimates import format_interval
+from rstar_lab.common.progress import Reporter
+from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.processes import PeakMemory
-from rstar_lab.progress import Reporter
-from rstar_lab.resources import resource_folder
 from rstar_lab.rl.evaluate_command import load
 from rstar_lab.rl.pipeline import RANDOM_MODEL_SAMPLES, evaluate_model, fine_tune, train
 from rstar_lab.rl.recipe import Recipe

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from rstar_lab.errors import UserError
-from rstar_lab.estimates import pass_at_k, ratio
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.estimates import pass_at_k, ratio
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.checks import split_overlong

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe

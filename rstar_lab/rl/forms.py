@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from rstar_lab.common.visible_text import escaped
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe, RecipeError
-from rstar_lab.visible_text import escaped
 
 TOP = "top level"
 # Largest number of keys that a search shows. Each key needs about six messages to the browser.

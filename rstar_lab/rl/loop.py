@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from rstar_lab.blocking import LoopThread
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.blocking import LoopThread
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.evaluation import local_rollouts, store_evaluation
 from rstar_lab.rl.methods.user import as_streams

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rstar_lab.errors import UserError
-from rstar_lab.estimates import format_interval
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.estimates import format_interval
+from rstar_lab.common.progress import Reporter
+from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.processes import release_free_heap
-from rstar_lab.progress import Reporter
 from rstar_lab.rl.audit import require_audit
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.environments.mixture import restricted
@@ -45,7 +46,6 @@ from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
-from rstar_lab.visible_text import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

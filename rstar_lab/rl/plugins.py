@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 

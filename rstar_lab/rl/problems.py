@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import counted
 from rstar_lab.runs.files import bounded_lines, open_lines, open_to_read, read_text
 from rstar_lab.verify import last_boxed
-from rstar_lab.visible_text import counted
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.audit import texts_of_model
 from rstar_lab.rl.evaluation import summarise_sets, summarise_usable
 from rstar_lab.rl.reward import extract_answer, make_reward, warm_up

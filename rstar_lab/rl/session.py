@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.hardware.profiles import EXPECTED_GPUS
-from rstar_lab.progress import Reporter
 from rstar_lab.rl.data.sources import load_set
 from rstar_lab.rl.engines.devices import VARIABLES
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines

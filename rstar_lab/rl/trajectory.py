@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome, count_errors
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome, count_errors
 
 
 class StopReason(StrEnum):

@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from rstar_lab.lazy_exports import lazy_exports
+from rstar_lab.common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from rstar_lab.runs.errors import RunLocked, RunStoreError

@@ -1,6 +1,6 @@
 """Errors of the run store. Each message names the file or the run and says what to do."""
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 
 class RunStoreError(UserError):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.files import parse_json
 

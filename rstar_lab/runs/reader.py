@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rstar_lab.old_recipes import upgraded
+from rstar_lab.common.old_recipes import upgraded
 from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
 from rstar_lab.runs.files import encodable, parse_json, read_bytes, read_json
 from rstar_lab.runs.lock import is_locked

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS, Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS, Outcome
 from rstar_lab.runs.schema import DERIVED_COLUMNS, LEVELS, TRAJECTORIES, schema_with_metadata
 
 _SORT = {

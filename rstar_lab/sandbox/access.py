@@ -11,8 +11,8 @@ from typing import Protocol
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rstar_lab.errors import UserError
-from rstar_lab.service_tokens import LOOPBACK
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.service_tokens import LOOPBACK
 
 OPEN_PATHS = frozenset({"/", "/ping"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus metrics

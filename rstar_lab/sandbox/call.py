@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Call:
 class CallResult:
     """The result of a call.
 
-    outcome: how the call ended (`rstar_lab.outcomes`). stdout, stderr: output; invalid UTF-8 bytes become `\\xNN`.
+    outcome: how the call ended (`rstar_lab.common.outcomes`). stdout, stderr: output; invalid UTF-8 bytes become `\\xNN`.
     value: repr of the last expression, as a notebook shows it; None if there is none.
     duration_s: seconds the code ran. queue_s: seconds the call waited before it started.
     """

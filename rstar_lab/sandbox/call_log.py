@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.sandbox.call import CallResult
 
 log = logging.getLogger(__name__)

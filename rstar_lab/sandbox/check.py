@@ -7,7 +7,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.sandbox.gvisor import GvisorPool, runsc_version
 from rstar_lab.sandbox.runtime import landlock
 from rstar_lab.sandbox.runtime.isolation import LAYERS

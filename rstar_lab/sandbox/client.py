@@ -13,9 +13,10 @@ from typing import Any, Self
 
 import httpx
 
-from rstar_lab.errors import UserError
-from rstar_lab.http_answers import limit_answers
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.http_answers import limit_answers
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.service_tokens import find_token
 from rstar_lab.sandbox.call import Call, CallResult, ForkError, Output
 from rstar_lab.sandbox.interface import Sandbox
 from rstar_lab.sandbox.wire import (
@@ -29,7 +30,6 @@ from rstar_lab.sandbox.wire import (
     session_of,
     work_to_dict,
 )
-from rstar_lab.service_tokens import find_token
 
 BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # of a batch; calls without a result are sent again

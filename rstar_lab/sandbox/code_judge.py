@@ -1,6 +1,6 @@
 """code-judge's HTTP API, compatible with its clients.
 
-A result has two additional fields: `outcome` (see rstar_lab.outcomes) and `value` (repr of the last expression, which is
+A result has two additional fields: `outcome` (see rstar_lab.common.outcomes) and `value` (repr of the last expression, which is
 not printed).
 """
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.cpp import cpp_call, cpp_outcome
 from rstar_lab.sandbox.wire import MAX_BATCH, Verification

@@ -8,7 +8,7 @@ import ast
 import signal
 from dataclasses import dataclass, replace
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 
 COMPILE_TIMEOUT_S = 10.0

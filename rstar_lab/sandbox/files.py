@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.session_files import STEP_TIMEOUT_S, last_line
 from rstar_lab.sandbox.sessions import ENDED

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.sandbox.runtime import cgroup, crowd, kernel, pressure, protocol, rootfs
 from rstar_lab.sandbox.supervisor_pool import (
     END_S,

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult, ForkError, OnOutput, Output, stream_output
 from rstar_lab.sandbox.call_log import log_event
 from rstar_lab.sandbox.call_request import Job, make_job, make_request, tier_of, to_call_result, without_output

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 # Folders that the root file system of programs replaces, or that would expose the whole machine.
 _FORBIDDEN = ("/", "/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/etc", "/box")

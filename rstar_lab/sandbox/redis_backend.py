@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from redis.exceptions import RedisError
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import transport
 from rstar_lab.sandbox.call import CallResult, OnOutput
 from rstar_lab.sandbox.limits import MAX_TIMEOUT_S

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, Field
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call
 from rstar_lab.sandbox.cpp import Command, commands, cpp_call, cpp_outcome
 from rstar_lab.sandbox.files import FilesResult, check_files

@@ -17,9 +17,10 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
+from rstar_lab.common.service_tokens import published_token
 from rstar_lab.hardware.processes import raise_open_files
-from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox.access import LOOPBACK, check_exposure, listen
 from rstar_lab.sandbox.call import CallResult, OnOutput
 from rstar_lab.sandbox.http_limits import limited_protocol
@@ -30,7 +31,6 @@ from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.tenants import Tenant, load_tenants
 from rstar_lab.sandbox.transport import require_tls
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Verification, Work
-from rstar_lab.service_tokens import published_token
 from rstar_lab.verify import Undecided, verify, warm_up
 
 # Limit in CPU seconds of the first attempt to verify an answer; most answers need about 0.01. An answer that needs more is

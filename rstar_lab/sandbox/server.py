@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Base64Bytes, BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
 from rstar_lab.sandbox.access import CONTENT_TYPE, AccessMiddleware, BusyError
 from rstar_lab.sandbox.call import Call, CallResult, OnOutput, OutputDecoder

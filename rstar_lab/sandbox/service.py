@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.access import BusyError
 from rstar_lab.sandbox.call import Call, CallResult, OnOutput
 from rstar_lab.sandbox.call_log import call_id, log_failure

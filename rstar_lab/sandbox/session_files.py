@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES
 

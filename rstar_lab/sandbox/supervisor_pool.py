@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.sandbox.runtime import protocol
 
 TIERS = ("bare", "numpy", "sympy", "scipy")

@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.access import BusyError
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Work, failure

@@ -19,7 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 PREFIX = "rstar_lab:sandbox:1:"
 CALLS = PREFIX + "calls"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import RedisError
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import transport
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.call_log import call_id, log_failure

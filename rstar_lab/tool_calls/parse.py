@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.tool_calls.call import Schemas, ToolCall, gives_answer, looks_like_call, schemas_of, without_prose
 from rstar_lab.tool_calls.function_tags import parse_function_tags
 from rstar_lab.tool_calls.gemma4 import parse_gemma4

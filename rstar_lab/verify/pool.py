@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.verify import worker
 
 MAX_WORKERS = 32  # includes workers with a comparison that hangs; each of them ends after worker.CPU_S of CPU time

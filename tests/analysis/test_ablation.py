@@ -16,7 +16,7 @@ from benchmarks.sandbox_faults import fault_arms, handling_differences, handling
 from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums, plot_frontier
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.cli.ablation import app
-from rstar_lab.estimates import critical_t, holm, mean_interval, two_sided_p
+from rstar_lab.common.estimates import critical_t, holm, mean_interval, two_sided_p
 from rstar_lab.runs import RunStoreError, RunWriter
 
 ARMS = {"2x at random": "none", "RoC (paper)": "paper", "RoC (released)": "released"}

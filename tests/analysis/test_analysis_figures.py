@@ -16,7 +16,7 @@ from rstar_lab.analysis.inspector.export import content_hash
 from rstar_lab.analysis.inspector.link import data_table
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.estimates import critical_t
+from rstar_lab.common.estimates import critical_t
 from rstar_lab.runs import RunStoreError
 
 

@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rstar_lab.analysis import failed_rollouts, inspect, watch
-from rstar_lab.analysis.importers import _score_number, import_inspect, import_messages, import_trl, import_verl
 from rstar_lab.analysis.inspector.export import article_html
 from rstar_lab.analysis.inspector.transcript import segments
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.report import report_html
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.exchange.importers import _score_number, import_inspect, import_messages, import_trl, import_verl
 from rstar_lab.runs import RunStoreError
 
 

@@ -9,7 +9,7 @@ from helpers.analysis_runs import make_run
 
 from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.outcomes import count_errors
+from rstar_lab.common.outcomes import count_errors
 from rstar_lab.runs import RunStoreError, RunWriter
 
 

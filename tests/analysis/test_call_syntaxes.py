@@ -7,9 +7,9 @@ import pytest
 
 from rstar_lab.analysis import import_messages, open_runs
 from rstar_lab.analysis.code_use import tool_calls
-from rstar_lab.analysis.import_rows import conversation_counts, conversation_messages
 from rstar_lab.analysis.inspector.transcript import segments
 from rstar_lab.analysis.tokens import _calls
+from rstar_lab.exchange.import_rows import conversation_counts, conversation_messages
 
 CODE = "for i in range(3):\n    print('</think>', i)"
 TURNS = {

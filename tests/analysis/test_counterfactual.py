@@ -10,7 +10,7 @@ from helpers.scripted_training import problem, train
 
 from rstar_lab.analysis import counterfactual
 from rstar_lab.analysis.counterfactual_lab import _PANELS, Counterfactual
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.trajectory import ToolCallRecord

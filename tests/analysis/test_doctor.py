@@ -14,12 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rstar_lab.analysis import export_atif, open_runs
-from rstar_lab.analysis.doctor import Evidence, Log, Rule, doctor
-from rstar_lab.analysis.doctor.diagnosis import diagnose
-from rstar_lab.analysis.doctor.logs import COLUMNS
-from rstar_lab.analysis.doctor.rules import RULES
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.doctor import Evidence, Log, Rule, doctor
+from rstar_lab.doctor.diagnosis import diagnose
+from rstar_lab.doctor.logs import COLUMNS
+from rstar_lab.doctor.rules import RULES
 from rstar_lab.hardware.profiles import load_profile
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rstar_lab.analysis.doctor import doctor
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.doctor import doctor
 
 WORDS = ("we", "add", "the", "numbers", "then", "check", "each", "step", "and", "carry", "one", "over")
 CHAT = "system\nYou are a helpful assistant.\nuser\n{}\nassistant\n"

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rstar_lab.analysis import import_messages
-from rstar_lab.analysis.explain import Explanation, explain
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.doctor.explain import Explanation, explain
 from rstar_lab.rl.rescore import rescore
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs"

@@ -17,9 +17,9 @@ from rstar_lab.analysis import (
     inspect,
     open_runs,
 )
-from rstar_lab.analysis.doctor import doctor
 from rstar_lab.analysis.report import report_html
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.doctor import doctor
 from rstar_lab.rl.renderers.conversations import read_conversations
 from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS
 from rstar_lab.runs.reader import RunReader

@@ -13,7 +13,7 @@ import rstar_lab.analysis as analysis
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.filters import selects_steps, where_sql
 from rstar_lab.analysis.inspector.notes import write_note
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
 
 # (mapping, the same as SQL text, the same in pandas)

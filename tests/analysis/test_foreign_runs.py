@@ -12,13 +12,13 @@ from helpers.analysis_runs import make_run
 from typer.testing import CliRunner
 
 from rstar_lab.analysis import inspect, measure, open_runs, overview
-from rstar_lab.analysis.doctor import doctor
 from rstar_lab.analysis.inspector.notes import NOTES, VIEWS, read_notes, write_note
-from rstar_lab.analysis.mcp_server import RunTools
 from rstar_lab.analysis.report import report_html
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
-from rstar_lab.exporter import RunCollector
+from rstar_lab.cli.exporter import RunCollector
+from rstar_lab.common.errors import UserError
+from rstar_lab.doctor import doctor
+from rstar_lab.exchange.mcp_server import RunTools
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
 from rstar_lab.runs.files import atomic_write, lock_file, write_json

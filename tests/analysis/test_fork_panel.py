@@ -11,7 +11,7 @@ from rstar_lab.analysis.inspector import panels
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import segments
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 ROWS = [
     (1, 0, 1.0, "answer"), (1, 1, 1.0, "answer"), (2, 0, 0.0, "answer"), (2, 1, 1.0, "engine_error"), (2, 2, 0.0, "undecided"),

@@ -14,7 +14,7 @@ from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure, link, point_filter, show_points
 from rstar_lab.analysis.inspector.watch import watch
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunWriter
 
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from rstar_lab.analysis import compare, import_messages, inspect, measure, open_runs
 from rstar_lab.analysis.inspector.inspector import Inspector
-from rstar_lab.analysis.mcp_server import ANSWER_CHARS, SKILL, TOOLS, make_server
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.exchange.mcp_server import ANSWER_CHARS, SKILL, TOOLS, make_server
 from rstar_lab.rl.recipe.keys import find_keys
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +150,7 @@ async def test_wrong_questions_are_answered_with_the_reason(server, tool, argume
 
 
 async def test_long_queries_end(server, monkeypatch):
-    monkeypatch.setattr("rstar_lab.analysis.mcp_server.QUERY_S", 0.3)
+    monkeypatch.setattr("rstar_lab.exchange.mcp_server.QUERY_S", 0.3)
     assert "ran longer than 0.3 s" in await ask(
         server, "query", sql="SELECT count(*) FROM range(10000000000) a, range(99) b"
     )

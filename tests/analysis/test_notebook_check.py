@@ -12,9 +12,9 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from typer.testing import CliRunner
 
-from rstar_lab.analysis.notebook_check import check_notebook
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.doctor.notebook_check import check_notebook
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"
 OUTPUT = (

@@ -11,7 +11,7 @@ from rstar_lab.analysis import open_runs, overview
 from rstar_lab.analysis.inspector.link import show_points
 from rstar_lab.analysis.inspector.overview import COLUMNS, OverviewRow, OverviewRows, render_overview, sparkline
 from rstar_lab.analysis.metrics import curves
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 
 def test_rows_hold_the_curves_of_the_run_store(folder: Path):

@@ -13,7 +13,7 @@ from benchmarks.learning import learning_curves, learning_table, plot_learning
 from benchmarks.recorded import recorded_curves
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.timeline import plot_staleness
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunWriter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "async.md").read_text()

@@ -20,8 +20,8 @@ from benchmarks.verl_faults import (
     runs_summary,
     wrong_reward_sign,
 )
-from rstar_lab.analysis.doctor.diagnosis import RATES_FILE
-from rstar_lab.analysis.doctor.rules import RULES
+from rstar_lab.doctor.diagnosis import RATES_FILE
+from rstar_lab.doctor.rules import RULES
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.problems import load_problems

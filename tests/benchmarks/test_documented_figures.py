@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.resources import benchmark_file
 
 ROOT = Path(__file__).parents[2]
 # Text of the documentation with the fields of a line: {a.value} is the value of line `a`, {a.ratio} two digits of its ratio.

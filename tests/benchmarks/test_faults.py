@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from benchmarks.faults import FAULTS, trl_table
 from rstar_lab.cli.command_line import app
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.resources import benchmark_file
 
 PAGE = Path(__file__).parents[2] / "docs" / "checks.md"
 

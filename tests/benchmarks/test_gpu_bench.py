@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import bench, cosine_and_norms
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.preflight.context import Architecture
 
 TINY = Architecture(2, 64, 4, 2, 16, 128, 512, True)

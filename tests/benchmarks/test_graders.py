@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from benchmarks import graders
-from rstar_lab.errors import UserError
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.verify import warm_up
 

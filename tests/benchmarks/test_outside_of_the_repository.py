@@ -2,9 +2,9 @@
 
 import pytest
 
-from rstar_lab import resources
-from rstar_lab.errors import UserError
-from rstar_lab.resources import benchmark_file, load_benchmark
+from rstar_lab.common import resources
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import benchmark_file, load_benchmark
 
 
 def test_benchmarks_are_found_in_the_repository():

@@ -9,7 +9,7 @@ from benchmarks.plan import make_plan, plot_plan
 from benchmarks.published_async import PUBLISHED
 from benchmarks.step_simulator import Costs, Workload, simulate
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe
 

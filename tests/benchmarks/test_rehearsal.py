@@ -21,7 +21,7 @@ from benchmarks.rehearsal.job import RehearsalJob
 from benchmarks.rehearsal.key_reads import recorded_reads, recording
 from benchmarks.rehearsal.run import WORKERS, Rehearsal, RehearsalReport
 from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import alive
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.jobs import local

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.real_demo import errors, gain, held_out_table, other_table, percent, points, rate, readme_rows
-from rstar_lab.resources import benchmark_file
+from rstar_lab.common.resources import benchmark_file
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ from rstar_lab import analysis
 from rstar_lab.analysis import LinkedFigure, open_runs, watch
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

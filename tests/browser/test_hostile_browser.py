@@ -213,7 +213,7 @@ def make_hostile_recipe(folder: Path) -> Path:
 
 CELLS = """
 from rstar_lab.analysis import inspect, overview, watch
-from rstar_lab.analysis.doctor import doctor
+from rstar_lab.doctor import doctor
 from rstar_lab.jobs import JobBoard
 from rstar_lab.rl.forms import RecipeForm
 board = JobBoard(runs, inspect=inspect)

@@ -14,7 +14,7 @@ from helpers.awkward_runs import make_awkward_runs
 from widget_page import WidgetPage
 
 from rstar_lab.analysis import inspect, open_runs
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 SEEDS, ACTIONS = range(6), 200

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, parse_profile, profile_names
 from rstar_lab.jobs.render import main, ray_cluster, sbatch_script
 from rstar_lab.jobs.store import JobSpec

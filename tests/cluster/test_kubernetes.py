@@ -10,7 +10,7 @@ import pytest
 import yaml
 from helpers.kubernetes_schema import check_manifest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import KubeRay, load_profile, profile_names
 from rstar_lab.jobs.kuberay import MAX_NAME, resource_name
 from rstar_lab.jobs.render import ray_cluster, ray_job, to_yaml

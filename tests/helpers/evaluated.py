@@ -7,7 +7,7 @@ from typing import Any
 
 from helpers.memorized_model import make_memorized_model
 from rstar_lab.analysis import Inspector, open_runs
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.evaluate_command import evaluate_command
 from rstar_lab.rl.overrides import load_recipe

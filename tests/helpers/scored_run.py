@@ -8,7 +8,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.models.model import build_tiny, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer

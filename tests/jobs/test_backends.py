@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.backends import CLASSES, backend_named, choose

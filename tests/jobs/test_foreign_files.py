@@ -18,7 +18,7 @@ from helpers.run_rows import rows
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Ssh, load_profile
 from rstar_lab.jobs import JobBoard, JobStatus, attach, job_row, list_jobs, submit
 from rstar_lab.jobs.pack import tree_digest, verify_script

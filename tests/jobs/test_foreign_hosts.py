@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Ssh, load_profile
 from rstar_lab.jobs import JobBoard
 from rstar_lab.jobs.board import BoardRow, render_table

@@ -8,7 +8,7 @@ import pytest
 from helpers.run_rows import rows
 from helpers.small_disk import SmallDisk
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.jobs import JobStatus, local, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.ssh import mirror

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.jobs import JobStatus, list_jobs
 from rstar_lab.jobs.grid import Grid, GridPlan, run_grid, submit_grid
 from rstar_lab.jobs.store import JobFolder, JobSpec

@@ -13,7 +13,7 @@ from helpers.kubernetes_api import KubernetesApi
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.jobs import JobStatus, attach, kuberay, list_jobs, submit
 from rstar_lab.jobs.store import JobSpec
 

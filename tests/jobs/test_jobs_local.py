@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import processes_of
 from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
 from rstar_lab.jobs.job import Job

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.jobs.pack import pack
 
 

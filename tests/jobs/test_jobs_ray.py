@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.jobs import JobStatus, attach, ray_jobs
 from rstar_lab.jobs.board import JobBoard

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from helpers.run_rows import rows
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import processes_of
 from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import mirror

@@ -7,7 +7,7 @@ from helpers.run_rows import rows
 
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.inspector.source import Source
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.jobs.ssh import forget_agents, mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
 from rstar_lab.jobs.store import JobFolder, JobSpec

@@ -12,7 +12,7 @@ import yaml
 from helpers.run_rows import rows
 from helpers.ssh_server import SshServer
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.jobs import JobStatus, submit
 from rstar_lab.jobs.pack import pack, pack_tar
 from rstar_lab.jobs.ssh import forget_agents, mirror

@@ -10,8 +10,8 @@ import jupytext
 import papermill
 import pytest
 
-from rstar_lab.errors import UserError
-from rstar_lab.parameters import check_parameters, read_list, read_mapping
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.parameters import check_parameters, read_list, read_mapping
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import demo
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs.files import write_json

@@ -8,8 +8,8 @@ import pytest
 from helpers.memorized_model import ANSWER, QUESTION
 
 from rstar_lab.analysis import Inspector, open_runs, results_table
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import evaluation
 from rstar_lab.rl.evaluate_command import evaluate_command
 from rstar_lab.rl.overrides import load_recipe

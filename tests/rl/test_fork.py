@@ -9,7 +9,7 @@ from helpers.memorized_model import ANSWER, QUESTION
 
 from rstar_lab.analysis import inspect
 from rstar_lab.analysis.forks import wilson
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.engines.hf import HfEngine
 from rstar_lab.rl.fork import fork

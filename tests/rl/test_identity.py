@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import evaluate_command as evaluate
 from rstar_lab.rl import identity as module
 from rstar_lab.rl.identity import differing_parts, evaluation_identity, identity_digest, model_hash

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl import Streams, TrainingLoop, group_advantages
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.session import PROBE, read_stage_problems

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rstar_lab.blocking import LoopThread
+from rstar_lab.common.blocking import LoopThread
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.scheduling.slots import Lockstep
 

@@ -7,9 +7,9 @@ import torch
 from helpers.scripted_training import TOKENIZER, Player, problem, right, train
 from helpers.tiny_models import make_model
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.hardware.profiles import EXPECTED_GPUS
-from rstar_lab.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl import session as session_module
 from rstar_lab.rl.engines.group import EngineGroup

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rstar_lab.cli.data import app as data_commands
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.lint import lint_problems
 from rstar_lab.rl.data.sources import load_set
 from rstar_lab.rl.evaluate_command import load as load_for_evaluation

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.methods import Maxrl
 from rstar_lab.rl.methods.echo import Echo
 from rstar_lab.rl.methods.void_turns import VoidTurns

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.reward.boxed import released_grade
 from rstar_lab.verify import verify_many

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rstar_lab.analysis import import_messages
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.rescore import rescore
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.schema import TRAJECTORIES

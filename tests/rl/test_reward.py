@@ -4,7 +4,7 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import recipe_of
 
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RecipeError

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from rstar_lab.analysis import judge, judged
 from rstar_lab.analysis.inspector.notes import write_note
 from rstar_lab.cli import app
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.audit import audit, disagreements, require_audit, response_of
 from rstar_lab.rl.environments.inspect_task import InspectTask
 from rstar_lab.rl.overrides import load_recipe

@@ -8,8 +8,8 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import recipe_of
 
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward

@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers.run_rows import rows
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunLocked, RunReader, RunWriter
 from rstar_lab.runs.compact import compact
 

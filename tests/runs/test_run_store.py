@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from helpers.run_rows import rows
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS, RunReader, RunStoreError, RunWriter, list_runs
 
 TRAIN = {"kind": "train", "recipe": {"seed": 0}, "seed": 0}

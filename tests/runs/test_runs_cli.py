@@ -7,7 +7,7 @@ from helpers.run_rows import rows
 from typer.testing import CliRunner
 
 from rstar_lab.cli.runs import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError, RunWriter
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

@@ -19,7 +19,7 @@ import pytest_asyncio
 from helpers.sandbox_processes import ROOT, sandbox_processes
 from helpers.sandbox_tmp import OWN_TMP
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
 from rstar_lab.sandbox.check import check
 

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.hardware.processes import free_port
-from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, SandboxClient
 from rstar_lab.sandbox.launch import serving
 

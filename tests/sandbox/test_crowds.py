@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import CallResult, Limits, LocalSandbox
 from rstar_lab.sandbox.runtime import cgroup, crowd, pressure
 from rstar_lab.sandbox.runtime.crowd import Crowds

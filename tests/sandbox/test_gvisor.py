@@ -11,8 +11,8 @@ import tempfile
 
 import pytest
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
 from rstar_lab.sandbox.call import ForkError
 from rstar_lab.sandbox.gvisor import GvisorPool, find_runsc, remove_stale_folders

@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 from helpers.sandbox_tmp import OWN_TMP
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

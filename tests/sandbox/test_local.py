@@ -6,7 +6,7 @@ import time
 import pytest
 import pytest_asyncio
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, Limits, LocalSandbox
 from rstar_lab.sandbox.scheduler import EXTRA_SHORT_CALLS
 

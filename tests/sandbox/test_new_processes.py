@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, Limits, LocalSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

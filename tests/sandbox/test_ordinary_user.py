@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.sandbox_processes import ROOT
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, SandboxClient
 from rstar_lab.sandbox.client import MOST_SANDBOX_ERRORS, Waiting
 from rstar_lab.sandbox.runtime.monitor import exceeds_user_limits

@@ -6,8 +6,8 @@ import zipfile
 
 import pytest
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import LocalSandbox
 from rstar_lab.sandbox.packages import check_readable, install_packages
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from helpers.sandbox_processes import ROOT, sandbox_processes
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, Limits, LocalSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

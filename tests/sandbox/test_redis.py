@@ -17,8 +17,8 @@ import pytest
 from redis.exceptions import RedisError
 
 from benchmarks.redis_server import temporary_redis
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, transport
 from rstar_lab.sandbox.launch import serving
 from rstar_lab.sandbox.redis_backend import RedisBackend

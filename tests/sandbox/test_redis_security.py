@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from benchmarks.redis_server import wait_for_port
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.hardware.processes import free_port
-from rstar_lab.outcomes import Outcome
 from rstar_lab.sandbox import Call, transport
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.redis_backend import RedisBackend

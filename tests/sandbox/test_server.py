@@ -14,7 +14,7 @@ import time
 import httpx
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.sandbox import SandboxClient
 from rstar_lab.sandbox.access import check_exposure, is_loopback
 from rstar_lab.sandbox.launch import serving

@@ -10,7 +10,7 @@ from typing import ClassVar
 import httpx
 import pytest
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import server
 from rstar_lab.sandbox.access import AccessMiddleware, BusyError
 from rstar_lab.sandbox.call import Call, CallResult

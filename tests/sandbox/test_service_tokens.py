@@ -14,12 +14,12 @@ import httpx
 import psutil
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.service_tokens import _listeners, find_token, published_token
 from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.sandbox import SandboxClient
 from rstar_lab.sandbox.http_limits import MAX_HEADER_BYTES, MAX_STRANGER_BYTES, Connections
 from rstar_lab.sandbox.launch import serving
-from rstar_lab.service_tokens import _listeners, find_token, published_token
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_a_token_is_private_found_by_address_and_removed(state):
 
 def test_the_token_of_a_killed_service_is_not_used_and_removed(state):
     program = (
-        "from rstar_lab.service_tokens import published_token\n"
+        "from rstar_lab.common.service_tokens import published_token\n"
         "with published_token('127.0.0.1', 8088): print('ready', flush=True); input()"
     )
     command = [sys.executable, "-c", program]

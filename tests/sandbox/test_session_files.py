@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.session_files import CHUNK_BYTES, MAX_WRITTEN_BYTES, SessionFileError
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.call import ForkError
 from rstar_lab.sandbox.runtime.forked_program import AdoptedProgram

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import CallResult, Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.call import Output
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, Limits, LocalSandbox
 from rstar_lab.sandbox.runtime import seccomp
 from rstar_lab.sandbox.runtime.syscalls import NUMBERS

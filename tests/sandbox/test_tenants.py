@@ -6,8 +6,8 @@ from typing import ClassVar
 import httpx
 import pytest
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.access import BusyError
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.client import SandboxClient

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.tool_calls import SYNTAXES, parse_stored_calls, parse_tool_calls, text_outside_calls
 
 ERROR = "error"

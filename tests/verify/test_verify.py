@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.verify import (
     Undecided,
     canonical_integer,
@@ -258,7 +258,7 @@ SCRIPT = """
 import sys, threading, time
 import rstar_lab.verify
 from rstar_lab.verify import pool as module
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 assert not {"sympy", "math_verify", "numpy"} & set(sys.modules), "importing verify must stay light"
 # Start from a thread that ends: the fork server must outlive that thread.
 thread = threading.Thread(target=module.workers.warm_up); thread.start(); thread.join()

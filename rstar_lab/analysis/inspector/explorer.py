@@ -15,7 +15,7 @@ from rstar_lab.analysis.figure_theme import template
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure, check_links, figure_points, show_points, themed
 from rstar_lab.analysis.inspector.source import Store
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 MAX_FIGURES = 3
 

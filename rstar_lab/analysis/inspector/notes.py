@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs.files import atomic_write, lock_file, parse_json, read_json, read_text
 
 NOTES = "notes.jsonl"

@@ -16,7 +16,7 @@ from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.inspector.widget import check_interval, start_task
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader
 
 # Columns of a run's steps and their titles. SFT runs have only the loss, RL runs all others.

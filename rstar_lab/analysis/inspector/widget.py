@@ -16,7 +16,7 @@ import traitlets
 from IPython.display import display, update_display
 
 from rstar_lab.analysis.inspector.palette import STATIC
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 _REPLACE_AFTER_S = 3.0
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)

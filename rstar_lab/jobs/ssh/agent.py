@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError, os_error_message
+from rstar_lab.common.errors import UserError, os_error_message
 from rstar_lab.jobs.job import Job, attach, describe, job_row, list_jobs, submit
 from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile, Ssh, load_profile, parse_profile
 from rstar_lab.jobs.backend import Backend, JobStatus
 from rstar_lab.jobs.pack import pack_tar, tree_root

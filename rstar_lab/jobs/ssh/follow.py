@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.jobs.job import Job, attach
 from rstar_lab.jobs.ssh.connection import ConnectionLost
 from rstar_lab.jobs.ssh.mirror import LOCK, NotACopy, pull

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rstar_lab.errors import UserError
-from rstar_lab.http_answers import MAX_S, limit_answers
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.http_answers import MAX_S, limit_answers
+from rstar_lab.common.service_tokens import find_token
 from rstar_lab.rl.chat.events import Event, Kind, Sections, call_event
 from rstar_lab.rl.engines.server import API_KEY, VERSION_PATH, error_text, read_model_card
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question, render_tool_call
@@ -25,7 +26,6 @@ from rstar_lab.rl.rollout.agent_loop import execute_call, make_call_record, make
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn
-from rstar_lab.service_tokens import find_token
 from rstar_lab.tool_calls import ToolCall, parse_tool_calls
 
 MAX_TOOL_CHARS = 4096

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.chat.completions import ChatServer, PlainChat
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.engine import Completion, EngineError, Sampling

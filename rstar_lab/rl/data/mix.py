@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.recipe import MixEntry
 from rstar_lab.rl.renderers.conversations import Conversation, read_conversations
 

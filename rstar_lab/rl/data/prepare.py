@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data import filters
 from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, DroppedProblem, FilterCount, card_path, file_hash, text_hash
 from rstar_lab.rl.data.filters import Drops

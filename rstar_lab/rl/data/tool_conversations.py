@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from itertools import islice
 from typing import Any
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.data.converters import ConversionReport
 from rstar_lab.rl.data.lint import lint
 from rstar_lab.rl.problems import Problem, ProblemError, read_problem

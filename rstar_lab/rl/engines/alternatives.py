@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.models.model import load_model

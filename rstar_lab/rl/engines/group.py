@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import EngineError, EngineSlot, Sampling
 from rstar_lab.rl.engines.devices import CPU_THREADS, environment_for, visible_gpus
 from rstar_lab.rl.engines.hf import HfEngine

@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from rstar_lab.errors import UserError
-from rstar_lab.http_answers import limit_answers
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.http_answers import limit_answers
+from rstar_lab.common.service_tokens import find_token
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.scheduling.scheduler import ServerReport
-from rstar_lab.service_tokens import find_token
 
 VERSION_PATH = "/weight_version"  # served by `rstar-lab serve --updatable` (rl/serving/middleware.py)
 HEALTH_TIMEOUT_S = 10.0

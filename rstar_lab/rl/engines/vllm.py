@@ -20,7 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.engines.devices import end_of_log
 

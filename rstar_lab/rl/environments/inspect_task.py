@@ -9,7 +9,7 @@ The task's solvers are not used: the model is prompted and sampled by the agent 
 
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.base import Environment, RewardPart, Scores
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem, write_problem_file

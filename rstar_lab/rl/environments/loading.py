@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.base import Environment, EnvironmentFailure, MalformedResult, total_reward
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.environments.inspect_task import InspectTask, is_task

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.loading import EnvironmentClass, load_environment
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection

@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 
-from rstar_lab.errors import UserError
-from rstar_lab.http_answers import limit_answers
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.http_answers import limit_answers
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.tools.base import ToolResult

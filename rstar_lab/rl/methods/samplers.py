@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.trajectory import Trajectory

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.hooks import ForwardPasses, Group, MethodHooks
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams, check_streams

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.config import UserCorrection, UserLoss, UserPenalty
 from rstar_lab.rl.algorithm.roc import UserRule
 from rstar_lab.rl.plugins import finite_number, load_function

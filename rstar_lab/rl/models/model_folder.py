@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.sources import ModelError, check_files, get_model, is_named
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.runs.files import parse_json, read_text

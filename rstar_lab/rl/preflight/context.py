@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.models.sources import ModelError, get_model, is_named
 from rstar_lab.rl.recipe import Recipe

@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from rstar_lab.old_recipes import EXAMPLES, RENAMED, RENAMED_ENGINE
+from rstar_lab.common.old_recipes import EXAMPLES, RENAMED, RENAMED_ENGINE
 from rstar_lab.rl.problems import FIELDS
 from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.recipe.services import EngineSection

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.tool_calls import Syntax, ToolCall, parse_tool_calls, text_outside_calls
 from rstar_lab.verify import AnswerFormat, extract_answer
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.problems import ProblemError, read_rows
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.base import Renderer

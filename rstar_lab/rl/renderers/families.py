@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.renderers.base import PromptStyle, Render
 from rstar_lab.rl.renderers.model import ModelRenderer
 from rstar_lab.tool_calls import Syntax

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.renderers.base import PROMPT_FORMATS, PromptFormat, PromptStyle, Render, Renderer
 from rstar_lab.rl.renderers.families import model_renderer
 from rstar_lab.rl.renderers.model import ModelRenderer

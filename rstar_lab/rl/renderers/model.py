@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.renderers.base import PromptStyle, Render
 from rstar_lab.rl.renderers.paper import ANSWER_REQUEST, TOOLS_INTRO, PaperRenderer, neutralise
 from rstar_lab.rl.renderers.template_limits import check_template

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.renderers import base
 from rstar_lab.rl.renderers.base import END_OF_TURN, QUESTION_WRAPPER, PromptFormat, Renderer, TruncateSide
 from rstar_lab.tool_calls import ToolCall

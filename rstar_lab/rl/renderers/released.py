@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.renderers.base import END_OF_TURN, Renderer, TruncateSide
 from rstar_lab.rl.renderers.paper import ANSWER_REQUEST, TOOL_CALLS_JINJA, RenderedResult, assistant_text, neutralise
 from rstar_lab.tool_calls import ToolCall

@@ -49,7 +49,7 @@ def check_template(tokenizer: Any, options: Mapping[str, Any] | None = None) -> 
     variables = {**getattr(tokenizer, "special_tokens_map", {}), **(options or {})}
     request = json.dumps([[text for text in templates if isinstance(text, str)], variables], default=str)
     if problem := _problem(request):
-        from rstar_lab.errors import UserError
+        from rstar_lab.common.errors import UserError
 
         raise UserError(
             f"the chat template of {tokenizer.name_or_path} {problem}, so it is not used; set rl.prompt.format=paper, or correct "

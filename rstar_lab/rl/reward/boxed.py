@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.blocking import LoopThread
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.blocking import LoopThread
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.limits import MAX_TIMEOUT_S

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward.boxed import asks_for_sandbox, boxed_function, released_grade

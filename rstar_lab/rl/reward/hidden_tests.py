@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.cpp import cpp_call, cpp_outcome

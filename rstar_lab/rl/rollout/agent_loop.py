@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome, count_errors
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
 from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
 from rstar_lab.rl.environments.base import NO_OBSERVATION, EnvironmentFailure, ModelMessage, Observation

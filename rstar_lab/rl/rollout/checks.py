@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers.paper import CHAT_TEMPLATE, PaperRenderer, chat_template
 from rstar_lab.rl.rollout.codec import Codec

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.episode import Episode, MathsEpisode
 from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import RunEnvironment

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow.compute as pc
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.renderers.base import is_void_turn
 from rstar_lab.rl.rollout.agent_loop import make_trajectory
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Trajectory, Turn

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import EngineSlot
 from rstar_lab.rl.environments.base import EnvironmentFailure
 from rstar_lab.rl.rollout.agent_loop import run_rollout

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heapreplace
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.plugins import NAME, load_function
 from rstar_lab.rl.scheduling.adaptive import Adaptive
 from rstar_lab.rl.scheduling.base import Dispatch, DispatchPolicy, EngineState, TurnRequest, alive_engines

@@ -20,7 +20,8 @@ from typing import Any
 
 import httpx
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.service_tokens import published_token
 from rstar_lab.rl.engines.devices import CPU_THREADS, end_of_log, environment_for, visible_gpus
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
@@ -30,7 +31,6 @@ from rstar_lab.rl.renderers.formats import RENDERERS
 from rstar_lab.rl.renderers.template_limits import check_template
 from rstar_lab.rl.serving.keeper import KILLED
 from rstar_lab.rl.serving.middleware import TOKEN
-from rstar_lab.service_tokens import published_token
 
 # VLLM_ENABLE_V1_MULTIPROCESSING: run the model in the engine process. The HTTP server stays a separate process.
 CPU_ENVIRONMENT = CPU_THREADS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.plugins import NAME, load_function
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.synthetic import word_problems

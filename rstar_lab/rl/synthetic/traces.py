@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers import released

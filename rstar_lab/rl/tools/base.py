@@ -4,7 +4,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
 
 RETRIES = 2  # further attempts after an infrastructure failure

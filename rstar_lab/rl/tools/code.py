@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.renderers.paper import CODE_TOOL, JUPYTER_TOOL, render_tool_result
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import RETRIES, ForkFailed, ToolResult, tool_name

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.formats import renderer_type

@@ -18,9 +18,9 @@ from typing import Any, get_type_hints
 import httpx
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from rstar_lab.errors import UserError
-from rstar_lab.http_answers import limit_answers
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.http_answers import limit_answers
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, RETRIES, ForkFailed, Tool, ToolResult, tool_name
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from safetensors.torch import load_model as load_tensors
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import problems_to_retire
 from rstar_lab.rl.methods.samplers import History, ProblemHistory, add_results
 from rstar_lab.rl.models.lora import ADAPTER, has_lora, load_adapter

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 
 _TIMEOUT = timedelta(
     days=7

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.runs.files import atomic_write, check_no_links, write_json
 from rstar_lab.runs.lock import is_locked

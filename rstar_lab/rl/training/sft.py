@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.rl.models import gpu, packed_attention
 from rstar_lab.rl.models.forward_path import forward_path

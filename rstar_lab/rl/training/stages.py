@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.evaluation import Generate, store_evaluation
 from rstar_lab.rl.methods.user_functions import user_trigger
 from rstar_lab.rl.problems import Problem

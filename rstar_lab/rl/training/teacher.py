@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server import ServerEngine

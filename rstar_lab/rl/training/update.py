@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.rl.algorithm.config import Aggregation, LossConfig
 from rstar_lab.rl.algorithm.hooks import TokenStatistics

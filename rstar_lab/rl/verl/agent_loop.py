@@ -9,7 +9,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.mixture import load_environments, make_environments
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem

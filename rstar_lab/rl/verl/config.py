@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.methods import Grpo
 from rstar_lab.rl.recipe import Recipe

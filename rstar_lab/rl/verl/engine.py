@@ -21,7 +21,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Interruptible, Sampling
 from rstar_lab.rl.engines.server import parse_metrics
 from rstar_lab.rl.scheduling.scheduler import Scheduler, ServerReport, poll_metrics

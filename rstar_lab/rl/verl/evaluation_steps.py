@@ -8,7 +8,7 @@ from functools import partial
 
 import transfer_queue as tq
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.evaluation import Generate
 from rstar_lab.rl.pipeline import evaluate_sets
 from rstar_lab.rl.problems import Problem

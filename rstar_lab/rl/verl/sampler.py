@@ -11,7 +11,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.training.group_stream import rest_in_time, updates_since

@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.hardware.profiles import Profile, load_profile
-from rstar_lab.progress import Reporter
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.pipeline import SFT_KEYS, base_folder, sft_data, sft_finished

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.audit import require_audit

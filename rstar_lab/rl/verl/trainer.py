@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload
 
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.selection import Selection, solved_groups
 from rstar_lab.rl.models.model import export_chat_template
 from rstar_lab.rl.pipeline import RL_KEYS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.methods import UserMethod
 from rstar_lab.rl.recipe import OneStepOff, Recipe, RlSection

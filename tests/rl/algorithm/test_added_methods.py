@@ -10,7 +10,7 @@ import torch
 from helpers.scripted_training import recipe_of
 from helpers.trajectories import trajectory
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import select_rollouts
 from rstar_lab.rl.environments.mixture import Mixture
 from rstar_lab.rl.methods.samplers import ProblemHistory, add_results

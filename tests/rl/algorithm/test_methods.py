@@ -8,8 +8,8 @@ import pytest
 from helpers.trajectories import BATCH, trajectory
 from pydantic import ValidationError
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask

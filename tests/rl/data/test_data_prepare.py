@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rstar_lab.cli.data import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.prepare import prepare, read_pass_rates
 from rstar_lab.rl.data.sources import SOURCES, parse_source, read_source
 from rstar_lab.rl.problems import load_problems

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from rstar_lab import tool_calls as parser
 from rstar_lab.cli.data import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert
 from rstar_lab.rl.data.lint import lint
 from rstar_lab.rl.data.mix import PAPER_COUNTS, MixEntry, paper_mix, read_mix

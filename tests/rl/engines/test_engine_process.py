@@ -15,7 +15,7 @@ import torch
 from helpers.tiny_models import make_model
 from safetensors import safe_open
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import EngineError, FinishReason, Sampling
 from rstar_lab.rl.engines import group as group_module
 from rstar_lab.rl.engines.devices import environment_for, visible_gpus

@@ -8,7 +8,7 @@ import pytest
 from helpers.scripted_server import UPDATE, ScriptedServer
 from helpers.tiny_models import make_model
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import EngineError, Sampling
 from rstar_lab.rl.engines import group as group_module
 from rstar_lab.rl.engines.group import EngineGroup

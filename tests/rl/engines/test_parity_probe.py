@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.tiny_models import make_model
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Completion
 from rstar_lab.rl.engines.group import assert_parity
 

@@ -12,8 +12,8 @@ import torch
 from helpers.scored_run import RECIPE
 from helpers.vllm_servers import KEY, wait_until
 
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.engine import FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.engines.server import ServerEngine, parse_metrics

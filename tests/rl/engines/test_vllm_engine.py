@@ -15,7 +15,7 @@ import torch
 from helpers.tiny_models import make_model, prompts, worst_gap
 from safetensors.torch import load_file
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.engines.devices import end_of_log
 from rstar_lab.rl.engines.group import open_engines

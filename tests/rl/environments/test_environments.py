@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from helpers.scripted_engine import ScriptedEngine
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation, RewardPart
 from rstar_lab.rl.environments.loading import EnvironmentClass, load_environment
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment

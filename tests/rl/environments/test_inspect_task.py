@@ -15,7 +15,7 @@ from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, ge
 from inspect_ai.scorer import Score, Target, answer, includes, match, mean, scorer
 from inspect_ai.solver import TaskState
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.inspect_task import InspectTask, is_task
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment

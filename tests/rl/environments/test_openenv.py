@@ -13,9 +13,9 @@ import pytest
 from helpers.evaluated import evaluate_environment
 from helpers.scripted_engine import ScriptedEngine
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.hardware.processes import free_port
-from rstar_lab.outcomes import Outcome
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.environments.openenv import OpenEnv

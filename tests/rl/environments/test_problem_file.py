@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.problems import Problem, load_problems, write_problem_file
 
 

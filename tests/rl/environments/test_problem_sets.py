@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.mixture import make_environments
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Problems, RlSection

@@ -10,8 +10,8 @@ from helpers.scripted_engine import ScriptedEngine
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed; its pins conflict with those of the tests")
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.audit import audit
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment

@@ -10,7 +10,7 @@ from helpers.trajectories import BATCH
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.recipe import RlSection

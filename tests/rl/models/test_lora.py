@@ -7,7 +7,7 @@ import torch
 from helpers.scripted_training import TOKENIZER, problem, train
 from helpers.trajectories import BATCH
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.engines.weights import tensors_to_send
 from rstar_lab.rl.models import lora as module

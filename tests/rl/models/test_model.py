@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
 from rstar_lab.rl.models.tokenizer import train_tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.fake_hub import COMMIT, OLD_COMMIT, FakeHub, fake_hub
 
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models import sources
 from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.model_folder import model_folder

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from benchmarks import gpu
 from rstar_lab.cli.preflight import app
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight import dry_run as dry_run_module

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks.published import PUBLISHED, table
+from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.resources import resource_folder
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.rl.preflight import cpu, estimate, machine
 from rstar_lab.rl.preflight.context import KNOWN, CheckContext, NotNeeded, Warn, architecture_of

@@ -8,8 +8,8 @@ import sys
 import pytest
 import yaml
 
+from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.resources import resource_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import KNOWN

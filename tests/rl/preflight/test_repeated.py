@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.preflight.context import NotNeeded, Skip, Warn
 from rstar_lab.rl.preflight.recipe import repeated_problems
 from rstar_lab.rl.preflight.run import CHECKS

@@ -13,8 +13,8 @@ from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import problem, train
 from helpers.trajectories import BATCH
 
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.objective import Terms, policy_loss, training_loss
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.models.model import build_tiny

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from rstar_lab.old_recipes import RENAMED, RENAMED_ENGINE, upgraded
+from rstar_lab.common.old_recipes import RENAMED, RENAMED_ENGINE, upgraded
 from rstar_lab.rl.overrides import load_recipe, parse_overrides, parse_recipe
 from rstar_lab.rl.recipe import Recipe, RecipeError, RlSection
 from rstar_lab.rl.section import Section

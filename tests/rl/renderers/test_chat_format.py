@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.base import is_void_turn
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results

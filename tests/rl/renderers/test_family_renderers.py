@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.chat_models import byte_tokenizer
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers.base import PromptStyle

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from helpers.chat_models import FAMILIES, chat_tokenizer, save_chat_model, write_call
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import parse_recipe

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl import parse_tool_calls, render_prompt, render_tool_results
 from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.renderers import released

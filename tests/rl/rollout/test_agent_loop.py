@@ -3,7 +3,7 @@
 import pytest
 from helpers.scripted_engine import ScriptedEngine
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem

@@ -11,7 +11,7 @@ from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import TOKENIZER, recipe_of
 from helpers.slots import scheduled
 
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.engine import Completion, Sampling
 from rstar_lab.rl.overrides import parse_recipe

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.scripted_engine import ScriptedEngine
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers.base import PromptStyle

@@ -14,7 +14,7 @@ from helpers.scripted_training import TOKENIZER, problem, recipe_of, right
 from helpers.scripted_training import train as train_scripted
 from helpers.slots import scheduled
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError

@@ -10,7 +10,7 @@ from helpers.trajectories import trajectory
 
 from rstar_lab.analysis.inspector.overview import OverviewRows
 from rstar_lab.analysis.report import report_html
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.rollout.run import failure, retry_failed, retry_task

@@ -8,7 +8,7 @@ from helpers.scripted_engine import ScriptedEngine
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.filters import where_sql
 from rstar_lab.analysis.metrics import measure
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers.paper import render_tool_call

@@ -7,7 +7,7 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 from helpers.slots import scheduled
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem

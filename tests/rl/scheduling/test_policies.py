@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.scheduler import WorkloadGrid, bench, read_grid
 from benchmarks.workloads import Regime, make_policies
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection

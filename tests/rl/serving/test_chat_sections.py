@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.chat.completions import PlainChat, _PartialTurn
 from rstar_lab.rl.chat.events import Kind, Sections
 

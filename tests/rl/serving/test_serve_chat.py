@@ -16,8 +16,8 @@ from helpers.vllm_servers import COMMAND, KEY, members, serve, wait_until
 from rich.console import Console
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.chat.completions import ChatServer
 from rstar_lab.rl.chat.events import Event, Kind, Sections
 from rstar_lab.rl.chat.session import ChatOptions, open_chat

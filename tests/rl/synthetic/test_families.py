@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.synthetic.families import FAMILIES, LEVELS, WRAPPED_LEVEL, programs, synthesize
 from rstar_lab.sandbox import Call, LocalSandbox
 

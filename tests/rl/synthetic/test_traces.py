@@ -7,8 +7,8 @@ import pytest_asyncio
 from pydantic import ValidationError
 
 from rstar_lab import tool_calls as parser
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import MODEL_ERRORS, Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import MODEL_ERRORS, Outcome
 from rstar_lab.rl import render_prompt, render_tool_results
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.released import ReleasedRenderer

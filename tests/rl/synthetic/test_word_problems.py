@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.synthetic.families import programs, synthesize
 from rstar_lab.rl.synthetic.traces import TraceMix, make_traces

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.sandbox_faults import KEYS, evaluations_without_failures, fault_arms, zero_if_failed
-from rstar_lab.outcomes import Outcome
-from rstar_lab.progress import Reporter
+from rstar_lab.common.outcomes import Outcome
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.reward import RolloutReward, make_reward
 from rstar_lab.rl.session import RunSession

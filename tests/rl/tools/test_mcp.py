@@ -12,8 +12,8 @@ import psutil
 import pytest
 from helpers.evaluated import evaluate_environment
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.renderers.paper import render_tool_call

@@ -13,9 +13,9 @@ from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import problem, recipe_of
 from helpers.slots import scheduled
 
-from rstar_lab.errors import UserError
-from rstar_lab.outcomes import Outcome
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.recipe import RecipeError

@@ -3,7 +3,7 @@
 import pytest
 from helpers.chat_models import FAMILIES, save_chat_model
 
-from rstar_lab.progress import Reporter
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.pipeline import run_recipe

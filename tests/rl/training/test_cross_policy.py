@@ -3,7 +3,7 @@
 import pytest
 from helpers.scripted_training import Player, problem, train
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.methods.cross_policy import OLDER, CrossPolicy
 from rstar_lab.rl.recipe import RlSection

@@ -4,7 +4,7 @@ import pytest
 from helpers.scripted_training import problem, right, train, weights
 
 from rstar_lab.analysis import open_runs, plot_curves
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.base import Environment, RewardPart
 from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment, make_environments

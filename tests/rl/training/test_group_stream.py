@@ -9,7 +9,7 @@ from helpers.scripted_training import problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.training.group_stream import Batch, GroupStream
 

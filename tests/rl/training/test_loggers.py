@@ -6,7 +6,7 @@ import time
 import pytest
 from helpers.analysis_runs import make_run
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.training import loggers
 from rstar_lab.rl.training.loggers import ROLLOUTS, open_loggers, sample_rollouts
 

@@ -13,7 +13,7 @@ from helpers.scripted_training import problem, train, weights
 from helpers.trajectories import BATCH, trajectory
 from pydantic import ValidationError
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
 from rstar_lab.rl.methods import Grpo

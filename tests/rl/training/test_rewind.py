@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
-from rstar_lab.errors import UserError
-from rstar_lab.progress import Reporter
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import pipeline, rewind
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.runs.reader import RunReader

@@ -8,7 +8,7 @@ import torch
 from helpers.scripted_training import TOKENIZER, problem, train
 from helpers.trajectories import BATCH
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.methods.roc import RocHooks
 from rstar_lab.rl.methods.sdpo import DEMONSTRATION, Sdpo, SdpoHooks

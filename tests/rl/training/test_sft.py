@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3ForCausalLM
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.gpu import use_bf16_stream
 from rstar_lab.rl.models.model import build_tiny, has_bf16, load_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from helpers.scripted_training import problem, train, weights
 from pydantic import ValidationError
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import measure_difficulty
 from rstar_lab.rl.problems import Problem

@@ -8,7 +8,7 @@ import pytest
 from helpers.scripted_training import problem, train
 from helpers.trajectories import trajectory
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.methods.grpo import Grpo
 from rstar_lab.rl.methods.roc import RocHooks

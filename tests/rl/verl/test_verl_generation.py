@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
 

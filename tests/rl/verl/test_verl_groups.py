@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.trajectories import trajectory
 
-from rstar_lab.outcomes import Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout import run as rollout_run
 from rstar_lab.rl.rollout.context import RolloutTask

@@ -12,7 +12,7 @@ import torch
 from helpers.architectures import tiny_architecture
 from verl.utils.seqlen_balancing import calculate_workload
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.rl.models import gpu
 from rstar_lab.rl.overrides import load_recipe, parse_recipe

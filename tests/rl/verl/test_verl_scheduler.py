@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Sampling
 
 if importlib.util.find_spec("verl") is None:

@@ -16,8 +16,8 @@ import torch
 import yaml
 from rich.console import Console
 
+from rstar_lab.common.progress import Reporter
 from rstar_lab.hardware.local_ray import LocalRay
-from rstar_lab.progress import Reporter
 from rstar_lab.rl.models.model import load_model, load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import fine_tune

@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from rstar_lab.errors import UserError
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.runs.reader import RunReader
 

@@ -1,1 +1,0 @@
-"""Rollouts for other programs: ATIF documents, SFT and preference data."""

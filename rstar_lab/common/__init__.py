@@ -1,0 +1,1 @@
+"""What every room of the package shares: errors, outcomes, estimates, progress, resources."""

@@ -1,0 +1,335 @@
+"""The diagnosis of a run: findings ordered by cost, what looks healthy, and what the log does not show."""
+
+import importlib
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import counted, escaped
+from rstar_lab.doctor.logs import read_logs
+from rstar_lab.doctor.rule import Evidence, Log, Rule
+from rstar_lab.doctor.rules import RULES
+from rstar_lab.hardware.profiles import Hardware, load_profile
+from rstar_lab.runs.tables import UNUSABLE
+
+if TYPE_CHECKING:
+    from rstar_lab.analysis.inspector.inspector import Inspector
+
+RATES_FILE = Path(__file__).parent / "rates.json"
+
+
+@cache
+def measured_rates() -> dict[str, list[int]]:
+    """Return the measured rates by rule, see docs/doctor.md."""
+    return json.loads(RATES_FILE.read_text())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that fired on a run."""
+
+    run: str
+    rule: Rule
+    evidence: Evidence
+
+    @property
+    def measured(self) -> tuple[int, int] | None:
+        """(runs with a planted fault, runs) among the measured runs with this finding; None: no measured run had it."""
+        known = measured_rates().get(self.rule.name)
+        return (known[0], known[1]) if known else None
+
+    @property
+    def confidence(self) -> float | None:
+        """Share of the measured runs with this finding in which a fault was planted; None: no measured run had it."""
+        return self.measured[0] / self.measured[1] if self.measured else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON values."""
+        return {
+            "run": self.run,
+            "rule": self.rule.name,
+            "cause": self.rule.cause,
+            "evidence": self.evidence.text,
+            "numbers": {name: float(value) for name, value in self.evidence.numbers.items()},
+            "steps": [int(step) for step in self.evidence.steps],
+            "trajectories": list(self.evidence.trajectories),
+            "cost": round(float(self.evidence.cost), 3),
+            "confidence": self.confidence,
+            "confidence_runs": self.measured[1] if self.measured else 0,
+            "remedy": self.rule.remedy,
+            "source": self.rule.source,
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Result of `doctor`.
+
+    Args:
+        findings: Rules that fired, the most costly first.
+        healthy: Names of the rules that were checked on every log and did not fire.
+        unchecked: Rules that could not be checked, with the columns that the logs lack.
+        waste: Share of the generated tokens that trained nothing, by reason, per run.
+        lost: What these tokens cost per run: hours of generation, gpu_hours and cost, as far as they are known.
+        logs: The logs that were read.
+        files: Folder of imported rollouts, which exists as long as the diagnosis.
+    """
+
+    findings: list[Finding]
+    healthy: list[str]
+    unchecked: dict[str, list[str]]
+    waste: dict[str, dict[str, float]]
+    lost: dict[str, dict[str, float]]
+    logs: list[Log]
+    files: "tempfile.TemporaryDirectory[str] | None" = None
+
+    def inspect(self, number: int = 1) -> "Inspector":
+        """Return an inspector with the rollouts of a finding, also for logs of other tools. number: of the finding, from 1."""
+        from rstar_lab.analysis.inspector.inspector import inspect
+
+        if not 0 < number <= len(self.findings):
+            raise UserError(f"finding {number} does not exist; there are {len(self.findings)}")
+        finding = self.findings[number - 1]
+        runs = next(log.runs for log in self.logs if log.name == finding.run)
+        if runs is None:
+            raise UserError(f"{finding.run} has metrics only, no rollouts to open")
+        named = list(finding.evidence.trajectories)
+        steps = list(finding.evidence.steps)
+        return inspect(runs, where={"traj_id": named} if named else {"step": steps} if steps else None)
+
+    @property
+    def verdict(self) -> str:
+        """The diagnosis in one sentence."""
+        checked = len(self.healthy) + len({finding.rule.name for finding in self.findings})
+        if not self.findings:
+            rest = f"; {len(self.unchecked)} could not be checked" if self.unchecked else ""
+            return f"No fault was found by {checked} checks{rest}."
+        first = self.findings[0]
+        others = len(self.findings) - 1
+        more = f" ({counted(others, 'more finding')})" if others else ""
+        return f"{first.rule.cause[0].upper()}{first.rule.cause[1:]}: {first.evidence.text}{more}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as JSON values."""
+        return {
+            "verdict": self.verdict,
+            "healthy": not self.findings,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "waste": self.waste,
+            "lost": self.lost,
+            "checked_and_healthy": self.healthy,
+            "not_checked": self.unchecked,
+            "sources": [
+                {
+                    "run": log.name,
+                    "format": log.source,
+                    "steps": len(log.steps),
+                    "rollouts": len(log.rollouts),
+                    "not_understood": list(log.notes),
+                }
+                for log in self.logs
+            ],
+        }
+
+    def to_text(self) -> str:
+        """Return the diagnosis for a terminal."""
+        lines = [self.verdict, ""]
+        for number, finding in enumerate(self.findings, 1):
+            seen = _steps(finding.evidence.steps)
+            lines += [
+                f"{number}. {finding.rule.name}{f' ({finding.run})' if len(self.logs) > 1 else ''}",
+                f"   what: {finding.evidence.text}{f', steps {seen}' if seen else ''}",
+                f"   why: {finding.rule.cause}",
+                f"   do: {finding.rule.remedy}",
+                f"   confidence: {_confidence(finding)}",
+            ]
+            if finding.evidence.trajectories:
+                lines.append(f"   open: {', '.join(finding.evidence.trajectories[:3])}")
+            lines.append("")
+        return "\n".join([*lines, *self._rest()]).rstrip()
+
+    def _rest(self) -> list[str]:
+        """Return the lines after the findings: waste, what looks healthy, what was not understood, and what could not be checked."""
+        lines = []
+        for run, parts in self.waste.items():
+            named = ", ".join(f"{name} {value:.0%}" for name, value in parts.items() if value >= 0.005)
+            lines.append(f"Tokens that trained nothing in {run}: {named or 'none'}{_cost(self.lost.get(run, {}))}")
+        if any(finding.evidence.trajectories for finding in self.findings):
+            lines.append("To read the rollouts of a finding in a notebook: doctor(PATH).inspect(1)")
+        if self.healthy:
+            lines.append(f"Healthy: {', '.join(self.healthy)}")
+        lines += [f"Note on {log.name}: {note}" for log in self.logs for note in log.notes]
+        by_columns: dict[str, list[str]] = {}
+        for name, columns in self.unchecked.items():
+            by_columns.setdefault(", ".join(columns), []).append(name)
+        if by_columns:
+            parts_of = "; ".join(f"{columns} ({', '.join(names)})" for columns, names in by_columns.items())
+            lines.append(f"Not checked, because the log does not have these columns: {parts_of}")
+        return lines
+
+    def to_html(self) -> str:
+        """Return the diagnosis as one HTML page without scripts."""
+        from rstar_lab.analysis.inspector.export import content_hash
+
+        parts = []
+        for finding in self.findings:
+            item = finding.as_dict()
+            opened = ", ".join(f"<code>{escaped(name)}</code>" for name in finding.evidence.trajectories)
+            parts.append(
+                f"<h2>{escaped(item['rule'])}</h2><p>{escaped(item['evidence'])}</p>"
+                f"<dl><dt>Cause</dt><dd>{escaped(item['cause'])}</dd><dt>Remedy</dt><dd>{escaped(item['remedy'])}</dd>"
+                f"<dt>Steps</dt><dd>{escaped(_steps(item['steps']) or '–')}</dd><dt>Rollouts</dt><dd>{opened or '–'}</dd>"
+                f"<dt>Source</dt><dd>{escaped(item['source'])}</dd></dl>"
+            )
+        rest = escaped("\n".join(self._rest()))
+        style = "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}dt{font-weight:600}pre{white-space:pre-wrap}"
+        policy = f"default-src 'none'; style-src {content_hash(style)}; base-uri 'none'; form-action 'none'"
+        return (
+            "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Diagnosis</title>"
+            f"<meta http-equiv='Content-Security-Policy' content=\"{policy}\">"
+            f"<style>{style}</style></head><body><h1>{escaped(self.verdict)}</h1>{''.join(parts)}<pre>{rest}</pre></body></html>"
+        )
+
+    def _repr_html_(self) -> str:
+        rest = escaped(self.to_text().removeprefix(self.verdict).lstrip())
+        style = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
+        return f"<div><b>{escaped(self.verdict)}</b><pre style='{style}'>{rest}</pre></div>"
+
+
+def doctor(*paths: str | Path, rules: Sequence[str] = (), profile: str | Path | None = None) -> Diagnosis:
+    """Say why runs do not learn, from their logs.
+
+    Args:
+        paths: Runs of this project or logs of other trainers, see `logs.FORMATS`.
+        rules: Rules of your own, as `module:NAME` of a `Rule`.
+        profile: Hardware profile of the runs, for the GPU-hours and the cost of lost compute.
+
+    Returns:
+        The diagnosis.
+
+    Raises:
+        UserError: If a path holds no known log, or a rule or a profile cannot be loaded.
+    """
+    chosen = (*RULES, *(_own_rule(name) for name in rules))
+    hardware = load_profile(profile).hardware if profile else None
+    files = tempfile.TemporaryDirectory(prefix="rstar-doctor-")
+    logs: list[Log] = []
+    for number, path in enumerate(paths):
+        for log in read_logs(Path(path), Path(files.name) / str(number)):
+            known = {other.name for other in logs}
+            names = (log.name, *(f"{log.name}-{again}" for again in range(2, len(logs) + 3)))
+            logs.append(replace(log, name=next(name for name in names if name not in known)))
+    return replace(diagnose(logs, chosen, hardware), files=files)
+
+
+def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: Hardware | None = None) -> Diagnosis:
+    """Apply rules to logs. hardware: that of the runs, for the cost of lost compute."""
+    findings, healthy, unchecked = [], [], {}
+    for rule in rules:
+        lacking: list[str] = []
+        fired = checked = False
+        for log in logs:
+            if missing := log.missing(rule.reads):
+                lacking += missing
+                continue
+            checked = True
+            if evidence := rule.check(log):
+                fired = True
+                if not len(evidence.steps) and not len(evidence.trajectories):  # something is absent in the whole run
+                    evidence = replace(evidence, steps=log.steps.step.astype(int).tolist())
+                findings.append(Finding(log.name, rule, evidence))
+        if not checked:
+            unchecked[rule.name] = sorted({name.partition(".")[2] or name for name in lacking})
+        elif not fired:
+            healthy.append(rule.name)
+    findings.sort(key=lambda finding: -finding.evidence.cost)
+    waste = {log.name: parts for log in logs if (parts := wasted_tokens(log))}
+    lost = {log.name: parts for log in logs if (parts := lost_compute(log, waste.get(log.name, {}), hardware))}
+    return Diagnosis(findings, healthy, unchecked, waste, lost, list(logs))
+
+
+def wasted_tokens(log: Log) -> dict[str, float]:
+    """Return the share of the generated tokens that trained nothing, by reason; empty without lengths, rewards or training."""
+    rollouts = log.rollouts
+    tokens = pd.to_numeric(rollouts.response_tokens, errors="coerce").fillna(0.0) if len(rollouts) else pd.Series()
+    total = float(tokens.sum())
+    evaluation = log.source in ("inspect", "verifiers") and rollouts.step.nunique() == 1
+    if not total or rollouts.reward.isna().all() or evaluation:
+        return {}
+    rewards = rollouts.groupby("group_id").reward
+    spread = (rewards.transform("max") - rewards.transform("min")).where(rewards.transform("size") > 1)
+    kept = rollouts.kept.fillna(True).astype(bool)
+    failed = rollouts.stop_reason.isin(UNUSABLE) & ~kept
+    still = log.steps.step[log.steps.grad_norm == 0] if log.has("steps.grad_norm") else log.steps.step.head(0)
+    dead = rollouts.step.isin(still) & ~failed
+    equal = (spread == 0) & ~failed & ~dead
+    again = float(log.steps.retried.sum()) / len(rollouts) if "retried" in log.steps else 0.0
+    parts = {
+        "groups with equal rewards": float(tokens[equal].sum()) / total,
+        "dropped by resampling": float(tokens[~equal & ~kept & ~failed & ~dead].sum()) / total,
+        "failed rollouts": float(tokens[failed].sum()) / total,
+        "steps without gradient": float(tokens[dead].sum()) / total,
+    }
+    return {name: value / (1 + again) for name, value in parts.items()} | {"retries": again / (1 + again)}
+
+
+def lost_compute(log: Log, waste: dict[str, float], hardware: Hardware | None) -> dict[str, float]:
+    """Return the hours, gpu_hours and cost of the tokens that trained nothing, as far as the log and the profile tell them."""
+    if not waste or not log.has("steps.generate_s"):
+        return {}
+    hours = float(log.steps.generate_s.sum()) / 3600 * sum(waste.values())
+    gpus = hardware.gpus if hardware else log.gpus
+    price = hardware.price_per_gpu_hour if hardware else None
+    return (
+        {"hours": hours}
+        | ({"gpu_hours": hours * gpus} if gpus else {})
+        | ({"cost": hours * gpus * price} if gpus and price is not None else {})
+    )
+
+
+def _cost(lost: dict[str, float]) -> str:
+    """Return ": 3.1 h of generation, 24.8 GPU-hours, cost 62.00"."""
+    forms = {"hours": "{:.1f} h of generation", "gpu_hours": "{:,.1f} GPU-hours", "cost": "cost {:,.2f}"}
+    return "".join(f"{', ' if i else ': '}{forms[name].format(value)}" for i, (name, value) in enumerate(lost.items()))
+
+
+def _confidence(finding: Finding) -> str:
+    if finding.measured is None:
+        return "not measured"
+    right, runs = finding.measured
+    return f"{right} of {runs} measured runs with this finding had a planted fault"
+
+
+def _own_rule(name: str) -> Rule:
+    module, _, attribute = name.partition(":")
+    try:
+        rule = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"--rule {name}: cannot be loaded: {error}") from error
+    if not isinstance(rule, Rule):
+        raise UserError(f"--rule {name}: is not a rstar_lab.doctor.Rule")
+    return rule
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Return steps as "3, 5-9"."""
+    parts: list[list[int]] = []
+    for step in sorted(set(steps)):
+        if parts and step == parts[-1][1] + 1:
+            parts[-1][1] = step
+        else:
+            parts.append([step, step])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    return ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")
+
+
+def to_json(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as one line of JSON."""
+    return json.dumps(diagnosis.as_dict(), allow_nan=False, default=str)

@@ -1,0 +1,287 @@
+"""Read the log of a run: one of this project, or one of another tool, see `FORMATS`.
+
+Rollouts of other tools are imported into a temporary folder, so that the doctor and the inspector read them in the same way.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.visible_text import counted
+from rstar_lab.doctor.answers import with_texts
+from rstar_lab.doctor.files import Source, Values, import_rollouts, metric_lines, sources
+from rstar_lab.doctor.metric_names import NAMES, canonical, held_out_score
+from rstar_lab.doctor.rollout_rows import STEPS
+from rstar_lab.doctor.rule import Log
+from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
+from rstar_lab.runs.reader import RunReader
+
+COLUMNS = (
+    "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "correct", "rewarded", "kept", "advantage",
+    "turns", "calls", "errors", "outcomes", "response_tokens", "model_tokens", "truncated", "stop_reason", "answer", "truth",
+    "engine_log_prob", "trainer_log_prob", "entropy", "generate_s", "tool_s", "queue_s", "engine",
+)  # fmt: skip
+FORMATS = "a run or a folder of runs of rstar_lab; verl's rollout_data_dir or metrics JSONL; TRL's completions or trainer_state.json; "
+FORMATS += "prime-rl's rollouts; inspect_ai logs; ATIF trajectories; TensorBoard events; offline runs of Weights & Biases; JSON lines with "
+FORMATS += "`messages`, or with `prompt` and `completion` (verifiers). JSON lines can be gzipped"
+
+
+def read_logs(path: Path, work_dir: Path) -> list[Log]:
+    """Return the logs found at `path`, one per run of training. work_dir: folder for imported rollouts.
+
+    Files below one folder that belong to one run are read together. Raises UserError if nothing is recognised; the message lists the
+    formats and what was found instead.
+    """
+    if not path.exists():
+        run = Path("runs") / path
+        remedy = f"did you mean {run}?" if run.exists() else "give the folder of a run, such as runs/NAME, or a log"
+        raise UserError(f"{path} does not exist: {remedy}")
+    if (path / "run.json").exists() or any(path.glob("*/run.json")):
+        return _own(path)
+    found, notes = sources(path)
+    evaluations = [
+        source for source in found if source.kind != "metrics" and re.match(r"(?i)val|eval|test", source.folder.name)
+    ]
+    if any(source.kind != "metrics" and source not in evaluations for source in found):
+        found = [source for source in found if source not in evaluations]
+        notes += [f"{source.folder.name}: rollouts of an evaluation are not read" for source in evaluations]
+    rollouts, tables = [], _metrics([source for source in found if source.kind == "metrics"], notes)
+    for number, source in enumerate(source for source in found if source.kind != "metrics"):
+        own_notes: list[str] = []
+        try:
+            runs = open_runs(import_rollouts(source, work_dir / f"import-{number}", _name(path, source), own_notes))
+        except UserError as error:
+            notes += [*own_notes, str(error)]
+        else:
+            rollouts.append((source, runs, own_notes))
+    if not rollouts and not tables:
+        seen = f" ({'; '.join(' '.join(note.split()) for note in notes[:8])})" if notes else ""
+        raise UserError(f"{path}: no log was recognised{seen}. The doctor reads {FORMATS}")
+    logs = []
+    for source, runs, own_notes in rollouts:
+        folders = [other.folder for other, _, _ in rollouts]
+        metrics = _belonging(source.folder, folders, tables)
+        logs.append(_foreign(_name(path, source), source.kind, runs, metrics, own_notes))
+    for folder, lines, own_notes in tables:
+        name = _name(path, Source("metrics", folder, ()))
+        logs.append(_foreign(name, "metrics", None, (folder, lines, own_notes), []))
+    return [replace(log, notes=(*log.notes, *notes)) if log is logs[0] else log for log in logs]
+
+
+Table = tuple[Path, dict[int, Values], list[str]]  # folder, metrics by step, what was not understood
+
+
+def _name(path: Path, source: Source) -> str:
+    """Return the id of a run: its folder, and its file if the folder holds others."""
+    place = (
+        source.files[0]
+        if len(source.files) == 1 and source.kind != "metrics" and source.folder != path
+        else source.folder
+    )
+    below = os.path.relpath(place, path)
+    name = path.stem if below == "." or path.is_file() else below
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "log"
+
+
+def _metrics(found: list[Source], unread: list[str]) -> list[Table]:
+    """Return the metrics of each run. Files with different values of the same metric at the same step belong to different runs.
+
+    Appends a note to `unread` about files without metrics."""
+    tables: list[Table] = []
+    for source in found:
+        lines: dict[int, Values] = {}
+        notes: list[str] = []
+        for file in source.files:
+            for step, values in metric_lines(file, notes):
+                lines.setdefault(step, {}).update(values)
+        if not lines:
+            unread += notes or [f"{file.name}: no metric with a step was found" for file in source.files]
+            continue
+        for _, known, known_notes in tables:
+            if not _contradicts(known, lines):
+                for step, values in lines.items():
+                    known[step] = values | known.get(step, {})
+                known_notes += notes
+                break
+        else:
+            tables.append((source.folder, lines, notes))
+    return tables
+
+
+def _contradicts(known: dict[int, Values], other: dict[int, Values]) -> bool:
+    pairs = [
+        (known[step][name], value)
+        for step in known.keys() & other.keys()
+        for name, value in other[step].items()
+        if isinstance(value, int | float) and isinstance(known[step].get(name), int | float)
+    ]
+    return any(abs(a - b) > 1e-3 * max(abs(a), abs(b)) for a, b in pairs)
+
+
+def _belonging(folder: Path, others: list[Path], tables: list[Table]) -> Table | None:
+    """Remove and return the metrics that belong to the rollouts in `folder`. others: folders of all rollouts."""
+
+    def common(a: Path, b: Path) -> int:
+        return len(Path(os.path.commonpath([a, b])).parts)
+
+    near = [t for t in tables if all(common(t[0], folder) >= common(t[0], other) for other in others)]
+    if not near or (len(set(others)) > 1 and len({common(near[0][0], other) for other in others}) == 1):
+        return None
+    best = max(near, key=lambda table: common(table[0], folder))
+    tables.remove(best)
+    return best
+
+
+def _foreign(name: str, kind: str, runs: Runs | None, metrics: Table | None, notes: list[str]) -> Log:
+    _, lines, more = metrics or (None, {}, [])
+    names = list(dict.fromkeys(name for values in lines.values() for name in values))
+    scores = [name for name in names if canonical(name) == "held_out"]
+    score = held_out_score(names)
+    if len(scores) > 1 or (scores and not score):
+        rest = counted(len(scores) - bool(score), "other metric")
+        more = [*more, f"the held-out score is {score or 'not known'}; {rest} of evaluations not read"]
+    unread = set(scores) - {score}
+    rows = [
+        {"step": step} | {key: lines[step][key] for key in lines[step] if key not in unread} for step in sorted(lines)
+    ]
+    frame = _named(pd.DataFrame(rows))
+    if "lr" in frame and len(frame) < 3:  # a warm-up begins with a learning rate of 0
+        frame["lr"] = frame.lr.replace(0.0, np.nan)
+    unknown = [name for name in frame.columns if name not in {"step", "held_out", *NAMES}]
+    if unknown:
+        count = len(frame.columns) - 1
+        more = [*more, f"{len(unknown)} of {count} metrics are read by no rule, such as {', '.join(unknown[:3])}"]
+    if runs is None:
+        return Log(name, kind, frame, pd.DataFrame(columns=list(COLUMNS)), notes=_counted([*notes, *more]))
+    table, texts = with_texts(_table(runs), runs)
+    if kind == "trl":
+        table, texts = _with_known_reward(table, runs, texts)
+    own = _by_step(table)
+    frame = own.reset_index() if frame.empty else frame
+    for column in own.columns.difference(frame.columns):
+        frame[column] = frame.step.map(own[column])
+    return Log(name, kind, frame, table, runs, notes=_counted([*notes, *more, *texts]))
+
+
+def _counted(notes: list[str]) -> tuple[str, ...]:
+    return tuple(note if n == 1 else f"{note} ({n} times)" for note, n in Counter(notes).items())
+
+
+def _by_step(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the metrics by step that follow from the rollouts."""
+    values = table[["reward", "response_tokens", "truncated"]].apply(pd.to_numeric, errors="coerce")
+    found = values.groupby(table.step).mean()
+    groups = table.groupby(["step", "group_id"]).reward.agg(["min", "max", "count"])
+    groups = groups[groups["count"] > 1]
+    return found.assign(equal_share=(groups["min"] == groups["max"]).groupby("step").mean())
+
+
+def _with_known_reward(table: pd.DataFrame, runs: Runs, notes: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Compare the sum of TRL's reward columns with the advantages: the weights of the functions are not in the log."""
+    parts = runs.rewards().drop(columns="run_id")
+    names = [name for name in parts.columns if name != "traj_id"]
+    if len(names) < 2 or table.advantage.isna().all():
+        return table, notes
+    rows = table[["traj_id", "group_id", "advantage", "reward"]].merge(parts, on="traj_id", suffixes=("", "_part"))
+    numbers = rows.select_dtypes("number")
+    centred = numbers - numbers.groupby(rows.group_id).transform("mean")
+
+    def follows(name: str) -> bool:
+        sums = [
+            (centred[a] * centred[b]).groupby(rows.group_id).sum()
+            for a, b in ((name, "advantage"), (name, name), ("advantage",) * 2)
+        ]
+        return bool((sums[0].abs() / np.sqrt(sums[1] * sums[2]).replace(0, np.nan)).median() > 0.999)
+
+    if follows("reward") or not (centred.advantage.abs() > 1e-9).any():
+        return table, notes
+    alone = next((name for name in names if follows(name)), None)
+    if alone is None:
+        note = (
+            "the advantages do not follow the sum of the rewards, whose weights the log does not have; neither is read"
+        )
+        return table.assign(reward=np.nan, advantage=np.nan), [*notes, note]
+    note = f"the advantages follow {alone} alone, so it is the reward, and not the sum"
+    return table.assign(reward=table.traj_id.map(parts.set_index("traj_id")[alone])), [*notes, note]
+
+
+def _own(path: Path) -> list[Log]:
+    runs = open_runs(path)
+    table = runs.runs()
+    if "steps" not in table:
+        raise UserError(f"{path}: no run can be read")
+    table = table[table.steps > 0]
+    chosen = table[table.kind == "train"] if (table.kind == "train").any() else table[table.kind != "sft"]
+    if chosen.empty:
+        raise UserError(f"{path}: no run has steps of training or imported rollouts")
+    measured = runs.trainer_metrics()
+    logs: list[Log] = []
+    damaged: list[str] = []
+    for row in chosen.to_dict("records"):
+        try:
+            logs.append(_own_log(row, table, measured))
+        except READ_ERRORS as error:  # one run of a shared folder does not end the diagnosis of the others
+            if len(chosen) == 1:
+                raise
+            damaged.append(f"{row['run_id']} cannot be read: {error}")
+    if not logs:
+        raise UserError(f"{path}: no run can be read: {damaged[0]}")
+    return [replace(logs[0], notes=(*logs[0].notes, *damaged)), *logs[1:]]
+
+
+def _own_log(row: Mapping[Any, Any], table: pd.DataFrame, measured: pd.DataFrame) -> Log:
+    """Return the log of one run. row: its row in `table`, which has all runs. measured: metrics of all runs. Raises RunStoreError if
+    its files are damaged."""
+    opened, reader = open_runs(str(row["path"])), RunReader(str(row["path"]))
+    own = measured[measured.run_id == row["run_id"]] if len(measured) else measured
+    evaluated = table[(table.kind == "evaluate") & (table.parent_run == row["run_id"])]
+    evaluations = open_runs(evaluated.path.tolist()) if len(evaluated) else None
+    fp32 = row.get("recipe.engine.dtype") == "float32" and row.get("recipe.rl.precision") != "bf16"
+    updates = row.get("recipe.rl.mini_batches")
+    updates = int(updates) if isinstance(updates, int | float) and np.isfinite(updates) else None
+    steps, rollouts = _named(own), _table(opened)
+    opened.rewards()  # rules read it later
+    for level in ("calls", "transcripts"):
+        with suppress(TranscriptsElsewhere):
+            reader.files(level)
+    if "entropy" not in steps:
+        steps["entropy"] = steps.step.map(rollouts.groupby("step").entropy.mean())
+    if row.get("recipe.rl.tools") == "[]":
+        rollouts["calls"] = np.nan  # a run without tools cannot call any
+    gpus = (reader.info.get("hardware") or {}).get("gpus")
+    count = len(gpus) if isinstance(gpus, list) else None
+    return Log(str(row["run_id"]), "rstar_lab", steps, rollouts, opened, evaluations, fp32, updates, count)
+
+
+def _table(runs: Runs) -> pd.DataFrame:
+    table = runs.trajectories(order_by="step, group_id, sample")
+    for name in COLUMNS:
+        if name not in table:
+            table[name] = np.nan
+    return table[list(COLUMNS)]
+
+
+def _named(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per step with numeric metrics under the names of the rules, and the original names where no rule reads them."""
+    if frame.empty or "step" not in frame:
+        return pd.DataFrame({"step": pd.Series(dtype=int)})
+    frame = frame.drop(columns=[name for name in STEPS if name != "step"], errors="ignore")
+    columns = {"step": pd.to_numeric(frame.step)}
+    for name in frame.columns:
+        values = pd.to_numeric(frame[name], errors="coerce") if name != "step" else None
+        if values is not None and values.notna().any():
+            known = canonical(str(name)) or str(name)
+            columns[known] = values if known not in columns else columns[known].fillna(values)
+    if {"equal_groups", "groups"} <= set(columns):
+        columns["equal_share"] = columns["equal_groups"] / columns["groups"].replace(0, np.nan)
+    return pd.DataFrame(columns).sort_values("step", ignore_index=True)

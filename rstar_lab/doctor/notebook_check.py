@@ -1,0 +1,265 @@
+"""Check of the text of an executed notebook: every number and every quotation must occur in an output.
+
+A number matches an output value that rounds to it: 35% matches 0.354, 35.4 and "35.4%", and 1.2k matches 1,234. A number without a
+sign also matches a negative value. A quotation is a Markdown block quote; "…" and "[...]" stand for omitted text.
+
+Not checked: code (fenced or in backticks), links, HTML, identifiers such as pass@1, numbers of lists and headings, dates, years in
+parentheses, versions, arXiv ids, references such as "Figure 3", units such as "per 1,000", and the level of an interval ("95%
+intervals").
+"""
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rstar_lab.common.errors import UserError
+from rstar_lab.runs.files import parse_json, read_text
+
+_NUMBER = re.compile(
+    r"""(?<![\w.])(?P<sign>[-+\u2212])?(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?P<power>[eE][-+\u2212]?\d+)?
+        (?:\s?(?P<percent>%|percent\b)|(?:[kKMGT]i?B|[mµn]?s|min|h|x|×|px|pp)|(?P<scale>[kKMB])|\s?(?P<word>thousand|million|billion))?
+        (?!\w|\.\d)""",
+    re.VERBOSE,
+)
+_SCALES = {"k": 1e3, "K": 1e3, "thousand": 1e3, "M": 1e6, "million": 1e6, "B": 1e9, "billion": 1e9}
+_NOT_CHECKED = [
+    re.compile(pattern, re.MULTILINE | re.DOTALL | re.IGNORECASE)
+    for pattern in (
+        r"^[^\S\n]*(`{3,}|~{3,}).*?(?:^[^\S\n]*\1|\Z)",
+        r"<!--(?:(?!<!--).)*?-->|</?[a-z][\w-]*(?:\s+[a-z][\w-]*(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s>]+))?)*\s*/?>",
+        r"(?<!`)(`{1,8})(?!`)(?:(?!\n\s*\n).)+?(?<!`)\1(?!`)",
+        r"\]\([^)\s]{0,2000}(?:\s[^)]{0,2000})?\)|https?://\S+",
+        r"^[ \t]*\d+[.)][ \t]|^#+[ \t]*\d+(?:\.\d+)*[.)]?[ \t]",
+        r"\barxiv[:\s]*\d+\.\d+|\b\d{4}-\d\d(?:-\d\d)?\b|\((?:19|20)\d\d\)",
+        r"\b(?:figures?|fig\.|tables?|sections?|sec\.|equations?|eq\.|appendix|chapters?|algorithms?|notebooks?)\s+\d+(?:\.\d+)*|#\d+",
+        r"\b\d+(?:\.\d+)?\s?%\s+(?:\w+\s+)?(?:intervals?|confidence|CIs?)\b|\bintervals? (?:are|is) \d+(?:\.\d+)?\s?%",
+        r"\bper\s+\d[\d,]*",
+        r"\b(?!(?:percent|thousand|million|billion)\b)[^\W\d]\w*(?:[-@]\w+)*",
+    )
+]
+_QUOTATION = re.compile(r"(?:^[ \t]*>[^\n]*\n?)+", re.MULTILINE)
+_OMITTED = re.compile(r"…|\[\s*\.\.\.\s*\]|\.\.\.")
+_IGNORED = re.compile(r"[\s*_`\\]+")  # spaces and marks of Markdown, which differ between a quotation and its source
+_INLINE = {"span", "b", "i", "em", "strong", "code", "mark", "a", "small", "sub", "sup", "u", "kbd"}
+_PLOTTED = ("x", "y", "z", "values", "text", "name", "labels", "error_x", "error_y")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A number or quotation that no output contains. cell: index in the notebook, from 0. line: line of the cell, from 1.
+
+    kind: number or quotation. text: as written. context: its line.
+    """
+
+    cell: int
+    line: int
+    kind: str
+    text: str
+    context: str
+
+
+@dataclass(frozen=True)
+class NotebookCheck:
+    """Result of `check_notebook`: how many numbers and quotations were checked, and which are missing."""
+
+    numbers: int
+    quotations: int
+    missing: list[Missing]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A number as written. unit: value of one unit of its last digit. percent: the number is followed by a percent sign."""
+
+    value: float
+    unit: float
+    percent: bool
+    signed: bool
+    start: int
+    text: str
+
+
+def check_notebook(path: str | Path) -> NotebookCheck:
+    """Check the Markdown cells of an executed notebook (.ipynb) against the outputs of its code cells.
+
+    Raises UserError if the file is not a notebook, or if a code cell was not executed or failed.
+    """
+    try:
+        return _check(_read(Path(path)))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not a notebook of nbformat 4 ({type(error).__name__}: {error})") from error
+
+
+def _check(cells: list[dict[str, Any]]) -> NotebookCheck:
+    values, text = _outputs(cells)
+    numbers = quotations = 0
+    missing: list[Missing] = []
+    for index, cell in enumerate(cells):
+        if cell["cell_type"] != "markdown":
+            continue
+        source = _joined(cell["source"])
+        visible = _masked(source)
+        for match in _QUOTATION.finditer(visible.quoted):
+            quotations += 1
+            quotation = re.sub(r"^[ \t]*>[ \t]?", "", match[0], flags=re.MULTILINE).strip()
+            parts = [_IGNORED.sub("", part) for part in _OMITTED.split(quotation)]
+            if not all(part in text for part in parts):
+                missing.append(_missing(index, source, match.start(), "quotation", quotation))
+        for number in _numbers(visible.text):
+            numbers += 1
+            if not _is_in(number, values):
+                missing.append(_missing(index, source, number.start, "number", number.text))
+    return NotebookCheck(numbers, quotations, missing)
+
+
+def _missing(cell: int, source: str, start: int, kind: str, text: str) -> Missing:
+    line = source.count("\n", 0, start) + 1
+    return Missing(cell, line, kind, text, source.split("\n")[line - 1].strip())
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        cells = parse_json(read_text(path))["cells"]
+        code = [(index, cell, cell["outputs"]) for index, cell in enumerate(cells) if cell["cell_type"] == "code"]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a notebook of nbformat 4") from error
+    for index, cell, outputs in code:
+        if cell.get("execution_count") is None and _joined(cell["source"]).strip():
+            raise UserError(f"{path}: cell {index} was not executed; run all cells and save the notebook")
+        if failed := [output for output in outputs if output["output_type"] == "error"]:
+            raise UserError(f"{path}: cell {index} failed: {failed[0]['ename']}: {failed[0]['evalue']}")
+    return cells
+
+
+@dataclass(frozen=True)
+class _Visible:
+    """Markdown without what is not checked, at the same positions. text: for numbers. quoted: with the block quotes."""
+
+    text: str
+    quoted: str
+
+
+def _masked(source: str) -> _Visible:
+    quoted = _blank(_NOT_CHECKED[0], source)
+    text = _blank(_QUOTATION, quoted)
+    for pattern in _NOT_CHECKED[1:]:
+        text = _blank(pattern, text)
+    return _Visible(text, quoted)
+
+
+def _blank(pattern: re.Pattern[str], text: str) -> str:
+    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def _numbers(text: str) -> Iterator[_Written]:
+    for match in _NUMBER.finditer(text):
+        digits = match["digits"].replace(",", "")
+        power = (match["power"] or "e0")[1:].replace("\u2212", "-")
+        scale = _SCALES.get(match["scale"] or match["word"] or "", 1.0) * float(f"1e{power}")  # inf for a huge exponent
+        negative = match["sign"] in ("-", "\u2212")
+        yield _Written(
+            value=(-1 if negative else 1) * float(digits) * scale,
+            unit=10.0 ** -len(digits.partition(".")[2]) * scale,
+            percent=match["percent"] is not None,
+            signed=match["sign"] is not None,
+            start=match.start(),
+            text=match[0].strip(),
+        )
+
+
+def _is_in(number: _Written, values: np.ndarray) -> bool:
+    """Return whether one of the sorted values rounds to the number. Percentages also match fractions of 1."""
+    for factor in (1.0, 0.01) if number.percent else (1.0,):
+        for sign in (1,) if number.signed else (1, -1):
+            centre, reach = sign * number.value * factor, number.unit * factor * (0.5 + 1e-6)
+            first = np.searchsorted(values, centre - reach)
+            if first < len(values) and values[first] <= centre + reach:
+                return True
+    return False
+
+
+def _outputs(cells: list[dict[str, Any]]) -> tuple[np.ndarray, str]:
+    """Return the sorted values in all outputs, and their text without spaces."""
+    texts: list[str] = []
+    values: list[float] = []
+    for cell in cells:
+        for output in cell.get("outputs", []):
+            if output["output_type"] == "stream" and output["name"] == "stdout":
+                texts.append(_joined(output["text"]))
+            for kind, content in output.get("data", {}).items():
+                if kind in ("text/plain", "text/markdown"):
+                    texts.append(_joined(content))
+                elif kind == "text/html":
+                    texts.append(_html_text(_joined(content)))
+                elif kind == "application/json":
+                    _collect(content, values, texts)
+                elif kind == "application/vnd.plotly.v1+json":
+                    _collect_figure(content, values, texts)
+    for number in _numbers("\n".join(texts)):
+        values += [number.value, number.value / 100] if number.percent else [number.value]
+    numbers = np.array(values, dtype=float)
+    return np.sort(numbers[np.isfinite(numbers)]), _IGNORED.sub("", "\n".join(texts))
+
+
+def _collect_figure(figure: Mapping[str, Any], values: list[float], texts: list[str]) -> None:
+    for trace in figure.get("data", []):
+        for key in _PLOTTED:
+            _collect(trace.get(key), values, texts)
+    layout = figure.get("layout", {})
+    for part in (layout.get("title"), *layout.get("annotations", [])):
+        _collect(part.get("text") if isinstance(part, Mapping) else part, values, texts)
+
+
+def _collect(content: Any, values: list[float], texts: list[str]) -> None:
+    """Add the numbers and texts of JSON content. A mapping with `bdata` is an array as plotly encodes it."""
+    if isinstance(content, bool) or content is None:
+        return
+    if isinstance(content, int | float):
+        values.append(float(content))
+    elif isinstance(content, str):
+        texts.append(_html_text(content))
+    elif isinstance(content, Mapping) and "bdata" in content:
+        values.extend(np.frombuffer(base64.b64decode(content["bdata"]), dtype=content["dtype"]).astype(float).tolist())
+    else:
+        for item in content.values() if isinstance(content, Mapping) else content:
+            _collect(item, values, texts)
+
+
+def _joined(source: str | list[str]) -> str:
+    return source if isinstance(source, str) else "".join(source)
+
+
+class _Text(HTMLParser):
+    """Collects the text of HTML. Elements other than inline ones separate words; scripts and styles are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self.hidden = 0
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.hidden += tag in ("script", "style")
+        self.parts.append("" if tag in _INLINE else "\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden -= tag in ("script", "style") and self.hidden > 0
+        self.parts.append("" if tag in _INLINE else "\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden:
+            self.parts.append(data)
+
+
+def _html_text(html: str) -> str:
+    parser = _Text()
+    parser.feed(html)
+    parser.close()
+    return "".join(parser.parts)

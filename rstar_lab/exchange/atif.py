@@ -1,0 +1,460 @@
+"""ATIF 1.8 (Agent Trajectory Interchange Format): one JSON document per rollout, in and out.
+
+Source: harbor-framework/harbor, rfcs/0001-trajectory-format.md. The models of the format forbid unknown fields; what they do not
+have (rewards, groups, advantages, outcomes, the raw text of a turn) is in `extra`, under `rstar_lab`.
+
+Tokens: a step of the agent has its `completion_token_ids`; the first also has the prompt. The tokens between two turns are in
+the step's `metrics.extra.observation_token_ids`, because repeating the history in each step is quadratic in the turns.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.runs import Runs
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
+from rstar_lab.exchange.export_records import ARRAYS, TOKENS, Exported, Rollout, Row, read_rollouts
+from rstar_lab.exchange.import_rows import content_text, default_run_id, number_or_none, reasoning_text, write_run
+from rstar_lab.runs.files import parse_json, read_json, read_text, write_json
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.schema import is_valid_name
+from rstar_lab.tool_calls import parse_stored_turn
+
+VERSION = "ATIF-v1.8"
+OURS = "rstar_lab"  # key of our data in `extra`
+VOCABULARY, METRICS = "tokens.json", "metrics.json"  # of the exported run
+_NOTES = [
+    "only in extra.rstar_lab: rewards, advantages, groups, penalties, outcomes and times of calls, policy versions, stop reasons",
+    "only in metrics.extra: trainer log-probs, entropies and the tokens between turns",
+]
+
+
+def export_atif(runs: Runs, folder: str | Path, where: Where = None) -> Exported:
+    """Write rollouts as ATIF documents, one file each.
+
+    Args:
+        runs: The runs.
+        folder: New or empty folder. The vocabulary and the step metrics of the run go there, too.
+        where: Filter of rollouts, see `rstar_lab.analysis.filters.Filter`.
+
+    Returns:
+        What was written and left out. It is also in `export.json` beside the documents.
+
+    Raises:
+        UserError: The folder is not empty, or the filter selects no rollout.
+    """
+    folder = new_folder(folder)
+    exported = Exported(folder, notes=list(_NOTES))
+    agents: dict[str, Row] = {}
+    for rollout in read_rollouts(runs, where, exported):
+        run_id = str(rollout.trajectory["run_id"])
+        if run_id not in agents:
+            agents[run_id] = _agent(runs, run_id)
+        document = to_atif(rollout, agents[run_id])
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", rollout.traj_id)[:150]
+        write_json(folder / f"{exported.written:06d}-{name}.json", document)
+        exported.written += 1
+    if not exported.written:
+        raise UserError(f"export: the filter selects no rollout with a transcript: {where!r}")
+    if len(agents) == 1:
+        reader = RunReader(runs.run_dir(next(iter(agents))))
+        if (vocabulary := reader.vocabulary()) is not None:
+            write_json(folder / VOCABULARY, vocabulary)
+        write_json(folder / METRICS, list(reader.metrics()))
+    write_json(folder / "export.json", exported.as_dict())
+    return exported
+
+
+def new_folder(folder: str | Path) -> Path:
+    """Create a folder for an export. Raises UserError if it is not empty."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"export: {folder} exists and is not an empty folder; choose another one")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _agent(runs: Runs, run_id: str) -> Row:
+    info = RunReader(runs.run_dir(run_id)).info
+    versions = info.get("versions") or {}
+    recipe = info.get("recipe") or {}
+    model, rl = recipe.get("model"), recipe.get("rl") or {}
+    agent: Row = {"name": OURS, "version": str(versions.get(OURS) or versions.get("rstar-lab") or "unknown")}
+    if reward := "environments" if rl.get("environments") else rl.get("reward"):
+        agent["extra"] = {OURS: {"reward": str(reward)}}
+    return agent | ({"model_name": str(model)} if model else {})
+
+
+def to_atif(rollout: Rollout, agent: Row) -> Row:
+    """Return a rollout as an ATIF document."""
+    transcript, spans = rollout.transcript, rollout.spans()
+    steps: list[Row] = []
+    turn = -1
+    calls = {(call["turn"], call["index"]): call for call in rollout.calls}
+    for message in rollout.messages:
+        role = message["role"]
+        fields = {
+            name: value for name, value in message.items() if name not in ("role", "content") and value is not None
+        }
+        if role == "assistant":
+            turn += 1
+            steps.append(_agent_step(message["content"], turn, fields, rollout, spans))
+        elif role == "tool" and steps and steps[-1]["source"] == "agent":
+            results = steps[-1].setdefault("observation", {"results": []})["results"]
+            index = len(results)
+            known = len(steps[-1].get("tool_calls", ())) > index
+            record = {k: v for k, v in calls.get((turn, index), {}).items() if k not in _PLACE and v is not None}
+            result: Row = {"content": message["content"], "extra": {**record, OURS: fields}}
+            results.append(({"source_call_id": _call_id(turn, index)} if known else {}) | result)
+        else:
+            source = role if role in ("system", "user") else "system"
+            steps.append({"source": source, "message": message["content"], "extra": {OURS: fields | {"role": role}}})
+    for number, step in enumerate(steps, 1):
+        step["step_id"] = number
+    row = {name: value for name, value in rollout.trajectory.items() if value is not None}
+    extra: Row = {"trajectory": row, "question": transcript["question"], "truth": transcript["truth"]}
+    ids = transcript["response_ids"]
+    if spans and len(ids) > spans[-1][1]:
+        extra["tail"] = {"token_ids": ids[spans[-1][1] :], **_observed(transcript, spans[-1][1], len(ids))}
+    if spans is None and ids is not None:  # an empty turn, or a message without tokens
+        extra["arrays"] = {name: transcript[name] for name in TOKENS}
+    metrics: Row = {"total_steps": len(steps), "extra": {"reward": row.get("reward")}}
+    if row.get("model_tokens") is not None:
+        metrics["total_completion_tokens"] = row["model_tokens"]
+    return {
+        "schema_version": VERSION,
+        "session_id": row["run_id"],
+        "trajectory_id": row["traj_id"],
+        "agent": agent,
+        "steps": steps,
+        "final_metrics": metrics,
+        "extra": {OURS: extra},
+    }
+
+
+_PLACE = ("traj_id", "run_id", "attempt", "stage", "step", "turn", "index")
+
+
+def _call_id(turn: int, index: int) -> str:
+    return f"turn{turn}-call{index}"
+
+
+def _blank(name: str) -> float | None:
+    """Return the usual value of an array at a token that the model did not write."""
+    return 0.0 if name == "engine_log_probs" else None
+
+
+def _observed(transcript: Row, start: int, end: int) -> Row:
+    """Return the values of the arrays at tokens that the model did not write, where they are not the usual ones."""
+    found: Row = {}
+    for name in ARRAYS:
+        values = transcript[name]
+        if values is not None and any(value != _blank(name) for value in values[start:end]):
+            found[f"observation_{name}"] = values[start:end]
+    return found
+
+
+def _agent_step(text: str, turn: int, fields: Row, rollout: Rollout, spans: list[tuple[int, int]] | None) -> Row:
+    parsed = parse_stored_turn(text)
+    low, high = parsed.reasoning
+    step: Row = {"source": "agent", "llm_call_count": 1, "extra": {OURS: fields | {"text": text}}}
+    if reasoning := text[low:high].strip():
+        step["reasoning_content"] = reasoning
+    behind = max(parsed.reasoning_end, high)
+    pieces, position = [], behind
+    for call in parsed.calls:
+        pieces.append(text[position : call.start])
+        position = max(position, call.end)
+    step["message"] = "".join([*pieces, text[position:]]).strip()
+    if parsed.calls:
+        step["tool_calls"] = [
+            {"tool_call_id": _call_id(turn, index), "function_name": call.name or "", "arguments": call.arguments or {}}
+            | ({"extra": {"error": call.error, "raw": call.raw}} if call.error else {})
+            for index, call in enumerate(parsed.calls)
+        ]
+    if spans is not None:
+        transcript, (start, end) = rollout.transcript, spans[turn]
+        ids = transcript["response_ids"]
+        before = spans[turn - 1][1] if turn else 0
+        metrics: Row = {
+            "prompt_tokens": len(transcript["prompt_ids"] or []) + start,
+            "completion_tokens": end - start,
+            "completion_token_ids": ids[start:end],
+        }
+        if turn == 0:
+            metrics["prompt_token_ids"] = (transcript["prompt_ids"] or []) + ids[:start]
+        more: Row = {"observation_token_ids": ids[before:start], **_observed(transcript, before, start)}
+        for name in ARRAYS:
+            values = transcript[name]
+            if values is not None:
+                more[name] = values[start:end]
+        if (log_probs := more.get("engine_log_probs")) is not None and None not in log_probs:
+            metrics["logprobs"] = more.pop("engine_log_probs")
+        step["metrics"] = metrics | {"extra": more}
+    return step
+
+
+# --- import ------------------------------------------------------------------------------------------------------------
+
+
+def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: str | None = None) -> Path:
+    """Import ATIF documents (versions 1.0 to 1.8) as a run of kind `import`.
+
+    Documents that `export_atif` wrote keep tokens, masks, log-probs, messages, calls, outcomes, rewards, groups and advantages.
+    Of other documents, the tokens are kept if the prompt of each step continues the tokens before it. Copied context is
+    skipped, and continued documents are joined.
+
+    Args:
+        source: A document, or a folder that is searched for documents.
+        runs_dir: Folder of runs.
+        run_id: Id of the new run. Default: the session id of the documents, or the name of `source`.
+
+    Returns:
+        The folder of the run.
+
+    Raises:
+        UserError: A file is not an ATIF document.
+        RunStoreError: The run exists.
+    """
+    source = Path(source)
+    rollouts = []
+    for place, document in _documents(source):
+        try:
+            rollouts.append(_with_reward(from_atif(document, place), place))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{place}: not a valid ATIF document: {type(error).__name__}: {error}") from error
+    sessions = {str(rollout["session"])[:150] for rollout in rollouts}
+    if run_id is None and len(sessions) == 1 and all(rollout["stored"] for rollout in rollouts):
+        run_id = min(sessions)
+    run_id = run_id or default_run_id(source, "atif")
+    for rollout in rollouts:
+        session = str(rollout["session"])
+        if rollout["stored"] and run_id != session and is_valid_name(session) and (Path(runs_dir) / session).exists():
+            rollout["traj_id"] = f"{run_id}/{rollout['traj_id']}"  # ids are unique over the runs of a folder
+        if rollout["stored"] and len(sessions) > 1:  # runs of the same problems have the same ids of groups
+            rollout["stored"] = rollout["stored"] | {"group_id": f"{session}/{rollout['stored'].get('group_id')}"}
+    complete = all(rollout["stored"] for rollout in rollouts)
+    rewards = {rollout["reward_key"] for rollout in rollouts}
+    vocabulary = _list_beside(source, VOCABULARY) if complete else None
+    lines = (_list_beside(source, METRICS) or []) if complete else []
+    metrics = {line["step"]: line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)}
+    reward = rewards.pop() if complete and len(rewards) == 1 else None
+    return write_run(rollouts, source, runs_dir, run_id, "atif", vocabulary=vocabulary, metrics=metrics, reward=reward)
+
+
+def _with_reward(rollout: Row, place: Path) -> Row:
+    """Add the reward of a trial of Harbor to its rollout. Harbor writes it to TRIAL/verifier/reward.txt."""
+    file = place.parent.parent / "verifier" / "reward.txt"
+    if rollout["reward"] is None and place.parent.name == "agent" and file.is_file():
+        with suppress(OSError, ValueError):
+            rollout["reward"] = number_or_none(float(read_text(file)[:100]), str(file), "reward")
+    return rollout
+
+
+def _list_beside(source: Path, name: str) -> list[Any] | None:
+    """Return the list in a file of an export, or None if there is no such file."""
+    found = read_json((source if source.is_dir() else source.parent) / name, lambda _: None)
+    return found if isinstance(found, list) else None
+
+
+def _documents(source: Path) -> Iterator[tuple[Path, Row]]:
+    """Yield the documents, without those that continue another one."""
+    paths = sorted(source.rglob("*.json")) if source.is_dir() else [source]
+    read: dict[Path, Row] = {}
+    for path in paths:
+        try:
+            document = parse_json(read_text(path))
+        except (ValueError, OSError) as error:
+            raise UserError(f"{path} is not a JSON document: {error}") from error
+        if isinstance(document, dict) and str(document.get("schema_version", "")).startswith("ATIF-v"):
+            read[Path(os.path.normpath(path.absolute()))] = document
+        elif path == source:
+            raise UserError(f"{path} is not an ATIF document: schema_version is {_shown(document)}")
+    if not read:
+        raise UserError(f"{source} contains no ATIF documents (schema_version: ATIF-v1.x)")
+    following = {path: _following(path, document) for path, document in read.items()}
+    for path, document in read.items():
+        if not isinstance(document.get("steps") or [], list):
+            raise UserError(f"{path}: steps is not a list")
+        if path in following.values():
+            continue
+        steps, seen, current = list(document.get("steps") or []), {path}, path
+        while (target := following[current]) in read and target is not None and target not in seen:
+            steps += read[target].get("steps") or []
+            seen.add(target)
+            current = target
+        yield path, document | {"steps": steps}
+
+
+def _following(path: Path, document: Row) -> Path | None:
+    reference = document.get("continued_trajectory_ref")
+    # As text: to look at a path that a file names could mount a file system of its choice.
+    return Path(os.path.normpath(path.parent / reference)) if isinstance(reference, str) else None
+
+
+def _shown(document: Any) -> str:
+    return (
+        repr(document.get("schema_version"))[:80]
+        if isinstance(document, dict)
+        else f"missing in a {type(document).__name__}"
+    )
+
+
+def from_atif(document: Row, place: Path | str = "document") -> Row:
+    """Return a document as a rollout for `import_rows.write_run`."""
+    ours = _dict(_dict(document.get("extra")).get(OURS))
+    messages: list[Row] = []
+    tools: dict[Any, str] = {}
+    tokens = _Tokens()
+    for number, step in enumerate(document.get("steps") or [], 1):
+        if not isinstance(step, dict) or step.get("source") not in ("system", "user", "agent"):
+            raise UserError(f"{place}: step {number} has no source (system, user or agent)")
+        if step.get("is_copied_context"):
+            continue
+        of_step = _dict(_dict(step.get("extra")).get(OURS))
+        messages.append(_message(step, of_step, tools))
+        if step["source"] == "agent":
+            tokens.add(_dict(step.get("metrics")))
+        for result in _dict(step.get("observation")).get("results") or []:
+            if result.get("content") is None and "subagent_trajectory_ref" in result:
+                continue
+            extra = _dict(result.get("extra"))
+            known = _dict(extra.get(OURS))
+            tool = (
+                known.get("tool", extra.get("tool"))
+                if OURS in extra or "tool" in extra
+                else tools.get(result.get("source_call_id"))
+            )
+            message = {
+                "role": "tool",
+                "content": content_text(result.get("content")),
+                "tool": tool,
+                "outcome": extra.get("outcome"),
+            }
+            messages.append(message | known | {"tool": tool, "outcome": known.get("outcome", extra.get("outcome"))})
+    final = _dict(document.get("final_metrics"))
+    asked = [content_text(step.get("message")) for step in document.get("steps") or [] if step["source"] == "user"]
+    question = ours.get("question") or next(
+        (m["content"] for m in messages if m["role"] == "user"), next(iter(asked), None)
+    )
+    arrays = ours.get("arrays") or tokens.arrays(_dict(ours.get("tail")))
+    trajectory = _dict(ours.get("trajectory"))
+    outcomes = [message.get("outcome") for message in messages if message["role"] == "tool"]
+    valid = {str(outcome) for outcome in Outcome}
+    return {
+        "stored": trajectory,
+        "session": document.get("session_id"),
+        "reward_key": str(_dict(_dict(_dict(document.get("agent")).get("extra")).get(OURS)).get("reward") or "")
+        or None,
+        "stage": trajectory.get("stage"),
+        "step": trajectory.get("step") or 0,
+        "outcomes": outcomes if outcomes and set(outcomes) <= valid else None,
+        "traj_id": document.get("trajectory_id"),
+        "question": question,
+        "truth": ours.get("truth"),
+        "messages": messages,
+        "call_rows": _call_rows(document),
+        "arrays": arrays,
+        "reward": _dict(final.get("extra")).get("reward"),
+        "response_tokens": len(arrays["response_ids"]) if arrays and arrays.get("response_ids") else None,
+        "model_tokens": None if None in tokens.counts else sum(tokens.counts) or None,
+    }
+
+
+def _message(step: Row, ours: Row, tools: dict[Any, str]) -> Row:
+    role = ours.get("role") or {"agent": "assistant"}.get(step["source"], step["source"])
+    text = content_text(step.get("message"))
+    for call in step.get("tool_calls") or []:
+        tools[call.get("tool_call_id")] = str(call.get("function_name"))
+        if "text" not in ours:
+            arguments = {"name": call.get("function_name"), "arguments": call.get("arguments") or {}}
+            text += f"\n<tool_call>{json.dumps(arguments, ensure_ascii=False)}</tool_call>"
+    if reasoning := step.get("reasoning_content"):
+        text = reasoning_text(content_text(reasoning)) + text
+    other = {name: value for name, value in ours.items() if name not in ("role", "text")}
+    return {"role": role, "content": ours.get("text", text), **other}
+
+
+def _call_rows(document: Row) -> list[Row]:
+    """Return the rows of the calls, with the columns that the document has."""
+    rows: list[Row] = []
+    turn = -1
+    for step in document.get("steps") or []:
+        if step.get("source") != "agent" or step.get("is_copied_context"):
+            continue
+        turn += 1
+        for index, result in enumerate(_dict(step.get("observation")).get("results") or []):
+            extra = _dict(result.get("extra"))
+            ours = _dict(extra.get(OURS))
+            columns: Row = {
+                name: extra[name] for name in ("outcome", "code_hash", "queue_s", "run_s", "position") if name in extra
+            }
+            rows.append({"turn": turn, "index": index, "tool": extra.get("tool", ours.get("tool")), **columns})
+    return rows
+
+
+class _Tokens:
+    """Joins the tokens of the steps to one sequence, as long as the history is not rewritten."""
+
+    def __init__(self) -> None:
+        self.complete, self.any = True, False
+        self.counts: list[int | None] = []  # tokens of each turn of the model, if the document says it
+        self.prompt: list[int] | None = None
+        self.ids: list[int] = []
+        self.mask: list[bool] = []
+        self.values: dict[str, list[Any] | None] = {name: [] for name in ARRAYS}
+
+    def add(self, metrics: Row) -> None:
+        new: list[int] | None = metrics.get("completion_token_ids")
+        history: list[int] | None = metrics.get("prompt_token_ids")
+        more = _dict(metrics.get("extra"))
+        self.counts.append(metrics.get("completion_tokens") if new is None else len(new))
+        between: list[int] = more.get("observation_token_ids") or []
+        if not self.complete or new is None or (self.prompt is None and history is None):
+            self.complete = False
+            return
+        if self.prompt is None:
+            self.prompt = (history or [])[: len(history or []) - len(between)]
+        elif history is not None:
+            known = self.prompt + self.ids
+            self.complete = history[: len(known)] == known
+            between = history[len(known) :]
+        self.any = True
+        self.ids += [*between, *new]
+        self.mask += [False] * len(between) + [True] * len(new)
+        given: Row = {"engine_log_probs": metrics.get("logprobs")} | {
+            name: more[name] for name in ARRAYS if name in more
+        }
+        for name, collected in self.values.items():
+            values = given.get(name)
+            if collected is None or values is None or len(values) != len(new):
+                self.values[name] = None
+            else:
+                collected += more.get(f"observation_{name}") or [_blank(name)] * len(between)
+                collected += values
+
+    def arrays(self, tail: Row) -> Row | None:
+        """Return the columns of the table `transcripts`; None without one sequence. tail: tokens after the last turn."""
+        if not (self.complete and self.any):
+            return None
+        ids = tail.get("token_ids") or []
+        rows: Row = {
+            "prompt_ids": self.prompt,
+            "response_ids": self.ids + ids,
+            "loss_mask": self.mask + [False] * len(ids),
+        }
+        for name, values in self.values.items():
+            more = tail.get(f"observation_{name}") or [_blank(name)] * len(ids)
+            rows[name] = None if values is None else [math.nan if x is None else x for x in values + more]
+        return rows
+
+
+def _dict(value: Any) -> Row:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,318 @@
+"""Convert rollouts of other frameworks to rows of the run store, and write them as a run of kind `import`.
+
+An importer (`rstar_lab.exchange.importers`) yields one dict per rollout with these keys; missing ones are null in the run:
+step, problem_id, question, messages, reward, rewards, kept, advantage, answer, truth, turns, calls, outcomes, truncated,
+engine, generate_s, stop_reason, response_tokens, model_tokens, reflection_tokens, traj_id, stage, arrays (token columns of
+the table `transcripts`), and stored (a row of a run store, which is kept as it is, with its calls).
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
+from rstar_lab.runs import TRAJECTORIES, RunStoreError, RunWriter
+from rstar_lab.runs.errors import READ_ERRORS
+from rstar_lab.runs.files import atomic_write, open_lines, parse_json
+from rstar_lab.runs.messages import own_texts
+from rstar_lab.runs.reflection_words import count_reflection_words
+from rstar_lab.runs.schema import is_valid_name
+from rstar_lab.tool_calls import parse_stored_calls
+
+Row = dict[str, Any]
+TRUTHS = ("gts", "ground_truth", "truth", "answer", "solution", "label", "target", "gt")  # columns with the true answer
+REWARDS_FILE = "rewards.parquet"  # traj_id and one column per reward function
+_STAGE = "import"
+_COPIED = (
+    "reward", "kept", "advantage", "turns", "calls", "truncated", "engine", "generate_s", "stop_reason",
+    "response_tokens", "model_tokens",
+)  # fmt: skip
+
+# Columns of a row that was in a run store, without those that the writer fills in.
+_STORED = [name for name in TRAJECTORIES.names if name not in ("run_id", "attempt", "stage", "step")]
+
+# Tool responses in the text of a decoded ChatML conversation, with the role lines around them. Decoding without special
+# tokens leaves the bare words `user` and `assistant`.
+_TOOL_RESPONSES = re.compile(
+    r"(?:(?<!\s)\s*+)?(?:<\|im_end\|>\s*+)?(?:<\|im_start\|>\s*+)?(?:\b(?:user|tool)\s*+)?"
+    r"((?:<tool_response>.*?(?:</tool_response>|\Z)\s*)+)"
+    r"(?:<\|im_end\|>)?\s*(?:(?:<\|im_start\|>)?assistant\b\n?)?",
+    re.DOTALL,
+)
+_TOOL_RESPONSE = re.compile(r"<tool_response>(.*?)(?:</tool_response>|\Z)", re.DOTALL)
+
+
+def conversation_messages(response: str) -> list[Row]:
+    """Split the text of a multi-turn response into assistant and tool messages.
+
+    response: decoded text with `<tool_call>` and `<tool_response>` tags, with or without ChatML special tokens.
+    A tool message has no outcome, because an outcome is never derived from text.
+    """
+    messages: list[Row] = []
+    position = 0
+    for match in _TOOL_RESPONSES.finditer(response):
+        turn = response[position : match.start()]
+        turn = "" if turn.isspace() else turn
+        messages.append({"role": "assistant", "content": turn})
+        names = [call.name for call in parse_stored_calls(turn)]
+        for index, content in enumerate(_TOOL_RESPONSE.findall(match[1])):
+            name = names[index] if index < len(names) else None
+            messages.append({"role": "tool", "content": content.strip(), "tool": name, "outcome": None})
+        position = match.end()
+    last = re.sub(r"<\|im_end\|>\s*\Z", "", response[position:])
+    if last or not messages:
+        messages.append({"role": "assistant", "content": last})
+    return messages
+
+
+def conversation_counts(messages: list[Row]) -> Row:
+    """Return turns, calls and reflection_tokens (reflection words in the model's own text) of a conversation."""
+    texts = own_texts(messages)
+    calls = sum(len(parse_stored_calls(text)) for text in texts)
+    return {"turns": len(texts), "calls": calls, "reflection_tokens": sum(map(count_reflection_words, texts))}
+
+
+def default_run_id(source: Path, kind: str) -> str:
+    """Return the id of the run of a source: the name of its file or folder, with letters that a folder's name can have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or kind
+
+
+def write_run(
+    rollouts: Iterable[Row],
+    source: Path,
+    runs_dir: str | Path,
+    run_id: str | None,
+    kind: str,
+    *,
+    vocabulary: Sequence[str] | None = None,
+    metrics: Mapping[int, Mapping[str, Any]] | None = None,
+    reward: str | None = None,
+) -> Path:
+    """Write the rollouts as a run, grouped by step, and return the run's folder.
+
+    vocabulary: text of each token id. metrics: metrics by step; default: those that follow from the rollouts. reward: recipe key
+    `rl.reward` of the run, which says whether a reward above 0 is a correct answer.
+
+    Raises RunStoreError if the run exists, UserError if there are no rollouts.
+    """
+    run_id = run_id or default_run_id(source, kind)
+    if not is_valid_name(run_id):
+        raise UserError(f"run id {run_id!r} is not a valid folder's name: use letters, digits, '.', '_' and '-'")
+    run_dir = Path(runs_dir) / run_id
+    if (run_dir / "run.json").exists():
+        raise RunStoreError(f"{run_dir} exists already: choose another run_id or remove the run")
+    by_step: dict[int, list[Row]] = defaultdict(list)
+    with name_unreadable(source):
+        for rollout in rollouts:
+            by_step[step_number(rollout["step"], str(source), "step")].append(rollout)
+    if not by_step:
+        raise UserError(f"{source} contains no rollouts")
+    created = not run_dir.exists()
+    try:
+        recipe = {"source": kind, "path": str(source)} | ({"rl": {"reward": reward}} if reward else {})
+        _write(by_step, run_dir, recipe, vocabulary, metrics or {})
+    except (AttributeError, ArithmeticError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
+        if created:  # otherwise the next attempt would find half a run
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise UserError(f"{source}: a value cannot be stored: {error}") from error
+    return run_dir
+
+
+def _write(
+    by_step: Mapping[int, list[Row]],
+    run_dir: Path,
+    recipe: Row,
+    vocabulary: Sequence[str] | None,
+    metrics: Mapping[int, Mapping[str, Any]],
+) -> None:
+    rewards: list[Row] = []
+    with RunWriter.open(run_dir.parent, run_dir.name, kind="import", recipe=recipe, seed=0) as writer:
+        for step, rollouts_of_step in sorted(by_step.items()):
+            rows = _level_rows(run_dir.name, step, rollouts_of_step)
+            for row, rollout in zip(rows["trajectories"], rollouts_of_step, strict=True):
+                if rollout.get("rewards"):
+                    rewards.append({"traj_id": row["traj_id"], **rollout["rewards"]})
+            line = metrics.get(step) or _step_metrics(rows["trajectories"])
+            given = {name: value for name, value in line.items() if name not in ("stage", "step")}
+            writer.write_step(rollouts_of_step[0].get("stage") or _STAGE, step, **rows, metrics=given)
+        if vocabulary is not None:
+            writer.write_vocabulary(vocabulary)
+        if rewards:
+            names = sorted({name for row in rewards for name in row} - {"traj_id"})
+            schema = pa.schema([("traj_id", pa.string()), *((name, pa.float64()) for name in names)])
+            with atomic_write(run_dir / REWARDS_FILE) as file:
+                pq.write_table(pa.Table.from_pylist(rewards, schema), file)
+        writer.finish("finished")
+
+
+@contextmanager
+def name_unreadable(source: Path) -> Iterator[None]:
+    """Convert what a file of somebody else can raise to UserError that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except READ_ERRORS as error:
+        raise UserError(f"{source} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _step_metrics(trajectories: Sequence[Row]) -> Row:
+    """Return the metrics of a step that follow from its rollouts, under the names that a training run uses."""
+    metrics: Row = {"rollouts": len(trajectories), "groups": len({row["group_id"] for row in trajectories})}
+    for name in ("reward", "turns", "calls", "response_tokens", "truncated"):
+        values = [float(row[name]) for row in trajectories if row.get(name) is not None]
+        if values:
+            metrics[name] = sum(values) / len(values)
+    return metrics
+
+
+def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[Row]]:
+    trajectories, calls, transcripts = [], [], []
+    ids: dict[str, int] = defaultdict(int)
+    samples: dict[str, int] = defaultdict(int)
+    for number, rollout in enumerate(rollouts):
+        question, messages, outcomes = rollout["question"], rollout["messages"], rollout.get("outcomes")
+        arrays = rollout.get("arrays") or {}
+        if row := rollout.get("stored"):  # a row of the run store
+            traj_id = str(rollout["traj_id"])
+            trajectories.append({name: row[name] for name in _STORED if name in row} | {"traj_id": traj_id})
+            text = json.dumps(messages)
+            stored = {"traj_id": traj_id, "question": question, "truth": rollout.get("truth"), "messages": text}
+            transcripts.append(stored | arrays)
+            calls += [call | {"traj_id": traj_id} for call in rollout["call_rows"]]
+            continue
+        problem = rollout.get("problem_id") or digest(question if question is not None else str(number))
+        # Ids in the store must be unique over all runs, but another run can contain the source's id.
+        traj_id = f"{run_id}/{step:06d}/{number if (given := rollout.get('traj_id')) is None else given}"
+        ids[traj_id] += 1
+        if ids[traj_id] > 1:  # the source's id is that of the problem, for example
+            traj_id += f"~{number}"
+        truth = rollout.get("truth")
+        truth = text_or_none(truth[0] if isinstance(truth, list) and len(truth) == 1 else truth)
+        trajectories.append(
+            {
+                **conversation_counts(messages),
+                **{name: rollout[name] for name in _COPIED if rollout.get(name) is not None},
+                "traj_id": traj_id,
+                "group_id": f"{step}/{problem}",
+                "problem_id": problem,
+                "sample": samples[problem],
+                "errors": None if outcomes is None else sum(outcome != Outcome.OK for outcome in outcomes),
+                "outcomes": outcomes,
+                "answer": text_or_none(rollout.get("answer")),
+                "truth": truth,
+            }
+        )
+        samples[problem] += 1
+        transcripts.append(
+            {"traj_id": traj_id, "question": question, "truth": truth, "messages": json.dumps(messages), **arrays}
+        )
+        turn = -1
+        indices: dict[int, int] = defaultdict(int)
+        for message in messages:
+            turn += message["role"] == "assistant"
+            if message["role"] == "tool":
+                calls.append(
+                    {
+                        "traj_id": traj_id,
+                        "turn": max(turn, 0),
+                        "index": indices[turn],
+                        "tool": message["tool"],
+                        "outcome": message["outcome"] if outcomes is not None else None,
+                    }
+                )
+                indices[turn] += 1
+    return {"trajectories": trajectories, "calls": calls, "transcripts": transcripts}
+
+
+# --- reading source rows; errors name the file and the row ------------------------------------------------------------
+
+
+def json_lines(file: Path) -> Iterator[tuple[str, Row]]:
+    """Yield (place, row) for each object of a JSON-lines file. Raises UserError for a line that is not an object."""
+    place = str(file)
+    try:
+        with open_lines(file) as lines:
+            for number, line in enumerate(lines, 1):
+                line = line.removeprefix("\ufeff")  # byte order mark
+                if not line.strip():
+                    continue
+                place = f"{file}, line {number}"
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise UserError(f"{place} is not a JSON object")
+                yield place, row
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+    except ValueError as error:
+        raise UserError(f"{place} is not valid JSON: {error}") from error
+
+
+def content_text(value: Any) -> str:
+    """Return the text of a message's content. Parts without text appear as `[type]`."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
+    parts = [part if isinstance(part, dict) else {"type": "text", "text": str(part)} for part in value]
+    return "".join(map(_part_text, parts))
+
+
+def _part_text(part: Row) -> str:
+    for name in ("reasoning", "thinking"):  # OpenAI's and Anthropic's names
+        if part.get("type") == name and isinstance(part.get(name, part.get("text")), str):
+            return reasoning_text(part.get(name, part.get("text")))
+    return str(part.get("text", f"[{part.get('type', 'part')}]"))
+
+
+def reasoning_text(text: str | None) -> str:
+    """Return the reasoning of a message in the tags with which models write it; "" without reasoning."""
+    return f"<think>\n{text.strip()}\n</think>\n\n" if text and text.strip() else ""
+
+
+def required_text(row: Row, name: str, place: str) -> str:
+    if not isinstance(row.get(name), str):
+        raise UserError(f"{place}: field {name!r} is missing or not text")
+    return row[name]
+
+
+def text_or_none(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def number_or_none(value: Any, place: str, name: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool | int | float):
+        return float(value) if abs(value) <= sys.float_info.max else None  # also for integers that no float can hold
+    raise UserError(f"{place}: field {name!r} is not a number: {str(value)[:80]!r}")
+
+
+def step_number(value: Any, place: str, name: str) -> int:
+    if isinstance(value, int | float) and 0 <= value < 2**31 and value == int(value):
+        return int(value)
+    raise UserError(f"{place}: field {name!r} is not a step number: {str(value)[:80]!r}")
+
+
+def number_in_name(path: Path) -> int:
+    digits = re.findall(r"\d+", path.stem)
+    return int(digits[-1]) if digits else 0
+
+
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
