@@ -22,9 +22,10 @@ from rstar_lab.rl.data.converters import glaive_v2
 from rstar_lab.rl.data.lint import read_back
 from rstar_lab.rl.data.tool_conversations import parts_of
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.problems import final_answer, load_problems
+from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.reward.hidden_tests import final_program
 from rstar_lab.verify import verify
+from rstar_lab.verify.gold import final_answer
 
 N = 400_000
 SPACE, LINES = " " * N, "\n" * N

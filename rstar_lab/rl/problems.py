@@ -4,7 +4,6 @@ import csv
 import json
 import logging
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.visible_text import counted
 from rstar_lab.runs.files import bounded_lines, open_lines, open_to_read, read_text
-from rstar_lab.verify import last_boxed
+from rstar_lab.verify.gold import final_answer
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +54,6 @@ _OPTIONAL = ("info", "environment")  # not written if empty
 VERL_FIELDS = {"question": "prompt", "answer": "reward_model.ground_truth"}  # columns of data files for verl
 
 
-_MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*(\S.*)")  # the answer of GSM8K, at the end of its solution
-
-
 def parse_fields(text: str | None) -> dict[str, str]:
     """Parse `question=problem,answer=final_answer` into {our field name: column name of the file}.
 
@@ -70,18 +66,6 @@ def parse_fields(text: str | None) -> dict[str, str]:
             raise ProblemError(f"--fields: {pair!r} is not FIELD=COLUMN; FIELD is one of {', '.join(FIELDS)}")
         mapping[ours] = theirs
     return mapping
-
-
-def final_answer(text: str) -> str:
-    """Return the final answer of a solution.
-
-    This is the rest of the last line after `####` (GSM8K), else the content of the last `\\boxed{}` or `\\fbox{}`, else the
-    whole text. A Markdown heading (`#### Step 1`) is not an answer.
-    """
-    boxed = last_boxed(text)
-    if (marked := _MARKED.search(text.rstrip().rpartition("\n")[2])) and (boxed is None or re.search(r"\d", marked[1])):
-        return marked[1].strip() if last_boxed(marked[1]) is None else str(boxed).strip()
-    return (text if boxed is None else boxed).strip()
 
 
 def _plain(value: Any, field: str) -> Any:

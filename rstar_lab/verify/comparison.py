@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rstar_lab.verify.exact import plain_value
 from rstar_lab.verify.extraction import AnswerFormat, extract_answer
+from rstar_lab.verify.gold import fault_of_answer
 from rstar_lab.verify.normalise import clean
 from rstar_lab.verify.pool import IDLE_WORKERS, workers
 from rstar_lab.verify.structure import quick
@@ -95,9 +96,12 @@ def verify(
 def readable(answer: str) -> bool:
     """Return whether a true answer is read as mathematics or as a few words. Others are compared as text only.
 
+    False also for what no response can meet: a solution, a placeholder (see `gold.fault_of_answer`).
     Raises UserError if math-verify is needed and not installed.
     """
     answer = _strip(answer)
+    if fault_of_answer(answer) is not None:
+        return False
     if len(answer) <= MAX_QUICK and plain_value(clean(answer)) is not None:
         return True
     return len(answer) <= MAX_EXPRESSION and workers.compare(answer, None)

@@ -15,7 +15,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.lint import lint_problems
 from rstar_lab.rl.data.sources import load_set
 from rstar_lab.rl.evaluate_command import load as load_for_evaluation
-from rstar_lab.rl.problems import Problem, ProblemError, final_answer, load_problems, parse_fields, write_problems
+from rstar_lab.rl.problems import Problem, ProblemError, load_problems, parse_fields, write_problems
 
 ROWS = [
     {"problem_id": "a", "question": "1+1?", "answer": "2", "source": "s", "difficulty": 0.5},
@@ -76,19 +76,6 @@ def test_data_files_for_verl_need_no_column_names(tmp_path):
     (named,) = load_problems(jsonl(tmp_path / "n.jsonl", [row]), fields={"question": "prompt", "answer": "ability"})
     (own,) = load_problems(jsonl(tmp_path / "o.jsonl", [row | {"question": "Ours", "answer": "7"}]))
     assert (named.answer, own.question, own.answer) == ("math", "Ours", "7")
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("She sells 16 - 3 = <<16-3=13>>13.\n#### 1,018", "1,018"),
-        ("so $x=\\boxed{\\frac{1}{2}}$, thus \\boxed{4.5e33} ergs", "4.5e33"),
-        ("2", "2"),
-        ("$\\frac{1}{2}$", "$\\frac{1}{2}$"),
-    ],
-)
-def test_final_answer(text, answer):
-    assert final_answer(text) == answer
 
 
 @pytest.mark.parametrize("text", ["question", "question=", "=problem", "prompt=question", "question=a,nonsense=b"])
@@ -204,27 +191,6 @@ def test_a_failed_write_leaves_no_file(tmp_path):
     with pytest.raises(UserError, match=r"cannot write .*x\.jsonl: No space left on device"):
         write_problems(tmp_path / "x.jsonl", problems())
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("solution", "answer"),
-    [
-        ("So $x=1/2$ or $x=2$. Our answer is $\\boxed 2$.", "2"),
-        ("It is \\boxed{-\\frac{1}{2}} as asked in \\boxed{}.", "-\\frac{1}{2}"),
-        ("Thus it is \\fbox{7}.", "7"),
-        ("The roots are $\\boxed{3}$ and $\\boxed{5}$.", "3, 5"),
-        ("#### Step 1\nAdd.\n#### Final answer\n\\boxed{5}", "5"),
-        ("#### Step 1\nAdd 2.\n\nSo \\boxed{5}. #### Remarks\nnone", "5"),
-        ("\\boxed{5}\n#### Remarks", "5"),
-        ("##### Step\n\\boxed{5}", "5"),
-        ("#### Answer: \\boxed{5}", "5"),
-        ("a <<3*4=12>>12\n#### 1,234", "1,234"),
-        ("a #### 12\n", "12"),
-        ("36", "36"),
-    ],
-)
-def test_final_answer_of_a_solution(solution, answer):
-    assert final_answer(solution) == answer
 
 
 @pytest.mark.parametrize(

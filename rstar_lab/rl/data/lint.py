@@ -21,6 +21,7 @@ from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.base import count_answers
 from rstar_lab.tool_calls import parse_tool_calls
 from rstar_lab.verify import readable
+from rstar_lab.verify.gold import fault_of_answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,9 +84,8 @@ def lint_problems(
     with ThreadPoolExecutor(4) as threads:
         for (row, answer), found in zip(answers, threads.map(lambda item: readable(item[1]), answers), strict=True):
             if not found:
-                yield ProblemFinding(
-                    row, "answer", f"{answer[:80]!r} is not read as mathematics; only this text is correct"
-                )
+                fault = fault_of_answer(answer) or "is not read as mathematics; only this text is correct"
+                yield ProblemFinding(row, "answer", f"{answer[:80]!r} {fault}")
 
 
 def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | None" = None) -> list[LintFinding]:
