@@ -20,11 +20,11 @@ TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torc
 # pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
 RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt --constraint constraints/$(BACKEND).lock --build-constraint constraints/build.lock
 
-.PHONY: help setup demo test test-fast test-all test-cuda-set lab bench docs docs-keys screenshots services images check-gpu resolve constraints sbom clean
+.PHONY: help setup demo test test-fast test-doctor test-exchange test-dry-run test-all test-cuda-set lab bench docs docs-keys screenshots services images check-gpu resolve constraints sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 setup: $(VENV)/.done  ## install everything into .venv, with a Jupyter kernel (a few seconds if it is there already)
 
@@ -54,6 +54,9 @@ test: setup services  ## run every test except long soaks and Slurm
 
 test-fast: setup  ## run the tests between two edits
 	$(PYTEST) -m "not slow" -n 2 --dist loadfile
+
+test-doctor test-exchange test-dry-run: setup  ## run the tests of one part of the ring
+	$(PYTEST) tests/$(subst -,_,$(@:test-%=%)) -n 2 --dist loadfile
 
 test-all: setup services  ## run every test, soaks and Slurm included
 	HYPOTHESIS_PROFILE=explore $(PYTEST)

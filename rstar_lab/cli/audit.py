@@ -46,9 +46,9 @@ def audit(
     "passed", "problems", "slowest_s", "rollouts", "disagreements"}.
     """
     from rstar_lab.common.errors import UserError
+    from rstar_lab.doctor.audit import CHECKS, disagreements
+    from rstar_lab.doctor.audit import audit as compute
     from rstar_lab.doctor.judging import judged, write_disagreements
-    from rstar_lab.rl.audit import CHECKS, disagreements
-    from rstar_lab.rl.audit import audit as compute
     from rstar_lab.rl.problems import load_problems, parse_fields
     from rstar_lab.verify import ANSWER_FORMATS
 

@@ -18,7 +18,6 @@ from rstar_lab.common.estimates import format_interval
 from rstar_lab.common.progress import Reporter
 from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.processes import release_free_heap
-from rstar_lab.rl.audit import require_audit
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.environments.mixture import restricted
 from rstar_lab.rl.evaluation import Generate, evaluate, local_rollouts, store_evaluation
@@ -433,6 +432,8 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
         if stages:
             check_problem_files(session)
             if recipe.rl.reward_audit and recipe.stages:
+                from rstar_lab.doctor.audit import require_audit
+
                 require_audit(recipe.rl, read_stage_problems(recipe, recipe.stages[0], session.excluded))
         base, after_sft = await fine_tune(session)
         models = {"base": base, "sft": after_sft} if recipe.sft else {"base": base}

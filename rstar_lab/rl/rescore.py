@@ -1,7 +1,7 @@
 """`rstar-lab rescore`: compute the rewards of a stored run again, with another reward or answer format, without sampling."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow.compute as pc
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.audit import texts_of_model
 from rstar_lab.rl.evaluation import summarise_sets, summarise_usable
 from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.trajectory import StopReason
+from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.verify import ANSWER_FORMATS, AnswerFormat
@@ -140,3 +140,9 @@ def _write(
         result = summarise_usable(scored) | summarise_sets(scored, sets) if info["kind"] == "evaluate" else None
         writer.finish("finished", result=result)
     return runs_dir / run_id, result
+
+
+def texts_of_model(source: RunReader) -> Iterator[tuple[str, str]]:
+    """Yield (traj_id, text of the model), as the agent loop passes it to the reward."""
+    for row in source.read("transcripts", ["traj_id", "messages"]).to_pylist():
+        yield row["traj_id"], "\n".join(own_texts(row["messages"]))

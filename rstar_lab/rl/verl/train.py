@@ -18,7 +18,6 @@ import typer
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.hardware.profiles import Profile, load_profile
-from rstar_lab.rl.audit import require_audit
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
@@ -119,6 +118,8 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     from verl.utils.device import auto_set_device
 
     if settings.rl.reward_audit and settings.stage == settings.recipe.stages[0]:
+        from rstar_lab.doctor.audit import require_audit
+
         require_audit(settings.rl, settings.problems)
     drop_overlong(settings, model_before(settings, start))
     write_placeholder_rows(settings.run_dir / PLACEHOLDER_ROWS, settings.rl.problems_per_step)

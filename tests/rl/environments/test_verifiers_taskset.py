@@ -12,7 +12,7 @@ pytest.importorskip("verifiers.v1", reason="verifiers is not installed; its pins
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl.audit import audit
+from rstar_lab.doctor.audit import audit
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.models.tokenizer import train_tokenizer

@@ -21,11 +21,11 @@ from rstar_lab.rl.environments.loading import is_environment, load_environment
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.rescore import texts_of_model
 from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward, warm_up
 from rstar_lab.rl.reward.functions import TIMEOUT_S
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
-from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.verify import AnswerFormat, extract_answer, same_answer
 
@@ -275,10 +275,3 @@ def disagreements(
         else:
             agreed += value > 0
     return len(rows), agreed, random.Random(seed).sample(found, len(found))
-
-
-def texts_of_model(source: RunReader) -> Iterator[tuple[str, str]]:
-    """Yield (traj_id, text of the model), as the agent loop passes it to the reward."""
-    for row in source.read("transcripts", ["traj_id", "messages"]).to_pylist():
-        turns = [message["content"] for message in read_messages(row["messages"]) if message["role"] == "assistant"]
-        yield row["traj_id"], "\n".join(turns)

@@ -14,7 +14,7 @@ from rstar_lab.analysis.inspector.notes import write_note
 from rstar_lab.cli import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
-from rstar_lab.rl.audit import audit, disagreements, require_audit, response_of
+from rstar_lab.doctor.audit import audit, disagreements, require_audit, response_of
 from rstar_lab.rl.environments.inspect_task import InspectTask
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import run_recipe
@@ -127,9 +127,9 @@ def test_rewards_of_other_forms_are_judged(reward, failed):
 
 
 def test_a_reward_that_hangs_is_not_waited_for_in_every_call(monkeypatch):
-    monkeypatch.setattr("rstar_lab.rl.audit.LIMIT_S", 1.0)
-    monkeypatch.setattr("rstar_lab.rl.audit.SLOW_S", 0.9)
-    monkeypatch.setattr("rstar_lab.rl.audit.PATIENCE", 2)
+    monkeypatch.setattr("rstar_lab.doctor.audit.LIMIT_S", 1.0)
+    monkeypatch.setattr("rstar_lab.doctor.audit.SLOW_S", 0.9)
+    monkeypatch.setattr("rstar_lab.doctor.audit.PATIENCE", 2)
     checks = {check.check: check for check in audit("audited:hangs", NUMBERS).checks}
     assert checks["crash"].failed == checks["crash"].n == 2 and checks["time"].failed == 2
     checks = {check.check: check for check in audit("audited:hangs_on_long", NUMBERS).checks}
