@@ -33,18 +33,18 @@ wait: bool = True  # block until the job ends (needed for papermill); False: run
 # %% [markdown]
 # ## Change the recipe
 #
-# The form shows every key of the recipe with its default and its meaning. Changes are used when the job is submitted below,
-# and keys that are set in `overrides` above take precedence.
+# The recipe in full. A change is an entry of `overrides` above, such as `{"rl.lr": 2e-6, "stages.one.steps": 10}`; on the command
+# line it is `--set rl.lr=2e-6`. All keys, with defaults and meaning: [recipe-keys](../docs/recipe-keys.md). A file of your own
+# starts as `rstar-lab recipes NAME > mine.yaml`.
 
 # %% jupyter={"source_hidden": true}
 from rstar_lab.jobs import attach, find_job_runs_dir, submit
 from rstar_lab.common.parameters import check_parameters
-from rstar_lab.rl.forms import RecipeForm
+from rstar_lab.rl.overrides import load_recipe, recipe_file
 
 check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)
-form = RecipeForm(recipe)
-form
+print(recipe_file(recipe).read_text())
 
 # %% [markdown]
 # ## Memory and time of an update on a GPU
@@ -59,11 +59,10 @@ from IPython.display import display
 
 from rstar_lab.analysis import measured_updates, plot_memory, plot_sweep, plot_time
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.dry_run import dry_run_rows
 
 if dry_run_profile:
-    planned, gpu = load_recipe(recipe, form.overrides | overrides), load_profile(dry_run_profile)
+    planned, gpu = load_recipe(recipe, overrides), load_profile(dry_run_profile)
     predicted = list(dry_run_rows(planned, gpu))
     swept = list(dry_run_rows(planned, gpu, ["micro_batch_tokens"]))
     display(plot_memory(predicted), plot_time(predicted), plot_sweep(swept))
@@ -83,7 +82,7 @@ from rstar_lab.analysis.metrics import measure
 from rstar_lab.runs.reader import RunReader
 
 job = attach(job_id, runs_dir=runs_dir) if job_id else submit(
-    recipe, profile, form.overrides | overrides, runs_dir=runs_dir, name=name or None
+    recipe, profile, overrides, runs_dir=runs_dir, name=name or None
 )  # fmt: skip
 job
 

@@ -52,14 +52,7 @@ def load_recipe(
     Raises:
         RecipeError: Names the key.
     """
-    path = Path(source)
-    if not path.suffix and not path.exists():
-        path = RECIPES / f"{source}.yaml"
-    if not path.is_file():
-        problem = "is a folder, not a file" if path.is_dir() else "no such file"
-        near = difflib.get_close_matches(str(source), shipped_recipes(), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise RecipeError(f"recipe {source}: {problem}; {hint}shipped recipes: {', '.join(shipped_recipes())}")
+    path = recipe_file(source)
     try:
         data = parse_yaml(read_text(path, most=MAX_RECIPE_BYTES), _UniqueKeyLoader)
     except RecipeError as error:
@@ -74,6 +67,19 @@ def load_recipe(
     if profile is not None:
         data = resolve_recipe_paths(data, profile)
     return parse_recipe(data, where=str(source if path.parent == RECIPES else path))
+
+
+def recipe_file(source: str | Path) -> Path:
+    """Return the file of a recipe: the file itself, or that of a shipped recipe by its name. Raises RecipeError."""
+    path = Path(source)
+    if not path.suffix and not path.exists():
+        path = RECIPES / f"{source}.yaml"
+    if not path.is_file():
+        problem = "is a folder, not a file" if path.is_dir() else "no such file"
+        near = difflib.get_close_matches(str(source), shipped_recipes(), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(f"recipe {source}: {problem}; {hint}shipped recipes: {', '.join(shipped_recipes())}")
+    return path
 
 
 def shipped_recipes() -> dict[str, str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from helpers.hostile_run import hostile, make_hostile_run
 from inspector_page import book
 from widget_page import WidgetPage
@@ -17,8 +16,6 @@ from rstar_lab.analysis import explore, inspect, open_runs, overview
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.report import report_html
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.rl.overrides import RECIPES
-from rstar_lab.rl.renderers.conversations import Conversation, Message, write_conversations
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -196,26 +193,10 @@ def make_hostile_jobs(runs_dir: Path) -> None:
         (damaged / "job.json").write_text(json.dumps(dataclasses.asdict(spec) | {"backend": text, "id": text}))
 
 
-def make_hostile_recipe(folder: Path) -> Path:
-    """Write a recipe and its files of conversations, all with hostile texts and names."""
-    text = hostile(0)
-    file = folder / f"{text[:60].replace('/', '')}.jsonl"
-    messages = (Message(role="user", content=text), Message(role="assistant", content=text))
-    write_conversations(file, [Conversation(conversation_id=text, source=text, messages=messages)] * 3)
-    recipe = yaml.safe_load((RECIPES / "tiny_fast.yaml").read_text())
-    recipe["model"] = text
-    recipe["sft"] = {"conversations": [{"file": str(file)}]}
-    recipe["rl"]["prompt"] = {"system_prompt": text}
-    path = folder / f"recipe{text[:40].replace('/', '')}.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return path
-
-
 CELLS = """
 from rstar_lab.analysis import inspect, overview, watch
 from rstar_lab.doctor import doctor
 from rstar_lab.jobs import JobBoard
-from rstar_lab.rl.forms import RecipeForm
 board = JobBoard(runs, inspect=inspect)
 board
 ---
@@ -223,11 +204,6 @@ for job in board.rows():
     board._widget.table.selected = job.id
     for name in ("Logs", "Inspect"):
         board._widget.buttons[name].click()
----
-edited = RecipeForm(recipe)
-edited.search.value = "prompt"
-edited.field("model").value = texts[1]
-edited
 ---
 display(doctor(run))
 watch(run)
@@ -238,11 +214,10 @@ inspect(run)
 """
 
 
-def test_board_forms_watch_and_diagnosis_in_jupyterlab(lab, tmp_path):
+def test_board_watch_and_diagnosis_in_jupyterlab(lab, tmp_path):
     run = make_hostile_run(tmp_path / "runs", long_text=False)
     make_hostile_jobs(tmp_path / "runs")
-    recipe = str(make_hostile_recipe(tmp_path))
-    names = f"runs, run, recipe, texts = {str(run.parent)!r}, {str(run)!r}, {recipe!r}, {[hostile(0), hostile(2)]!r}"
+    names = f"runs, run = {str(run.parent)!r}, {str(run)!r}"
     with lab.notebook(book(tmp_path, names, *CELLS.split("\n---\n")), size=(1400, 1600)) as opened:
         requests: list[str] = []
         opened.page.on("request", lambda request: requests.append(request.url))

@@ -15,7 +15,6 @@ from typing import Any
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.renderers.base import PromptStyle, Render
 from rstar_lab.rl.renderers.paper import ANSWER_REQUEST, TOOLS_INTRO, PaperRenderer, neutralise
-from rstar_lab.rl.renderers.template_limits import check_template
 from rstar_lab.tool_calls import (
     SYNTAXES,
     Syntax,
@@ -94,8 +93,6 @@ class ModelRenderer(PaperRenderer):
                 f"prompt_format model: the tokenizer in {tokenizer.name_or_path} has no chat template; set "
                 "rl.prompt.format=paper"
             )
-        if render is None:
-            check_template(tokenizer, self.options)
         self._probe()
         self.thinks_first = self._first_prompt("Q", [], "").rstrip().endswith(("<think>", "<|channel>thought"))
 

@@ -26,9 +26,7 @@ from rstar_lab.rl.engines.devices import CPU_THREADS, end_of_log, environment_fo
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
 from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
-from rstar_lab.rl.models.sources import ModelError
 from rstar_lab.rl.renderers.formats import RENDERERS
-from rstar_lab.rl.renderers.template_limits import check_template
 from rstar_lab.rl.serving.keeper import KILLED
 from rstar_lab.rl.serving.middleware import TOKEN
 
@@ -278,9 +276,6 @@ async def serving(
     if options.prompt_format:
         template = chat_template_of(load_tokenizer(options.model), options.prompt_format)
         (folder / CHAT_TEMPLATE_FILE).write_text(template)
-    else:
-        with suppress(ModelError):  # vLLM may know a tokenizer that transformers cannot load
-            check_template(load_tokenizer(options.model))
     replicas = [Replica(number, port, options, folder) for number, port in enumerate(reserve_ports(options))]
     watchers: list[asyncio.Task[None]] = []
     keep_logs = True
