@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import threading
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.http_answers import AnswerTooLong, limit_answers
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl.chat.completions import ChatServer, PlainChat
+from rstar_lab.rl.chat.server import ChatServer
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.environments.openenv import OpenEnv
@@ -78,9 +77,6 @@ async def test_an_endless_answer_is_an_error_of_each_client(server):
     async with ChatServer.open(server.url) as chat:
         with pytest.raises(UserError, match="longer than"):
             await chat.complete("Q", temperature=1.0, max_tokens=1, seed=0)
-        plain = PlainChat(chat, {}, SimpleNamespace(temperature=1.0, top_p=1.0, max_turns=1, max_tokens=9))
-        with pytest.raises(UserError, match="longer than"):
-            await plain.reply("Q", "chat", 1, 0, lambda event: None)
     engine = ServerEngine(server.url)
     with pytest.raises((UserError, EngineError), match="longer than"):
         await engine.start()

@@ -17,7 +17,7 @@ from rstar_lab.doctor.notebook_check import _masked
 from rstar_lab.exchange.import_rows import conversation_messages
 from rstar_lab.hardware.profiles import parse_yaml
 from rstar_lab.rl.algorithm.roc import released_format_penalty
-from rstar_lab.rl.chat.events import Kind, Sections
+from rstar_lab.rl.chat.events import Kind, TurnSplitter
 from rstar_lab.rl.data.converters import glaive_v2
 from rstar_lab.rl.data.lint import read_back
 from rstar_lab.rl.data.tool_conversations import parts_of
@@ -33,10 +33,10 @@ SPACE, LINES = " " * N, "\n" * N
 
 def streamed(text: str) -> None:
     """Show a turn that arrives in pieces."""
-    sections = Sections(Kind.TEXT)
+    splitter = TurnSplitter(Kind.TEXT)
     for start in range(0, len(text), 200):
-        sections.feed(text[start : start + 200])
-    sections.end()
+        splitter.feed(text[start : start + 200])
+    splitter.end(())
 
 
 TEXTS = {

@@ -20,10 +20,15 @@ app = typer.Typer()
 )
 def chat(
     model_or_url: Annotated[
-        str, typer.Argument(help="A model folder, a run (its last model), or the URL of a server.")
+        str, typer.Argument(help="A model folder, a run (its last model), or the URL of a vLLM server.")
     ],
     prompt: Annotated[str | None, typer.Option(help="Ask one question, print the reply and exit.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a reply, with tool results.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Maximum tokens of a reply, with tool results. Default: 30,000; 2,048 with transformers."
+        ),
+    ] = None,
     max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of turns of a reply.")] = 30,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.6,
     top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Nucleus sampling.")] = 0.95,
@@ -43,9 +48,6 @@ def chat(
     ] = "paper",
     save: Annotated[bool, typer.Option("--save", help="Write the chat to the run store.")] = False,
     name: Annotated[str | None, typer.Option(help="Run id. Default: made from the time.")] = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Use chat completions with tools even if the server accepts token ids.")
-    ] = False,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder of the server's tokenizer, if its model is not on this machine.")
     ] = None,
@@ -57,10 +59,7 @@ def chat(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Chat with a model that runs Python in the sandbox. Shows reasoning, code, results and answer separately.
-
-    A vLLM server receives token ids; any other OpenAI-style server receives chat completions with tools.
-    """
+    """Chat with a model that runs Python in the sandbox. Shows reasoning, code, results and answer separately."""
     from rstar_lab.rl.chat.session import ChatOptions
     from rstar_lab.rl.chat.view import chat_command
     from rstar_lab.rl.renderers.formats import renderer_type
@@ -77,7 +76,7 @@ def chat(
     options = ChatOptions(temperature, top_p, max_tokens, max_turns, seed, names, renderer.name)
     run_async(
         chat_command(
-            model_or_url, options, prompt=prompt, tokenizer=tokenizer, plain=plain, engine=engine, sandbox=sandbox, save=save,
+            model_or_url, options, prompt=prompt, tokenizer=tokenizer, engine=engine, sandbox=sandbox, save=save,
             name=name, runs_dir=runs_dir or Path("runs"), as_json=as_json,
         )
     )  # fmt: skip

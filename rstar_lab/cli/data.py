@@ -206,7 +206,7 @@ def add_tools(
     from dataclasses import replace
     from itertools import islice
 
-    from rstar_lab.rl.chat.completions import ChatServer
+    from rstar_lab.rl.chat.server import ChatServer
     from rstar_lab.rl.data.converters import ConversionReport
     from rstar_lab.rl.data.tool_conversations import add_tools as convert
     from rstar_lab.rl.problems import parse_fields, read_rows

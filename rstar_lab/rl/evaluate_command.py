@@ -12,7 +12,7 @@ from rstar_lab.common.estimates import format_interval
 from rstar_lab.common.progress import Reporter, plain
 from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.processes import PeakMemory
-from rstar_lab.rl.chat.completions import ChatServer
+from rstar_lab.rl.chat.server import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source
 from rstar_lab.rl.evaluation import per_problem, summarise_sets, summarise_usable, usable_rows
 from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_hash

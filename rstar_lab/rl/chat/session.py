@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.chat.completions import ChatServer, PlainChat
-from rstar_lab.rl.chat.events import Event, Kind, Sections
+from rstar_lab.rl.chat.events import Event, Kind, TurnSplitter
+from rstar_lab.rl.chat.server import ChatServer
 from rstar_lab.rl.engine import Completion, EngineError, Sampling
 from rstar_lab.rl.engines.devices import visible_gpus
 from rstar_lab.rl.engines.server import ServerEngine
@@ -25,8 +25,6 @@ from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers.base import PromptFormat, PromptStyle
-from rstar_lab.rl.renderers.formats import renderer_type
-from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.rollout.agent_loop import check_call, run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
@@ -38,6 +36,8 @@ from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+
+SLOW_ENGINE_TOKENS = 2048  # default limit of a reply with transformers, which needs minutes for more
 
 
 class StreamingEngine(Protocol):
@@ -52,9 +52,9 @@ class StreamingEngine(Protocol):
 class ChatOptions:
     """Sampling and limits of a chat.
 
-    max_tokens: limit of one reply, including tool responses; None: 30,000, or the rest of the context if that is less.
-    seed: None: the time. tools: names as in the recipe key rl.tools. prompt_format: as the recipe key rl.prompt.format;
-    `released` requires a model that is called with token ids.
+    max_tokens: limit of one reply, including tool responses; None: 30,000, or the rest of the context if that is less;
+    2,048 with transformers on a CPU. seed: None: the time. tools: names as in the recipe key rl.tools. prompt_format: as the
+    recipe key rl.prompt.format.
     """
 
     temperature: float = 0.6
@@ -68,12 +68,16 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to one question. The trajectory has no token ids if it came from a chat-completions server."""
+    """The reply to one question."""
 
     events: tuple[Event, ...]
     trajectory: Trajectory
-    response_tokens: int
     seconds: float
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens of all turns and tool responses."""
+        return len(self.trajectory.response_ids)
 
     @property
     def text(self) -> str:
@@ -122,7 +126,7 @@ class ConversationCodec(Codec):
 
 
 class TokenChat:
-    """A chat through token ids, with the agent loop of training and evaluation."""
+    """The agent loop of training and evaluation behind a chat."""
 
     def __init__(
         self, engine: StreamingEngine, codec: ConversationCodec, tools: Mapping[str, Tool], options: ChatOptions
@@ -163,9 +167,6 @@ class TokenChat:
             if error := check_call(call, self.tools, type(self.codec.renderer)):
                 on_event(Event(Kind.RESULT, error.text, call.name or "", str(error.outcome)))
 
-    def tokens_of(self, trajectory: Trajectory) -> int:
-        return len(trajectory.response_ids)
-
 
 class _EventEmittingEngine:
     """An engine that emits events while it generates."""
@@ -175,14 +176,15 @@ class _EventEmittingEngine:
         self.error: EngineError | None = None
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        sections, ids, emitted = self._sections(), [], ""
+        renderer, ids, emitted = self.codec.renderer, list[int](), ""
+        splitter = TurnSplitter(Kind.REASON if renderer.thinks_first else Kind.TEXT, renderer.syntax)
 
         def on_tokens(new: list[int]) -> None:
             nonlocal emitted
             ids.extend(new)
             text = self.codec.decode(ids)
             if not text.endswith("�"):  # the last token ends within a character
-                self._emit(sections.feed(text[len(emitted) :]))
+                self._emit(splitter.feed(text[len(emitted) :]))
                 emitted = text
 
         try:
@@ -190,13 +192,10 @@ class _EventEmittingEngine:
         except EngineError as error:
             self.error = error
             raise
-        self._emit(sections.feed(self.codec.decode(completion.token_ids)[len(emitted) :]))
-        self._emit(sections.end())
+        text = self.codec.decode(completion.token_ids)
+        self._emit(splitter.feed(text[len(emitted) :]))
+        self._emit(splitter.end(self.codec.calls(text)))
         return completion
-
-    def _sections(self) -> Sections:
-        renderer = self.codec.renderer
-        return Sections(Kind.REASON if renderer.thinks_first else Kind.TEXT, renderer.syntax)
 
     def _emit(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -227,7 +226,7 @@ class _EventEmittingTool:
 class Chat:
     """One conversation. `open_chat` creates it."""
 
-    backend: TokenChat | PlainChat
+    backend: TokenChat
     options: ChatOptions
     name: str
     log: RunWriter | None = None
@@ -252,10 +251,9 @@ class Chat:
         finally:
             task.cancel()
         stop = Event(Kind.STOP, str(trajectory.stop_reason))
-        tokens = self.backend.tokens_of(trajectory)
-        self.replies.append(Reply((*events, stop), trajectory, tokens, time.monotonic() - started))
+        self.replies.append(Reply((*events, stop), trajectory, time.monotonic() - started))
         if self.log:
-            _write_reply(self.log, trajectory, tokens)
+            _write_reply(self.log, trajectory)
         yield stop
 
     async def ask(self, question: str) -> Reply:
@@ -275,23 +273,23 @@ async def open_chat(
     options: ChatOptions = ChatOptions(),
     *,
     tokenizer: str | Path | None = None,
-    plain: bool = False,
     engine: str = "auto",
     sandbox: str = "local",
     save: bool = False,
     name: str | None = None,
     runs_dir: str | Path = "runs",
 ) -> AsyncIterator[Chat]:
-    """Open a chat with a model folder, the last model of a run, or a server.
+    """Open a chat with a model folder, the last model of a run, or a vLLM server.
 
     Args:
-        model_or_url: folder, run, or URL of an OpenAI-style server. A vLLM server whose tokenizer is on this machine is
-            called with token ids, any other server through chat completions with tools.
+        model_or_url: folder, run, or URL of a vLLM server, which is called with token ids.
+        options: sampling and limits.
         tokenizer: folder of the tokenizer; default: the model's folder.
-        plain: use chat completions for every server and model.
         engine: engine for a model folder: vllm, transformers, or auto (vLLM on a GPU, else transformers, which starts faster).
         sandbox: "local", or the URL of `rstar-lab sandbox serve`.
         save: store the chat as run `name` in `runs_dir`.
+        name: run id. Default: made from the time.
+        runs_dir: folder of runs.
 
     Raises UserError if the server or the model cannot be used.
     """
@@ -300,95 +298,70 @@ async def open_chat(
         sandbox_client: Any = LocalSandbox(Limits(), 1) if sandbox == "local" else SandboxClient(sandbox)
         client = await stack.enter_async_context(sandbox_client)
         tools = make_tools(options.tools, client, prompt_format=options.prompt_format)
-        backend: TokenChat | PlainChat
         if model_or_url.startswith(("http://", "https://")):
-            server = await stack.enter_async_context(ChatServer.open(model_or_url))
-            folder = Path(tokenizer) if tokenizer else server.folder
-            if plain or folder is None or server.context is None:
-                _check_plain_format(options)
-                backend = PlainChat(server, tools, options)
-            else:
-                backend = await _token_chat(stack, model_or_url, folder, tools, options)
-            label = server.model
+            folder, label = await _served_model(model_or_url, tokenizer)
+            inference: StreamingEngine = await _server(stack, model_or_url)
         else:
             folder = model_folder(model_or_url, runs_dir)
             label = str(folder)
-            if plain:
-                _check_plain_format(options)
-            if plain or engine == "vllm" or (engine == "auto" and visible_gpus()):
+            if engine == "vllm" or (engine == "auto" and visible_gpus()):
                 replicas = await stack.enter_async_context(serving(ServeOptions(folder, port=0)))
-                if plain:
-                    server = await stack.enter_async_context(ChatServer.open(replicas[0].url))
-                    backend = PlainChat(server, tools, options)
-                else:
-                    backend = await _token_chat(stack, replicas[0].url, Path(tokenizer or folder), tools, options)
+                inference = await _server(stack, replicas[0].url)
             else:
-                backend = TokenChat(
-                    await _transformers(stack, folder),
-                    _conversation(Path(tokenizer or folder), tools, options),
-                    tools,
-                    options,
-                )
-        log = None
-        if save:
-            vocabulary = backend.codec.tokenizer if isinstance(backend, TokenChat) else None
-            log = stack.enter_context(_open_run(runs_dir, name, label, options, vocabulary))
-        yield Chat(backend, options, name, log, [])
+                inference = await _transformers(stack, folder)
+                options = replace(options, max_tokens=options.max_tokens or SLOW_ENGINE_TOKENS)
+        codec = _conversation(Path(tokenizer or folder), tools, options)
+        log = stack.enter_context(_open_run(runs_dir, name, label, options, codec.tokenizer)) if save else None
+        yield Chat(TokenChat(inference, codec, tools, options), options, name, log, [])
+
+
+async def _served_model(url: str, tokenizer: str | Path | None) -> tuple[Path, str]:
+    """Return the folder of the tokenizer and the name of the model of a server."""
+    async with ChatServer.open(url) as server:
+        folder = Path(tokenizer) if tokenizer else server.folder
+        if folder is None:
+            raise UserError(
+                f"{url}: the folder of its model {server.model} is not on this machine; give its tokenizer with --tokenizer FOLDER"
+            )
+        return folder, server.model
 
 
 @contextmanager
 def _open_run(runs_dir: Path, name: str, model: str, options: ChatOptions, tokenizer: Any) -> Iterator[RunWriter]:
-    """Open run `name` of a chat. tokenizer: None if the chat has no token ids. Raises RunStoreError."""
+    """Open run `name` of a chat. Raises RunStoreError."""
     recipe = {"model": model, "chat": asdict(options)}
     with RunWriter.open(runs_dir, name, kind="chat", recipe=recipe, seed=options.seed or 0) as writer:
-        if tokenizer is not None:
-            ids = [[i] for i in range(len(tokenizer))]
-            writer.write_vocabulary(tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False))
+        ids = [[i] for i in range(len(tokenizer))]
+        writer.write_vocabulary(tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False))
         yield writer
         writer.finish("finished")
 
 
-def _write_reply(writer: RunWriter, trajectory: Trajectory, tokens: int) -> None:
-    """Write one question and its reply. tokens: tokens of the response."""
+def _write_reply(writer: RunWriter, trajectory: Trajectory) -> None:
+    """Write one question and its reply."""
     labels = TrainingLabels(True)
-    row = trajectory_row(trajectory, labels) | {"reward": None, "response_tokens": tokens}
-    if not trajectory.response_ids:
-        row["model_tokens"] = tokens
     writer.write_step(
         "chat",
         (writer.last_step or 0) + 1,
-        trajectories=[row],
+        trajectories=[trajectory_row(trajectory, labels) | {"reward": None}],
         calls=call_rows(trajectory),
-        transcripts=[transcript_row(trajectory, labels, arrays=bool(trajectory.response_ids))],
-        metrics={"response_tokens": tokens, "calls": len(trajectory.calls)},
+        transcripts=[transcript_row(trajectory, labels, arrays=True)],
+        metrics={"response_tokens": len(trajectory.response_ids), "calls": len(trajectory.calls)},
     )
-
-
-def _check_plain_format(options: ChatOptions) -> None:
-    if renderer_type(options.prompt_format) is not PaperRenderer:
-        raise UserError(
-            f"--prompt-format {options.prompt_format}: chat completions use the server's own template; leave --plain out, and"
-            " give --tokenizer FOLDER if the server's model is not on this machine"
-        )
 
 
 def _conversation(folder: Path, tools: Mapping[str, Tool], options: ChatOptions) -> ConversationCodec:
     try:
         return ConversationCodec(load_tokenizer(folder), tools, options.prompt_format)
     except ValueError as error:
-        raise UserError(
-            f"{folder}: {error}; give another --tokenizer, or use --plain for the server's own template"
-        ) from None
+        raise UserError(f"{folder}: {error}; give another --tokenizer") from None
 
 
-async def _token_chat(
-    stack: AsyncExitStack, url: str, folder: Path, tools: Mapping[str, Tool], options: ChatOptions
-) -> TokenChat:
-    codec = _conversation(folder, tools, options)
+async def _server(stack: AsyncExitStack, url: str) -> ServerEngine:
     engine = ServerEngine(url)
     stack.push_async_callback(engine.aclose)
     await engine.start()
-    return TokenChat(engine, codec, tools, options)
+    return engine
 
 
 async def _transformers(stack: AsyncExitStack, folder: Path) -> StreamingEngine:

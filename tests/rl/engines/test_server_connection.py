@@ -9,7 +9,7 @@ from helpers.scripted_server import ScriptedServer
 from helpers.tiny_models import make_model
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.chat.completions import ChatServer
+from rstar_lab.rl.chat.server import ChatServer
 from rstar_lab.rl.engine import EngineError, Sampling
 from rstar_lab.rl.engines import group as group_module
 from rstar_lab.rl.engines.group import EngineGroup
@@ -160,7 +160,7 @@ async def test_the_key_of_openai_is_sent_only_to_its_server(monkeypatch, base, u
         headers.update(http.headers)
         return {"id": "m"}
 
-    monkeypatch.setattr("rstar_lab.rl.chat.completions.read_model_card", read_card)
+    monkeypatch.setattr("rstar_lab.rl.chat.server.read_model_card", read_card)
     with suppress(httpx.InvalidURL, UserError):
         async with ChatServer.open(url):
             pass

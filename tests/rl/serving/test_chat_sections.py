@@ -1,13 +1,11 @@
 """The chat view splits a turn while it streams, in every syntax of calls."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from rstar_lab.common.errors import UserError
-from rstar_lab.rl.chat.completions import PlainChat, _PartialTurn
-from rstar_lab.rl.chat.events import Kind, Sections
+from rstar_lab.rl.chat.events import Event, Kind, TurnSplitter
+from rstar_lab.tool_calls import parse_tool_calls
 
 CODE = "print('</tool_call>')"
 CALLS = {
@@ -20,9 +18,11 @@ CALLS = {
 
 
 def split(text, syntax="hermes", kind=Kind.REASON, size=1):
-    sections, merged = Sections(kind, syntax), []
+    splitter, merged = TurnSplitter(kind, syntax), []
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    for event in [event for piece in pieces for event in sections.feed(piece)] + sections.end():
+    for event in [event for piece in pieces for event in splitter.feed(piece)] + splitter.end(
+        parse_tool_calls(text, syntax=syntax)
+    ):
         if merged and merged[-1][0] == event.kind != Kind.CALL:
             merged[-1] = (event.kind, merged[-1][1] + event.text)
         else:
@@ -57,15 +57,19 @@ def test_drafts_are_reasoning_unless_the_reasoning_never_ends():
     assert split(f"try {call}")[-1] == ("call", CODE)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{", "[]", "{}", '{"error": 5}', '{"choices": 5}', '{"choices": [{}]}', '{"choices": [{"delta": {"content": 5}}]}',
-        '{"choices": [{"delta": {"tool_calls": [{"index": []}]}}]}', '{"usage": {"a": 1}, "choices": []}',
-        '{"choices": [{"delta": {"reasoning": {"a": 1}}}]}', "[" * 200_000,
-    ],
-)  # fmt: skip
-def test_an_answer_of_another_form_is_one_error(line):
-    chat = PlainChat(SimpleNamespace(url="http://server.example"), {}, None)
-    with pytest.raises(UserError, match=r"http://server\.example"):
-        chat._add(_PartialTurn(), Sections(Kind.TEXT), line)
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_turn_is_split_at_its_tags_for_any_chunk_size(size):
+    text = (
+        f"a < b</reason>so{CALLS['hermes']}<tool_call>{{not json</tool_call>"
+        "<reason>more</reason> <answer>\\boxed{1<2}</answer> <toolbox> </answer"
+    )
+    assert split(text, size=size) == [
+        ("reason", "a < b"), ("text", "so"), ("call", CODE), ("call", "{not json"), ("reason", "more"),
+        ("answer", "\\boxed{1<2}"), ("text", "<toolbox> </answer"),
+    ]  # fmt: skip
+
+
+def test_the_text_of_a_call_is_kept_until_the_turn_ends():
+    splitter, text = TurnSplitter(), '<tool_call>{"name": "f'
+    assert splitter.feed("</reason>" + text) == []
+    assert splitter.end(parse_tool_calls("</reason>" + text)) == [Event(Kind.CALL, '{"name": "f', "")]

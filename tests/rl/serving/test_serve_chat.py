@@ -11,15 +11,15 @@ import subprocess
 import httpx
 import psutil
 import pytest
-from helpers.memorized_model import ANSWER, CALL, CODE, QUESTION
+from helpers.memorized_model import ANSWER, CODE, QUESTION
 from helpers.vllm_servers import COMMAND, KEY, members, serve, wait_until
 from rich.console import Console
 
 from rstar_lab.analysis import open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
-from rstar_lab.rl.chat.completions import ChatServer
-from rstar_lab.rl.chat.events import Event, Kind, Sections
+from rstar_lab.rl.chat.events import Kind
+from rstar_lab.rl.chat.server import ChatServer
 from rstar_lab.rl.chat.session import ChatOptions, open_chat
 from rstar_lab.rl.chat.view import show
 from rstar_lab.rl.evaluate_command import evaluate_command, load
@@ -90,7 +90,7 @@ def test_one_shot_by_token_ids_is_kept_in_the_run_store(served, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_the_conversation_continues_and_chat_completions_give_equal_text(served, memorized_model, tmp_path):
+async def test_the_conversation_continues(served):
     async with open_chat(served.urls[1], GREEDY) as chat:
         by_tokens = await chat.ask(QUESTION)
         assert kinds(by_tokens.events) == CONVERSATION
@@ -100,22 +100,10 @@ async def test_the_conversation_continues_and_chat_completions_give_equal_text(s
         chat.reset()
         assert (await chat.ask(QUESTION)).trajectory.response_ids == by_tokens.trajectory.response_ids
 
-    # The server's own template and its parser of calls, messages only.
-    opened = open_chat(served.urls[0], GREEDY, plain=True, save=True, name="plain", runs_dir=tmp_path)
-    async with opened as chat:
-        plain = await chat.ask(QUESTION)
-        assert chat.backend.messages[2]["tool_calls"][0]["function"]["name"] == "execute_python_code_with_standard_io"
-    # The plain view does not know that the prompt opened the reasoning, so it shows reasoning as plain text.
-    assert kinds(plain.events) == [("text" if kind == "reason" else kind, text) for kind, text in CONVERSATION]
-    assert plain.answer == ANSWER and plain.trajectory.calls[0].code == CODE
-    (row,) = RunReader(tmp_path / "plain").read("trajectories").to_pylist()
-    assert row["response_tokens"] == plain.response_tokens > 10 and row["calls"] == 1
-
-    # A truncated reply is reported as truncated, with and without --plain.
-    for flag in (False, True):
-        async with open_chat(served.urls[0], ChatOptions(temperature=0.0, max_tokens=3), plain=flag) as chat:
-            reply = await chat.ask(QUESTION)
-            assert reply.trajectory.stop_reason == "length" and reply.response_tokens == 3
+    # A truncated reply is reported as truncated.
+    async with open_chat(served.urls[0], ChatOptions(temperature=0.0, max_tokens=3)) as chat:
+        reply = await chat.ask(QUESTION)
+        assert reply.trajectory.stop_reason == "length" and reply.response_tokens == 3
 
 
 @pytest.mark.slow
@@ -145,7 +133,6 @@ async def test_a_chat_shows_the_selected_tools_to_the_model(memorized_model):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--prompt-format", "released", "--plain"], "leave --plain out"),
         pytest.param(["--prompt-format", "old"], "choose from paper, released", marks=pytest.mark.soak),
         pytest.param(["--tools", "python,python"], "two tools are called execute_python_code", marks=pytest.mark.soak),
         (["--tools", "calculator"], "calculator"),
@@ -166,25 +153,6 @@ async def test_a_folder_needs_no_server(memorized_model):
     text = console.file.getvalue()
     assert [word for word in ("I compute it.", CODE, "ok", ANSWER, "\\boxed{42}") if word not in text] == []
     assert "<tool_call>" not in text and "<answer>" not in text
-
-
-@pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_a_turn_is_split_at_its_tags_for_any_chunk_size(size):
-    text = (
-        f"a < b</reason>so{CALL}<tool_call>{{not json</tool_call>"
-        "<reason>more</reason> <answer>\\boxed{1<2}</answer> <toolbox> </answer"
-    )
-    sections, events = Sections(), []
-    for start in range(0, len(text), size):
-        events += sections.feed(text[start : start + size])
-    events += sections.end()
-    assert kinds(events) == [
-        ("reason", "a < b"), ("text", "so"), ("call", CODE), ("call", "{not json"), ("reason", "more"),
-        ("answer", "\\boxed{1<2}"), ("text", "<toolbox> </answer"),
-    ]  # fmt: skip
-    cut = Sections()
-    assert cut.feed('</reason><tool_call>{"name": "f') == []
-    assert cut.end() == [Event(Kind.CALL, '{"name": "f', "")]
 
 
 # Evaluation
