@@ -10,12 +10,10 @@ import pytest
 from rstar_lab.analysis import import_messages
 from rstar_lab.analysis.inspector.panels import turn_text
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import up_to_last
 from rstar_lab.doctor import doctor
 from rstar_lab.doctor.metric_names import canonical
 from rstar_lab.doctor.notebook_check import _masked
 from rstar_lab.exchange.import_rows import conversation_messages
-from rstar_lab.hardware.profiles import parse_yaml
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.chat.events import Kind, TurnSplitter
 from rstar_lab.rl.data.converters import glaive_v2
@@ -24,6 +22,8 @@ from rstar_lab.rl.data.tool_conversations import parts_of
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.reward.hidden_tests import final_program
+from rstar_lab.untrusted.files import parse_yaml
+from rstar_lab.untrusted.text import up_to_last
 from rstar_lab.verify import verify
 from rstar_lab.verify.gold import final_answer
 
@@ -106,6 +106,6 @@ def test_a_file_with_holes_does_not_take_all_memory(tmp_path, name):
 def test_merged_keys_of_yaml_do_not_multiply():
     levels = ["a0: &a0 {k0: 0, l0: 0}"]
     levels += [f"a{n}: &a{n} {{k{n}: 0, <<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12)]
-    with pytest.raises(ValueError, match=r"more than 10,000 keys"):
-        parse_yaml("\n".join(levels))
-    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}")["b"] == {"x": 1, "y": 2}
+    with pytest.raises(UserError, match=r"r: not YAML: more than 10,000 keys"):
+        parse_yaml("\n".join(levels), "r")
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}", "r")["b"] == {"x": 1, "y": 2}

@@ -13,8 +13,8 @@ from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_proble
 from rstar_lab.analysis.queries import HAS_RESULT
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.common.estimates import Side, paired_difference
-from rstar_lab.common.visible_text import counted, escaped
 from rstar_lab.runs import RunStoreError
+from rstar_lab.untrusted.text import counted, escaped
 
 DEFAULT_METRICS = (
     "pass1", "tool_error_rate", "tool_error_rate_correct", "response_tokens", "response_tokens_correct", "calls",

@@ -16,8 +16,8 @@ from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
-from rstar_lab.common.visible_text import counted
 from rstar_lab.runs import RunStoreError
+from rstar_lab.untrusted.text import counted
 
 if TYPE_CHECKING:
     from rstar_lab.rl.training.counterfactual import Selection, StoredStep

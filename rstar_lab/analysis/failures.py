@@ -20,8 +20,8 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.filters import Where, sql_list
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.common.visible_text import counted, escaped
 from rstar_lab.runs import RunStoreError
+from rstar_lab.untrusted.text import counted, escaped
 
 KINDS = {
     "environment error": "the environment or an engine failed",

@@ -8,8 +8,8 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.queries import HAS_RESULT, quoted
 from rstar_lab.analysis.runs import Runs, named_rows
-from rstar_lab.common.visible_text import counted, escaped
 from rstar_lab.runs import RunStoreError
+from rstar_lab.untrusted.text import counted, escaped
 
 _MAX_NAMES = 40  # maximum number of rows with a label on the axis
 _RATE = f"avg((reward > 0)::INT) FILTER (WHERE {HAS_RESULT})"

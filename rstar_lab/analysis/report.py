@@ -24,8 +24,8 @@ from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.metrics import class_title, get_metric, held_out_metrics, measure, rollout_classes
 from rstar_lab.analysis.paper import reference
 from rstar_lab.analysis.runs import Runs, open_runs
-from rstar_lab.common.visible_text import counted, escaped
 from rstar_lab.runs import RunReader, RunStoreError
+from rstar_lab.untrusted.text import counted, escaped
 
 METRICS = (
     "pass1", "tool_error_rate", "tool_error_rate_correct", "calls", "response_tokens", "response_tokens_correct",

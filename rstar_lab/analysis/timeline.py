@@ -12,9 +12,9 @@ from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, named_rows
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted, escaped
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import read_messages
+from rstar_lab.untrusted.text import counted, escaped
 
 KINDS: dict[str, dict[str, Any]] = {  # marker of each kind of segment
     "generate": {"color": COLOURS[0]},

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, check_output, examples
-from rstar_lab.common.visible_text import printable
+from rstar_lab.untrusted.text import printable
 
 app = typer.Typer(no_args_is_help=True, help="Compare the arms of an ablation.")
 

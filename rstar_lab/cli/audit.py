@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, RunsFolder, examples, find_run
-from rstar_lab.common.visible_text import counted, printable
+from rstar_lab.untrusted.text import counted, printable
 
 app = typer.Typer()
 SHOWN = 10

@@ -15,7 +15,7 @@ import typer.core
 from rstar_lab import __version__
 from rstar_lab.cli.shared import fail
 from rstar_lab.common.errors import UserError, os_error_message
-from rstar_lab.common.visible_text import printable
+from rstar_lab.untrusted.text import printable
 
 
 class Interrupted(Exception):

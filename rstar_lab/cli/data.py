@@ -17,7 +17,7 @@ from rstar_lab.cli.shared import (
     run_async,
 )
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted, printable
+from rstar_lab.untrusted.text import counted, printable
 
 if TYPE_CHECKING:
     from rstar_lab.rl.data.converters import ConversionReport

@@ -7,7 +7,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, check_output, examples, fail
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import visible
+from rstar_lab.untrusted.text import visible
 
 app = typer.Typer()
 

@@ -8,7 +8,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run, print_result
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
+from rstar_lab.untrusted.text import counted
 
 app = typer.Typer()
 FORMATS = ("atif", "sft", "sft-tokens", "preference")

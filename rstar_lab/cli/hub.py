@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import RunsFolder, examples
-from rstar_lab.common.visible_text import counted, printable
+from rstar_lab.untrusted.text import counted, printable
 
 app = typer.Typer()
 

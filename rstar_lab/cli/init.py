@@ -10,7 +10,7 @@ import typer
 
 from rstar_lab.cli.shared import examples
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted, printable
+from rstar_lab.untrusted.text import counted, printable
 
 if TYPE_CHECKING:
     from rstar_lab.hardware.profiles import Profile

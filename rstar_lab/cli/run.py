@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, examples, read_recipe, run_async
-from rstar_lab.common.visible_text import printable
+from rstar_lab.untrusted.text import printable
 
 if TYPE_CHECKING:
     from rstar_lab.rl.recipe import Recipe

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run, print_result, print_table
-from rstar_lab.common.visible_text import printable
+from rstar_lab.untrusted.text import printable
 
 app = typer.Typer(no_args_is_help=True, help="List, show and compact runs.")
 

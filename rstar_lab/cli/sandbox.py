@@ -10,7 +10,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, examples, print_result
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
+from rstar_lab.untrusted.text import counted
 
 app = typer.Typer(
     no_args_is_help=True,

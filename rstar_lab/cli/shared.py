@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import printable
+from rstar_lab.untrusted.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

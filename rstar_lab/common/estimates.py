@@ -12,7 +12,7 @@ from math import atan, comb, cos, isfinite, isinf, nan, pi, sin, sqrt
 
 import numpy as np
 
-from rstar_lab.common.visible_text import counted
+from rstar_lab.untrusted.text import counted
 
 LEVEL = 0.95
 # Weight of an additional problem that is always solved, and of one that never is, in the variance of a rate. Without them, a few

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 from rich.text import Text
 
-from rstar_lab.common.visible_text import printable
+from rstar_lab.untrusted.text import printable
 
 
 def plain(value: object, style: str = "") -> Text:

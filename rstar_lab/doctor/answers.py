@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pandas as pd
 
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.common.visible_text import counted
 from rstar_lab.doctor.rule import HEDGE
 from rstar_lab.runs.messages import own_texts
+from rstar_lab.untrusted.text import counted
 from rstar_lab.verify import extract_answer, last_boxed
 from rstar_lab.verify.structure import quick
 

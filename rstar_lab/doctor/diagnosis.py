@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted, escaped
 from rstar_lab.doctor.logs import read_logs
 from rstar_lab.doctor.rule import Evidence, Log, Rule
 from rstar_lab.doctor.rules import RULES
 from rstar_lab.hardware.profiles import Hardware, load_profile
 from rstar_lab.runs.tables import UNUSABLE
+from rstar_lab.untrusted.text import counted, escaped
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector

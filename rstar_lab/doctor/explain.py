@@ -17,10 +17,10 @@ import pandas as pd
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import Estimate, Side, paired_difference
-from rstar_lab.common.visible_text import counted
 from rstar_lab.runs import RunReader
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.tables import UNUSABLE
+from rstar_lab.untrusted.text import counted
 from rstar_lab.verify import extract_answer, verify_many
 
 _SHOWN = 10

@@ -20,7 +20,6 @@ from typing import IO, Any
 import pyarrow.parquet as pq
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.doctor import tensorboard, wandb
 from rstar_lab.doctor.metric_names import canonical
 from rstar_lab.doctor.rollout_rows import (
@@ -43,6 +42,7 @@ from rstar_lab.exchange.import_rows import (
     write_run,
 )
 from rstar_lab.runs.files import bounded_lines, open_to_read, parse_json, read_text
+from rstar_lab.untrusted.text import counted
 
 FIRST_ROWS = 20  # rows of a file that are looked at to recognise it
 Values = dict[str, Any]

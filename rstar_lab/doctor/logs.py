@@ -17,7 +17,6 @@ import pandas as pd
 
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.doctor.answers import with_texts
 from rstar_lab.doctor.files import Source, Values, import_rollouts, metric_lines, sources
 from rstar_lab.doctor.metric_names import NAMES, canonical, held_out_score
@@ -25,6 +24,7 @@ from rstar_lab.doctor.rollout_rows import STEPS
 from rstar_lab.doctor.rule import Log
 from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.text import counted
 
 COLUMNS = (
     "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "correct", "rewarded", "kept", "advantage",

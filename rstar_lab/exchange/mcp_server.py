@@ -21,10 +21,10 @@ from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.comparison import DEFAULT_METRICS, compare
 from rstar_lab.analysis.metrics import curves, get_metric, measure
 from rstar_lab.analysis.runs import Runs, open_runs
-from rstar_lab.common.visible_text import printable
 from rstar_lab.doctor import doctor
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.text import printable
 
 Row = dict[str, Any]
 Filter = str | dict[str, Any] | None

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted, up_to_last
 from rstar_lab.exchange.export_records import Exported, Rollout, Row, read_rollouts
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.tool_calls import parse_stored_turn
+from rstar_lab.untrusted.text import counted, up_to_last
 
 PROVENANCE = (
     "run_id", "attempt", "stage", "step", "policy_version", "traj_id", "problem_id", "group_id", "sample", "reward", "kept",

@@ -4,14 +4,13 @@ import difflib
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.resources import resource_folder
+from rstar_lab.untrusted.files import parse_yaml
 
 FOLDER = resource_folder("cluster") / "profiles"
-MOST_VALUES = 100_000  # of a YAML file
 # Environment variable of a job: the GPUs that its profile promises. The local trainer stops if torch finds none.
 EXPECTED_GPUS = "RSTAR_LAB_EXPECTED_GPUS"
 RENAMED = {"image": "container", "slurm.container": "container"}  # keys of earlier versions
@@ -179,43 +178,9 @@ def load_profile(name: str | Path) -> Profile:
 def parse_profile(text: str, source: str) -> Profile:
     """Return the profile in a YAML text. source: where it comes from, for the error message. Raises UserError."""
     try:
-        return Profile(**parse_yaml(text))
+        return Profile(**parse_yaml(text, source))
     except (ValidationError, TypeError) as error:
         raise UserError(f"{source}: {_explain(error)}") from error
-    except ValueError as error:
-        raise UserError(f"{source}: not valid YAML: {error}") from error
-
-
-class YamlLoader(yaml.SafeLoader):
-    """Loader of YAML that refuses merge keys (`<<`) for more than 10,000 keys: a few lines of them can stand for billions."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        for key, value in node.value:
-            if key.tag == "tag:yaml.org,2002:merge" and isinstance(value, yaml.SequenceNode) and len(value.value) > 100:
-                raise yaml.YAMLError("more than 100 mappings are merged")
-        super().flatten_mapping(node)
-        if len(node.value) > 10_000:
-            raise yaml.YAMLError("more than 10,000 keys in a mapping")
-
-
-def parse_yaml(text: str, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
-    """Return the value of YAML text from an untrusted source. Raises ValueError.
-
-    A few lines of aliases can stand for billions of values, or for one that contains itself; both are refused.
-    """
-    try:
-        value = yaml.load(text, Loader=loader)
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    pending, seen = [value], 0
-    while pending:
-        if (seen := seen + 1) > MOST_VALUES:
-            raise ValueError(f"with its aliases it has more than {MOST_VALUES} values")
-        item = pending.pop()
-        pending += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-    return value
 
 
 def profile_names() -> list[str]:

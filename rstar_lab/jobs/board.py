@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import escaped, visible
 from rstar_lab.jobs.backends import CLASSES, backend_named
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
 from rstar_lab.jobs.progress import last_metrics, parse_event, progress
 from rstar_lab.runs.reader import find_runs_dir
+from rstar_lab.untrusted.text import Html, escaped, html, joined, visible
 
 EVERY_S = 3.0
 LOG_LINES = 30
@@ -118,18 +118,19 @@ class BoardRow:
         ]  # fmt: skip
 
 
-def render_table(rows: list[BoardRow]) -> str:
+def render_table(rows: list[BoardRow]) -> Html:
     """Return the rows as an HTML table that needs no script."""
     if not rows:
-        return f"<p>{escaped(EMPTY)}</p>"
-    head = "".join(f"<th>{column}</th>" for column in COLUMNS)
+        return html("<p>{}</p>", EMPTY)
+    head = joined(html("<th>{}</th>", column) for column in COLUMNS)
     lines = []
     for row in rows:
         cells = [escaped(text) for text in row.cells()]
-        cells[1] = f"<b class='rl-{cells[1]}'>{cells[1]}</b>"
-        cells[-1] = f"<span title='{cells[-1]}'>{escaped(row.line[:LINE_SHOWN])}</span>"
-        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<style>{STYLE}</style><table class='rl-jobs'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        cells[1] = html("<b class='rl-{0}'>{0}</b>", cells[1])
+        cells[-1] = html("<span title='{}'>{}</span>", cells[-1], row.line[:LINE_SHOWN])
+        lines.append(html("<tr>{}</tr>", joined(html("<td>{}</td>", cell) for cell in cells)))
+    table = "<table class='rl-jobs'><thead><tr>{}</tr></thead><tbody>{}</tbody></table>"
+    return joined([Html(f"<style>{STYLE}</style>"), html(table, head, joined(lines))])
 
 
 def to_text(rows: list[BoardRow]) -> str:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import JobStatus
 from rstar_lab.jobs.job import Job, list_jobs, submit
@@ -24,6 +23,7 @@ from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.slurm import start_array
 from rstar_lab.jobs.store import JobFolder, JobSpec, check_name
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.text import counted
 
 ERROR_LINE = re.compile(r"^(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE)
 POLL_S = 1.0

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError, os_error_message
-from rstar_lab.common.visible_text import printable
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend, JobStatus
 from rstar_lab.jobs.backends import backend_named, choose
@@ -21,6 +20,7 @@ from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec, check_name
 from rstar_lab.runs.files import read_text
 from rstar_lab.runs.reader import find_runs_dir
+from rstar_lab.untrusted.text import printable
 
 
 class Job:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
+from rstar_lab.untrusted.text import counted
 
 # Ray rejects a working_dir of more than 100 MiB with HTTP 413.
 LIMIT_MB = 90

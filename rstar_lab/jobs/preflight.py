@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted, escaped
 from rstar_lab.hardware.profiles import Profile
+from rstar_lab.untrusted.text import counted, escaped
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from typing import IO, Any, NoReturn
 import psutil
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_processes, raise_open_files
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec, seal
+from rstar_lab.untrusted.text import counted
 
 
 class Stopped(Exception):

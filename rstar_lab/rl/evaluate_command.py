@@ -10,7 +10,6 @@ from rich.table import Table
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import format_interval
 from rstar_lab.common.progress import Reporter, plain
-from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.processes import PeakMemory
 from rstar_lab.rl.chat.server import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source
@@ -24,6 +23,7 @@ from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
 from rstar_lab.rl.rollout.metrics import first_remedy, phase_text, rollout_line
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.text import counted
 
 SHOWN = 40  # rows of the printed table, hardest problems first
 

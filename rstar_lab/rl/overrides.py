@@ -10,14 +10,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rstar_lab.hardware.profiles import Profile, YamlLoader, parse_yaml
+from rstar_lab.hardware.profiles import Profile
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.explain import explain, release_line
 from rstar_lab.rl.recipe.rl import CODE_TOOLS, RlSection
 from rstar_lab.rl.section import USER_FUNCTION, ByType
-from rstar_lab.runs.files import read_text
+from rstar_lab.untrusted.files import DataError, YamlLoader, parse_yaml, read_text
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 MAX_RECIPE_BYTES = 2**20  # PyYAML takes seconds to parse 1 MiB
@@ -34,7 +34,7 @@ class _UniqueKeyLoader(YamlLoader):
             key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
             if isinstance(key, Hashable):
                 if key in seen:
-                    raise RecipeError(f"line {key_node.start_mark.line + 1}: key {key!r} is given twice; remove one")
+                    raise ValueError(f"line {key_node.start_mark.line + 1}: key {key!r} is given twice; remove one")
                 seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -54,11 +54,9 @@ def load_recipe(
     """
     path = recipe_file(source)
     try:
-        data = parse_yaml(read_text(path, most=MAX_RECIPE_BYTES), _UniqueKeyLoader)
-    except RecipeError as error:
-        raise RecipeError(f"recipe {path}: {error}") from None
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"recipe {path}: not YAML: {error}") from error
+        data = parse_yaml(read_text(path, MAX_RECIPE_BYTES), path, _UniqueKeyLoader)
+    except DataError as error:
+        raise RecipeError(f"recipe {error}") from error
     if not isinstance(data, dict):
         raise RecipeError(f"recipe {path}: the file must be a mapping of keys")
     data.setdefault("name", _run_name(path.stem))

@@ -16,7 +16,6 @@ import torch
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import format_interval
 from rstar_lab.common.progress import Reporter
-from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.rl.data.mix import read_mix
 from rstar_lab.rl.environments.mixture import restricted
@@ -45,6 +44,7 @@ from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
+from rstar_lab.untrusted.text import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

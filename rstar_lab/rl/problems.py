@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.runs.files import bounded_lines, open_lines, open_to_read, read_text
+from rstar_lab.untrusted.text import counted
 from rstar_lab.verify.gold import final_answer
 
 log = logging.getLogger(__name__)

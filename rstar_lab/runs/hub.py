@@ -21,9 +21,9 @@ from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import format_interval
-from rstar_lab.common.visible_text import counted
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader, check_file
+from rstar_lab.untrusted.text import counted
 
 Kind = Literal["model", "run"]
 REPO_TYPES = {"model": "model", "run": "dataset"}

@@ -19,7 +19,7 @@ from rstar_lab.analysis.inspector.source import Frames, Source
 from rstar_lab.analysis.inspector.transcript import segments, token_values
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import BIDI, visible
+from rstar_lab.untrusted.text import BIDI, visible
 
 
 def request(inspector: Inspector, op: str, **arguments: object) -> object:

@@ -9,7 +9,7 @@ from rstar_lab.analysis.inspector.export import roc_status
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.palette import SYNTAX, colour_levels, contrast, page_css
 from rstar_lab.analysis.inspector.transcript import segments
-from rstar_lab.common.visible_text import BIDI, visible
+from rstar_lab.untrusted.text import BIDI, visible
 
 
 class Tags(HTMLParser):

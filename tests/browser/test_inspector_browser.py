@@ -30,7 +30,7 @@ from rstar_lab.analysis.inspector.inspector import Inspector, inspect
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.inspector.palette import SCALES
 from rstar_lab.analysis.inspector.widget import join_modules
-from rstar_lab.common.visible_text import visible
+from rstar_lab.untrusted.text import visible
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 GOLDEN = ROOT / "tests" / "golden" / "runs"

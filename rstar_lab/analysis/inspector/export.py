@@ -17,7 +17,7 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, String
 from rstar_lab.analysis.inspector.palette import SCALES, STATIC, page_css
 from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.common.visible_text import counted, escaped, visible
+from rstar_lab.untrusted.text import counted, escaped, visible
 
 _CSS = page_css()
 _SYNTAX = (

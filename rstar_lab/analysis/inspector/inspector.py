@@ -20,7 +20,7 @@ from rstar_lab.analysis.inspector.source import Frames, Source, Store
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
 from rstar_lab.analysis.inspector.widget import NotebookWidget, join_modules
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import visible
+from rstar_lab.untrusted.text import visible
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.forks import Fork

@@ -19,7 +19,7 @@ from rstar_lab.analysis import queries
 from rstar_lab.analysis.filters import sql_list, sql_literal
 from rstar_lab.analysis.queries import connect, error_text, time_limit
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import visible
+from rstar_lab.untrusted.text import visible
 
 MAX_ROWS = 200_000  # larger stores are read from their files
 _QUIET_S = 10.0  # a run that was refreshed more recently is still growing, and is read from its files

@@ -22,10 +22,10 @@ from rstar_lab.analysis.metrics import class_title, curves, get_metric, held_out
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.views import state_of
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import escaped, visible
 from rstar_lab.runs import RunReader
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import find_runs_dir, run_folders
+from rstar_lab.untrusted.text import escaped, visible
 
 _CSS = """
 .rl-overview { max-height: 420px; overflow: auto; }

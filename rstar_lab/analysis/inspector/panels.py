@@ -12,9 +12,9 @@ from rstar_lab.analysis.inspector.listing import to_json_value
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import visible
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.text import visible
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.forks import Fork

@@ -23,8 +23,8 @@ from rstar_lab.analysis.inspector.listing import (
 from rstar_lab.analysis.queries import check_query, connect, time_limit
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import MODEL_ERRORS, Outcome
-from rstar_lab.common.visible_text import visible
 from rstar_lab.runs.questions import QUESTION_LENGTH
+from rstar_lab.untrusted.text import visible
 
 SEARCH_LIMIT, SEARCH_S = 500, 5.0
 _SNIPPET = 48

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rstar_lab.common.visible_text import up_to_last, visible
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import ToolCall, parse_stored_turn
+from rstar_lab.untrusted.text import up_to_last, visible
 
 _HEADER = re.compile(
     r"(?:<\|(?:end|call|return)\|>)?(?:<\|start\|>assistant)?<\|channel\|>[^<]*<\|message\|>"

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, readable_answer
 from rstar_lab.jobs.store import NAME, JobFolder, JobSpec, check_name
@@ -29,6 +28,7 @@ from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, parse_
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.reader import MIRROR_FILE, read_mirror
 from rstar_lab.runs.schema import LEVELS, step_range_of
+from rstar_lab.untrusted.text import counted
 
 LOCK = ".mirror.lock"
 # Messages of a shell on a host without rsync, and of rsync if start-up files of the shell print text. sftp works in both cases.

@@ -10,10 +10,10 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.text import Text
 
-from rstar_lab.common.visible_text import printable
 from rstar_lab.rl.chat.events import Event, Kind
 from rstar_lab.rl.chat.session import Chat, ChatOptions, Reply, open_chat
 from rstar_lab.rl.tools.user import run_in_daemon_thread
+from rstar_lab.untrusted.text import printable
 
 _STYLES = {Kind.REASON: "dim italic", Kind.TEXT: "", Kind.ANSWER: "bold green"}
 _STOPS = {"length": "stopped: token limit", "max_turns": "stopped: turn limit", "time_limit": "stopped: time limit"}

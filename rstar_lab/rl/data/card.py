@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.visible_text import counted
 from rstar_lab.runs.files import atomic_write
+from rstar_lab.untrusted.text import counted
 
 EXAMPLES = 5  # per filter, spread evenly over the dropped problems
 EXCERPT = 240  # characters of a question or answer

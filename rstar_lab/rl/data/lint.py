@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rstar_lab.common.visible_text import counted, up_to_last
 from rstar_lab.rl.problems import ProblemError, read_problem, read_rows
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.base import count_answers
 from rstar_lab.tool_calls import parse_tool_calls
+from rstar_lab.untrusted.text import counted, up_to_last
 from rstar_lab.verify import readable
 from rstar_lab.verify.gold import fault_of_answer
 

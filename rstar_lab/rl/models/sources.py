@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.runs.files import lock_file, write_json
+from rstar_lab.untrusted.text import counted
 
 SMOLLM2 = "smollm2-135m"
 _SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"

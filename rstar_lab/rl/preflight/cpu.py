@@ -2,11 +2,11 @@
 
 import time
 
-from rstar_lab.common.visible_text import counted
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import Architecture, CheckContext, NotNeeded, Warn
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.sft import Lora
+from rstar_lab.untrusted.text import counted
 
 # Prompt of the paper's format with its tool schema, and mean length of a generated SFT conversation without its system prompt,
 # which is computed once for several conversations.

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import dry_run_local, estimate
 from rstar_lab.rl.preflight.context import Architecture, architecture_of
 from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
 from rstar_lab.rl.recipe import LimitsSection, Recipe, RlSection, Stage
+from rstar_lab.untrusted.text import counted
 
 GB = estimate.GB
 SWEPT = ("micro_batch_tokens", "fsdp_size", "sequence_parallel")

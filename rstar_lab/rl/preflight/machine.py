@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.container import is_amd, is_file, registry_image, slurm_runtime
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.preflight import cpu, estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.preflight.estimate import GB
+from rstar_lab.untrusted.text import counted
 
 # The rStar2-Agent report trains its recipe in one week: 510 steps on 64 MI300X.
 PAPER_STEPS, PAPER_HOURS = 510, 168.0

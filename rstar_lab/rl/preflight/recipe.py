@@ -5,7 +5,6 @@ from importlib import metadata
 from operator import attrgetter
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import counted
 from rstar_lab.rl.data.similarity import tokens
 from rstar_lab.rl.data.sources import is_problem_set, load_set
 from rstar_lab.rl.models.model_folder import starting_model
@@ -17,6 +16,7 @@ from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
 from rstar_lab.rl.session import load_functions
+from rstar_lab.untrusted.text import counted
 
 SAMPLED_PROBLEMS = 32
 CHECKED_ANSWERS = 5_000  # true answers of a stage that the check `data` reads

@@ -9,13 +9,13 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import plain
-from rstar_lab.common.visible_text import counted
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.verl.config import split_overrides
+from rstar_lab.untrusted.text import counted
 
 
 class Status(StrEnum):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.common.visible_text import counted
 from rstar_lab.rl.methods.user_functions import user_metric
 from rstar_lab.rl.trajectory import StopReason, Trajectory
+from rstar_lab.untrusted.text import counted
 
 _FEW, _MOST = 0.1, 0.5
 

@@ -19,9 +19,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.visible_text import escaped, printable
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.text import escaped, printable
 
 PROJECT = "rstar_lab"
 MLFLOW_TAG = "rstar_lab_run"  # of the run id; MLflow's own ids are random

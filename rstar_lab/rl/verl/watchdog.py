@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rstar_lab.common.visible_text import counted
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.runs.files import write_json
 from rstar_lab.runs.writer import RunWriter
+from rstar_lab.untrusted.text import counted
 
 EXIT_CODE = 70
 

@@ -18,11 +18,11 @@ from rstar_lab.cli.command_line import app
 from rstar_lab.cli.exporter import RunCollector
 from rstar_lab.cli.shared import fail
 from rstar_lab.common.progress import Reporter
-from rstar_lab.common.visible_text import counted, printable
 from rstar_lab.rl.chat.events import Event, Kind
 from rstar_lab.rl.chat.view import show
+from rstar_lab.untrusted.text import Html, counted, echo, escaped, html, joined, printable
 
-GOLDEN = Path(__file__).parent / "golden" / "runs"
+GOLDEN = Path(__file__).parent.parent / "golden" / "runs"
 HOSTILE = "\x1b]52;c;ZXZpbA==\x1b\\[/x] [bold]b[/] :smile: \x1b[2J\x07\x9b2J\u202eabc\ud800"
 
 
@@ -181,3 +181,16 @@ def test_warnings_and_log_lines_are_printable():
 def test_counts_have_the_noun_in_the_right_number():
     found = [counted(number, noun) for number, noun in ((1, "problem"), (0, "step"), (1200, "trajectory"), (2, "key"))]
     assert found == ["1 problem", "0 steps", "1,200 trajectories", "2 keys"]
+
+
+def test_markup_is_made_of_escaped_values_only():
+    row = html("<td title='{0}'>{0}</td><b class='{name}'>{1}</b>", HOSTILE, escaped("<i>"), name="'x")
+    assert row.count("<") == 4 and "&lt;i&gt;" in row and "&amp;lt;" not in row and "class='&#x27;x'" in row
+    assert isinstance(joined([row, row]), Html) and joined([row]) == row and is_plain(row)
+
+
+def test_echo_prints_plain_text(capsys):
+    echo(HOSTILE)
+    echo(HOSTILE, end="", err=True)
+    captured = capsys.readouterr()
+    assert is_plain(captured.out) and is_plain(captured.err) and captured.out == captured.err + "\n"

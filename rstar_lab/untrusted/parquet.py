@@ -1,0 +1,114 @@
+"""Read Parquet files that others may have made. A few kilobytes can stand for gigabytes: repeated values, and texts in dictionaries.
+
+The footer bounds rows and bytes before anything is read. Texts are read as dictionaries and their size is added up before they are
+expanded. pyarrow is imported at the first use, because the extra `sandbox` does not install it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rstar_lab.untrusted.files import max_unpacked, open_bytes, reading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+# A file may have this many rows, and one more per byte of its size.
+MAX_ROWS = 1_000_000
+# Bytes that a value takes in memory; of a text beside its characters.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12, "BYTE_ARRAY": 16}
+
+
+def read_footer(path: str | Path) -> "pq.FileMetaData":
+    """Return the metadata of a Parquet file. Raises DataError, also if its rows or bytes are far more than its size allows."""
+    import pyarrow.parquet as pq
+
+    with reading(path), open_bytes(path) as file:
+        footer = pq.read_metadata(file)
+        _check_footer(footer, os.fstat(file.fileno()).st_size)
+        return footer
+
+
+def read_parquet(
+    path: str | Path, columns: Sequence[str] | None = None, groups: Iterable[int] | None = None
+) -> "pa.Table":
+    """Return the rows of a Parquet file. columns, groups: default: all columns and row groups. Raises DataError."""
+    import pyarrow as pa
+
+    with reading(path), _opened(path) as (file, schema, most):
+        schema = schema if columns is None else pa.schema([schema.field(name) for name in columns], schema.metadata)
+        tables, total = [schema.empty_table()], 0
+        for group in range(file.num_row_groups) if groups is None else groups:
+            table = file.read_row_group(group, schema.names)
+            if (total := total + sum(map(_bytes_of, table.columns))) > most:
+                raise ValueError("it unpacks to far more than its size")
+            tables.append(table.select(schema.names).cast(schema))
+        return pa.concat_tables(tables)
+
+
+def parquet_batches(
+    path: str | Path, columns: Sequence[str] | None = None, rows: int = 8192
+) -> Iterator["pa.RecordBatch"]:
+    """Yield the rows of a Parquet file in batches. columns: default: all. Raises DataError."""
+    import pyarrow as pa
+
+    with reading(path), _opened(path) as (file, schema, most):
+        total = 0
+        for group in range(
+            file.num_row_groups
+        ):  # a batch of two groups would need chunks, which nested columns do not support
+            for batch in file.iter_batches(rows, [group], columns=None if columns is None else list(columns)):
+                if (total := total + sum(map(_bytes_of, batch.columns))) > most:
+                    raise ValueError("it unpacks to far more than its size")
+                yield batch.cast(pa.schema([schema.field(name) for name in batch.schema.names]))
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[tuple["pq.ParquetFile", "pa.Schema", int]]:
+    """Yield the file with texts as dictionaries, its schema without them, and the bytes that it may unpack to."""
+    import pyarrow.parquet as pq
+
+    with open_bytes(path) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        footer = pq.read_metadata(opened)
+        _check_footer(footer, size)
+        schema = pq.ParquetFile(opened, metadata=footer).schema_arrow
+        leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        with pq.ParquetFile(opened, metadata=footer, read_dictionary=texts) as file:
+            yield file, schema, max_unpacked(size)
+
+
+def _check_footer(footer: "pq.FileMetaData", size: int) -> None:
+    if footer.num_rows > MAX_ROWS + size:
+        raise ValueError(f"it has {footer.num_rows:,} rows in {size:,} bytes")
+    total = 0
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for column in map(group.column, range(footer.num_columns)):
+            unpacked, count = column.total_uncompressed_size, column.num_values
+            total += max(unpacked, 0) + max(count, 0) * _WIDTHS.get(column.physical_type, 8)
+            if "DELTA_BYTE_ARRAY" in column.encodings:  # each text may contain all of the one before
+                total += unpacked * count if unpacked * count > max_unpacked(size) else 0
+    if total > max_unpacked(size):
+        raise ValueError(f"it unpacks to {total / 1e9:.1f} GB, far more than its {size:,} bytes")
+
+
+def _bytes_of(array: Any) -> int:
+    """Return the bytes of an Arrow array after its dictionaries are expanded."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(array, pa.ChunkedArray):
+        return sum(map(_bytes_of, array.chunks))
+    if pa.types.is_dictionary(array.type):
+        lengths = pc.binary_length(array.dictionary).cast(pa.int64())
+        return array.nbytes + (pc.sum(lengths.take(array.indices)).as_py() or 0)
+    if pa.types.is_map(array.type):
+        return _bytes_of(array.keys) + _bytes_of(array.items)
+    if pa.types.is_nested(array.type):
+        flat = array.flatten()
+        return sum(map(_bytes_of, flat)) if isinstance(flat, list) else array.nbytes + _bytes_of(flat)
+    return int(array.nbytes)
