@@ -29,10 +29,6 @@ PICTURES = {
     "05_inspect": ("inspector.png", _INSPECTOR),
     "06_ablation": ("frontier.png", "Pass@1 and tool-error rate over tokens, seven arms with 95% intervals over seeds"),
     "07_tokens": ("tutorial-tokens.svg", f"Words whose first token has the highest entropy, {_GOLDEN}"),
-    "08_scheduler": (
-        "tutorial-scheduler.svg",
-        "Work of the engines under each policy, 64 simulated rollouts",
-    ),
     "09_cluster": (
         "tutorial-cluster.png",
         "The job board on a laptop: a selected job that trains, and one that has finished",
@@ -53,6 +49,7 @@ PICTURES = {
         "tutorial-own-model.svg",
         "SmolLM2-135M-Instruct, 10 RL steps of `rstar-lab demo --real` with seed 1",
     ),
+    "18_paper": ("demo.png", _TRAINING),
     "17_own_loop": (
         "tutorial-own-loop.svg",
         "A loop by hand: 64 rollouts of `tiny_fast` a step; in the second half a shorter right answer is worth more",
@@ -90,7 +87,7 @@ def notebook_page(path: Path) -> str:
     parts = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            parts.append(cell.source.replace("](../docs/", "](../"))
+            parts.append(re.sub(r"\]\((\d\d_\w+)\.ipynb\)", r"](\1.md)", cell.source.replace("](../docs/", "](../")))
         elif cell.source.strip():
             parts.append(f"```python\n{cell.source}\n```")
     first, *rest = [part for part in parts if part.strip()]

@@ -30,10 +30,10 @@
 runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
 name: str = ""  # the recipe's name: tiny, tiny_fast, or smollm2_laptop (`demo --real`); empty: the newest demo
 
-# %% jupyter={"source_hidden": true}
+# %%
 from IPython.display import Markdown, display
 
-from rstar_lab.analysis import format_numbers, inspect, open_runs
+from rstar_lab.analysis import inspect, open_runs, phase_table
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_curves, plot_lengths, plot_outcomes
 from rstar_lab.analysis.metrics import measure
@@ -53,28 +53,15 @@ evaluations = open_runs(root, run_ids=list(stages.values()))
 #
 # Held-out problems, several rollouts each. Intervals are 95%, over problems.
 
-# %% jupyter={"source_hidden": true}
-table = measure(evaluations, ["pass1", "tool_error_rate_correct", "response_tokens"])
-table.insert(0, "model", table.run_id.map({run: stage for stage, run in stages.items()}))
-order = list(stages)
-table = table.sort_values("model", key=lambda column: column.map(order.index)).drop(columns="run_id").reset_index(drop=True)
-format_numbers(table.pivot(index="model", columns="metric", values="value").loc[order])
+# %%
+phase_table(root, f"{name}")
 
-# %% jupyter={"source_hidden": true}
-passed = table[table.metric == "pass1"].set_index("model")
-display(
-    Markdown(
-        " → ".join(f"**{row.value:.1%}** [{row.low:.1%}, {row.high:.1%}] {model}" for model, row in passed.loc[order].iterrows())
-        + f"  (pass@1, {int(passed.clusters.iloc[0])} problems; {', '.join(f'{int(row.n)} rollouts {model}' for model, row in passed.loc[order].iterrows())})"
-    )
-)
-
-# %% jupyter={"source_hidden": true}
+# %%
 far = sorted(path.name for path in root.glob(f"{name}-eval-*-*") if path.name.startswith(tuple(f"{run}-" for run in stages.values())))
 if far:
     transfer = measure(open_runs(root, run_ids=far), ["pass1"])
     transfer.insert(0, "model", [next(stage for stage, run in stages.items() if row.startswith(f"{run}-")) for row in transfer.run_id])
-    transfer = transfer.sort_values("model", key=lambda column: column.map(order.index))
+    transfer = transfer.sort_values("model", key=lambda column: column.map(list(stages).index))
     display(Markdown("**Problems of another kind**, which the training does not resemble:"))
     display(transfer[["model", "run_id", "value", "low", "high", "n"]].style.hide(axis="index").format(precision=3))
 
@@ -85,16 +72,16 @@ if far:
 # **tool errors in correct trajectories**: the reward does not penalise failing code on the way to a correct answer, so
 # without RoC nothing pushes the model to write cleaner code.
 
-# %% jupyter={"source_hidden": true}
+# %%
 plot_curves(training)
 
 # %% [markdown]
 # How tool calls ended at each step, and how long the responses were.
 
-# %% jupyter={"source_hidden": true}
+# %%
 plot_outcomes(training)
 
-# %% jupyter={"source_hidden": true}
+# %%
 plot_lengths(training)
 
 # %% [markdown]
@@ -102,7 +89,7 @@ plot_lengths(training)
 #
 # The same held-out problems before and after RL, compared problem by problem.
 
-# %% jupyter={"source_hidden": true}
+# %%
 card = compare(
     open_runs(root, run_ids=[stages["after SFT"]]), open_runs(root, run_ids=[stages["after GRPO-RoC"]]),
     name_a="after SFT", name_b="after GRPO-RoC",
@@ -115,7 +102,7 @@ card
 # Filter by step, reward, errors, or whether RoC kept the rollout. Open one to read what the model wrote, what its code
 # returned, and the entropy of every token. `j` and `k` move through the list. The list starts at the last step.
 
-# %% jupyter={"source_hidden": true}
+# %%
 last = training.steps().step.max()
 kept = training.trajectories(f"step = {last} AND reward > 0", columns=["traj_id", "calls"], order_by="kept DESC, calls DESC", limit=1)
 everything = open_runs(root, run_ids=[f"{name}-rl", *stages.values()])  # the links of the comparison open here too
@@ -124,16 +111,16 @@ inspect(everything, where={"run_id": f"{name}-rl", "steps": [int(last), int(last
 # %% [markdown]
 # ## Next steps
 #
-# - `05_inspect` links curves to the rollouts behind them.
-# - `03_train` trains any recipe, with your changes, as a job outside of the notebook.
+# - [05_inspect](05_inspect.ipynb) links curves to the rollouts behind them.
+# - [03_train](03_train.ipynb) trains any recipe, with your changes, as a job outside of the notebook.
 #
 # The notebooks are four paths:
 #
 # | path | notebooks |
 # |---|---|
-# | **See** what a run did | `00_quickstart`, `05_inspect`, `04_evaluate`, `01_sandbox` |
-# | **Train** | `02_sft`, `03_train`, `10_recipe`, `16_own_model`, `09_cluster` |
-# | **Analyse** | `07_tokens`, `14_counterfactual`, `15_doctor`, `06_ablation`, `12_async`, `08_scheduler` |
-# | **Extend** | `11_own_tools`, `13_environment`, `17_own_loop` |
+# | **See** what a run did | [00_quickstart](00_quickstart.ipynb), [05_inspect](05_inspect.ipynb), [04_evaluate](04_evaluate.ipynb), [01_sandbox](01_sandbox.ipynb) |
+# | **Train** | [02_sft](02_sft.ipynb), [03_train](03_train.ipynb), [10_recipe](10_recipe.ipynb), [16_own_model](16_own_model.ipynb), [09_cluster](09_cluster.ipynb) |
+# | **Analyse** | [07_tokens](07_tokens.ipynb), [14_counterfactual](14_counterfactual.ipynb), [15_doctor](15_doctor.ipynb), [06_ablation](06_ablation.ipynb), [12_async](12_async.ipynb), [08_scheduler](08_scheduler.ipynb), [18_paper](18_paper.ipynb) |
+# | **Extend** | [11_own_tools](11_own_tools.ipynb), [13_environment](13_environment.ipynb), [17_own_loop](17_own_loop.ipynb) |
 #
-# A single run, as here, cannot show the effect of RoC: `06_ablation` compares GRPO with GRPO-RoC over several seeds.
+# A single run, as here, cannot show the effect of RoC: [06_ablation](06_ablation.ipynb) compares GRPO with GRPO-RoC over several seeds.

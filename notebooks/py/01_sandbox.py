@@ -109,31 +109,42 @@ sandbox.missing_layers or "no layer is missing"
 # %% [markdown]
 # ## Measure latency under load
 #
-# A mix of calls as in a rollout: most programs are short, some import numpy or sympy, a few fail, and 2% never end. The load test
-# is in the repository, not in an installed package.
+# A mix of calls as in a rollout: most programs are short, some import numpy or sympy, a few fail, and 2% never end.
 
 # %%
+import asyncio
+import random
+import time
+
+import plotly.express as px
+
 from rstar_lab.analysis import LinkedFigure
-from rstar_lab.common.resources import load_benchmark
 
-load_test = load_benchmark("sandbox_load")
+programs = {
+    "short": ("print(1 + 1)", 0.70),
+    "numpy": ("import numpy as np\nprint(np.arange(1000).sum())", 0.15),
+    "sympy": ("import sympy\nx = sympy.symbols('x')\nprint(sympy.solve(x**2 - 5*x + 6, x))", 0.10),
+    "fails": ("print(1/0)", 0.03),
+    "never ends": ("while True: pass", 0.02),
+}
+load = [kind for kind, (_, share) in programs.items() for _ in range(round(share * calls))]
+random.Random(0).shuffle(load)
+slots, samples, began = asyncio.Semaphore(in_flight), [], time.monotonic()
 
-kinds = dict(zip((code for code, _ in load_test.MIX), ("short", "numpy", "sympy", "fails", "never ends"), strict=True))
-load = [(kinds[code], code) for code in load_test.mixed(calls)]
 
-live = None
-async for samples in load_test.run_load(sandbox, load, in_flight=in_flight):
-    if samples and live is None:
-        live = LinkedFigure(load_test.plot_load(samples), None)
-        display(live)
-    elif samples:
-        live.update_figure(load_test.plot_load(samples))
+async def call(kind):
+    async with slots:
+        asked = time.monotonic()
+        result = await sandbox.run(programs[kind][0])
+    now = time.monotonic()
+    samples.append({"kind": kind, "outcome": str(result.outcome), "at_s": now - began, "latency_s": now - asked, "queue_s": result.queue_s, "duration_s": result.duration_s})
 
-# %%
-LinkedFigure(load_test.plot_outcomes(samples), None)
 
-# %%
+await asyncio.gather(*(call(kind) for kind in load))
 frame = pd.DataFrame(samples)
+LinkedFigure(px.scatter(frame, x="at_s", y="latency_s", color="kind", symbol="outcome", log_y=True, labels={"at_s": "seconds since the start", "latency_s": "latency (s)"}), None)
+
+# %%
 frame.groupby("kind")[["latency_s", "queue_s", "duration_s"]].quantile([0.5, 0.99]).unstack().round(3)
 
 # %% [markdown]
@@ -170,5 +181,5 @@ await sandbox.aclose()
 # %% [markdown]
 # ## Next steps
 #
-# - `11_own_tools` gives the model a tool of your own.
-# - `05_inspect` shows the calls of a training run and where they fail.
+# - [11_own_tools](11_own_tools.ipynb) gives the model a tool of your own.
+# - [05_inspect](05_inspect.ipynb) shows the calls of a training run and where they fail.

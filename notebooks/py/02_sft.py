@@ -30,17 +30,16 @@ runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a 
 job_id: str = ""  # attach to this job instead of submitting a new one
 wait: bool = True  # block until the job ends (needed for papermill); False: run the rest when it has ended
 
-# %% jupyter={"source_hidden": true}
+# %%
 from html import escape
 from pathlib import Path
 
 import pandas as pd
 import plotly.express as px
-from IPython.display import HTML, Markdown, display
+from IPython.display import HTML
 
-from rstar_lab.analysis import format_numbers, inspect, open_runs
+from rstar_lab.analysis import inspect, open_runs, phase_table
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.metrics import measure
 from rstar_lab.jobs import attach, find_job_runs_dir, submit
 from rstar_lab.common.parameters import check_parameters
 from rstar_lab.rl.renderers.paper import CODE_TOOL, render_segments
@@ -62,7 +61,7 @@ job
 # again: it continues from its last checkpoint. After a reload of the page, interrupt the cell and run it again: it prints the
 # log from its beginning.
 
-# %% jupyter={"source_hidden": true}
+# %%
 if wait:
     status = job.watch()
     assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
@@ -73,7 +72,7 @@ if wait:
 # One conversation per problem. Some are imperfect on purpose: errors that are fixed in the next turn, wrong programs,
 # guesses, answers given twice. RL has to find out which of these behaviours lead to a correct answer.
 
-# %% jupyter={"source_hidden": true}
+# %%
 assert job.status() == "finished", f"job {job.id} is {job.status()}: run the cells from here on when it has finished"
 run = name or Path(recipe).stem
 traces = pd.read_json(open_runs(runs_dir, run_ids=[f"{run}-sft"]).run_dir(f"{run}-sft") / "traces.jsonl", lines=True)
@@ -84,7 +83,7 @@ kinds.sort_values("conversations", ascending=False).style.format({"correct": "{:
 # One conversation as the model reads it. Only the model's own tokens, <mark>marked</mark> here, contribute to the loss.
 # The problem, the tool schemas and the tool responses are context.
 
-# %% jupyter={"source_hidden": true}
+# %%
 shown = traces[traces.kind == "error_then_fix"].iloc[0]
 pieces = render_segments(shown.messages, tools=[CODE_TOOL])
 text = "".join(f"<mark>{escape(piece)}</mark>" if own else escape(piece) for piece, own in pieces)
@@ -93,7 +92,7 @@ HTML(f'<pre style="white-space: pre-wrap; font-size: 12px; line-height: 1.45">{t
 # %% [markdown]
 # ## The loss curve
 
-# %% jupyter={"source_hidden": true}
+# %%
 steps = open_runs(runs_dir, run_ids=[f"{run}-sft"]).steps()
 figure = px.line(steps, x="step", y="loss", labels={"loss": "loss (nats per model token)"})
 Figure(figure.update_yaxes(rangemode="tozero").update_layout(height=360), steps[["step", "loss"]])
@@ -104,29 +103,20 @@ Figure(figure.update_yaxes(rangemode="tozero").update_layout(height=360), steps[
 # Held-out problems before and after SFT. As a starting point for RL, the pass rate matters less than the format: calls that
 # parse, boxed answers, short responses.
 
-# %% jupyter={"source_hidden": true}
-run_ids = [run_id for run_id in open_runs(runs_dir).runs().run_id if run_id.startswith(f"{run}-") and run_id.endswith(("-base", "-sft"))]
-evaluations = open_runs(runs_dir, run_ids=[run_id for run_id in run_ids if run_id != f"{run}-sft"])
-table = measure(evaluations, ["pass1", "calls", "tool_error_rate", "response_tokens", "truncation_rate"])
-format_numbers(table.pivot(index="run_id", columns="metric", values="value"))
-
-# %% jupyter={"source_hidden": true}
-passed = table[table.metric == "pass1"].set_index("run_id")
-display(
-    Markdown(
-        "\n".join(f"- `{row.Index}`: pass@1 **{row.value:.1%}** [{row.low:.1%}, {row.high:.1%}], n = {int(row.n)}" for row in passed.itertuples())
-    )
-)
+# %%
+phase_table(runs_dir, run, ("pass1", "calls", "tool_error_rate", "response_tokens", "truncation_rate"))
 
 # %% [markdown]
 # Read some rollouts: the tool calls, the output of the sandbox, and how the model reached its answer.
 
-# %% jupyter={"source_hidden": true}
-inspect(evaluations)
+# %%
+table = open_runs(runs_dir).runs()
+evaluations = table[table.run_id.str.startswith(f"{run}-") & (table.kind == "evaluate") & table.run_id.str.endswith(("-base", "-sft"))]
+inspect(open_runs(runs_dir, run_ids=list(evaluations.run_id)))
 
 # %% [markdown]
 # ## Next steps
 #
-# - `03_train` continues with RL from this model.
-# - `10_recipe` runs all stages. On a cluster, the SFT of a recipe runs through verl on the paper's mixture of function calling, instruction
+# - [03_train](03_train.ipynb) continues with RL from this model.
+# - [10_recipe](10_recipe.ipynb) runs all stages. On a cluster, the SFT of a recipe runs through verl on the paper's mixture of function calling, instruction
 #   following and chat ([docs/data.md](../docs/data.md)).

@@ -28,10 +28,10 @@ runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a 
 job_id: str = ""  # attach to this job; empty: to a running job of this run, else submit a new one
 wait: bool = True  # block until the job ends (needed for papermill); False: watch live below
 
-# %% jupyter={"source_hidden": true}
+# %%
 from pathlib import Path
 
-from rstar_lab.analysis import inspect, open_runs, watch
+from rstar_lab.analysis import inspect, open_runs, phase_table, watch
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import attach, find_job_runs_dir, list_jobs, submit
 from rstar_lab.common.parameters import check_parameters
@@ -54,28 +54,32 @@ job
 # `job.watch()` prints the log. Interrupting the cell stops the printing, not the job. After a reload of the page, interrupt
 # the cell and run it again: it prints the log from its beginning.
 
-# %% jupyter={"source_hidden": true}
+# %%
 if wait:
     status = job.watch()
     assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
 
-# %% jupyter={"source_hidden": true}
+# %%
 root = Path(runs_dir)
 watch(root / f"{run}-sft", root / f"{run}-rl")
 
 # %% [markdown]
 # ## Result
 #
-# With `wait = False`, run these cells again after the first step.
+# Held-out problems before training, after SFT and after RL, with 95% intervals over problems. With `wait = False`, run these
+# cells again when the job has ended.
 
-# %% jupyter={"source_hidden": true}
+# %%
+phase_table(root, run) if job.status() == "finished" else "the job has not ended"
+
+# %%
 runs = open_runs(runs_dir, run_ids=[f"{run}-rl"]) if (root / f"{run}-rl" / "rollup.parquet").exists() else None
 plot_curves(runs) if runs else "no step yet"
 
-# %% jupyter={"source_hidden": true}
+# %%
 runs.steps().tail() if runs else None
 
-# %% jupyter={"source_hidden": true}
+# %%
 inspect(runs) if runs else None
 
 # %% [markdown]
@@ -83,11 +87,11 @@ inspect(runs) if runs else None
 #
 # `attach(id)` connects to a job from any notebook. `job.stop()` ends it together with every process that it started.
 
-# %% jupyter={"source_hidden": true}
+# %%
 list_jobs(runs_dir)
 
 # %% [markdown]
 # ## Next steps
 #
-# - `05_inspect` goes from a point of a curve to the rollouts behind it.
-# - `04_evaluate` compares the trained model with another one on the same problems.
+# - [05_inspect](05_inspect.ipynb) goes from a point of a curve to the rollouts behind it.
+# - [04_evaluate](04_evaluate.ipynb) compares the trained model with another one on the same problems.

@@ -145,5 +145,5 @@ inspector
 # %% [markdown]
 # ## Next steps
 #
-# - `05_inspect` and `07_tokens` look into the rollouts of these evaluations.
-# - `06_ablation` compares methods over several seeds.
+# - [05_inspect](05_inspect.ipynb) and [07_tokens](07_tokens.ipynb) look into the rollouts of these evaluations.
+# - [06_ablation](06_ablation.ipynb) compares methods over several seeds.

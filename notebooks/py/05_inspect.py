@@ -142,5 +142,5 @@ overview(runs_dir)
 # %% [markdown]
 # ## Next steps
 #
-# - `07_tokens` analyses entropy, forking tokens and reflection tokens of the same run.
-# - `14_counterfactual` asks what another rule would have trained on.
+# - [07_tokens](07_tokens.ipynb) analyses entropy, forking tokens and reflection tokens of the same run.
+# - [14_counterfactual](14_counterfactual.ipynb) asks what another rule would have trained on.

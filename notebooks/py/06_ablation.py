@@ -13,7 +13,7 @@
 # # Ablation: does Resample-on-Correct help?
 #
 # **You learn** whether RoC makes correct rollouts cleaner, over several seeds. **Time**: 10 minutes to read the recorded
-# runs with `train = False`; else it trains 35 runs first, which takes hours.
+# runs; with `train = True` it trains 35 runs, which takes hours.
 #
 # GRPO rewards only the final answer, so a correct answer reached through failing code is reinforced together with its
 # failures. RoC generates twice as many rollouts and prefers the successes with fewer tool errors. The arms below differ only
@@ -47,23 +47,52 @@ overrides: dict = {
     "evaluate.sets.held_out.synthetic.count": 96,
     "evaluate.samples": 2,
 }  # recipe keys of all arms, SFT included
-train: bool = True  # train the runs that are missing: 35 with these arms and seeds, which takes hours; False: show those that exist
+train: bool = False  # True: train the runs that are missing: 35 with these arms and seeds, which takes hours
 
-# %% jupyter={"source_hidden": true}
+# %%
+from pathlib import Path
+
 import pandas as pd
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import inspect, open_runs
-from rstar_lab.analysis.ablation import ablation_report, ablation_sums, plot_frontier
+from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums, plot_frontier
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_ablation
 from rstar_lab.jobs import find_job_runs_dir, run_grid
 from rstar_lab.common.parameters import check_parameters
-from rstar_lab.common.resources import load_benchmark
+from rstar_lab.common.resources import benchmark_file
 
 check_parameters(globals())
 runs_dir = find_job_runs_dir(profile, runs_dir)
 
+# %% [markdown]
+# ## The recorded grid
+#
+# Seven arms with eight seeds each, on two cores ([docs/ablation.md](../docs/ablation.md)). The table is computed from the
+# sums in `benchmarks/data`.
+
+# %%
+recorded = load_sums(benchmark_file("ablation.parquet"))
+Markdown(ablation_report(recorded, control="2x at random", arms=list(dict.fromkeys(recorded.arm))).to_markdown())
+
+# %%
+plot_frontier(recorded)
+
+# %% [markdown]
+# ## The recorded grid of newer options
+#
+# RoC alone, and with a token baseline (OTB), with a loss on tool responses (ECHO) or with branching after tool responses.
+
+# %%
+plot_frontier(load_sums(benchmark_file("ablation-options.parquet")))
+
+# %% [markdown]
+# ## Your runs
+#
+# With `train = True`, the cell trains every arm with every seed. Otherwise it shows the runs that exist.
+
+# %%
 if train:
     print(f"{len(arms) * len(seeds)} runs of {steps} steps, {concurrency} at a time; interrupt the cell to stop, run it again to continue")
     run_ids = run_grid(
@@ -71,9 +100,10 @@ if train:
         overrides={"stages.0.steps": steps, "rl.token_arrays": "sampled"} | overrides,
     )  # fmt: skip
 else:
-    run_ids = [run for run in open_runs(runs_dir).runs().run_id if run.startswith(f"{name}-") and run.endswith("-rl")]
+    found = open_runs(runs_dir).runs().run_id if Path(runs_dir).is_dir() else []
+    run_ids = [run for run in found if run.startswith(f"{name}-") and run.endswith("-rl")]
 runs = open_runs(runs_dir, run_ids=run_ids) if run_ids else None
-runs.runs()[["run_id", "status", "steps", "trajectories"]] if runs else f"no runs {name}-*-rl yet: see the recorded grid below, or set train = True"
+runs.runs()[["run_id", "status", "steps", "trajectories"]] if runs else f"no runs {name}-*-rl yet: set train = True"
 
 # %% [markdown]
 # ## By step
@@ -81,7 +111,7 @@ runs.runs()[["run_id", "status", "steps", "trajectories"]] if runs else f"no run
 # All rollouts of a step, including the dropped ones. Lines are means over seeds, bands are 95% intervals over seeds
 # (Student's t).
 
-# %% jupyter={"source_hidden": true}
+# %%
 metrics = ["pass1", "tool_error_rate_correct", "response_tokens", "duplicate_answers", "entropy", "reflection_tokens"]
 plot_ablation(runs, "label", metrics) if runs else None
 
@@ -90,13 +120,13 @@ plot_ablation(runs, "label", metrics) if runs else None
 #
 # The same curves over the number of generated tokens, which shows the cost of oversampling.
 
-# %% jupyter={"source_hidden": true}
+# %%
 plot_ablation(runs, "label", metrics[:4], x="tokens") if runs else None
 
 # %% [markdown]
 # Held-out pass@1 over all tokens, generated and trained on, if the runs were evaluated (`evaluate.every`):
 
-# %% jupyter={"source_hidden": true}
+# %%
 sums = ablation_sums(runs) if runs else pd.DataFrame()
 if "held_out_numerator" in sums:
     display(plot_frontier(sums, [arm for arm in arms if arm in set(sums.arm)]))
@@ -106,7 +136,7 @@ if "held_out_numerator" in sums:
 #
 # Each arm minus the control of equal cost, over the last third of the steps, on the problems that both saw.
 
-# %% jupyter={"source_hidden": true}
+# %%
 late = f"step > {2 * steps // 3}"
 control = "2x at random" if "2x at random" in arms else next(iter(arms))
 cards = {}
@@ -116,49 +146,18 @@ if runs:
     cards = {arm: compare(of_arm[control], of_arm[arm], where=late, name_a=control, name_b=arm) for arm in arms if arm != control}
 pd.concat({arm: card.table for arm, card in cards.items()}, names=["arm"]) if cards else None
 
-# %% jupyter={"source_hidden": true}
+# %%
 for card in cards.values():
     display(card)
 
 # %% [markdown]
 # Click a trajectory in a table above to open it here.
 
-# %% jupyter={"source_hidden": true}
+# %%
 inspect(runs) if runs else None
-
-# %% [markdown]
-# ## The recorded grid
-#
-# Seven arms with eight seeds each, on two cores ([docs/ablation.md](../docs/ablation.md)). The table is computed from the
-# sums in `benchmarks/data`.
-
-# %% jupyter={"source_hidden": true}
-record = load_benchmark("recorded")
-recorded = record.recorded_sums()
-Markdown(ablation_report(recorded, control="2x at random", arms=list(dict.fromkeys(recorded.arm))).to_markdown())
-
-# %% jupyter={"source_hidden": true}
-plot_frontier(recorded)
-
-# %% [markdown]
-# ## The recorded grid of newer options
-#
-# RoC alone, and with a token baseline (OTB), with a loss on tool responses (ECHO) or with branching after tool responses.
-
-# %% jupyter={"source_hidden": true}
-plot_frontier(record.recorded_sums("ablation-options"))
-
-# %% [markdown]
-# ## The recorded grid of sandbox failures
-#
-# A share of the calls fails during training. The rollouts with such a call are counted as failures of the model, left out, or
-# generated once more.
-
-# %% jupyter={"source_hidden": true}
-record.plot_faults(record.recorded_sums("ablation-faults"))
 
 # %% [markdown]
 # ## Next steps
 #
-# - `14_counterfactual` compares the rules on the rollouts of one run, without training.
-# - `12_async` compares the modes of training in the same way.
+# - [14_counterfactual](14_counterfactual.ipynb) compares the rules on the rollouts of one run, without training.
+# - [12_async](12_async.ipynb) compares the modes of training in the same way.

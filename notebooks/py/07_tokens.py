@@ -154,5 +154,5 @@ libraries(runs, by=["run_id"])
 # %% [markdown]
 # ## Next steps
 #
-# - `05_inspect` shows the tokens of a rollout in colour.
-# - `14_counterfactual` shows which of these rollouts another rule keeps.
+# - [05_inspect](05_inspect.ipynb) shows the tokens of a rollout in colour.
+# - [14_counterfactual](14_counterfactual.ipynb) shows which of these rollouts another rule keeps.

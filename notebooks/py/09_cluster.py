@@ -34,7 +34,7 @@ job_id: str = ""  # attach to this job instead of submitting one
 timeout_s: int = 3600  # longest wait for the job, in seconds
 
 # %%
-from rstar_lab.analysis import inspect, open_runs
+from rstar_lab.analysis import inspect, open_runs, phase_table
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import JobBoard, attach, describe, find_job_runs_dir, submit
 from rstar_lab.common.parameters import check_parameters
@@ -101,6 +101,9 @@ other.stop()
 # The run store has the same format on every machine, so every notebook can read it.
 
 # %%
+phase_table(runs_dir, job.run_dir.name.removesuffix("-rl"))
+
+# %%
 runs = open_runs(runs_dir, run_ids=[job.run_dir.name])
 plot_curves(runs)
 
@@ -125,5 +128,5 @@ if cluster:
 # %% [markdown]
 # ## Next steps
 #
-# - `05_inspect` opens the run while it is being written.
+# - [05_inspect](05_inspect.ipynb) opens the run while it is being written.
 # - [docs/cluster.md](../docs/cluster.md) describes profiles, images and storage.

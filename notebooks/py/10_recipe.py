@@ -37,7 +37,7 @@ wait: bool = True  # block until the job ends (needed for papermill); False: run
 # line it is `--set rl.lr=2e-6`. All keys, with defaults and meaning: [recipe-keys](../docs/recipe-keys.md). A file of your own
 # starts as `rstar-lab recipes NAME > mine.yaml`.
 
-# %% jupyter={"source_hidden": true}
+# %%
 from rstar_lab.jobs import attach, find_job_runs_dir, submit
 from rstar_lab.common.parameters import check_parameters
 from rstar_lab.rl.overrides import load_recipe, recipe_file
@@ -54,7 +54,7 @@ print(recipe_file(recipe).read_text())
 # compares sizes of a micro-batch. For the paper's recipe on 64 GPUs, which takes about a minute:
 # `rstar-lab preflight qwen3_14b_mi300x --profile mi300x_8x8 --dry-run`.
 
-# %% jupyter={"source_hidden": true}
+# %%
 from IPython.display import display
 
 from rstar_lab.analysis import measured_updates, plot_memory, plot_sweep, plot_time
@@ -70,15 +70,14 @@ if dry_run_profile:
 # %% [markdown]
 # ## Submit the job
 
-# %% jupyter={"source_hidden": true}
+# %%
 from pathlib import Path
 
 import pandas as pd
 from IPython.display import Markdown, display
 
-from rstar_lab.analysis import inspect, open_runs, watch
+from rstar_lab.analysis import inspect, open_runs, phase_table, watch
 from rstar_lab.analysis.figures import plot_curves, plot_lengths
-from rstar_lab.analysis.metrics import measure
 from rstar_lab.runs.reader import RunReader
 
 job = attach(job_id, runs_dir=runs_dir) if job_id else submit(
@@ -92,12 +91,12 @@ job
 # Interrupting the cell stops the printing, not the job. Run the cell again to continue. After a reload of the page, interrupt
 # it first: it prints the log from its beginning.
 
-# %% jupyter={"source_hidden": true}
+# %%
 if wait:
     status = job.watch()
     assert status == "finished", f"job {job.id}: {status}; the end of its log:\n{job.logs(tail=20)}"
 
-# %% jupyter={"source_hidden": true}
+# %%
 watch(job.run_dir) if job.run_dir else "the run is still queued: run this cell again"
 
 # %% [markdown]
@@ -105,7 +104,7 @@ watch(job.run_dir) if job.run_dir else "the run is still queued: run this cell a
 #
 # A stage ends after its steps, or earlier by its hand-off rule. The next stage starts from its model.
 
-# %% jupyter={"source_hidden": true}
+# %%
 assert job.status() == "finished", f"job {job.id} is {job.status()}: run the cells from here on when it has finished"
 run = name or Path(recipe).stem
 training = open_runs(runs_dir, run_ids=[f"{run}-rl"])
@@ -116,23 +115,10 @@ stages[["stage", "first_step", "last_step", "ended_by"]]
 # %% [markdown]
 # ## Results by stage
 #
-# The table has pass@1, response length and tool-error rate on the held-out sets, with 95% intervals over problems.
+# Held-out problems; 95% intervals over problems. The model after the last stage is "after RL".
 
-# %% jupyter={"source_hidden": true}
-names = ["base", "sft", *(f"rl-{stage}" for stage in stages.stage[:-1]), "rl"]
-titles = ["random weights", "after SFT", *(f"after stage {stage}" for stage in stages.stage)]
-existing = set(open_runs(runs_dir).runs().run_id)
-rows = []
-for held_out in info["recipe"]["evaluate"]["sets"]:
-    for piece, title in zip(names, titles, strict=True):
-        if (run_id := f"{run}-{held_out}-{piece}") in existing:
-            for row in measure(open_runs(runs_dir, run_ids=[run_id]), ["pass1", "response_tokens", "tool_error_rate"]).itertuples():
-                write = "{:.0f}".format if row.metric == "response_tokens" else "{:.1%}".format
-                interval = f" [{write(row.low)}, {write(row.high)}]" if pd.notna(row.low) else ""
-                rows.append({"model": title, "set": held_out, "metric": row.metric, "value": write(row.value) + interval})
-results = pd.DataFrame(rows)
-order = [title for title in titles if title in set(results.model)]
-results.pivot(index="model", columns=["metric", "set"], values="value").loc[order]
+# %%
+phase_table(runs_dir, run)
 
 # %% [markdown]
 # ## Length and difficulty
@@ -140,10 +126,10 @@ results.pivot(index="model", columns=["metric", "set"], values="value").loc[orde
 # Response length over all steps, with the boundaries of the stages. The first stage has a short limit, so that the model
 # learns short responses before it may write long ones.
 
-# %% jupyter={"source_hidden": true}
+# %%
 plot_curves(training, ["response_tokens", "truncation_rate", "pass1", "tool_error_rate_correct"])
 
-# %% jupyter={"source_hidden": true}
+# %%
 plot_lengths(training)
 
 # %% [markdown]
@@ -152,7 +138,7 @@ plot_lengths(training)
 # If the run trained on a GPU, its updates stand beside the prediction. The difference in memory is fragmentation and
 # workspaces; the difference in time is what the kernels lose against the peak rates.
 
-# %% jupyter={"source_hidden": true}
+# %%
 if dry_run_profile and measured_updates(steps := training.trainer_metrics()):
     display(plot_memory(predicted, steps), plot_time(predicted, steps))
 
@@ -162,7 +148,7 @@ if dry_run_profile and measured_updates(steps := training.trainer_metrics()):
 # Before a stage with a `filter`, the policy samples several rollouts of every problem. Problems that it always solves give
 # no signal and are removed.
 
-# %% jupyter={"source_hidden": true}
+# %%
 tables = [path for path in stages.difficulty if isinstance(path, str)]
 for path in tables:
     difficulty = pd.read_parquet(training.run_dir(f"{run}-rl") / path)
@@ -173,11 +159,11 @@ for path in tables:
 # %% [markdown]
 # ## Read the trajectories
 
-# %% jupyter={"source_hidden": true}
+# %%
 inspect(training)
 
 # %% [markdown]
 # ## Next steps
 #
-# - `06_ablation` measures what one change of the recipe does.
-# - `09_cluster` sends the same recipe to a cluster.
+# - [06_ablation](06_ablation.ipynb) measures what one change of the recipe does.
+# - [09_cluster](09_cluster.ipynb) sends the same recipe to a cluster.

@@ -31,7 +31,7 @@ examples: int = 1000  # conversations for SFT
 steps: int = 6  # RL steps
 overrides: dict = {}  # recipe keys, for example {"rl.group_size": 4}
 
-# %% jupyter={"source_hidden": true}
+# %%
 from rstar_lab.jobs import find_job_runs_dir
 from rstar_lab.common.parameters import check_parameters
 
@@ -229,5 +229,5 @@ pd.DataFrame(rows)
 # %% [markdown]
 # ## Next steps
 #
-# - `13_environment` keeps a state between the calls.
+# - [13_environment](13_environment.ipynb) keeps a state between the calls.
 # - [docs/own-tools.md](../docs/own-tools.md) describes tools with state, remote tools and how failures are handled.

@@ -34,16 +34,15 @@ overrides: dict = {}  # further keys of all runs
 train: bool = False  # True: train the runs here (about an hour); False: show the recorded curves
 
 # %%
+import pandas as pd
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import open_runs
+from rstar_lab.analysis.learning import learning_curves, learning_table, plot_learning
 from rstar_lab.analysis.timeline import plot_staleness
 from rstar_lab.jobs import find_job_runs_dir, run_grid
 from rstar_lab.common.parameters import check_parameters
-from rstar_lab.common.resources import load_benchmark
-
-record = load_benchmark("recorded")  # makes the folder `benchmarks` importable; it is in the repository only
-from benchmarks.learning import learning_curves, learning_table, plot_learning
+from rstar_lab.common.resources import benchmark_file
 
 check_parameters(globals())
 two_processes = {"engine.count": 1, "processes": 1}
@@ -87,7 +86,7 @@ if train:
     runs = open_runs(runs_dir, run_ids=run_ids)
     curves = learning_curves(runs)
 else:
-    run_ids, curves = [], record.recorded_curves()
+    run_ids, curves = [], pd.read_csv(benchmark_file("async.csv"))
 curves.groupby("arm", sort=False).agg(seeds=("seed", "nunique"), evaluations=("step", "size"))
 
 # %% [markdown]
@@ -109,7 +108,7 @@ Markdown(learning_table(curves).to_markdown())
 # costs more.
 
 # %%
-Markdown(learning_table(record.recorded_curves("async-fast")).to_markdown())
+Markdown(learning_table(pd.read_csv(benchmark_file("async-fast.csv"))).to_markdown())
 
 # %% [markdown]
 # ## Staleness and idle time of a run
@@ -124,5 +123,5 @@ for run in run_ids[1:2]:
 # %% [markdown]
 # ## Next steps
 #
-# - `08_scheduler` predicts the step time of each mode on GPUs.
+# - [08_scheduler](08_scheduler.ipynb) predicts the step time of each mode on GPUs.
 # - [docs/async.md](../docs/async.md) describes the modes and their recipe keys.

@@ -30,7 +30,7 @@ examples: int = 2000  # conversations for SFT
 steps: int = 6  # RL steps
 overrides: dict = {}  # recipe keys, for example {"rl.group_size": 4}
 
-# %% jupyter={"source_hidden": true}
+# %%
 from rstar_lab.jobs import find_job_runs_dir
 from rstar_lab.common.parameters import check_parameters
 
@@ -247,4 +247,4 @@ inspect(runs)
 # ## Next steps
 #
 # - [docs/environments.md](../docs/environments.md) describes the protocol: messages after a turn, rewards of turns, and groups.
-# - `05_inspect` shows which queries fail, and why.
+# - [05_inspect](05_inspect.ipynb) shows which queries fail, and why.

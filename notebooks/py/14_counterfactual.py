@@ -105,5 +105,5 @@ inspect(runs, where={"step": int(step)}, selected=dropped[0] if dropped else "")
 # %% [markdown]
 # ## Next steps
 #
-# - `06_ablation` trains with the rules and compares the models.
+# - [06_ablation](06_ablation.ipynb) trains with the rules and compares the models.
 # - [docs/algorithm.md](../docs/algorithm.md) describes the rules.

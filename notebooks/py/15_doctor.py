@@ -94,5 +94,5 @@ plot_curves(open_runs([broken, fixed]), ["pass1", "tool_error_rate"]) if fixed a
 # %% [markdown]
 # ## Next steps
 #
-# - `05_inspect` opens the rollouts behind a finding.
+# - [05_inspect](05_inspect.ipynb) opens the rollouts behind a finding.
 # - [docs/doctor.md](../docs/doctor.md) describes the rules, their thresholds and how often they are wrong.

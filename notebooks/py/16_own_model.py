@@ -35,7 +35,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rstar_lab.analysis import inspect, open_runs, watch
+from rstar_lab.analysis import inspect, open_runs, phase_table, watch
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import find_job_runs_dir, submit
 from rstar_lab.common.parameters import check_parameters
@@ -96,7 +96,11 @@ watch(Path(runs_dir) / f"{run}-rl")
 # %% [markdown]
 # ## Result
 #
-# With `wait = False`, run the cells from here on again when the job has ended.
+# Held-out problems before training, after SFT and after RL, with 95% intervals over problems. With `wait = False`, run the
+# cells from here on again when the job has ended.
+
+# %%
+phase_table(runs_dir, run) if job.status() == "finished" else "the job has not ended"
 
 # %%
 run_dir = Path(runs_dir) / f"{run}-rl"
@@ -124,5 +128,5 @@ for folder in sorted((run_dir / "stages").glob("*"))[-1:]:
 # %% [markdown]
 # ## Next steps
 #
-# - `04_evaluate` compares the model with the one it started from.
-# - `11_own_tools` gives it a tool and a reward of your own.
+# - [04_evaluate](04_evaluate.ipynb) compares the model with the one it started from.
+# - [11_own_tools](11_own_tools.ipynb) gives it a tool and a reward of your own.

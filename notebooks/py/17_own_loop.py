@@ -163,5 +163,5 @@ loop.close()
 # %% [markdown]
 # ## Next steps
 #
-# - `06_ablation` compares a change over several seeds.
+# - [06_ablation](06_ablation.ipynb) compares a change over several seeds.
 # - [docs/extending.md](../docs/extending.md) describes methods that a recipe can name, for the trainers and the cluster.

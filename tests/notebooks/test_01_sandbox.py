@@ -28,6 +28,5 @@ def test_attacks_have_outcomes_of_the_model(executed):
 
 
 def test_load_figures_and_core_counts_are_shown(executed):
-    assert "application/vnd.plotly" in outputs(executed, "plot_outcomes(samples)")
-    assert "application/vnd.plotly" in outputs(executed, "run_load(")
+    assert "application/vnd.plotly" in outputs(executed, "asyncio.gather(")
     assert "CPU ms per call" in outputs(executed, "cpu_ms = ")

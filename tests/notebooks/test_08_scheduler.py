@@ -1,30 +1,23 @@
-"""Tests of notebook 08, executed on a small step."""
+"""Notebooks 08 and 18, executed on the golden run."""
 
 import pytest
-from helpers.notebooks import NOTEBOOKS, execute, outputs
+from helpers.notebooks import GOLDEN, NOTEBOOKS, execute, outputs
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    parameters = {"engines": 2, "rollouts": 64, "kv_tokens": 60_000, "mean_tokens": 1000, "grid_engines": 1}
-    parameters |= {"plan_recipe": "qwen3_1_7b_one_gpu", "plan_profile": "one_gpu"}
-    return execute("08_scheduler.ipynb", tmp_path_factory.mktemp("notebook"), parameters, cwd=NOTEBOOKS, timeout_s=200)
+def test_the_scheduler_notebook_shows_a_step_and_a_plan(tmp_path):
+    parameters = {"runs_dir": str(GOLDEN), "plan_recipe": "qwen3_1_7b_one_gpu", "plan_profile": "one_gpu"}
+    executed = execute("08_scheduler.ipynb", tmp_path, parameters, cwd=NOTEBOOKS, timeout_s=200)
+    assert "of tiny_fast-rl" in outputs(executed, "trained = ")
+    assert "application/vnd.plotly" in outputs(executed, "plot_timeline(")
+    assert "turn-barrier" in outputs(executed, "scheduler-calibration.json")
+    assert "recommended" in outputs(executed, '"plan"')
 
 
-@pytest.mark.soak
-def test_every_policy_is_compared_with_the_bound(executed):
-    summary = outputs(executed, "lower_bound(script")
-    for word in ("turn-barrier", "static", "least-in-flight", "kv", "adaptive", "idle share", "preemptions"):
-        assert word in summary
-    assert "turn-barrier" in outputs(executed, "makespans(Regime")
-
-
-def test_figures_are_shown(executed):
-    for call in ("plot_gantt(", 'plot_turns(results["adaptive"]', "plot_calibration(", "plot_plan("):
-        assert "application/vnd.plotly" in outputs(executed, call)
-
-
-def test_recorded_calibration_ranks_policies_like_the_simulator(executed):
-    assert "pairs ranked differently: none" in outputs(executed, "disagreements(")
+def test_the_paper_notebook_shows_the_published_rows_beside_the_runs(tmp_path):
+    executed = execute("18_paper.ipynb", tmp_path, {"runs_dir": str(GOLDEN)}, cwd=NOTEBOOKS, timeout_s=200)
+    table = outputs(executed, "results_table(opened).set_index")
+    assert "Claude-Opus-4.0" in table and "tiny_fast-eval-rl" in table
+    assert "GPQA-Diamond" in outputs(executed, "general")
+    assert "application/vnd.plotly" in outputs(executed, 'figures.get("training")')

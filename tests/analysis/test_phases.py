@@ -1,0 +1,21 @@
+"""The table of held-out results by phase."""
+
+import pytest
+from helpers.notebooks import GOLDEN
+
+from rstar_lab.analysis import measure, open_runs, phase_table
+from rstar_lab.common.errors import UserError
+
+
+def test_phases_are_in_order_and_have_intervals():
+    table = phase_table(GOLDEN, "tiny_fast", ("pass1",))
+    assert list(table.index) == ["before training", "after SFT", "after RL"]
+    ((value, low, high),) = measure(open_runs(GOLDEN, run_ids=["tiny_fast-eval-rl"]), ["pass1"])[
+        ["value", "low", "high"]
+    ].to_numpy()
+    assert table.loc["after RL", "eval"].iloc[0] == f"{value:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def test_a_training_without_evaluations_is_named():
+    with pytest.raises(UserError, match="no evaluation of nothing"):
+        phase_table(GOLDEN, "nothing")
