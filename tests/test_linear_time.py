@@ -17,7 +17,6 @@ from rstar_lab.exchange.import_rows import conversation_messages
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.chat.events import Kind, TurnSplitter
 from rstar_lab.rl.data.converters import glaive_v2
-from rstar_lab.rl.data.lint import read_back
 from rstar_lab.rl.data.tool_conversations import parts_of
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import load_problems
@@ -50,7 +49,6 @@ TEXTS = {
     "final answer": (final_answer, f"#### 7{SPACE}x\n{SPACE}y"),
     "function calls": (lambda text: glaive_v2({"chat": text}), f"{LINES}x{LINES}"),
     "conversation: space": (conversation_messages, f"a{SPACE}b{LINES}<tool_response>{SPACE}x{SPACE}"),
-    "conversation: turns": (read_back, "<|im_start|>user\n" * (N // 17)),
     "metric": (canonical, "eval/" * (N // 5)),
     "turn": (lambda text: turn_text({"messages": [{"role": "assistant", "content": text}]}, 0), f"{SPACE}<|im_end|> x"),
     "notebook": (_masked, "`x``" * (N // 4) + "".join("`" * length + " " for length in range(1, 900))),

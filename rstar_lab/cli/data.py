@@ -131,7 +131,7 @@ def prepare(
         print(printable(f"bad row: {bad}"))
     overlaps = {entry["name"]: entry["overlaps"] for entry in card.against}
     result = {"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}
-    card_name = card_path(out).with_suffix(".md").name
+    card_name = card_path(out).name
     print_result(as_json, result, f"{counted(card.kept, 'problem')} in {out}; the card is {card_name} beside it")
 
 

@@ -145,7 +145,7 @@ async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
     renderer = renderer_type(recipe.rl.prompt_style.prompt_format)
     dataset = [trace.segments(renderer) for trace in traces]
     tokens = CONTROL_TOKENS if recipe.model == "tiny" else control_tokens(load_tokenizer(recipe.model))
-    conversations = read_mix(recipe.sft.conversations, seed=recipe.seed)
+    conversations = read_mix(recipe.sft.conversations, seed=recipe.seed, on_count=session.reporter.print_line)
     dataset += [conversation.segments(tokens, renderer) for conversation in conversations]
     if recipe.model == "tiny":
         build_base(recipe, dataset, run_dir / "base")

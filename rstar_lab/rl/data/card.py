@@ -1,7 +1,7 @@
 """The data card of a prepared problem set: its sources, how many problems each filter dropped, examples and settings."""
 
 import hashlib
-import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from rstar_lab.untrusted.text import counted
 
 EXAMPLES = 5  # per filter, spread evenly over the dropped problems
 EXCERPT = 240  # characters of a question or answer
+KEY = "rstar_lab"  # of our entries in the YAML at the top of a card
 
 
 def file_hash(path: Path) -> str:
@@ -25,15 +26,8 @@ def text_hash(text: str) -> str:
 
 
 def card_path(out: Path) -> Path:
-    """Return the file of the card of `out`: STEM.card.json, or NAME.card.json if the former is the card of another file."""
-    short = out.with_name(f"{out.stem}.card.json")
-    try:
-        owner = json.loads(short.read_text(encoding="utf-8"))["output"]["file"]
-    except FileNotFoundError:
-        return short
-    except (OSError, ValueError, LookupError, TypeError):
-        owner = ""  # not a card
-    return short if Path(owner).name == out.name else out.with_name(f"{out.name}.card.json")
+    """Return the file of the card of `out`: NAME.card.md beside it, as train.parquet.card.md."""
+    return out.with_name(f"{out.name}.card.md")
 
 
 @dataclass(frozen=True)
@@ -42,10 +36,10 @@ class DroppedProblem:
 
     problem_id: str
     where: str
-    question: str
-    answer: str
-    question_hash: str
     why: str
+    answer: str
+    question: str
+    question_hash: str
 
 
 @dataclass(frozen=True)
@@ -75,94 +69,36 @@ class Card:
     output: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Write the card to `path` as JSON, and beside it as Markdown. Each file is replaced atomically."""
-        for target, text in [
-            (path, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n"),
-            (path.with_suffix(".md"), self.markdown()),
-        ]:
-            with atomic_write(target) as file:
-                file.write(text.encode())
+        """Write the card in the format of the Hugging Face Hub: all numbers as YAML under `rstar_lab`, then tables."""
+        from huggingface_hub import DatasetCardData
 
-    def markdown(self) -> str:
-        """Return the card as Markdown."""
-        lines = [f"# {Path(self.output['file']).name}: {counted(self.kept, 'problem')}", "", "## Sources", ""]
-        lines += _table(
-            ["source", "read from", "problems", "kept", "sha256"],
-            [
-                [
-                    source["name"],
-                    source["from"],
-                    f"{source['rows']:,}",
-                    f"{self.kept_by_source.get(source['name'], 0):,}",
-                    _short(source["sha256"]),
-                ]
-                for source in self.sources
-            ],
-        )
-        lines += ["", "## Filters, in order", ""]
-        lines += _table(
-            ["filter", "rule", "before", "dropped", "after"],
-            [
-                [
-                    count.name,
-                    count.rule + (f" ({count.note})" if count.note else ""),
-                    f"{count.before:,}",
-                    f"{count.dropped:,}",
-                    f"{count.before - count.dropped:,}",
-                ]
-                for count in self.filters
-            ],
-        )
-        lines += ["", "## Evaluation sets whose problems were removed", ""]
-        lines += _table(
-            ["set", "read from", "problems", "overlaps found", "sha256"],
-            [
-                [
-                    against["name"],
-                    against["from"],
-                    f"{against['rows']:,}",
-                    f"{against['overlaps']:,}",
-                    _short(against["sha256"]),
-                ]
-                for against in self.against
-            ],
-        )
-        if not self.against:
-            lines += ["None. Overlaps with evaluation sets were not checked."]
-        if self.difficulty:
-            lines += ["", "## Difficulty", "", *(f"- {name}: {value}" for name, value in self.difficulty.items())]
+        name = Path(self.output["file"]).name
+        data = DatasetCardData(pretty_name=name, **{KEY: asdict(self)})  # type: ignore[arg-type]
+        filters = [
+            {"filter": one.name, "rule": f"{one.rule} ({one.note})" if one.note else one.rule, "before": f"{one.before:,}",
+             "dropped": f"{one.dropped:,}", "after": f"{one.before - one.dropped:,}"}
+            for one in self.filters
+        ]  # fmt: skip
+        parts = [
+            f"---\n{data.to_yaml()}\n---\n\n# {name}: {counted(self.kept, 'problem')}",
+            "## Sources", _table([entry | {"kept": self.kept_by_source.get(entry["name"], 0)} for entry in self.sources]),
+            "## Filters, in order", _table(filters),
+            "## Evaluation sets whose problems were removed",
+            _table(self.against) or "None. Overlaps with evaluation sets were not checked.",
+        ]  # fmt: skip
+        for one in self.filters:
+            if one.examples:
+                parts += [f"## Dropped by {one.name}, examples", _table([asdict(example) for example in one.examples])]
         if self.bad_rows:
-            lines += ["", f"## Invalid rows: {len(self.bad_rows):,}", "", *(f"- {row}" for row in self.bad_rows[:50])]
-        lines += ["", "## Examples of dropped problems"]
-        for count in self.filters:
-            if count.examples:
-                lines += ["", f"### {count.name}", ""]
-                lines += _table(
-                    ["problem", "why", "answer", "question", "hash"],
-                    [
-                        [example.where, example.why, example.answer, example.question, example.question_hash]
-                        for example in count.examples
-                    ],
-                )
-        settings = [f"- {name}: {value}" for name, value in self.settings.items()]
-        lines += [
-            "",
-            "## Settings",
-            "",
-            *settings,
-            "",
-            f"Output: {self.output['file']}, sha256 {self.output['sha256']}",
-            "",
-        ]
-        return "\n".join(lines)
+            parts += [f"## Invalid rows: {len(self.bad_rows):,}", "\n".join(f"- {row}" for row in self.bad_rows[:50])]
+        with atomic_write(path) as file:
+            file.write(("\n\n".join(parts) + "\n").encode())
 
 
-def _short(digest: str | None) -> str:
-    return f"`{digest[:12]}`" if digest else "hub"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows with equal keys as a Markdown table; empty without rows."""
     if not rows:
-        return []
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells]]
+        return ""
+    cells = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    texts = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in row] for row in cells]
+    return "\n".join(f"| {' | '.join(row)} |" for row in texts)

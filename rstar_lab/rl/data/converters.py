@@ -8,7 +8,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rstar_lab.rl.data.lint import lint
 from rstar_lab.rl.problems import read_rows
 from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, tool_calls
+from rstar_lab.untrusted.text import counted
 
 Messages = list[Message]
 Tools = list[dict[str, Any]]
@@ -27,21 +28,26 @@ Converter = Callable[[Mapping[str, Any]], tuple[Messages, Tools]]
 # Parse tool schemas and calls in the formats of the data sets
 
 
-def tool_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function description as {"type": "function", "function": {name, description, parameters}}."""
-    function = function.get("function", function) if function.get("type") == "function" else function
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise ValueError("a tool has no name")
+def tool_schemas(functions: Iterable[Any]) -> Tools:
+    """Return function descriptions as {"type": "function", "function": {name, description, parameters}}, without unnamed ones."""
+    inner = [value.get("function") or value for value in functions if isinstance(value, Mapping)]
+    return [_tool_schema(function) for function in inner if isinstance(function.get("name"), str) and function["name"]]
+
+
+def _tool_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     parameters = _json_schema(function.get("parameters") or {})
     parameters.setdefault("type", "object")
     parameters.setdefault("properties", {})
     description = str(function.get("description") or "")
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": function["name"], "description": description, "parameters": parameters},
+    }
 
 
 def _json_schema(schema: Any) -> Any:
-    """Return a schema with JSON Schema types instead of the Python types ("dict") that some sets use."""
+    """Return a schema with JSON Schema types instead of the Python types ("dict") that some sets use, and without the nulls
+    that Parquet adds."""
     if isinstance(schema, list):
         return [_json_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -58,6 +64,7 @@ def _json_schema(schema: Any) -> Any:
     return {
         key: names.get(value, value) if key == "type" and isinstance(value, str) else _json_schema(value)
         for key, value in schema.items()
+        if value is not None
     }
 
 
@@ -131,31 +138,77 @@ def _call_syntax(text: str) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-def _tool_messages(text: str, calls: int) -> Messages:
-    """Return one tool message per call. For several calls, the text must be a JSON list with one result per call."""
-    if calls > 1:
-        try:
-            results = json.loads(text)
-        except ValueError:
-            results = None
-        if isinstance(results, list) and len(results) == calls:
-            return [
-                Message(
-                    role="tool", content=result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
-                )
-                for result in results
-            ]
-        raise ValueError(f"one tool message for {calls} calls")
-    return [Message(role="tool", content=text)]
+@dataclass
+class _Turn:
+    """What one role says: its texts, and for the assistant its calls as (name, arguments)."""
+
+    role: str
+    texts: list[str]
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(text.strip() for text in self.texts if text.strip())
+
+    def continues_with(self, other: "_Turn") -> bool:
+        """Return whether `other` belongs to this turn: parallel calls, their results, or a text that goes on."""
+        return self.role == other.role and not (self.calls and other.text)
 
 
-def _turns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _turn(role: str, text: str | None, calls: Iterable[tuple[str, dict[str, Any]]] = ()) -> _Turn:
+    return _Turn(role, [text or ""], list(calls))
+
+
+def _messages(turns: Iterable[_Turn]) -> Messages:
+    """Return the messages of a conversation up to the last answer of the assistant. Raises ValueError without one."""
+    joined: list[_Turn] = []
+    for turn in turns:
+        if joined and joined[-1].continues_with(turn):
+            joined[-1].texts += turn.texts
+            joined[-1].calls += turn.calls
+        else:
+            joined.append(turn)
+    messages: Messages = []
+    answered, calls = 0, 0
+    for turn in joined:
+        if turn.role == "tool":
+            messages += [Message(role="tool", content=text) for text in _results(turn.texts, calls)]
+        elif turn.role == "assistant":
+            calls = len(turn.calls)
+            content = tool_calls(turn.calls, turn.text) if calls else reply(turn.text)
+            messages.append(Message(role="assistant", content=content))
+            answered = len(messages) if turn.text and not calls else answered
+        else:
+            messages.append(Message(role=turn.role, content=turn.text))  # type: ignore[arg-type]
+    if not answered:
+        raise ValueError("no answer of the assistant")
+    return messages[:answered]
+
+
+def _results(texts: Sequence[str], calls: int) -> list[str]:
+    """Return one text per call. One text for several calls must be a JSON list with one result per call."""
+    if len(texts) == calls or not calls:
+        return [text.strip() for text in texts]
+    results = next(_json_values(texts[0], "["), None) if len(texts) == 1 else None
+    if not isinstance(results, list) or len(results) != calls:
+        raise ValueError(f"{counted(len(texts), 'tool message')} for {counted(calls, 'call')}")
+    return [result if isinstance(result, str) else json.dumps(result, ensure_ascii=False) for result in results]
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    value = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        raise ValueError("the arguments of a call are not an object")
+    return value
+
+
+def _pairs(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     turns = row.get("conversations")
     if not isinstance(turns, list) or not all(
-        isinstance(turn, Mapping) and "from" in turn and "value" in turn for turn in turns
+        isinstance(turn, Mapping) and {"from", "value"} <= turn.keys() for turn in turns
     ):
         raise ValueError("conversations is not a list of {from, value}")
-    return [(str(turn["from"]), str(turn["value"])) for turn in turns]
+    return [(str(turn["from"]), str(turn["value"] or "")) for turn in turns]
 
 
 # Converters
@@ -168,46 +221,39 @@ def toolace(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
     """
     lists = (value for value in _json_values(str(row.get("system") or ""), "[") if isinstance(value, list))
     functions = next(
-        (value for value in lists if value and all(isinstance(item, dict) and "name" in item for item in value)), []
+        (value for value in lists if any(isinstance(item, dict) and item.get("name") for item in value)), []
     )
-    messages: Messages = []
-    calls = 0
-    for role, value in _turns(row):
+
+    def turn(role: str, value: str) -> _Turn:
         text = value.strip()
-        if role == "user":
-            messages.append(Message(role="user", content=text))
-        elif role == "assistant":
-            called = _call_syntax(text) if text.startswith("[") and text.endswith(")]") else []
-            calls = len(called)
-            messages.append(Message(role="assistant", content=tool_calls(called) if called else reply(text)))
-        elif role == "tool":
-            messages += _tool_messages(text, calls)
-        else:
+        if role not in ("user", "assistant", "tool"):
             raise ValueError(f"unknown role {role!r}")
-    return messages, [tool_schema(function) for function in functions]
+        if role == "assistant" and text.startswith("[") and text.endswith(")]"):
+            return _turn(role, "", _call_syntax(text))
+        return _turn(role, text)
+
+    return _messages(turn(*pair) for pair in _pairs(row)), tool_schemas(functions)
 
 
 def apigen_mt(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
     """Convert Salesforce/APIGen-MT-5k: roles human, gpt, function_call (JSON) and observation; tools as JSON."""
     tools = row.get("tools") or "[]"
     tools = json.loads(tools) if isinstance(tools, str) else tools
-    messages = [Message(role="system", content=str(row["system"]).strip())] if row.get("system") else []
-    for role, value in _turns(row):
-        if role == "human":
-            messages.append(Message(role="user", content=value.strip()))
-        elif role == "gpt":
-            messages.append(Message(role="assistant", content=reply(value)))
-        elif role == "function_call":
-            call = json.loads(value)
-            arguments = call["arguments"] if isinstance(call, dict) and "arguments" in call else None
-            if not isinstance(arguments, dict):
-                raise ValueError("a function_call has no arguments")
-            messages.append(Message(role="assistant", content=tool_calls([(str(call.get("name")), arguments)])))
-        elif role == "observation":
-            messages.append(Message(role="tool", content=value.strip()))
-        else:
+    roles = {"human": "user", "gpt": "assistant", "observation": "tool", "system": "system"}
+
+    def turn(role: str, value: str) -> _Turn:
+        if role == "function_call":
+            called = json.loads(value)
+            calls = called if isinstance(called, list) else [called]
+            if not all(isinstance(call, dict) and call.get("name") and "arguments" in call for call in calls):
+                raise ValueError("a function_call has no name or no arguments")
+            return _turn("assistant", "", [(str(call["name"]), _arguments(call["arguments"])) for call in calls])
+        if role not in roles:
             raise ValueError(f"unknown role {role!r}")
-    return messages, [tool_schema(tool) for tool in tools]
+        return _turn(roles[role], value)
+
+    system = [_turn("system", str(row["system"]))] if row.get("system") else []
+    return _messages([*system, *(turn(*pair) for pair in _pairs(row))]), tool_schemas(tools or ())
 
 
 _GLAIVE_TURN = re.compile(r"(?:\A|(?<=\S)[^\S\n]*+\n)\s*+(USER|ASSISTANT|FUNCTION RESPONSE): ?")
@@ -221,30 +267,20 @@ def _glaive_call(text: str) -> tuple[str, dict[str, Any]]:
     arguments = match[2].strip()
     if arguments[:1] == arguments[-1:] == "'":
         arguments = arguments[1:-1].replace("\\'", "'")
-    value = json.loads(arguments)
-    value = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(value, dict):
-        raise ValueError("the arguments of a <functioncall> are not an object")
-    return match[1], value
+    return match[1], _arguments(json.loads(arguments))
 
 
 def glaive_v2(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
     """Convert glaiveai/glaive-function-calling-v2: `system` has one JSON object per function; `chat` is one text with role markers."""
     system = str(row.get("system") or "").removeprefix("SYSTEM:").strip()
     functions = [value for value in _json_values(system, "{") if isinstance(value, dict) and "name" in value]
-    messages = [] if functions or not system else [Message(role="system", content=system)]
+    roles = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
+    turns = [] if functions or not system else [_turn("system", system)]
     pieces = _GLAIVE_TURN.split(str(row.get("chat") or ""))
     for role, text in zip(pieces[1::2], pieces[2::2], strict=True):
-        text = text.replace("<|endoftext|>", "").strip()
-        if role == "USER":
-            messages.append(Message(role="user", content=text))
-        elif role == "FUNCTION RESPONSE":
-            messages.append(Message(role="tool", content=text))
-        else:
-            before, *calls = text.split("<functioncall>")
-            content = tool_calls([_glaive_call(call) for call in calls], before) if calls else reply(before)
-            messages.append(Message(role="assistant", content=content))
-    return messages, [tool_schema(function) for function in functions]
+        before, *calls = text.replace("<|endoftext|>", "").split("<functioncall>" if role == "ASSISTANT" else "\0")
+        turns.append(_turn(roles[role], before, map(_glaive_call, calls)))
+    return _messages(turns), tool_schemas(functions)
 
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
@@ -263,27 +299,21 @@ def magicoder(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
     if not code:
         raise ValueError("the solution has no code block")
     answer = json.dumps({"code": code, "explanation": _FENCE.sub("", solution).strip()}, ensure_ascii=False)
-    return [
-        Message(role="user", content=f"{question.strip()}\n\n{JSON_REQUEST}"),
-        Message(role="assistant", content=reply(answer)),
-    ], []
+    return _messages([_turn("user", f"{question.strip()}\n\n{JSON_REQUEST}"), _turn("assistant", answer)]), []
 
 
-def _plain_turns(turns: Any) -> Messages:
+def _plain_turns(turns: Any) -> list[_Turn]:
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise ValueError("not a list of messages")
-    messages = []
     for turn in turns:
-        role, content = turn.get("role"), turn.get("content")
-        if role not in ("system", "user", "assistant") or not isinstance(content, str):
+        if turn.get("role") not in ("system", "user", "assistant") or not isinstance(turn.get("content"), str):
             raise ValueError("a message has no known role or no text")
-        messages.append(Message(role=role, content=reply(content) if role == "assistant" else content.strip()))
-    return messages
+    return [_turn(turn["role"], turn["content"]) for turn in turns if turn["content"].strip()]
 
 
 def tulu3_if(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
     """Convert allenai/tulu-3-sft-personas-instruction-following: messages of {role, content}."""
-    return _plain_turns(row.get("messages")), []
+    return _messages(_plain_turns(row.get("messages"))), []
 
 
 _LLAMA_TURN = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n*(.*?)(?:<\|eot_id\|>|\Z)", re.DOTALL)
@@ -300,12 +330,11 @@ def nemotron_chat(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
     if isinstance(given, str):
         headers = _LLAMA_TURN.findall(given)
         given = [{"role": role, "content": text} for role, text in headers] or [{"role": "user", "content": given}]
-        given = [turn for turn in given if turn["content"].strip()]
     if not isinstance(output, str) or not output.strip():
         raise ValueError("no output")
     answer = re.sub(r"\A\s*<think>.*?</think>", "", output.replace("<|eot_id|>", ""), flags=re.DOTALL)
-    messages = [message for message in _plain_turns(given) if not message.content.startswith("detailed thinking ")]
-    return [*messages, Message(role="assistant", content=reply(answer))], []
+    turns = [turn for turn in _plain_turns(given) if not turn.text.startswith("detailed thinking ")]
+    return _messages([*turns, _turn("assistant", answer)]), []
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -299,7 +299,7 @@ def _example(candidate: Candidate, why: str) -> DroppedProblem:
     problem = candidate.problem
     question = problem.question if len(problem.question) <= EXCERPT else problem.question[:EXCERPT] + " …"
     return DroppedProblem(
-        problem.problem_id, candidate.where, question, problem.answer[:EXCERPT], text_hash(problem.question), why
+        problem.problem_id, candidate.where, why, problem.answer[:EXCERPT], question, text_hash(problem.question)
     )
 
 

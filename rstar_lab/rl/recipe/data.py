@@ -52,4 +52,6 @@ class MixEntry(Section):
     file: Path
     """File written by `rstar-lab data convert`."""
     count: Positive | None = None
-    """Number of conversations, drawn at random. Default: all."""
+    """Number of conversations at most, drawn at random. Default: all."""
+    exact: bool = False
+    """Whether a file with fewer conversations than `count` is an error."""

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import DatasetCard
 from typer.testing import CliRunner
 
 from rstar_lab.cli.data import app
@@ -65,25 +66,16 @@ def test_the_funnel(tmp_path):
     assert [one.answer for one in load_problems(out)] == ["1000", "1000", "12"], "answers in plain digits"
     for earlier, later in zip(card.filters, card.filters[1:], strict=False):
         assert earlier.before - earlier.dropped == later.before, "the counts of the filters add up"
-    written = json.loads((tmp_path / "out" / "train.card.json").read_text())
+    written = DatasetCard.load(tmp_path / "out" / "train.jsonl.card.md").data.to_dict()["rstar_lab"]
     assert written["kept"] == 3 and written["against"][0]["overlaps"] == 1
     whys = {one["name"]: [example["why"] for example in one["examples"]] for one in written["filters"]}
     assert whys["contamination"] == ['exam: "f be the function that maps every prime"']
     assert whys["label"] == ["1 of 3 answers agree with 12"]
     assert "rows.jsonl row 1" in whys["near-duplicate"][0] and "7 and 8" in whys["conflict"][0]
     assert all(len(one["sha256"]) == 64 for one in [written["output"], *written["sources"], *written["against"]])
-    markdown = (tmp_path / "out" / "train.card.md").read_text()
-    assert "contamination" in markdown and "rows.jsonl row 9" in markdown
-    assert sorted(path.name for path in out.parent.iterdir()) == ["train.card.json", "train.card.md", "train.jsonl"]
-
-
-def test_two_formats_with_one_stem_have_a_card_each(tmp_path):
-    source = jsonl(tmp_path / "rows.jsonl", [problem(1, "What is one plus two?", "3")])
-    for name in ("a.jsonl", "a.parquet", "a.jsonl", "a.parquet"):
-        prepare([source], tmp_path / name)
-    for card, name in (("a.card.json", "a.jsonl"), ("a.parquet.card.json", "a.parquet")):
-        assert Path(json.loads((tmp_path / card).read_text())["output"]["file"]).name == name
-    assert sorted(path.stem for path in tmp_path.glob("*.card.md")) == ["a.card", "a.parquet.card"]
+    tables = DatasetCard.load(tmp_path / "out" / "train.jsonl.card.md").text
+    assert "| contamination |" in tables and "rows.jsonl row 9" in tables
+    assert sorted(path.name for path in out.parent.iterdir()) == ["train.jsonl", "train.jsonl.card.md"]
 
 
 def test_sampled_answers_of_repeated_rows_are_collected(tmp_path):
@@ -164,7 +156,7 @@ def test_bad_rows_stop_or_are_listed(tmp_path):
     assert not (tmp_path / "o.jsonl").exists()
     card = prepare([path], tmp_path / "o.jsonl", drop_bad_rows=True)
     assert card.kept == 2 and len(card.bad_rows) == 1 and "row 2" in card.bad_rows[0]
-    assert "row 2" in (tmp_path / "o.card.md").read_text()
+    assert "row 2" in (tmp_path / "o.jsonl.card.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -302,7 +294,7 @@ def test_synthesize_and_prepare_from_the_command_line(tmp_path):
     assert [line["filter"] for line in counts][:2] == ["repeated row", "answer"]
     assert last["overlaps"] == {"exam": 40} and last["kept"] == len(load_problems(tmp_path / "o.parquet")) <= 300
     plain = run(app, ["prepare", str(train), "--out", str(tmp_path / "o2.parquet")])
-    assert plain.exit_code == 0 and "o2.card.md" in plain.stdout
+    assert plain.exit_code == 0 and "o2.parquet.card.md" in plain.stdout
 
 
 # --- the real sets, and the size of the paper's ----------------------------------------------------------------------

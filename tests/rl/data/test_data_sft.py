@@ -13,7 +13,7 @@ from rstar_lab.cli.data import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert
 from rstar_lab.rl.data.lint import lint
-from rstar_lab.rl.data.mix import PAPER_COUNTS, MixEntry, paper_mix, read_mix
+from rstar_lab.rl.data.mix import MixEntry, read_mix
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.renderers import paper as chat
@@ -193,15 +193,15 @@ def test_nemotron_inputs():
         ("toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "[f(a=)]"}]}, "neither JSON nor"),
         ("toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "[f(a='x)]"}]}, "do not match"),
         ("toolace", {"conversations": [{"from": "narrator", "value": "q"}]}, "unknown role"),
-        ("toolace", {"conversations": TOOLACE["conversations"][:2]}, "roles"),
+        ("toolace", {"conversations": TOOLACE["conversations"][:2]}, "no answer of the assistant"),
         ("toolace", {"conversations": [*TOOLACE["conversations"][:2], {"from": "tool", "value": "all of it"}]},
-         "one tool message for 2 calls"),
+         "1 tool message for 2 calls"),
         ("apigen_mt", {"tools": "{"}, "not JSON"),
         ("apigen_mt", {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": '{"name": "f"}'}]},
          "no arguments"),
         ("apigen_mt", {"conversations": APIGEN["conversations"][1:]}, "roles"),
         ("glaive_v2", {"chat": "USER: q\n\n\nASSISTANT: <functioncall> {broken <|endoftext|>"}, "is not {name, arguments}"),
-        ("glaive_v2", {"chat": ""}, "at least 1 item"),
+        ("glaive_v2", {"chat": ""}, "no answer of the assistant"),
         ("magicoder", {"solution": "no code"}, "no code block"),
         ("magicoder", {"solution": None}, "no problem and solution"),
         ("tulu3_if", {"messages": None}, "not a list"),
@@ -214,6 +214,95 @@ def test_nemotron_inputs():
 def test_what_cannot_be_read_is_refused_with_a_reason(name, change, reason):
     found = refusal(name, {**ROWS[name], **change})
     assert reason in found
+
+
+def human(value):
+    return {"from": "human", "value": value}
+
+
+def gpt(value):
+    return {"from": "gpt", "value": value}
+
+
+def calls(*names):
+    return {
+        "from": "function_call",
+        "value": json.dumps(
+            [{"name": name, "arguments": json.dumps({"id": name})} for name in names]
+            if len(names) > 1
+            else {"name": names[0], "arguments": {"id": names[0]}}
+        ),
+    }
+
+
+def seen(value):
+    return {"from": "observation", "value": value}
+
+
+CANCEL = json.loads(APIGEN["tools"])[0]
+# Shapes of rows that the sets have beside the plain one: the roles that must come out.
+SHAPES = {
+    "apigen_mt: ends with the user": ("apigen_mt", {"conversations": [*APIGEN["conversations"], human("###STOP###")]}, "suatA"),
+    "apigen_mt: ends with a result": (
+        "apigen_mt", {"conversations": [*APIGEN["conversations"], human("More."), calls("cancel"), seen("{}")]}, "suatA",
+    ),
+    "apigen_mt: parallel calls in one list": (
+        "apigen_mt", {"conversations": [human("q"), calls("cancel", "cancel"), seen("[1, 2]"), gpt("Done.")]}, "suattA",
+    ),
+    "apigen_mt: parallel calls in turns": (
+        "apigen_mt",
+        {"conversations": [human("q"), calls("cancel"), calls("cancel"), seen("1"), seen("2"), gpt("Done.")]}, "suattA",
+    ),
+    "apigen_mt: a text before its call": (
+        "apigen_mt", {"conversations": [human("q"), gpt("I look."), calls("cancel"), seen("1"), gpt("Done.")]}, "suatA",
+    ),
+    "apigen_mt: tools as a column of objects with the nulls of Parquet": (
+        "apigen_mt", {"tools": [CANCEL | {"strict": None}, {"name": None, "description": "?"}, None]}, "suatA",
+    ),
+    "apigen_mt: no system": ("apigen_mt", {"system": None}, "uatA"),
+    "toolace: a tool without a name": (
+        "toolace", {"system": f"Functions: {json.dumps([WEATHER, BOOK, {'description': 'nameless'}, {'name': ''}])}"}, "uattAuA",
+    ),
+    "toolace: required is null": (
+        "toolace", {"system": f"Functions: {json.dumps([WEATHER | {'required': None}, BOOK])}"}, "uattAuA",
+    ),
+    "toolace: no call at all": (
+        "toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "Which city?"}]}, "uA",
+    ),
+    "glaive_v2: ends with the user": ("glaive_v2", {"chat": GLAIVE["chat"] + "\n\n\nUSER: Thanks!"}, "uatAuatA"),
+    "glaive_v2: no system": ("glaive_v2", {"system": None, "chat": "USER: q\n\n\nASSISTANT: a"}, "uA"),
+    "magicoder: null columns": ("magicoder", {"openai_fingerprint": None, "seed": None}, "uA"),
+    "tulu3_if: constraints are null": ("tulu3_if", {"constraints": None}, "uA"),
+    "tulu3_if: ends with the user": ("tulu3_if", {"messages": [*TULU["messages"], {"role": "user", "content": "more"}]}, "uA"),
+    "nemotron_chat: earlier turns": (
+        "nemotron_chat", {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                                    {"role": "user", "content": "c"}], "system_prompt": None}, "uAuA",
+    ),
+}  # fmt: skip
+REFUSED_SHAPES = {
+    "nemotron_chat": {"input": [{"role": "system", "content": "detailed thinking off"}]},
+    "tulu3_if": {"messages": [{"role": "system", "content": "only this"}]},
+    "apigen_mt": {"conversations": [human("q"), calls("cancel")]},
+    "glaive_v2": {"chat": None},
+    "toolace": {"conversations": [{"from": "user", "value": None}, {"from": "assistant", "value": None}]},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_shapes_of_the_public_sets(shape):
+    name, change, roles = SHAPES[shape]
+    conversation = one(name, ROWS[name] | change)
+    assert lint(conversation) == []
+    letters = [
+        "A" if message.role == "assistant" and "<answer>" in message.content else message.role[0]
+        for message in conversation.messages
+    ]
+    assert "".join(letters) == roles and all("None" not in message.content for message in conversation.messages)
+
+
+@pytest.mark.parametrize("name", REFUSED_SHAPES)
+def test_rows_without_an_answer_are_counted(name):
+    assert refusal(name, ROWS[name] | REFUSED_SHAPES[name]) in ("no answer of the assistant", "roles")
 
 
 def test_rows_that_are_no_objects():
@@ -252,15 +341,11 @@ def test_mix(tmp_path):
     mixed = read_mix(entries, seed=1)
     assert [one.source for one in mixed].count("two") == 10 and len({one.conversation_id for one in mixed}) == 15
     assert mixed == read_mix(entries, seed=1) != read_mix(entries, seed=2)
-    with pytest.raises(UserError, match="5 conversations, but the mix requests 6"):
-        read_mix([MixEntry(file=tmp_path / "one.jsonl", count=6)])
-
-
-def test_the_papers_mix(tmp_path):
-    assert set(PAPER_COUNTS) == set(CONVERTERS)
-    calls = sum(PAPER_COUNTS[name] for name in ("toolace", "apigen_mt", "glaive_v2", "magicoder"))
-    assert (calls, PAPER_COUNTS["tulu3_if"], PAPER_COUNTS["nemotron_chat"]) == (165_000, 30_000, 27_000)
-    assert paper_mix(tmp_path)[0] == MixEntry(file=tmp_path / "toolace.jsonl", count=11_000)
+    lines: list[str] = []
+    assert len(read_mix([MixEntry(file=tmp_path / "one.jsonl", count=6)], on_count=lines.append)) == 5
+    assert lines == ["one: 5 of 6"]
+    with pytest.raises(UserError, match="5 conversations, but the mix requests exactly 6"):
+        read_mix([MixEntry(file=tmp_path / "one.jsonl", count=6, exact=True)])
 
 
 def test_a_recipe_trains_on_a_mix_of_files(tmp_path, tokenizer):
