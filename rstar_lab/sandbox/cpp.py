@@ -90,11 +90,20 @@ def cpp_call(
 
 
 def commands(result: CallResult) -> tuple[Command | None, Command | None]:
-    """Return how compiler and program ended, from the driver's value; None for one that did not run."""
+    """Return how compiler and program ended, from the driver's value; None for one that did not run.
+
+    A value that the driver does not write is a program that failed: without Landlock, it can change the driver's memory.
+    """
     if result.outcome is not Outcome.OK or result.value is None:
         return None, None
-    built, ran = ast.literal_eval(result.value)
-    return built and Command(*built), ran and Command(*ran)
+    try:
+        built, ran = (part if part is None else Command(*part) for part in ast.literal_eval(result.value))
+        ends = [command.return_code for command in (built, ran) if command]
+        if not all(isinstance(end, int | None) for end in ends):
+            raise ValueError("not a return code")
+    except Exception:  # `literal_eval` raises errors of many types
+        return Command(0, 0.0), Command(1, 0.0)
+    return built, ran
 
 
 def cpp_outcome(result: CallResult) -> CallResult:

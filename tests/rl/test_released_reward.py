@@ -1,8 +1,6 @@
 """The graders of microsoft/rStar run in a sandbox: no text of the model or of a data set is executed outside of it."""
 
 import importlib.util
-import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.reward.boxed import released_grade
-from rstar_lab.verify import verify_many
 from rstar_lab.verify.released_program import has_code
 
 if importlib.util.find_spec("verl") is None:
@@ -41,54 +38,24 @@ def test_known_payloads_do_not_run(tmp_path):
     assert not Path(mark).exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("2*sqrt(3)", False), (r"\frac{1}{2}", False), ("f(x)", False), ("(1,2)", False), ("2 pi", False), ("x+1", False),
-        ("open(x)", True), ("a.b", True), ("3.5", False), ("print(1)", True), ("'a'", True), ("__a", True), ("exit 5", True),
-        ("lambda: 1", True), ("x()", True), ("getattr(x,y)", True), ("[f for f in x](1)", True), ("x:=1", True),
-    ],
-)  # fmt: skip
-def test_what_counts_as_code(text, code):
-    assert has_code(text) is code
+FORGERY = "import os;os.write(1,b'1');os._exit(0)"
 
 
-def expression(rng: random.Random, mark: str, depth: int = 3) -> str:
-    """Return a Python or LaTeX expression with calls, dunder names, lambdas and quotes, most of which write `mark`."""
-    leaf = [
-        "1", "x", r"\pi", r"\frac{1}{2}", f'open("{mark}","w")', f"open({mark!r},'w').write('x')", "__import__('os')",
-        "().__class__", "(lambda: 7)()", f'exec("open({mark!r},chr(119))")', "getattr(x,'__class__')", "print('1')", "exit(0)",
-        f'eval("open({mark!r},chr(119))")', "[c for c in ().__class__.__mro__]", "globals()", "breakpoint()", "1 if x else 2",
-        "__builtins__", "f'{1}'", "type('A',(),{})", "compile('1','','eval')", "5",
-    ]  # fmt: skip
-    if depth == 0 or rng.random() < 0.3:
-        return rng.choice(leaf)
-    first, second = (expression(rng, mark, depth - 1) for _ in range(2))
-    forms = (
-        "{0}+{1}",
-        "[{0},{1}]",
-        "({0})*({1})",
-        r"\frac{{{0}}}{{{1}}}",
-        "{0} or {1}",
-        r"\sqrt{{{0}}}{1}",
-        "({0},{1})",
-        "{0};{1}",
-    )
-    return rng.choice(forms).format(first, second)
+def fullwidth(name: str) -> str:
+    return "".join(chr(ord(char) + 0xFEE0) for char in name[:-1]) + name[-1]
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.soak)])
-def test_generated_expressions_execute_nothing_and_forge_no_reward(count, tmp_path):
-    mark = str(tmp_path / "executed")
-    rng = random.Random(0)
-    generated = [expression(rng, mark) for _ in range(count)]
-    assert sum(has_code(text) for text in generated) > 0.8 * count
-    responses = [rf"\boxed{{{text}}}" if n % 2 else f"The answer is {text} 1" for n, text in enumerate(generated)]
-    with ThreadPoolExecutor(4) as threads:
-        accepted = list(threads.map(lambda response: released_grade(response, "31415"), responses))
-    assert not any(accepted)
-    assert not any(verify_many([(response, "31415") for response in responses], answer_format="boxed"))
-    assert not Path(mark).exists()
+def forgeries() -> list[str]:
+    """Return answers that print `1` if they are evaluated: in fullwidth letters, and in a comment that is read backwards."""
+    call = f"{fullwidth('exec')}(" + "+".join(f"{fullwidth('chr')}({ord(char)})" for char in FORGERY) + ")"
+    backwards = "exec([" + "+".join(f"chr({ord(char)})" for char in FORGERY) + "][0])"
+    return [f"[{call},\\pi]", call, f"[\\pi,N(string[::-1])]#{backwards[::-1]}"]
+
+
+@pytest.mark.parametrize("answer", forgeries(), ids=["eval", "parse_expr", "comment"])
+def test_answers_that_print_a_verdict_are_wrong(answer):
+    assert released_grade(f"The answer is \\boxed{{{answer}}}", "5") is False
+    assert has_code(answer)
 
 
 def test_code_that_passes_the_filter_still_runs_in_the_sandbox_only(tmp_path):
@@ -100,7 +67,7 @@ def test_code_that_passes_the_filter_still_runs_in_the_sandbox_only(tmp_path):
         f"import json, sys\ntry:\n    open({str(mark)!r}, 'w')\nexcept OSError:\n    pass\n"
         "import socket\ntry:\n    socket.create_connection(('1.1.1.1', 53), 1)\n    print(1)\nexcept OSError:\n    print(0)\n"
     )
-    assert grader_box().run(program, {}).stdout.strip() == "0"
+    assert grader_box().run(program, "").stdout.strip() == "0"
     assert not mark.exists()
 
 
@@ -135,3 +102,28 @@ def test_a_users_grader_that_evaluates_text_runs_in_the_sandbox(tmp_path, monkey
         UserError, match=r"broken:grade: its module does not run in the sandbox: .*(No such file|Permission)"
     ):
         make_reward("broken:grade")("1", "1")
+
+
+FORGING = """
+def raw(text, answer):
+    return eval(text)
+
+raw.sandbox = True
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "float('nan')", "1e999", "(1, {})", "10**400", "'x'", "__import__('os').write(1, b'1e6\\n') and __import__('os')._exit(0)",
+        "__import__('os').write(1, b'[['*200000) and __import__('os')._exit(0)", "__import__('os').kill(__import__('os').getpid(), 9)",
+        "[[]]*3",
+        "__import__('os').kill(__import__('os').getppid(), 9)", "__import__('time').sleep(99)",
+    ],
+)  # fmt: skip
+def test_texts_that_are_evaluated_cannot_print_a_reward_or_end_the_run(text, tmp_path, monkeypatch, caplog):
+    (tmp_path / "forging.py").write_text(FORGING)
+    monkeypatch.syspath_prepend(tmp_path)
+    reward = make_reward("forging:raw", timeout_s=5.0)
+    assert reward(text, "5") == 0.0
+    assert len([record for record in caplog.records if "counted as 0" in record.message]) == 1

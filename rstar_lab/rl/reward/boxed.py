@@ -10,9 +10,13 @@ import importlib.util
 import inspect
 import json
 import logging
+import math
 import os
+import re
+import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,20 @@ PRELOAD = ("sympy", "sympy.parsing.sympy_parser", "sympy.parsing.latex", "pylate
 RELEASED = ("prime_math", "math_verify_response")
 TIMEOUT_S = 6.0  # CPU seconds of a call; each of the two graders stops after 2
 WORKERS = min(4, os.cpu_count() or 1)
+_NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a grader in the sandbox returned.
+
+    number: None if there is no finite number. failed_at_start: whether its module failed before it read any text.
+    """
+
+    number: float | None
+    failed_at_start: bool
+    outcome: Outcome
+    stderr: str
 
 
 class GraderBox:
@@ -48,14 +66,25 @@ class GraderBox:
         except RuntimeError as error:
             raise UserError(f"rl.reward: the sandbox of the grader did not start: {error}") from error
 
-    def run(self, program: str, request: dict[str, Any], timeout_s: float = TIMEOUT_S) -> CallResult:
-        """Return the result of a program with a request on its stdin. Raises Undecided if the sandbox failed."""
+    def run(self, program: str, stdin: str, timeout_s: float = TIMEOUT_S) -> CallResult:
+        """Return the result of a program. Raises Undecided if the sandbox failed."""
         self.start()
-        call = self._sandbox.run(program, json.dumps(request), seed=0, timeout_s=timeout_s)
+        call = self._sandbox.run(program, stdin, seed=0, timeout_s=timeout_s)
         result: CallResult = self._thread.call(call)
         if result.outcome in (Outcome.SANDBOX_ERROR, Outcome.QUEUE_TIMEOUT):
             raise Undecided(f"the sandbox of the grader failed: {result.outcome.value}")
         return result
+
+    def number(self, program: str, arguments: list[Any], timeout_s: float = TIMEOUT_S) -> Reply:
+        """Return the number that a program of `child_program` computes for its arguments. Raises Undecided if the sandbox failed."""
+        nonce = secrets.token_hex(16)
+        result = self.run(program, f"{nonce} {json.dumps(arguments)}", timeout_s)
+        words = result.stdout[: 2 * len(nonce) + 200].split()
+        started = words[:2] == [nonce, "ready"]
+        number = None
+        if started and result.outcome is Outcome.OK and len(words) == 3 and _NUMBER.fullmatch(words[2]):
+            number = float(words[2]) if math.isfinite(float(words[2])) else None
+        return Reply(number, not started, result.outcome, result.stderr)
 
     def close(self) -> None:
         """End the processes of the sandbox."""
@@ -108,21 +137,66 @@ def released_grade(response_text: str, answer: str, *, graders: tuple[str, ...] 
     for package, extra in (("verl", "verl"), ("math_verify", "sandbox")):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"rl.reward: released requires {package}: pip install 'rstar_lab[{extra}]'")
-    request = {"response": response_text[-MAX_SEARCHED:], "answer": answer, "graders": graders}
-    return grader_box().run(released_program(), request).stdout.strip() == "1"
+    program = child_program(released_program(), "fused_compute_score", "grade")
+    reply = grader_box().number(program, [response_text[-MAX_SEARCHED:], answer, list(graders)])
+    return reply.number == 1.0
 
 
-_USER_PROGRAM = """
-import json, sys
-stdout, sys.stdout = sys.stdout, sys.stderr
-request = json.loads(sys.stdin.read())
-module = {"__name__": request["module"]}
-exec(compile(SOURCE, request["module"], "exec"), module)
-function = module[request["function"]]
-print("ready", file=stdout, flush=True)
-result = function(request["text"], request["answer"])
-print(json.dumps(float(result)), file=stdout)
+# The child executes SOURCE and computes the number. It starts before the parent reads stdin, so it never has the nonce, and it
+# has no stdout: the parent prints what came through a pipe. The parent sends the arguments after it has printed `ready`, so
+# that the model's text cannot make a call look like a module that does not run.
+_CHILD_PROGRAM = """
+import json, os, sys, traceback
+request_r, request_w = os.pipe()
+reply_r, reply_w = os.pipe()
+child = os.fork()
+if child == 0:
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.close(request_w)
+        os.close(reply_r)
+        module = type(sys)(MODULE)
+        sys.modules[MODULE] = module
+        exec(compile(SOURCE, MODULE, "exec"), module.__dict__)
+        function = getattr(module, FUNCTION)
+        os.write(reply_w, b"ready ")
+        with os.fdopen(request_r) as request:
+            arguments = json.load(request)
+        os.write(reply_w, repr(float(function(*arguments))).encode())
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+os.close(request_r)
+os.close(reply_w)
+nonce, _, arguments = sys.stdin.read().partition(" ")
+print(nonce, os.read(reply_r, 6).decode("ascii", "replace"), end="", flush=True)
+try:
+    with os.fdopen(request_w, "w") as request:
+        request.write(arguments)
+except BrokenPipeError:
+    pass
+os.waitpid(child, 0)
+os.set_blocking(reply_r, False)
+try:
+    reply = os.read(reply_r, 100)
+except BlockingIOError:
+    reply = b""
+print(reply.decode("ascii", "replace"))
 """
+
+
+def child_program(source: str, module: str, function: str) -> str:
+    """Return a program for `GraderBox.number` that calls a function of a module in a child process.
+
+    Args:
+        source: Text of the module.
+        module: Its name.
+        function: Name of a function of JSON values that returns a number.
+    """
+    return f"SOURCE = {source!r}\nMODULE = {module!r}\nFUNCTION = {function!r}\n{_CHILD_PROGRAM}"
 
 
 def asks_for_sandbox(function: Any) -> bool:
@@ -134,27 +208,24 @@ def boxed_function(name: str, function: Callable[..., Any], timeout_s: float) ->
     """Return a user's function of (text, answer) that runs as a sandbox call. Its module must be one file.
 
     The sandbox executes the module again; nothing that the trainer has imported or stored reaches it. An error of the function
-    itself gives 0, because the model's text can cause it.
+    itself, a result that is no finite number, and a call that does not end give 0, because the model's text can cause them.
 
     Raises UserError if the module has no source file. A call raises UserError if the module fails in the sandbox.
     """
     file = inspect.getsourcefile(function)
     if file is None:
         raise UserError(f"rl.reward: {name}: sandbox = True requires a function in a Python file")
-    program = f"SOURCE = {Path(file).read_text(encoding='utf-8')!r}\n{_USER_PROGRAM}"
-    identity = {"module": function.__module__, "function": function.__qualname__}
+    program = child_program(Path(file).read_text(encoding="utf-8"), function.__module__, function.__qualname__)
 
     def reward(text: str, answer: str) -> float:
-        request = identity | {"text": text, "answer": answer}
-        result = grader_box().run(program, request, min(timeout_s, MAX_TIMEOUT_S))
-        lines = result.stdout.split("\n")
-        if lines[0] != "ready":
-            last = result.stderr.strip().splitlines()[-1:] or [result.outcome.value]
+        reply = grader_box().number(program, [text, answer], min(timeout_s, MAX_TIMEOUT_S))
+        if reply.failed_at_start:
+            last = reply.stderr.strip().splitlines()[-1:] or [reply.outcome.value]
             raise UserError(f"rl.reward: {name}: its module does not run in the sandbox: {last[0]}")
-        try:
-            return float(json.loads(lines[1]))
-        except (IndexError, ValueError):
-            log.warning("rl.reward: %s: no reward from the sandbox (%s), counted as 0", name, result.outcome.value)
-            return 0.0
+        if reply.number is None:
+            log.warning(
+                "rl.reward: %s: no finite number from the sandbox (%s), counted as 0", name, reply.outcome.value
+            )
+        return reply.number or 0.0
 
     return reward
