@@ -22,7 +22,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, band
 from rstar_lab.analysis.metrics import get_metric
-from rstar_lab.analysis.runs import Runs, training_runs
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, training_runs
 from rstar_lab.common.estimates import holm, mean_interval
 from rstar_lab.runs import RunStoreError
 
@@ -34,7 +34,7 @@ _KEYS = ["arm", "seed", "run_id", "step"]
 TRAINER_METRICS = {"held_out": ("held-out pass@1", True), "informative_groups": ("groups that train the policy", True)}
 
 
-def ablation_sums(runs: Runs, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
+def ablation_sums(runs: RunsLike, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
     """Return one row per run and step: arm, seed, run_id, step, and the numerator and denominator of each metric.
 
     metrics: those in the rollup, and `eval/<set>/<name>`. held_out: mean pass@1 of the sets of `evaluate.sets`, at the steps that
@@ -42,6 +42,7 @@ def ablation_sums(runs: Runs, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
     by the model plus tokens trained on in this step. The frame is the only input of `ablation_report`.
     Raises RunStoreError if there is no run, a run has no label, or a metric is not in the rollup.
     """
+    runs = as_runs(runs)
     table = training_runs(runs.runs())
     labels = table.get("recipe.label", pd.Series(index=table.index, dtype=object))
     if table.empty:

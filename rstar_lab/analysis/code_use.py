@@ -15,7 +15,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, band, mark_empty
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.runs import Runs
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs
 from rstar_lab.common.estimates import ratio
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import read_messages
@@ -53,7 +53,7 @@ def parse_code(code: str) -> ast.Module | None:
         return None
 
 
-def tool_calls(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
+def tool_calls(runs: RunsLike, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
     """Return one row per tool call: CALL_COLUMNS.
 
     turn: turn of the model, from 0. call: number of the call in its rollout, from 0. code: missing if the call
@@ -62,12 +62,14 @@ def tool_calls(runs: Runs, where: Where = None, *, limit: int | None = None) -> 
     whether the output of an earlier call contained the final answer of the rollout. limit: maximum number of rollouts,
     a fixed sample; default: all.
     """
+    runs = as_runs(runs)
     rows = [row for rollout in rollouts(runs, where, limit) for row in rollout["calls"]]
     return pd.DataFrame(rows, columns=CALL_COLUMNS)
 
 
-def libraries(runs: Runs, where: Where = None, *, by: Sequence[str] = ("run_id", "step")) -> pd.DataFrame:
+def libraries(runs: RunsLike, where: Where = None, *, by: Sequence[str] = ("run_id", "step")) -> pd.DataFrame:
     """Return the share of calls that import each library: the columns of `by`, library, calls, share (of the group's calls)."""
+    runs = as_runs(runs)
     calls = tool_calls(runs, where)
     calls = calls[calls.code.notna()]
     total = calls.groupby(list(by)).size().rename("total")
@@ -78,13 +80,14 @@ def libraries(runs: Runs, where: Where = None, *, by: Sequence[str] = ("run_id",
 
 
 def tool_use(
-    runs: Runs, where: Where = None, *, by: Sequence[str] = ("run_id", "step"), limit: int | None = None
+    runs: RunsLike, where: Where = None, *, by: Sequence[str] = ("run_id", "step"), limit: int | None = None
 ) -> pd.DataFrame:
     """Return one row per group and metric of METRICS: the columns of `by`, metric, value, low, high, n, clusters.
 
     by: run_id, step, or both. n: calls or rollouts of the mean, clusters: problems. low, high: 95% interval over
     problems. limit: as in `tool_calls`.
     """
+    runs = as_runs(runs)
     read = list(rollouts(runs, where, limit))
     calls = pd.DataFrame([row for rollout in read for row in rollout["calls"]], columns=CALL_COLUMNS)
     keys = ["run_id", "step", "problem_id", "called", "first_turn", "first_characters"]
@@ -100,8 +103,9 @@ def tool_use(
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
 
 
-def plot_tool_use(runs: Runs, metrics: Sequence[str] = tuple(METRICS), where: Where = None) -> Figure:
+def plot_tool_use(runs: RunsLike, metrics: Sequence[str] = tuple(METRICS), where: Where = None) -> Figure:
     """Plot metrics of METRICS over the steps of each run, with 95% intervals over problems."""
+    runs = as_runs(runs)
     from plotly.subplots import make_subplots
 
     if unknown := [name for name in metrics if name not in METRICS]:
@@ -225,8 +229,9 @@ def _facts(code: str | None) -> tuple[str | None, dict[str, Any]]:
     return text, facts | {"asserts": any(isinstance(node, ast.Assert) for node in nodes)}
 
 
-def tool_use_table(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
+def tool_use_table(runs: RunsLike, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
     """Return METRICS as rows and runs as columns, as text with 95% intervals."""
+    runs = as_runs(runs)
     frame = tool_use(runs, where, by=("run_id",), limit=limit)
 
     def text(row: pd.Series) -> str:

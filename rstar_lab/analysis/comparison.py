@@ -11,7 +11,7 @@ import pandas as pd
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_problem
 from rstar_lab.analysis.queries import HAS_RESULT
-from rstar_lab.analysis.runs import Runs, named_rows
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
 from rstar_lab.common.estimates import Side, paired_difference
 from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import counted, escaped
@@ -80,8 +80,8 @@ def _link(traj_id: str | None) -> str:
 
 
 def compare(
-    runs_a: Runs,
-    runs_b: Runs,
+    runs_a: RunsLike,
+    runs_b: RunsLike,
     metrics: Sequence[str] = DEFAULT_METRICS,
     *,
     where: Where = None,
@@ -104,6 +104,7 @@ def compare(
     Raises:
         RunStoreError: If the sides have no problem in common.
     """
+    runs_a, runs_b = as_runs(runs_a), as_runs(runs_b)
     chosen = [get_metric(name) for name in metrics]
     name_a, name_b = name_a or _name(runs_a, "a"), name_b or _name(runs_b, "b")
     sums = [sum_by_problem(runs, [get_metric("pass1"), *chosen], ("run_id",), where) for runs in (runs_a, runs_b)]

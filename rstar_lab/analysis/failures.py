@@ -19,7 +19,7 @@ from rstar_lab.analysis.code_use import parse_code, rollouts
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.filters import Where, sql_list
-from rstar_lab.analysis.runs import Runs
+from rstar_lab.analysis.runs import RunsLike, as_runs
 from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import counted, escaped
 
@@ -37,7 +37,7 @@ _MESSAGE = 40  # maximum characters of a message beside a bar
 _MOST_IDS = 500  # maximum number of rollouts that a click on a bar lists
 
 
-def failed_rollouts(runs: Runs, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
+def failed_rollouts(runs: RunsLike, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
     """Return one row per rollout of a kind in KINDS: run_id, step, traj_id, problem_id, family, reward, kept, kind, outcome, message,
     shape.
 
@@ -46,6 +46,7 @@ def failed_rollouts(runs: Runs, where: Where = None, *, limit: int | None = None
     without one.
     limit: maximum number of rollouts to read, a fixed sample; default: all.
     """
+    runs = as_runs(runs)
     rows = []
     for rollout in rollouts(runs, where, limit, parse=False):
         failed = [call for call in rollout["calls"] if call["outcome"] not in (None, "ok")]

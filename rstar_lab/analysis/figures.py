@@ -19,18 +19,20 @@ from rstar_lab.analysis.figure_theme import COLOURS, line_styles, outcome_marker
 from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.metrics import curves, evaluations, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.queries import quoted
-from rstar_lab.analysis.runs import Runs, training_runs
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, training_runs
 from rstar_lab.common.estimates import mean_interval
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
 
 DEFAULT_METRICS = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens")
 ENVIRONMENT = "environment"  # the column of trajectories by which `plot_curves` can compare
+MAX_SERIES = 8  # curves of one figure; the others are named below it
+MAX_BANDS = 3  # with more curves, intervals would cover each other
 _X = {"step": "step", "tokens": "tokens generated so far", "rollouts": "rollouts so far"}
 
 
 def plot_curves(
-    runs: Runs,
+    runs: RunsLike,
     metrics: Sequence[str] = DEFAULT_METRICS,
     *,
     by: str | None = None,
@@ -45,15 +47,26 @@ def plot_curves(
     reference: draw the paper's published value as a line, for evaluation sets and tool errors (`paper.reference`).
 
     by: recipe key (such as `rl.method.roc.rule`) whose values are compared; runs with the same value are averaged as its seeds.
+    Default: one curve per run, without evaluations if there are training runs; at most eight, the newest, and the title names the
+    others. With more than three curves no intervals are drawn.
     `environment`: one curve for each environment of a run.
     x: step, tokens (generated, including dropped rollouts) or rollouts.
     band: draw 95% intervals: over seeds if a curve has several runs (Student's t), else over problems.
     where: filter of the rollouts or steps. Raises RunStoreError for an unknown x or key.
     """
+    runs = as_runs(runs)
     if x not in _X:
         raise RunStoreError(f"x must be one of {', '.join(_X)}, got {x!r}")
     names = list(metrics)
     frame = _curve_frame(runs, names, by, x, where, band)
+    groups = list(dict.fromkeys(frame.group))
+    if by is None:  # the newest first
+        started = runs.runs().set_index("run_id").get("created", pd.Series(dtype=str))
+        groups.sort(key=lambda run: str(started.get(run, "")), reverse=True)
+    left_out = groups[MAX_SERIES:]
+    frame = frame[~frame.group.isin(left_out)]
+    if len(groups) > MAX_BANDS:
+        frame = frame.assign(low=np.nan, high=np.nan)
     rows = (len(names) + 1) // 2 if len(names) > 1 else 1
     titles = [get_metric(name).title for name in names]
     figure = make_subplots(
@@ -82,21 +95,26 @@ def plot_curves(
         if x == "step":
             _mark_stages(figure, runs, where, place)
     figure.update_layout(height=120 + 260 * rows)
+    if left_out:
+        shown = ", ".join(left_out[:12]) + (f" and {len(left_out) - 12} more" if len(left_out) > 12 else "")
+        figure.update_layout(title={"text": f"<sub>not drawn: {shown}; select with `where` or `run_ids`</sub>"})
     return Figure(figure, frame)
 
 
 def plot_ablation(
-    runs: Runs, key: str, metrics: Sequence[str] = DEFAULT_METRICS, *, x: str = "step", reference: bool = False
+    runs: RunsLike, key: str, metrics: Sequence[str] = DEFAULT_METRICS, *, x: str = "step", reference: bool = False
 ) -> Figure:
     """Plot curves of the runs grouped by a recipe key, with bands over seeds."""
+    runs = as_runs(runs)
     return plot_curves(runs, metrics, by=key, x=x, reference=reference)
 
 
-def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = None) -> Figure:
+def plot_outcomes(runs: RunsLike, *, correct: bool | None = None, where: Where = None) -> Figure:
     """Plot the share of failed tool calls by outcome over steps.
 
     correct: only calls of correct (True) or incorrect (False) trajectories. Infrastructure failures are hatched.
     """
+    runs = as_runs(runs)
     mix = outcome_mix(runs, by=("step",), where=where)
     mix = mix if correct is None else mix[mix.correct == correct]
     frame = mix.groupby(["step", "outcome"], as_index=False).agg({"calls": "sum"})
@@ -130,8 +148,9 @@ def plot_outcomes(runs: Runs, *, correct: bool | None = None, where: Where = Non
     return Figure(figure, frame)
 
 
-def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = None) -> Figure:
+def plot_lengths(runs: RunsLike, column: str = "response_tokens", *, where: Where = None) -> Figure:
     """Plot the distribution of a length over steps: median, middle 50% and middle 80% of the trajectories."""
+    runs = as_runs(runs)
     if column not in ("response_tokens", "model_tokens", "turns", "calls", "reflection_tokens", "generate_s", "tool_s"):
         raise RunStoreError(
             f"column: {column!r} is not a length; choose response_tokens, model_tokens, turns, calls, ..."
@@ -164,7 +183,7 @@ def plot_lengths(runs: Runs, column: str = "response_tokens", *, where: Where = 
 
 
 def plot_pass_at_k(
-    runs: Runs,
+    runs: RunsLike,
     ks: Sequence[int] = (1, 2, 4, 8),
     *,
     by: str = "run_id",
@@ -172,6 +191,7 @@ def plot_pass_at_k(
     names: Mapping[str, str] | None = None,
 ) -> Figure:
     """Plot pass@k with intervals over problems, one curve per value of `by` (run_id, stage, step). names: other names for values."""
+    runs = as_runs(runs)
     frame = pass_at_k(runs, ks, by=(by,), where=where)
     base = _prefix(runs, where)
     figure = go.Figure()
@@ -229,6 +249,9 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
     ends = {name: sides for name, sides in ends.items() if {*sides} <= {*logged}}
     names_of_ends = [side for sides in ends.values() for side in sides]
     wide = curves(runs, [*dict.fromkeys([*rolled, *names_of_ends])], where).merge(groups, on="run_id")
+    if by is None:
+        trained = training_runs(runs.runs())
+        wide = wide[wide.run_id.isin(trained.run_id)] if wide.run_id.isin(trained.run_id).any() else wide
     several = wide.groupby("group").run_id.nunique().gt(1).any()
     wide["x"] = wide.step if x == "step" else _compute(runs, x).reindex(_index(wide)).to_numpy()
     long = wide.melt(["group", "run_id", "stage", "step", "x", "n"], rolled, "metric", "value")

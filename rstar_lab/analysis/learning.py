@@ -13,17 +13,18 @@ import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import line_styles, translucent
-from rstar_lab.analysis.runs import Runs
+from rstar_lab.analysis.runs import RunsLike, as_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import mean_interval
 
 
-def learning_curves(runs: Runs, evaluation: str = "held_out") -> pd.DataFrame:
+def learning_curves(runs: RunsLike, evaluation: str = "held_out") -> pd.DataFrame:
     """Return one row per run and evaluation: arm, seed, step, tokens (trained so far), seconds (of the steps so far, without the
     evaluations), pass1.
 
     evaluation: name of the evaluation set, which `evaluate.every` evaluates. Raises UserError if no run has it.
     """
+    runs = as_runs(runs)
     column = f"eval/{evaluation}/pass1"
     run_rows = {row["run_id"]: row for row in runs.runs().to_dict("records")}
     frames = []

@@ -14,7 +14,7 @@ import pandas as pd
 
 from rstar_lab.analysis.filters import Where, selects_steps
 from rstar_lab.analysis.queries import quoted
-from rstar_lab.analysis.runs import Runs
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs
 from rstar_lab.common.estimates import pass_at_k as pass_at_k_of
 from rstar_lab.common.estimates import ratio
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS
@@ -191,7 +191,7 @@ REPORTED = "metrics."  # prefix of metrics that a reward function or an environm
 SOLVED = 0.5  # a problem counts as solved if at least this share of its rollouts is correct
 
 
-def curves(runs: Runs, names: Sequence[str], where: Where = None) -> pd.DataFrame:
+def curves(runs: RunsLike, names: Sequence[str], where: Where = None) -> pd.DataFrame:
     """Return one row per step: run_id, stage, step, n and one column per metric.
 
     Reads only the rollups, and for `eval/<set>/<name>` the metrics that the trainer wrote; steps without an evaluation are NaN.
@@ -204,6 +204,7 @@ def curves(runs: Runs, names: Sequence[str], where: Where = None) -> pd.DataFram
     Raises:
         RunStoreError: For a metric that only `measure` can compute, or an evaluation that no run has.
     """
+    runs = as_runs(runs)
     metrics = [get_metric(name) for name in names]
     logged = [metric.name for metric in metrics if metric.logged]
     rolled = {metric.name: metric.rolled_up for metric in metrics if metric.rolled_up}
@@ -239,13 +240,15 @@ def _curves_of_rollouts(runs: Runs, metrics: Sequence[Metric], where: Where) -> 
     )
 
 
-def evaluations(runs: Runs) -> list[str]:
+def evaluations(runs: RunsLike) -> list[str]:
     """Return the names of the results of evaluations during training, such as eval/aime24/pass1."""
+    runs = as_runs(runs)
     return sorted(name for name in runs.trainer_metrics().columns if str(name).startswith(EVALUATION))
 
 
-def held_out_metrics(runs: Runs) -> list[str]:
+def held_out_metrics(runs: RunsLike) -> list[str]:
     """Return the names of the evaluations' pass@1, such as eval/aime24/pass1."""
+    runs = as_runs(runs)
     return [name for name in evaluations(runs) if name.endswith("/pass1")]
 
 
@@ -260,7 +263,7 @@ def _logged(runs: Runs, names: Sequence[str]) -> pd.DataFrame:
 
 
 def measure(
-    runs: Runs,
+    runs: RunsLike,
     names: Sequence[str],
     *,
     by: Sequence[str] = ("run_id",),
@@ -277,6 +280,7 @@ def measure(
     Returns:
         n: trajectories. clusters: problems. low and high: 95% interval over problems (docs/metrics.md).
     """
+    runs = as_runs(runs)
     metrics = [get_metric(name) for name in names]
     sums = sum_by_problem(runs, metrics, by, where)
     rows = []
@@ -328,13 +332,14 @@ _WITH_CALLS = """(
 
 
 def pass_at_k(
-    runs: Runs, ks: Sequence[int] = (1, 2, 4, 8), *, by: Sequence[str] = ("run_id",), where: Where = None
+    runs: RunsLike, ks: Sequence[int] = (1, 2, 4, 8), *, by: Sequence[str] = ("run_id",), where: Where = None
 ) -> pd.DataFrame:
     """Return pass@k: the mean over problems of the unbiased estimator 1 - C(n - c, k) / C(n, k).
 
     Source: Chen et al. 2021, arXiv 2107.03374, equation 1. Problems with fewer than k rollouts are left out.
     Columns: those of `by`, k, value, low, high, n, clusters. All rollouts of a problem with equal values of `by` are pooled.
     """
+    runs = as_runs(runs)
     counts = runs.sql(
         f"""SELECT {_columns([*by, "problem_id"])}, count(correct) AS n, count(*) FILTER (correct) AS c FROM trajectories
             WHERE {runs.condition(where)} GROUP BY ALL ORDER BY ALL""",
@@ -349,11 +354,12 @@ def pass_at_k(
     return pd.DataFrame(rows, columns=[*by, "k", "value", "low", "high", "n", "clusters"])
 
 
-def outcome_mix(runs: Runs, *, by: Sequence[str] = ("run_id", "step"), where: Where = None) -> pd.DataFrame:
+def outcome_mix(runs: RunsLike, *, by: Sequence[str] = ("run_id", "step"), where: Where = None) -> pd.DataFrame:
     """Return calls by outcome and by reward > 0 (column correct): columns of `by`, correct, outcome, calls, share.
 
     share: share of the calls of the group's trajectories with (or without) a positive reward.
     """
+    runs = as_runs(runs)
     keys = "".join(f'"{name}", ' for name in by)
     return runs.sql(
         f"""SELECT *, calls / sum(calls) OVER (PARTITION BY {keys}correct) AS share FROM (
@@ -399,12 +405,13 @@ NAMES = {"trained": "trained on", "roc": "not selected by RoC", "equal_group": "
 _PREFIX = "class/"  # of the metrics
 
 
-def rollout_classes(runs: Runs) -> pd.DataFrame:
+def rollout_classes(runs: RunsLike) -> pd.DataFrame:
     """Return one row per run and class: run_id, rollout_class, rollouts, share.
 
     The rows of a run add up to its stored rollouts. Classes are those of the metrics `class/...`; rollouts that no step counts in
     a class, such as groups dropped for their age, are `not in a batch`. Runs without these metrics have no rows.
     """
+    runs = as_runs(runs)
     measured = runs.trainer_metrics()
     names = [name for name in measured.columns if name.startswith(_PREFIX)]
     rows = []

@@ -13,7 +13,7 @@ from rstar_lab.analysis.figures import add_line, plot_ablation, plot_curves
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import curves, held_out_metrics, measure
 from rstar_lab.analysis.paper import SETS, compact, published, set_name
-from rstar_lab.analysis.runs import Runs, open_runs, training_runs
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, open_runs, training_runs
 from rstar_lab.analysis.tokens import plot_high_entropy_words, plot_token_kinds, token_table
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
@@ -21,12 +21,13 @@ from rstar_lab.runs.reader import RunReader
 DURING_TRAINING = r"-filter$|-step\d+$"  # names of evaluations that belong to a training run
 
 
-def results_table(runs: Runs | None = None, metric: str = "pass1") -> pd.DataFrame:
+def results_table(runs: RunsLike | None = None, metric: str = "pass1") -> pd.DataFrame:
     """Return a metric by model and benchmark, as the paper publishes it, with the RL steps and the table or figure (`source`); with
     `runs`, one row per finished evaluation too.
 
     metric: pass1 (a share), or response_tokens.
     """
+    runs = None if runs is None else as_runs(runs)
     scale = 100 if metric == "pass1" else 1
     rows: list[dict[str, Any]] = [
         {"model": model}
@@ -119,8 +120,9 @@ def _plot(frame: pd.DataFrame, lines: str, x: str, panels: dict[str, str]) -> Fi
     return Figure(figure, frame)
 
 
-def stage_table(runs: Runs, where: Where = None) -> pd.DataFrame:
+def stage_table(runs: RunsLike, where: Where = None) -> pd.DataFrame:
     """Return steps, last step, pass@1 of the training rollouts, response tokens and the last evaluations of each stage of each run."""
+    runs = as_runs(runs)
     names = ["pass1", "response_tokens", *held_out_metrics(runs)]
     rows = []
     for (run_id, stage), part in curves(runs, names, where).groupby(["run_id", "stage"], sort=False):

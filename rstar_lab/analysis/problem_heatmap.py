@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.queries import HAS_RESULT, quoted
-from rstar_lab.analysis.runs import Runs, named_rows
+from rstar_lab.analysis.runs import RunsLike, as_runs, named_rows
 from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import counted, escaped
 
@@ -15,7 +15,7 @@ _MAX_NAMES = 40  # maximum number of rows with a label on the axis
 _RATE = f"avg((reward > 0)::INT) FILTER (WHERE {HAS_RESULT})"
 
 
-def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
+def plot_heatmap(runs: RunsLike, run_id: str, *, problems: int = 100) -> Figure:
     """Plot problems by steps. The colour is the pass rate of the problem's group: the share of rollouts with a reward above 0.
 
     The easiest problems, by the mean over their rollouts, are at the top. A step without rollouts of the problem is blank. If
@@ -28,6 +28,7 @@ def plot_heatmap(runs: Runs, run_id: str, *, problems: int = 100) -> Figure:
     (0: bottom).
     Raises RunStoreError if the run has no rollouts with a problem id, and ValueError if problems is not positive.
     """
+    runs = as_runs(runs)
     if problems < 1:
         raise ValueError(f"problems must be at least 1, got {problems}")
     cells = runs.sql(
@@ -105,8 +106,9 @@ def _rows_by_rank(cells: pd.DataFrame, limit: int) -> tuple[pd.DataFrame, list[s
     return ranked, [str(name + 1) for name in range(ranked.row.max() + 1)]
 
 
-def problem_table(runs: Runs, where: Where = None) -> pd.DataFrame:
+def problem_table(runs: RunsLike, where: Where = None) -> pd.DataFrame:
     """Return one row per problem: runs, rollouts, pass_rate, first_rate and last_rate (of its first and last step), change."""
+    runs = as_runs(runs)
     condition = runs.condition(where)
     frame = runs.sql(
         f"""SELECT problem_id, count(DISTINCT run_id) AS runs, count(*) AS rollouts, {_RATE} AS pass_rate,

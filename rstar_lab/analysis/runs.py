@@ -508,6 +508,14 @@ def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequ
     return Runs(folders + [run for root in roots for run in run_folders(root)], None)
 
 
+RunsLike = Runs | str | Path  # opened runs, the folder of a run, or a folder of runs
+
+
+def as_runs(runs: RunsLike) -> Runs:
+    """Return opened runs; a path is opened with `open_runs`."""
+    return runs if isinstance(runs, Runs) else open_runs(runs)
+
+
 def _hits(table: pa.Table, needles: Sequence[str]) -> pd.DataFrame:
     frame = table.select(_FOUND).to_pandas()
     frame["excerpt"] = [_around(messages, needles) for messages in table["messages"].to_pylist()]

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.queries import quoted
-from rstar_lab.analysis.runs import Runs, named_rows
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import read_messages
@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {  # marker of each kind of segment
 _COLUMNS = ["traj_id", "lane", "kind", "turn", "start_s", "seconds"]
 
 
-def plot_timeline(runs: Runs, run_id: str, step: int, *, lanes: int = 100) -> Figure:
+def plot_timeline(runs: RunsLike, run_id: str, step: int, *, lanes: int = 100) -> Figure:
     """Plot one lane per rollout of a step with segments for generate, queue, tool and wait, and mark the last rollout to end.
 
     generate: requests to the engine, including the time they queue there. queue: a call waits for a sandbox worker. tool:
@@ -43,6 +43,7 @@ def plot_timeline(runs: Runs, run_id: str, step: int, *, lanes: int = 100) -> Fi
     seconds. A click on a segment opens its rollout in a linked inspector.
     Raises RunStoreError if the step has no measured times, and ValueError if lanes is not positive.
     """
+    runs = as_runs(runs)
     if lanes < 1:
         raise ValueError(f"lanes must be at least 1, got {lanes}")
     rows = runs.trajectories(
@@ -156,13 +157,14 @@ def _describe(segment: Any) -> str:
     return f"{escaped(segment.traj_id)}{turn}<br>{segment.kind} {segment.seconds:.3g} s from {segment.start_s:.3g} s"
 
 
-def plot_staleness(runs: Runs, run_id: str, *, mode: str = "light") -> Figure:
+def plot_staleness(runs: RunsLike, run_id: str, *, mode: str = "light") -> Figure:
     """Plot, by step: staleness of the groups trained on, idle shares of generator and trainer, and dropped groups.
 
     The third panel shows which groups the staleness limit affects: the share of groups dropped as too old, among all
     groups, the longest third and the least solved third. mode: "light" or "dark" page. Raises UserError for a run in
     mode sync.
     """
+    runs = as_runs(runs)
     steps = runs.steps({"run_id": run_id})
     if "staleness_mean" not in steps:
         raise UserError(f"run {run_id} has no staleness: it was trained in mode sync")

@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.runs import Runs, named_rows
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import own_texts
@@ -30,7 +30,7 @@ KINDS = ("before any tool response", "after success", "after error")
 
 
 def token_table(
-    runs: Runs,
+    runs: RunsLike,
     where: Where = None,
     *,
     limit: int = 200,
@@ -44,6 +44,7 @@ def token_table(
     code (inside a tool call), listed (part of one of `words`), high (in the `top` share of the sample by entropy).
     Raises RunStoreError if no such trajectory has token arrays, or the run has no vocabulary; UserError for a wrong `limit` or `top`.
     """
+    runs = as_runs(runs)
     if limit < 1 or not 0 < top < 1:
         raise UserError(f"token_table: limit must be at least 1 and top between 0 and 1; got {limit} and {top}")
     condition = runs.condition(where)
@@ -231,11 +232,12 @@ def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 40) -> pd.DataF
     return pd.DataFrame(rows, columns=["kind", "code", "entropy", "excerpt", "traj_id"])
 
 
-def count_words(runs: Runs, words: Sequence[str], where: Where = None) -> pd.DataFrame:
+def count_words(runs: RunsLike, words: Sequence[str], where: Where = None) -> pd.DataFrame:
     """Count the uses of words in the model's text: run_id, step, n (trajectories), uses, per_trajectory.
 
     Reads transcripts, which are large: limit `where` to a run or a range of steps.
     """
+    runs = as_runs(runs)
     condition = runs.condition(where, "transcripts")
     rows = runs.sql(f"SELECT run_id, step, messages FROM transcripts WHERE {condition}")
     pattern = word_pattern(tuple(words))

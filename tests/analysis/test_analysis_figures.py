@@ -196,3 +196,13 @@ def test_markup_in_a_name_is_escaped_in_the_card(folder):
     one = open_runs(folder, run_ids=["none0"])
     html = compare(one, one, ["pass1"], name_a="<script>alert(1)</script>")._repr_html_()
     assert "<script>" not in html and "&lt;script&gt;" in html
+
+
+@pytest.mark.slow
+def test_many_runs_are_drawn_as_eight_curves_and_the_others_are_named(tmp_path):
+    for number in range(10):
+        make_run(tmp_path, f"run{number}", steps=2)
+    figure = plot_curves(tmp_path, ["pass1"])  # a path is opened
+    assert figure.frame.group.nunique() == 8 and figure.frame.low.isna().all()
+    left_out = {f"run{number}" for number in range(10)} - set(figure.frame.group)
+    assert all(run in figure.layout.title.text for run in left_out)
