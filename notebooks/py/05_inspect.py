@@ -55,8 +55,8 @@ runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]
 # %% [markdown]
 # ## One screen
 #
-# Curves of the training runs (evaluations have a single step), the pass rate of each problem at each step of the newest
-# training run, and the list of rollouts. Click a point or a cell to list its rollouts and open the first one. Drag a box
+# Curves of the training runs (evaluations have a single step), the pass rate of each problem at each step of the training
+# run with the most steps, and the list of rollouts. Click a point or a cell to list its rollouts and open the first one. Drag a box
 # around several points. Double-click an empty place of a figure to list all rollouts again.
 #
 # `j` and `k` move down and up the list, `[` and `]` through the rollouts of the same group. `1` to `6` change what the
@@ -64,7 +64,7 @@ runs.runs()[["run_id", "kind", "status", "steps", "trajectories"]]
 
 # %%
 with_rollouts = runs.runs().query("trajectories > 0")
-trained = with_rollouts.query("kind == 'train'").sort_values("created").run_id.tolist()
+trained = with_rollouts.query("kind == 'train'").sort_values(["steps", "created"]).run_id.tolist()
 figures = [plot_curves(runs, metrics, where={"run_id": trained} if trained else None)]
 if trained:
     figures.append(plot_heatmap(runs, trained[-1]))
@@ -83,8 +83,8 @@ link(plot_outcomes(runs, where={"run_id": trained} if trained else None), inspec
 # ## Groups of failures
 #
 # Failed rollouts, and correct ones with a failed call, grouped by how they ended and by the message of the last failed
-# call. Names and numbers in messages are replaced. In the map, each point is a rollout and each disc a group. Click a
-# point or a bar to list its rollouts.
+# call. Names and numbers in messages are replaced. In the map, each rectangle is a
+# group; its colour is the share of rollouts that RoC kept. Click a rectangle or a bar to list its rollouts.
 
 # %%
 try:

@@ -25,7 +25,7 @@
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs, or one run; empty: the nearest runs/ folder
-run: str = ""  # run id; empty: the newest training run that stores entropies
+run: str = ""  # run id; empty: the training run with the most steps that store entropies
 limit: int = 200  # trajectories to sample from the start and from the end of the run
 top: float = 0.2  # share of tokens that count as high-entropy
 words: list[str] = []  # words to count; empty: the lists in rstar_lab.runs.reflection_words
@@ -62,11 +62,13 @@ runs_dir = find_runs_dir(runs_dir, required=True)
 pd.set_option("display.max_colwidth", 120)
 if not run:
     with_entropy = open_runs(runs_dir).sql(
-        "SELECT r.run_id FROM runs r JOIN rollup USING (run_id) WHERE entropy_n > 0 GROUP BY ALL ORDER BY max(r.created) DESC LIMIT 1"
+        """SELECT r.run_id, count(*) AS steps FROM runs r JOIN rollup USING (run_id)
+           WHERE entropy_n > 0 GROUP BY ALL ORDER BY steps DESC, max(r.created) DESC LIMIT 1"""
     )
     if with_entropy.empty:
         raise RunStoreError(f"{runs_dir} has no training run with token arrays: run `make demo`, or set runs_dir")
     run = with_entropy.run_id[0]
+    print(f"run {run}: of all runs here it has the most steps with token arrays ({with_entropy.steps[0]}); set `run` for another")
 runs = open_runs(runs_dir, run_ids=[run])
 steps = runs.sql("SELECT min(step) AS first, max(step) AS last FROM rollup WHERE entropy_n > 0").iloc[0]
 chosen = list(words) or [*FORKING_WORDS, *REFLECTION_WORDS]

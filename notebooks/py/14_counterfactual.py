@@ -23,7 +23,7 @@
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
-run: str = ""  # id of a training run; empty: the training run that was written last
+run: str = ""  # id of a training run; empty: the one with the most steps that store token arrays
 steps: list[int] = []  # steps to compare; empty: the first, the middle and the last three
 rules: list = ["paper rule", "released rule", "random", "quotas"]  # or changed keys of rl, such as {"method.clip_high": 0.4}
 draws: int = 20  # draws of a random rule
@@ -38,11 +38,15 @@ from rstar_lab.runs import RunStoreError, find_runs_dir
 
 check_parameters(globals())
 runs_dir = find_runs_dir(runs_dir, required=True)
-training_runs = open_runs(runs_dir).runs().query("kind == 'train' and trajectories > 0")
-training_runs = training_runs[training_runs["recipe.rl.group_size"].notna() & ~training_runs.run_id.str.endswith("-sft")]
-if training_runs.empty:
-    raise RunStoreError(f"{runs_dir} has no training run: run `make demo`, or set runs_dir")
-run = run or training_runs.sort_values("created").run_id.iloc[-1]
+if not run:
+    with_arrays = open_runs(runs_dir).sql(
+        """SELECT r.run_id, count(*) AS steps FROM runs r JOIN rollup USING (run_id)
+           WHERE r.kind = 'train' AND entropy_n > 0 GROUP BY ALL ORDER BY steps DESC, max(r.created) DESC LIMIT 1"""
+    )
+    if with_arrays.empty:
+        raise RunStoreError(f"{runs_dir} has no training run with token arrays: run `make demo`, or set runs_dir")
+    run = with_arrays.run_id[0]
+    print(f"of all runs here, {run} has the most steps with token arrays; set `run` for another")
 runs = open_runs(runs_dir, run_ids=[run])
 all_steps = sorted(runs.trajectories(columns=["step"]).step.unique())
 steps = steps or sorted({*all_steps[:1], all_steps[len(all_steps) // 2], *all_steps[-3:]})

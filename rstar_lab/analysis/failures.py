@@ -210,11 +210,13 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS) -> Figure:
             ids=drawn.id, parents=drawn.parent, labels=drawn.label, values=drawn.rollouts, branchvalues="total",
             text=drawn.numbers, customdata=list(drawn["where"]), textinfo="label+text",
             hovertemplate="%{label}<br>%{text}<extra></extra>", pathbar={"visible": False},
-            marker={"colors": drawn.kept, "colorscale": [[0, _NOT_SELECTED], [1, COLOURS[0]]], "cmin": 0, "cmax": 1},
+            marker={"colors": drawn.kept, "colorscale": [[0, _NOT_SELECTED], [1, COLOURS[0]]], "cmin": 0, "cmax": 1, "showscale": True,
+                    "colorbar": {"title": "kept by RoC", "tickformat": ".0%"}},
+            root={"color": "rgba(0,0,0,0)"},
         )
     )  # fmt: skip
     figure.update_layout(
-        height=480, margin={"t": 60, "l": 10, "r": 10, "b": 10},
+        height=480, margin={"t": 60, "l": 10, "r": 10, "b": 10}, uniformtext={"minsize": 10, "mode": "hide"},
         title=f"{counted(len(found), 'rollout')} with failures in {counted(len(table), 'group')}",
     )  # fmt: skip
     return Figure(figure, table)
