@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl import pipeline, session
+from rstar_lab.rl import pipeline, session, step
 from rstar_lab.rl.engine import Completion, EngineError
 from rstar_lab.rl.engines import group as engine_group
 from rstar_lab.rl.engines.vllm import VllmEngine
@@ -325,29 +325,29 @@ def _same_seeds(copies: float) -> Patch:
 
 
 def _negated(_: float) -> Patch:
-    select = rollout_source.select_rollouts
+    select = rollout_source.select
 
     def negated(*arguments: Any) -> Any:
         selection = select(*arguments)
         streams = [replace(own, advantage_T=-own.advantage_T) for own in selection.streams]
         return replace(selection, streams=streams)
 
-    return mock.patch.object(rollout_source, "select_rollouts", negated)
+    return mock.patch.object(rollout_source, "select", negated)
 
 
 def _zero_weights(_: float) -> Patch:
-    select = rollout_source.select_rollouts
+    select = rollout_source.select
 
     def masked(*arguments: Any) -> Any:
         selection = select(*arguments)
         return replace(selection, streams=[replace(own, advantage_T=0.0) for own in selection.streams])
 
-    return mock.patch.object(rollout_source, "select_rollouts", masked)
+    return mock.patch.object(rollout_source, "select", masked)
 
 
 def _shifted_mask(tokens: float) -> Patch:
     """Rotate the loss masks of the selected rollouts."""
-    select, by = rollout_source.select_rollouts, int(tokens)
+    select, by = rollout_source.select, int(tokens)
 
     def shifted(*arguments: Any) -> Any:
         selection = select(*arguments)
@@ -359,7 +359,7 @@ def _shifted_mask(tokens: float) -> Patch:
         )
 
     # The stored rollouts are those before the selection: store what was trained on.
-    rows = trainer.step_rows
+    rows = step.step_rows
 
     def stored(rollouts: Sequence[Trajectory], *rest: Any) -> Any:
         return rows(
@@ -368,8 +368,8 @@ def _shifted_mask(tokens: float) -> Patch:
         )
 
     stack = ExitStack()
-    stack.enter_context(mock.patch.object(rollout_source, "select_rollouts", shifted))
-    stack.enter_context(mock.patch.object(trainer, "step_rows", stored))
+    stack.enter_context(mock.patch.object(rollout_source, "select", shifted))
+    stack.enter_context(mock.patch.object(step, "step_rows", stored))
     return stack
 
 

@@ -30,7 +30,7 @@ from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.reward import reward
 from rstar_lab.rl.tools.code import FaultySandbox
-from rstar_lab.rl.training.trainer import Trainer
+from rstar_lab.rl.training.trainer import HeldOut, Trainer
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.sandbox.call import Call
 
@@ -71,7 +71,7 @@ def evaluations_without_failures() -> Iterator[None]:
     evaluate, fails = Trainer.evaluate_weights, FaultySandbox._fails
     evaluating = False
 
-    async def evaluate_weights(trainer: Trainer, *arguments: Any) -> dict[str, float]:
+    async def evaluate_weights(trainer: Trainer, *arguments: Any) -> HeldOut:
         nonlocal evaluating
         evaluating = True
         try:

@@ -20,10 +20,10 @@ from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.checks import split_overlong
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.rollout.run import run_rollouts, score_groups, stream_rollouts
 from rstar_lab.rl.seeds import derive_seed
+from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.tables import UNUSABLE

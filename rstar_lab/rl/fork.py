@@ -23,11 +23,11 @@ from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import has_tokens, read_trajectories, step_rows
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.session import make_sandbox, tool_maker
+from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM
 from rstar_lab.rl.tools.code import CodeTool
 from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn

@@ -5,9 +5,10 @@ with TrainingLoop("tiny_fast", "runs/tiny_fast-sft/sft/model", name="mine") as l
         rollouts = loop.sample(batch, n=16)
         kept = loop.resample(rollouts)
         print(loop.update(kept, group_advantages([t.reward for t in kept], [t.group_id for t in kept])))
+
+`loop.run_step(batch)` is the whole step with the methods of the recipe. What is stored of a step is the same in both cases.
 """
 
-import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -29,15 +30,39 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import load_policy
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.plan import rollout_task
-from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.rollout.run import run_rollouts, score_groups
 from rstar_lab.rl.seeds import derive_seed, step_seed
 from rstar_lab.rl.session import RunSession, open_run, read_stage_problems, vocabulary
-from rstar_lab.rl.training.trainer import training_labels
-from rstar_lab.rl.training.update import Learner
+from rstar_lab.rl.step import PhaseTimer, Sampled, run_step, select
+from rstar_lab.rl.training.driver import LocalDriver
+from rstar_lab.rl.training.trainer import frozen_copy
+from rstar_lab.rl.training.update import Learner, with_cpu_precision
 from rstar_lab.rl.trajectory import Trajectory
+
+
+class LoopStep(LocalDriver):
+    """The driver of one step of the loop: rollouts that are sampled already."""
+
+    def __init__(self, loop: "TrainingLoop", select: Callable[[list[Trajectory]], Selection]):
+        """select: chooses among all rollouts that were sampled for the step."""
+        super().__init__(
+            loop.learner,
+            with_cpu_precision(loop.rl, loop.learner.device),
+            loop._training,
+            seed=step_seed(loop.recipe.seed, loop.step + 1),
+            stage_step=loop.step,
+            mismatch_limit=loop.recipe.engine.resolved_mismatch_limit,
+        )
+        self.loop, self.select = loop, select
+
+    async def sample(self) -> Sampled:
+        rollouts = self.loop._sampled
+        return Sampled(rollouts, self.select(rollouts), self.loop._groups)
+
+    async def sync(self) -> None:
+        self.loop.step += 1
+        await self.loop._engines.load(self.learner.model, self.loop.step)
 
 
 class TrainingLoop:
@@ -113,7 +138,8 @@ class TrainingLoop:
         self._session = session = await self._stack.enter_async_context(RunSession.open(recipe, self._reporter))
         bf16 = self.rl.precision != "fp32"
         self.learner = Learner(load_policy(self.model_dir, recipe.rl.lora, seed=recipe.seed, bf16=bf16))
-        self.learner.begin_stage(self.rl, reset=False, reference=None)
+        reference = frozen_copy(self.learner.model) if self.rl.method.kl_coefficient else None
+        self.learner.begin_stage(with_cpu_precision(self.rl, self.learner.device), reset=False, reference=reference)
         self.tokenizer, self.held_out = load_tokenizer(self.model_dir), session.held_out
         self.problems = read_stage_problems(recipe, self._stage, session.excluded) if self._stage else []
         self._engines = await session.engines(self.model_dir)
@@ -191,6 +217,19 @@ class TrainingLoop:
             for t in roc.select(group, np.random.default_rng(derive_seed(seed, "roc", name)))
         ]
 
+    def run_step(self, problems: Sequence[Problem]) -> dict[str, Any]:
+        """Run one step of the recipe: sample rollouts of the problems, select and score them with its methods, and update.
+
+        Args:
+            problems: The problems. Each gets as many rollouts as the recipe says.
+
+        Returns:
+            The metrics of the step, as in metrics.jsonl.
+        """
+        self.sample(problems, self.rl.rollouts_per_group)
+        seed = step_seed(self.recipe.seed, self.step + 1)
+        return self._thread.call(self._update(lambda rollouts: select(rollouts, self.rl, seed)), completes=True)
+
     def update(self, rollouts: Sequence[Trajectory], advantages: Sequence[Any] | np.ndarray) -> dict[str, Any]:
         """Update the policy, send its weights to the engines, and store the step with all rollouts sampled for it.
 
@@ -204,17 +243,14 @@ class TrainingLoop:
             The metrics of the step, as in metrics.jsonl.
         """
         streams = as_streams(advantages, rollouts, "advantages")
-        return self._thread.call(self._update(Selection([*rollouts], streams)), completes=True)
+        return self._thread.call(
+            self._update(lambda sampled: Selection.chosen(sampled, rollouts, streams)), completes=True
+        )
 
-    async def _update(self, selection: Selection) -> dict[str, Any]:
-        rl, seed = self.rl, step_seed(self.recipe.seed, self.step + 1)
-        result = await asyncio.to_thread(self.learner.update, selection, rl, lr_scale=1.0, seed=seed)
-        result.check_mismatch(selection, self.recipe.engine.resolved_mismatch_limit)
-        self.step += 1
-        await self._engines.load(self.learner.model, self.step)
-        metrics = rollout_metrics(self._sampled, rl.metrics) | {"kept": len(selection.trajectories)} | result.metrics
-        rows = step_rows(self._sampled, training_labels(selection, result), rl.token_arrays)
-        self._writer.write_step("loop", self.step, **rows, metrics=metrics)
+    async def _update(self, select: Callable[[list[Trajectory]], Selection]) -> dict[str, Any]:
+        step = await run_step(LoopStep(self, select), PhaseTimer())
+        metrics = step.metrics
+        self._writer.write_step("loop", self.step, **step.rows(), metrics=metrics)
         self._sampled, self._groups = [], 0
         reward, loss = metrics["reward"] or 0.0, metrics.get("loss", 0.0)
         self._reporter.print_line(f"step {self.step}: reward {reward:.2f}, loss {loss:.3f}")

@@ -40,7 +40,7 @@ from rstar_lab.rl.training.loggers import open_loggers, sample_rollouts
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import filter_problems, stage_model, stage_table
 from rstar_lab.rl.training.teacher import open_server, open_teacher
-from rstar_lab.rl.training.trainer import Trainer
+from rstar_lab.rl.training.trainer import HeldOut, Trainer
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
@@ -217,7 +217,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         environments = await session.environments()
         context = await session.context(tokenizer)
 
-        async def evaluate_step(step: int) -> dict[str, float]:
+        async def evaluate_step(step: int) -> HeldOut:
             def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
                 return local_rollouts(
                     problems, context, engines=engines, mode=recipe.rl.rollout_mode, context_length=engines.context
@@ -303,17 +303,17 @@ async def evaluate_sets(
     parent: str,
     step: int,
     final: bool = False,
-) -> dict[str, float]:
+) -> HeldOut:
     """Evaluate the recipe's sets with the weights that the engines hold after `step` of run `parent`.
 
     rollouts_of: (problems, run id) -> generator of the rollouts, for `store_evaluation`. final: whether these are the
     weights at the end of the training.
 
-    Returns `eval/<set>/pass1`, `/low`, `/high` and `/response_tokens` of each set; low and high are absent for a set of one problem. The
+    Returns pass1, low, high and response_tokens of each set; low and high are absent for a set of one problem. The
     rollouts are stored as run `<recipe>-<set>-step<step>`, or `<recipe>-<set>-rl` at the end. If an earlier attempt was
     interrupted, all rollouts are generated again, because its weights may differ.
     """
-    metrics: dict[str, float] = {}
+    results: dict[str, dict[str, float]] = {}
     for name, problems in session.held_out.items():
         suffix = f"{name}-rl" if final else f"{name}-step{step:06d}"
         with open_run(session, suffix, "evaluate", (), parent={"run": parent, "step": step}) as writer:
@@ -327,8 +327,8 @@ async def evaluate_sets(
             )
         interval = dict(zip(("pass1", "low", "high"), result["pass1"], strict=True))
         interval["response_tokens"] = result["response_tokens"]
-        metrics |= {f"eval/{name}/{key}": number for key, number in interval.items() if number is not None}
-    return metrics
+        results[name] = {key: number for key, number in interval.items() if number is not None}
+    return results
 
 
 def step_line(m: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
     player.versions.append(0)
     engines = EngineGroup([player], tmp_path, 64)  # type: ignore[list-item]
     for _ in range(2):  # the second time as after a kill: everything is generated again
-        metrics = await pipeline.evaluate_sets(
+        found = await pipeline.evaluate_sets(
             session,
             lambda problems, run: local_rollouts(problems, context, engines=engines, mode="async", context_length=1000),
             parent="r-rl",
@@ -88,8 +88,8 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
         assert reader.info["parent"] == {"run": "r-rl", "step": 2} and reader.info["status"] == "finished"
         result = reader.info["result"]
         assert result["n"] == 8 and reader.read("trajectories").num_rows == 8
-        assert [metrics[f"eval/held/{name}"] for name in ("pass1", "low", "high")] == result["pass1"]
-        assert metrics["eval/held/response_tokens"] == result["response_tokens"]
+        assert [found["held"][name] for name in ("pass1", "low", "high")] == result["pass1"]
+        assert found["held"]["response_tokens"] == result["response_tokens"]
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ async def test_the_trainer_evaluates_every_n_steps(tmp_path):
             super().__init__(recipe.model_copy(update={"evaluate": every}), **options)
             self.evaluate = self.count
 
-        async def count(self, step: int) -> dict[str, float]:
-            return {"eval/held/pass1": step / 10}
+        async def count(self, step: int) -> dict[str, dict[str, float]]:
+            return {"held": {"pass1": step / 10}}
 
     stages = [{"name": "one", "steps": 5}]
     _, run_dir = await train(tmp_path, stages, {"one": [problem("mixed", 0.5)]}, trainer_class=Evaluating)

@@ -20,7 +20,7 @@ from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.rollout.metrics import rollout_metrics
+from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.verify import Undecided, pool, same_answer, worker
 

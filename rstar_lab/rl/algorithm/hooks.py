@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -41,6 +41,14 @@ class TokenStatistics:
     squares: list[np.ndarray]
 
 
+class Exclusion(NamedTuple):
+    """Why `score_rollout` leaves rollouts out. reason: their class is `masked/<reason>`. metric: name of the metric of their number;
+    None: only the class."""
+
+    reason: str
+    metric: str | None = None
+
+
 class ForwardPasses(Protocol):
     """Forward passes that a method may request before the update. max_tokens: context of the policy."""
 
@@ -65,8 +73,7 @@ class MethodHooks:
     Attributes:
         equal_groups: what happens to a group whose selected rewards are all equal, so that its advantages are 0. `drop`:
             it is left out. `cross_entropy`: it is kept for the cross-entropy only. `train`: it is kept in all terms.
-        excluded: reason of the rollouts that `score_rollout` leaves out, for the metrics.
-        masks_failures: leave out rollouts with a tool call that failed through no fault of the model.
+        excluded: reason of the rollouts that `score_rollout` leaves out, and the metric of their number.
         forward_phase: name of the metric of the seconds that `forward` takes. None: the method has no `forward`.
         reads_texts: whether a hook reads tokens or texts of the rollouts. verl's trainer process has numbers only, unless
             a method reads texts.
@@ -78,8 +85,7 @@ class MethodHooks:
     """
 
     equal_groups: ClassVar[Literal["drop", "cross_entropy", "train"]] = "drop"
-    excluded: ClassVar[str] = "own"
-    masks_failures = False
+    excluded: ClassVar[Exclusion] = Exclusion("own")
     forward_phase: ClassVar[str | None] = None
     reads_texts: ClassVar[bool] = False
     reads_outputs: ClassVar[bool] = False

@@ -1,6 +1,6 @@
 """Selection of the rollouts of a step that are trained on, and their streams. Used by the local trainer and by verl."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,43 +42,56 @@ class Selection:
         streams = [Streams(float(advantage)) for advantage in advantages]
         return cls([*trajectories], streams, groups=len({t.group_id for t in trajectories}))
 
+    @classmethod
+    def chosen(
+        cls, trajectories: Sequence[Trajectory], chosen: Sequence[Trajectory], streams: Sequence[Streams]
+    ) -> "Selection":
+        """Return rollouts that someone else has chosen and scored among all rollouts of a step.
+
+        A group has no policy gradient if its rewards are equal and no chosen rollout has an advantage.
+        """
+        advantages = dict(zip((t.traj_id for t in chosen), streams, strict=True))
+        groups: dict[str, list[Trajectory]] = defaultdict(list)
+        left_out = {t.traj_id: f"failed/{t.stop_reason}" for t in trajectories if not t.usable}
+        for t in trajectories:
+            if t.usable:
+                groups[t.group_id].append(t)
+        equal = 0
+        for group in groups.values():
+            kept = [t for t in group if t.traj_id in advantages]
+            pushed = any(np.any(np.asarray(advantages[t.traj_id].advantage_T)) for t in kept)
+            is_equal = not pushed and rewards_equal([t.reward for t in kept or group])
+            equal += is_equal
+            left_out |= {t.traj_id: "roc" for t in group if t.traj_id not in advantages}
+            if is_equal:
+                left_out |= {t.traj_id: "equal_group" for t in kept or group}
+        return cls([*chosen], [*streams], equal, len(groups) - equal, left_out)
+
     @property
     def advantages(self) -> list[float]:
         """The advantage of each rollout: the mean over its trained tokens."""
         return [mean_advantage(t, stream) for t, stream in zip(self.trajectories, self.streams, strict=True)]
-
-    @property
-    def metrics(self) -> dict[str, int]:
-        """Return the number of rollouts of each class. The values of `class/...` add up to the rollouts of the step."""
-        classes = Counter(self.left_out.values())
-        trained = sum(t.traj_id not in self.left_out for t in self.trajectories)
-        return {
-            "kept": len(self.trajectories),
-            "equal_groups": self.equal_groups,
-            "void": classes["masked/void"],
-            "control_tokens_dropped": classes["masked/control_tokens"],
-            "class/trained": trained,
-        } | {f"class/{name}": count for name, count in sorted(classes.items())}
 
     def add(self, streams: Sequence[Streams]) -> "Selection":
         """Return the selection with further streams, one per rollout; see `Streams.plus`."""
         return replace(self, streams=[stream.plus(more) for stream, more in zip(self.streams, streams, strict=True)])
 
 
-def select_rollouts(trajectories: Sequence[Trajectory], methods: Sequence[MethodHooks], seed: int) -> Selection:
+def select_rollouts(
+    trajectories: Sequence[Trajectory], methods: Sequence[MethodHooks], seed: int, *, mask_failures: bool = False
+) -> Selection:
     """Select and score the rollouts of a step with the hooks of the methods, in their order.
 
-    Rollouts that ended because an engine or an environment failed are left out, and with `masks_failures` those with a tool
+    Rollouts that ended because an engine or an environment failed are left out, and with `mask_failures` those with a tool
     call that failed through no fault of the model. Selection and the test for equal rewards use the unshaped reward. seed:
     seed of the step.
     """
     generated: dict[str, list[Trajectory]] = defaultdict(list)
     left_out: dict[str, str] = {}
-    masks_failures = any(method.masks_failures for method in methods)
     for trajectory in trajectories:
         if not trajectory.usable:
             left_out[trajectory.traj_id] = f"failed/{trajectory.stop_reason}"
-        elif masks_failures and trajectory.infrastructure_failure is not None:
+        elif mask_failures and trajectory.infrastructure_failure is not None:
             left_out[trajectory.traj_id] = f"masked/{trajectory.infrastructure_failure}"
         else:
             generated[trajectory.group_id].append(trajectory)
@@ -118,7 +131,7 @@ def select_rollouts(trajectories: Sequence[Trajectory], methods: Sequence[Method
             left: Streams | None = score
             for method in methods:
                 if left is not None and (left := method.score_rollout(rollout, left)) is None:
-                    left_out[rollout.traj_id] = f"masked/{method.excluded}"
+                    left_out[rollout.traj_id] = f"masked/{method.excluded.reason}"
             if left is not None:
                 kept.append(rollout)
                 kept_streams.append(left)

@@ -5,6 +5,7 @@ The paper adds SFT steps; here the rollouts are left out of the loss.
 
 from typing import ClassVar, Literal
 
+from rstar_lab.rl.algorithm.hooks import Exclusion
 from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.trajectory import Trajectory
@@ -17,7 +18,7 @@ class ControlTokens(MethodSection):
     type: Literal["control_tokens"] = "control_tokens"
     """Name of the method."""
 
-    excluded: ClassVar[str] = "control_tokens"
+    excluded: ClassVar[Exclusion] = Exclusion("control_tokens", "control_tokens_dropped")
 
     def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
         return None if any(turn.control_token for turn in rollout.turns) else streams

@@ -5,6 +5,7 @@ from typing import Annotated, TypeVar, get_args
 from pydantic import Field, field_validator
 
 from rstar_lab.rl.algorithm.config import Aggregation, Variant
+from rstar_lab.rl.algorithm.hooks import MethodHooks
 from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.methods.branching import Branching
 from rstar_lab.rl.methods.control_tokens import ControlTokens
@@ -29,6 +30,8 @@ Addition = Annotated[
     | Branching | CrossPolicy | EasyFirst | ImprovementPotential | Learnability | Thompson,
     ByType(required=True),
 ]  # fmt: skip
+
+EXCLUSIONS = tuple(kind.excluded for kind in get_args(get_args(Addition)[0]) if kind.excluded != MethodHooks.excluded)
 
 
 class Method(MethodSection):

@@ -5,6 +5,7 @@ rStar2-Agent tried it and found that more responses were truncated ("unsuccessfu
 
 from typing import ClassVar, Literal
 
+from rstar_lab.rl.algorithm.hooks import Exclusion
 from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.trajectory import Trajectory
@@ -17,7 +18,7 @@ class OverlongFilter(MethodSection):
     type: Literal["overlong_filter"] = "overlong_filter"
     """Name of the method."""
 
-    excluded: ClassVar[str] = "overlong"
+    excluded: ClassVar[Exclusion] = Exclusion("overlong")
 
     def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
         return None if rollout.truncated else streams

@@ -64,7 +64,6 @@ class Roc(MethodSection):
             penalties=_penalties(self.penalties),
             min_positive=self.min_positive,
             min_negative=self.min_negative,
-            masks_failures=rl.on_infrastructure_failure != "keep",
             environment_penalties={
                 entry.name: _penalties(entry.roc_penalties)
                 for entry in rl.environments
@@ -95,7 +94,6 @@ class RocHooks(MethodHooks):
     min_positive: int = 0
     min_negative: int = 0
     environment_penalties: Mapping[str, tuple[Penalty | UserPenalty, ...]] = field(default_factory=dict)
-    masks_failures: bool = False
 
     @property
     def reads_texts(self) -> bool:  # type: ignore[override]

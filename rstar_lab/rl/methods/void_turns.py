@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Literal
 
+from rstar_lab.rl.algorithm.hooks import Exclusion
 from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.trajectory import Trajectory
@@ -13,7 +14,7 @@ class VoidTurns(MethodSection):
     type: Literal["void_turns"] = "void_turns"
     """Name of the method."""
 
-    excluded: ClassVar[str] = "void"
+    excluded: ClassVar[Exclusion] = Exclusion("void", "void")
 
     def score_rollout(self, rollout: Trajectory, streams: Streams) -> Streams | None:
         return None if any(turn.void for turn in rollout.turns) else streams

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.records import has_tokens, read_trajectories
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.seeds import derive_seed, step_seed
+from rstar_lab.rl.step import select
 from rstar_lab.rl.training.log_probs import micro_batches, token_statistics
 from rstar_lab.rl.training.update import Batch, autocast, micro_batch_loss, prepare_update, with_cpu_precision
 from rstar_lab.runs.reader import RunReader
@@ -84,7 +85,7 @@ class StoredStep:
         """Return the rollouts that these settings select. draw: 0 uses the seed of the training; every other number is
         a different seed."""
         seed = self.seed if draw == 0 else derive_seed(self.seed, "counterfactual", draw)
-        return select_rollouts(self.rollouts, rl.hooks, seed)
+        return select(self.rollouts, rl, seed)
 
     def penalties(self, rl: RlSection) -> dict[str, float]:
         """Return the penalty by which these settings rank each rollout, by traj_id."""

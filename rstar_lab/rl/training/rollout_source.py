@@ -5,10 +5,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.engine import Engine, EngineSlot
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
@@ -16,19 +15,10 @@ from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.plan import parse_group_name, rollout_task
 from rstar_lab.rl.rollout.run import retry_failed, run_rollouts, score_groups
+from rstar_lab.rl.step import BufferedGroups, Sampled, select
 from rstar_lab.rl.training.checkpoint import TrainerState
-from rstar_lab.rl.training.group_stream import GroupStream, staleness_metrics, trim, updates_since
+from rstar_lab.rl.training.group_stream import GroupStream, trim, updates_since
 from rstar_lab.rl.trajectory import StopReason, Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class StepRollouts:
-    """The rollouts of a step. dropped: complete rollouts that are too old to be trained on; they are stored."""
-
-    trajectories: list[Trajectory]
-    selection: Selection
-    metrics: dict[str, Any]
-    dropped: list[Trajectory] = field(default_factory=list)
 
 
 class RolloutSource:
@@ -56,31 +46,29 @@ class RolloutSource:
         self.retried = 0  # further attempts at failed rollouts since the last step
         self.stream: GroupStream | None = None  # stream of the current stage; None in mode sync
 
-    async def next_step(self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int) -> StepRollouts:
+    async def next_step(self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int) -> Sampled:
         """Return the rollouts of a step. In the modes one_step_off and async they are taken from the stream."""
         if self.stream is None:
             self.step_ended = asyncio.Event()
             if rl.sync.step_time_s is not None:
                 asyncio.get_running_loop().call_later(rl.sync.step_time_s, self.step_ended.set)
             trajectories, selection, groups = await self.collect(stage, rl, pool, step, seed)
-            return StepRollouts(trajectories, selection, {"groups": groups} | self._retried())
+            carried = len(self.carried) if rl.sync.carry_over else None
+            return Sampled(trajectories, selection, groups, self._retried(), carried=carried)
         batch = await self.stream.take()
         if rl.schedule.type == "one_step_off":
             # No request is in flight now. The next batch starts with the weights before this update.
             await self.load_newest(self.stream)
-        selection = select_rollouts(batch.trajectories, rl.hooks, seed)
+        selection, trimmed = select(batch.trajectories, rl, seed), None
         used, old = ([group.trajectories for group in groups] for groups in (batch.groups, batch.dropped))
-        metrics = {"groups": len(used)} | staleness_metrics(used, old, batch.staleness, batch.ages_s)
         if rl.schedule.type == "async" and rl.schedule.when_stale == "trim":
-            selection, metrics["trimmed_tokens"] = trim(
-                selection, lambda v: self.staleness(v) > rl.asynchronous.max_staleness
-            )
-        dropped = [trajectory for group in old for trajectory in group]
-        return StepRollouts(batch.trajectories, selection, metrics | self._retried(), dropped)
+            selection, trimmed = trim(selection, lambda v: self.staleness(v) > rl.asynchronous.max_staleness)
+        buffered = BufferedGroups(used, old, batch.staleness, batch.ages_s, trimmed)
+        return Sampled(batch.trajectories, selection, len(used), self._retried(), buffered)
 
-    def _retried(self) -> dict[str, int]:
+    def _retried(self) -> int:
         retried, self.retried = self.retried, 0
-        return {"retried": retried}
+        return retried
 
     async def collect(
         self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int
@@ -92,14 +80,14 @@ class RolloutSource:
         carried_groups = len({task.group_id for task in self.carried})
         problems = self.draw(stage, max(rl.problems_per_step - carried_groups, 0), pool, rl)
         trajectories = await self.generate(problems, rl, step)
-        selection = select_rollouts(trajectories, rl.hooks, seed)
+        selection = select(trajectories, rl, seed)
         groups = rl.problems_per_step
         for _ in range(rl.sync.dynamic_sampling):
             missing = rl.problems_per_step - selection.groups
             if not missing or self.step_ended.is_set():
                 break
             trajectories += await self.generate(self.draw(stage, missing, pool, rl), rl, step, first_group=groups)
-            selection = select_rollouts(trajectories, rl.hooks, seed)
+            selection = select(trajectories, rl, seed)
             groups += missing
         return trajectories, selection, groups
 

@@ -1,5 +1,6 @@
-"""GRPO-RoC on one machine. Each step: generate rollouts, resample them (RoC), update the policy, send its weights to the
-engines. Start reading at `Trainer.step`. In the modes one_step_off and async, rollouts are generated in the background
+"""GRPO-RoC on one machine: the steps of `rl.step` in stages, with checkpoints and evaluations.
+
+In the modes one_step_off and async, rollouts are generated in the background
 (`group_stream`).
 
 Source: rStar2-Agent, sections 2 and 4. No draw uses global random state: each has a seed derived from what it is for, so
@@ -8,63 +9,92 @@ a run that is resumed from a checkpoint continues exactly as if it had not been 
 
 import asyncio
 import copy
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from rstar_lab.hardware.processes import PeakMemory
-from rstar_lab.rl.algorithm.hooks import TokenStatistics
-from rstar_lab.rl.algorithm.selection import Selection, solved_groups
+from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.engine import Engine
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.environments.mixture import RunEnvironment, restricted
 from rstar_lab.rl.evaluation import local_rollouts
-from rstar_lab.rl.models.gpu import peak_memory
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
-from rstar_lab.rl.rollout.checks import check_rollouts, check_template, check_tools
+from rstar_lab.rl.rollout.checks import check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
-from rstar_lab.rl.rollout.metrics import nothing_learnt, rollout_metrics
-from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
+from rstar_lab.rl.rollout.metrics import nothing_learnt
 from rstar_lab.rl.seeds import step_seed
+from rstar_lab.rl.step import PhaseTimer, Sampled, Update, run_step
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
 from rstar_lab.rl.training.data_parallel import HelperProcesses
-from rstar_lab.rl.training.group_stream import CorrectionLimit, stale_tokens
+from rstar_lab.rl.training.driver import LocalDriver
+from rstar_lab.rl.training.group_stream import CorrectionLimit
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
-from rstar_lab.rl.training.teacher import Teacher, TeacherPasses
-from rstar_lab.rl.training.update import Learner, UpdateResult, with_cpu_precision
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.training.teacher import Teacher
+from rstar_lab.rl.training.update import Learner, with_cpu_precision
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+HeldOut = Mapping[str, Mapping[str, float]]  # results by the name of the set
+Evaluate = Callable[[int], Awaitable[HeldOut]]  # evaluates the weights of the engines after a step
 
-class LocalPasses(TeacherPasses):
-    """Implements `hooks.ForwardPasses` with the learner of this process."""
 
-    def __init__(self, learner: Learner, rl: RlSection, context: RolloutContext, teacher: Teacher | None):
-        super().__init__(teacher)
-        self.learner, self.rl, self.context = learner, rl, context
-        self.max_tokens: int = learner.model.config.max_position_embeddings
+class TrainerStep(LocalDriver):
+    """The driver of one step of the trainer."""
 
-    async def statistics(self, rollouts: Sequence[Trajectory]) -> TokenStatistics:
-        return await asyncio.to_thread(self.learner.statistics, rollouts, self.rl, squares=True)
+    def __init__(self, trainer: "Trainer", stage: str, rl: RlSection, pool: Sequence[Problem], number: int):
+        """stage, pool: name and problems of the stage. number: of the step in the run."""
+        super().__init__(
+            trainer.learner,
+            rl,
+            trainer.context(rl),
+            seed=step_seed(trainer.recipe.seed, number),
+            stage_step=trainer.state.stage_step,
+            mismatch_limit=trainer.recipe.engine.resolved_mismatch_limit,
+            teacher=trainer.teacher,
+            in_thread=trainer.rollouts.stream is not None,
+        )
+        self.trainer, self.stage, self.pool, self.number = trainer, stage, pool, number
 
-    async def log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
-        return (await asyncio.to_thread(self.learner.statistics, rollouts, self.rl)).log_probs
+    async def sample(self) -> Sampled:
+        await check_tools(self.trainer.tools, self.seed)
+        sampled = await self.trainer.rollouts.next_step(self.stage, self.rl, self.pool, self.number, self.seed)
+        if self.mixes_versions:
+            self.version = self.trainer.rollouts.versions[-1]
+        return sampled
 
-    def prompt_ids(self, rollout: Trajectory, question: str) -> list[int]:
-        context = self.context.others[rollout.environment] if rollout.environment else self.context
-        return context.codec.prompt_ids(question)
+    @property
+    def mixes_versions(self) -> bool:
+        """Whether the tokens of the step can be of several policy versions."""
+        source, parts = self.trainer.rollouts, self.rl.method.parts
+        return (
+            self.rl.sync.carry_over
+            or source.stream is not None
+            or any(method.older_policy_url is not None for method in parts)
+        )
+
+    async def update(self, selection: Selection) -> Update:
+        update, trainer = await super().update(selection), self.trainer
+        trainer.correction_limit.check(update.statistics.get("corrected_share"), self.rl)
+        if selection.trajectories:
+            trainer.rollouts.versions.append(self.number)
+        return update
+
+    async def sync(self) -> None:
+        source = self.trainer.rollouts
+        if source.stream is None:
+            await self.trainer.load_weights(self.number)
+        elif self.rl.schedule.type == "async":
+            await source.load_newest(source.stream)
 
 
 class Trainer:
@@ -83,15 +113,15 @@ class Trainer:
         problems: Mapping[str, Sequence[Problem]],
         on_step: Callable[[dict[str, Any]], None],
         helpers: HelperProcesses | None = None,
-        evaluate: Callable[[int], Awaitable[dict[str, float]]] | None = None,
+        evaluate: Evaluate | None = None,
         environments: Mapping[str, RunEnvironment] | None = None,
         teacher: Teacher | None = None,
         older: Engine | None = None,
     ):
         """model: the model with which the first stage starts, on its device. problems: problems of each stage, by its
         name.
-        helpers: processes that share the updates. evaluate: evaluates the weights of the engines after a step and returns
-        metrics; called every `evaluate.every` steps. environments: entries of `rl.environments`, by name. teacher: scores
+        helpers: processes that share the updates. evaluate: called every `evaluate.every` steps.
+        environments: entries of `rl.environments`, by name. teacher: scores
         the rollouts of methods that need one. older: engine with an older policy, see `MethodHooks.slots`."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
@@ -109,78 +139,37 @@ class Trainer:
 
     async def step(self, stage: str, rl: RlSection, pool: Sequence[Problem]) -> dict[str, Any]:
         """Run one step of GRPO-RoC and return its metrics."""
-        step = self.state.step + 1
-        seed, source = step_seed(self.recipe.seed, step), self.rollouts
+        number, source = self.state.step + 1, self.rollouts
         timer, self.first = PhaseTimer(memory=self.first), False
         busy_s = self.engines.clock.seconds()
-        with timer("generate_s"):
-            await check_tools(self.tools, seed)
-            rollouts = await source.next_step(stage, rl, pool, step, seed)
-            check_rollouts(rollouts.trajectories)
-        selection, version = rollouts.selection, source.versions[-1]
-        passes = LocalPasses(self.learner, rl, self.context(rl), self.teacher)
-        for method in rl.hooks:
-            if method.forward_phase is not None and selection.trajectories:
-                with timer(method.forward_phase):
-                    selection = await method.forward(selection, rollouts.trajectories, passes)
-        with timer("update_s"), peak_memory(self.learner.device) as peak:
-            lr_scale = min(1.0, (self.state.stage_step + 1) / max(1, rl.warmup_steps))
-            update = await self.update(selection, rl, lr_scale, seed)
-            # Whether the tokens have different versions.
-            two_policies = any(method.older_policy_url is not None for method in rl.method.parts)
-            mixed = rl.sync.carry_over or source.stream is not None or two_policies
-            update.check_mismatch(selection, self.recipe.engine.resolved_mismatch_limit, version if mixed else None)
-            self.correction_limit.check(update.metrics.get("corrected_share"), rl)
-            if selection.trajectories:
-                source.versions.append(step)
-        with timer("weights_s"):
-            if source.stream is None:
-                await self.load_weights(step)
-            elif rl.schedule.type == "async":
-                await source.load_newest(source.stream)
-        held_out: dict[str, float] = {}
-        if self.evaluate and self.recipe.evaluate.every and step % self.recipe.evaluate.every == 0:
+        driver = TrainerStep(self, stage, rl, pool, number)
+        step = await run_step(driver, timer)
+        if self.evaluate and self.recipe.evaluate.every and number % self.recipe.evaluate.every == 0:
             with timer("evaluate_s"):
-                held_out = await self.evaluate_weights(self.evaluate, step)
-        self.state.add_rollouts(rollouts.trajectories, rl)
-        generated = rollouts.trajectories
-        metrics = (
-            rollout_metrics(generated, rl.metrics) | selection.metrics | update.metrics | held_out | rollouts.metrics
-        )
-        for method in rl.hooks:
-            metrics |= method.metrics(generated)
-        metrics |= {"solved_groups": solved_groups(generated), "retired": len(self.state.retired)}
-        if mixed:
-            metrics["stale_tokens"] = stale_tokens(selection, version)
-        if rl.sync.carry_over:
-            metrics["carried"] = len(source.carried)
+                step = replace(step, held_out=await self.evaluate_weights(self.evaluate, number))
+        self.state.add_rollouts(step.sampled.trajectories, rl)
         with timer("store_s"):
-            rows = step_rows(generated + rollouts.dropped, training_labels(selection, update), rl.token_arrays)
-        metrics |= peak | timer.seconds | {"step_s": timer.total()}
-        # Streams generate during the whole step.
-        generating_s = timer.total() if source.stream is not None else timer.seconds["generate_s"]
-        metrics["generated_tokens_per_s"] = sum(t.model_tokens for t in generated) / generating_s
-        if not rl.sync.lockstep:  # per engine; the rest of step_s is the idle time of the generator
-            metrics["engine_busy_s"] = (self.engines.clock.seconds() - busy_s) / len(self.engines.engines)
-        self.writer.write_step(stage, step, **rows, metrics=metrics)
-        self.state.step, self.state.stage_step = step, self.state.stage_step + 1
+            rows = step.rows()
+        step = replace(
+            step,
+            seconds=timer.seconds,
+            total_s=timer.total(),
+            retired=len(self.state.retired),
+            # The busy time of an engine is known with the scheduler only.
+            busy_s=None if rl.sync.lockstep else (self.engines.clock.seconds() - busy_s) / len(self.engines.engines),
+        )
+        metrics = step.metrics
+        self.writer.write_step(stage, number, **rows, metrics=metrics)
+        self.state.step, self.state.stage_step = number, self.state.stage_step + 1
         if source.stream is not None:
             self.state.carried = [group.ledger_entry for group in source.stream.open]
-        return {"stage": stage, "step": step} | metrics | timer.memory_gb
-
-    async def update(self, selection: Selection, rl: RlSection, lr_scale: float, seed: int) -> UpdateResult:
-        """Update the policy. In the modes one_step_off and async, the rollouts in flight continue meanwhile."""
-        if self.rollouts.stream is None:
-            return self.learner.update(selection, rl, lr_scale=lr_scale, seed=seed)
-        return await asyncio.to_thread(self.learner.update, selection, rl, lr_scale=lr_scale, seed=seed)
+        return {"stage": stage, "step": number} | metrics | timer.memory_gb
 
     async def load_weights(self, version: int) -> None:
         """Send the weights of the policy to the engines."""
         await self.engines.load(self.learner.model, version)
 
-    async def evaluate_weights(
-        self, evaluate: Callable[[int], Awaitable[dict[str, float]]], step: int
-    ) -> dict[str, float]:
+    async def evaluate_weights(self, evaluate: Evaluate, step: int) -> HeldOut:
         """Evaluate the newest weights with the engines."""
         if self.rollouts.stream is not None:
             await self.rollouts.newest_in_engines(self.rollouts.stream)
@@ -264,42 +253,6 @@ class Trainer:
         return stage_end_reason(stage, lines) is not None or all(problem.problem_id in retired for problem in pool)
 
 
-def training_labels(selection: Selection, update: UpdateResult) -> dict[str, TrainingLabels]:
-    """Return what training adds to the rows of the selected rollouts, by traj_id."""
-    columns = (selection.trajectories, selection.advantages, update.log_probs, update.entropies)
-    return {
-        t.traj_id: TrainingLabels(True, advantage, log_probs, entropy)
-        for t, advantage, log_probs, entropy in zip(*columns, strict=True)
-    }
-
-
 def frozen_copy(model: "PreTrainedModel") -> "PreTrainedModel":
     """Return a copy of the model without gradients, in evaluation mode."""
     return copy.deepcopy(model).requires_grad_(False).eval()
-
-
-class PhaseTimer:
-    """Measures the seconds of the phases of a step, `with timer("name_s"): ...`, and with `memory` the peak memory of this
-    process and its descendants in each, as `name_gb` in 10^9 bytes."""
-
-    def __init__(self, *, memory: bool = False) -> None:
-        self.seconds: dict[str, float] = {}
-        self.memory_gb: dict[str, float] = {}
-        self._measure_memory, self._start = memory, time.monotonic()
-
-    def __call__(self, name: str) -> "PhaseTimer":
-        self._name, self._since = name, time.monotonic()
-        return self
-
-    def __enter__(self) -> None:
-        if self._measure_memory:
-            self._memory = PeakMemory().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self.seconds[self._name] = time.monotonic() - self._since
-        if self._measure_memory:
-            self._memory.__exit__(None, None, None)
-            self.memory_gb[self._name.removesuffix("_s") + "_gb"] = self._memory.gb
-
-    def total(self) -> float:
-        return time.monotonic() - self._start

@@ -18,13 +18,14 @@ from rstar_lab.rl.algorithm.config import Aggregation, LossConfig
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.algorithm.objective import Terms, floats, group_normaliser, training_loss_on_device
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.algorithm.streams import Streams, trained_mask, trained_tokens
+from rstar_lab.rl.algorithm.streams import Streams, trained_tokens
 from rstar_lab.rl.models import gpu, packed_attention
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.model import has_bf16
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.seeds import derive_seed
+from rstar_lab.rl.step import Update
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
 from rstar_lab.rl.training.log_probs import (
     MicroBatch,
@@ -36,10 +37,6 @@ from rstar_lab.rl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class MismatchError(UserError):
-    """Engine and trainer compute different log-probs for the same tokens, so the update would train on the wrong policy."""
 
 
 class Learner:
@@ -91,7 +88,7 @@ class Learner:
         self.optimizer = make_optimizer(self.model, rl)
         self.optimizer.load_state_dict(state)
 
-    def update(self, selection: Selection, rl: RlSection, *, lr_scale: float, seed: int) -> "UpdateResult":
+    def update(self, selection: Selection, rl: RlSection, *, lr_scale: float, seed: int) -> Update:
         """Update the model on mini-batches of the selected rollouts, in their order. Nothing changes if there are none.
 
         lr_scale: factor of the learning rate. seed: seed of the step, used by clip_cov.
@@ -101,7 +98,7 @@ class Learner:
         count = len(selection.trajectories)
         result = UpdateResult(count)
         if not count:
-            return result
+            return Update()
         for group in self.optimizer.param_groups:
             group["lr"] = rl.lr * lr_scale
         if selection.measured is not None:
@@ -141,7 +138,7 @@ class Learner:
             result.grad_norms.append(norm)
         if self.device.type == "cpu":
             release_free_heap()
-        return result.merge(self.ranks.gather(result))
+        return result.merge(self.ranks.gather(result)).finished
 
     def _reduce_gradients(self) -> None:
         if self.ranks.size == 1:
@@ -372,7 +369,6 @@ class UpdateResult:
         self.sums: dict[str, float] = defaultdict(
             float
         )  # summed over micro-batches; reported as the mean over mini-batches
-        self.extra: dict[str, float] = {}
         self._means: dict[str, float] = defaultdict(float)
         self._tokens = 0
         self._ratio_max = 0.0
@@ -441,46 +437,9 @@ class UpdateResult:
         return self
 
     @property
-    def metrics(self) -> dict[str, float]:
-        if not self.grad_norms:
-            return {}
-        return (
-            self.extra
-            | {name: value / max(1, self._tokens) for name, value in sorted(self._means.items())}
-            | {name: value / len(self.grad_norms) for name, value in self.sums.items()}
-            | {"ratio_max": self._ratio_max, "tokens": self._tokens, "update_tokens": self._tokens}
-            | {"grad_norm": float(np.mean(self.grad_norms))}
-        )
-
-    def check_mismatch(self, selection: Selection, limit: float | None, version: int | None = None) -> None:
-        """Compare the log-probs of engine and trainer. Raises MismatchError if their mean difference exceeds the limit.
-
-        version: compare only tokens of this policy version or later, whose weights the trainer scored with; None: all.
-        With a version, the metric policy_gap is the mean difference over all tokens: how far the policy has moved since
-        they were generated.
-        """
-        gaps, all_gaps = [], []
-        rollouts = zip(selection.trajectories, selection.streams, self.log_probs, strict=True)
-        for t, streams, measured in rollouts:
-            if measured is not None:
-                mask = trained_mask(t, streams)
-                difference = np.abs(np.asarray(measured) - np.asarray(t.log_probs))
-                compared = mask if version is None else mask & (np.asarray(t.token_versions) >= version)
-                gaps.append(difference[compared])
-                all_gaps.append(difference[mask])
-        if version is not None and all_gaps:
-            self.extra["policy_gap"] = float(np.concatenate(all_gaps).mean())
-        gap = np.concatenate(gaps) if gaps else np.empty(0)
-        if not len(gap):
-            return
-        self.extra |= {"mismatch": float(gap.mean()), "mismatch_max": float(gap.max())}
-        check_mismatch_limit(float(gap.mean()), limit)
-
-
-def check_mismatch_limit(mismatch: float, limit: float | None) -> None:
-    """Raise MismatchError if the mean difference of the log-probs of engine and trainer exceeds the limit; None: no limit."""
-    if limit is not None and not mismatch <= limit:
-        raise MismatchError(
-            f"log-probs of engine and trainer differ by {mismatch:.2g} per token on average, the limit is {limit:g}: "
-            "the engine has stale weights or another precision; engine.mismatch_limit sets the limit"
-        )
+    def finished(self) -> Update:
+        """The measurements of the whole update."""
+        means = {name: value / max(1, self._tokens) for name, value in sorted(self._means.items())}
+        sums = {name: value / max(1, len(self.grad_norms)) for name, value in self.sums.items()}
+        grad_norm = float(np.mean(self.grad_norms)) if self.grad_norms else None
+        return Update(means | sums, self._tokens, grad_norm, self._ratio_max, self.log_probs, self.entropies)

@@ -15,6 +15,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.training.stages import difficulty_file, filter_problems, filter_run
+from rstar_lab.rl.training.trainer import HeldOut
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, RocReplayBufferAsync, fetch_rollouts
@@ -129,7 +130,7 @@ class EvaluationSteps:
         filter_stage(self.settings, self.other_rollouts, on_progress=partial(self.watchdog.enter, "filter", step))
         self.watchdog.leave()
 
-    def _evaluate(self, *, final: bool) -> dict[str, float]:
+    def _evaluate(self, *, final: bool) -> HeldOut:
         """Evaluate the recipe's sets with the weights after this step; see `evaluate_sets`.
 
         final: whether these are the weights at the end of the training.
@@ -143,11 +144,11 @@ class EvaluationSteps:
             on_progress = partial(self.watchdog.enter, "evaluation", self.global_steps)
             return self.other_rollouts.generator(run, step=self.global_steps, training=False, on_progress=on_progress)
 
-        metrics = asyncio.run(
+        held_out = asyncio.run(
             evaluate_sets(
                 self.session, rollouts_of, parent=self.writer.run_dir.name, step=self.global_steps, final=final
             )
         )
         self._end_evaluation()
         self.watchdog.enter("update", self.global_steps)
-        return metrics
+        return held_out

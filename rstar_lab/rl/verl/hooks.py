@@ -16,6 +16,7 @@ from verl.utils import torch_functional
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from rstar_lab.rl.step import lr_scale
 from rstar_lab.rl.verl import attention, checkpoints, cpu, objective  # noqa: F401 (register themselves)
 from rstar_lab.rl.verl.config import PACKED_ATTENTION
 
@@ -27,7 +28,7 @@ class StageSchedule(LambdaLR):
     """lr * min(1, (updates + 1) / warmup_steps). Learning rate and weight decay always come from the recipe, not from a checkpoint."""
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int, **_: Any):
-        super().__init__(optimizer, lambda updates: min(1.0, (updates + 1) / max(1, num_warmup_steps)))
+        super().__init__(optimizer, lambda updates: lr_scale(updates, num_warmup_steps))
         decay = [group["weight_decay"] for group in optimizer.param_groups]
 
         def keep_own(loaded: Optimizer) -> None:

@@ -4,7 +4,7 @@ The trainer's process knows all rows of a mini-batch, so it computes the normali
 each token by them. The loss of a micro-batch is then a weighted sum, and the micro-batches of all ranks add up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,10 +17,13 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from rstar_lab.rl.algorithm import objective
 from rstar_lab.rl.algorithm.config import LossConfig
 from rstar_lab.rl.algorithm.objective import correction_weights
-from rstar_lab.rl.algorithm.streams import Stream, Streams
+from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.algorithm.streams import Stream, Streams, trained_tokens
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.step import Update
 
 ADVANTAGE = "rstar"
+LARGEST, MEANS = "ratio_max", ("clip_share", "kl", "kl_k3", "ratio_mean")  # statistics of `objective.policy_loss`
 ROWS_AT_ONCE = 256  # rows whose log-probs are padded together
 POLICY_WEIGHTS, CORRECTION, CE_WEIGHTS = "rstar_policy_weights", "rollout_is_weights", "rstar_ce_weights"
 
@@ -66,10 +69,12 @@ class StreamLoss:
         names += [name for name in (CORRECTION, CE_WEIGHTS, "ref_log_prob") if name in data]
         padded = data.select(*names).to_padded_tensor()
         loss, stats = self.loss(log_probs, {name: padded[name] for name in names})
-        sums = (self.config.kl_metric, self.config.ce_metric)
-        metrics = {name: Metric(AggregationType.MEAN, stats[name]) for name in stats if name not in sums}
-        parts = {"pg_loss": float(loss.detach())} | {name: stats[name] for name in sums if name in stats}
-        metrics |= {name: Metric(AggregationType.SUM, value * dp_size) for name, value in parts.items()}
+        tokens, largest = stats["tokens"], stats.pop(LARGEST)
+        sums = ("tokens", self.config.kl_metric, self.config.ce_metric)
+        parts = {"pg_loss": float(loss.detach())}
+        parts |= {name: value if name in sums else value * tokens for name, value in stats.items()}
+        metrics = {name: Metric(AggregationType.SUM, value * dp_size) for name, value in parts.items()}
+        metrics[LARGEST] = Metric(AggregationType.MAX, largest)
         return loss * dp_size, {f"actor/{name}": metric for name, metric in metrics.items()}
 
     def loss(self, log_probs: torch.Tensor, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
@@ -97,6 +102,34 @@ class StreamLoss:
             # The contribution to the loss: the number of tokens of the mini-batch is part of the weights.
             stats[self.config.ce_metric] = float((-log_probs.detach() * terms.ce_weights).sum())
         return loss, stats
+
+
+def measured_update(
+    metrics: Mapping[str, float],
+    statistics: Mapping[str, float],
+    selection: Selection,
+    ce_weight: float,
+    config: LossConfig,
+) -> Update:
+    """Return the measurements of an update from what verl reports of it.
+
+    Args:
+        metrics: verl's metrics of the step, with those of `StreamLoss` as `actor/<name>`.
+        statistics: of the loss that the trainer's process has computed.
+        selection: the rollouts that were trained on; without any, there was no update.
+        ce_weight: weight of the cross-entropy, which its sum contains.
+        config: options of the loss.
+    """
+    if not selection.trajectories:
+        return Update()
+    found = {name.removeprefix("actor/"): value for name, value in metrics.items() if name.startswith("actor/")}
+    sums = [name for name in (config.kl_metric, config.ce_metric) if name in found]
+    means = {name: found[name] / max(1.0, found["tokens"]) for name in MEANS}
+    parts = {"loss": found["pg_loss"]} | {name: found[name] for name in sums}
+    if config.ce_metric in parts:
+        parts[config.ce_metric] /= ce_weight  # the local trainer reports it without the weight
+    tokens = sum(trained_tokens(selection.trajectories, selection.streams))
+    return Update({**means, **statistics, **parts}, tokens, found["grad_norm"], found[LARGEST])
 
 
 def stream_tensors(

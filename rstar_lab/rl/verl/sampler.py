@@ -12,8 +12,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.seeds import step_seed
+from rstar_lab.rl.step import select
 from rstar_lab.rl.training.group_stream import rest_in_time, updates_since
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.settings import Settings
@@ -83,7 +84,7 @@ class _RocMixin:
             tags |= zip(batch.keys, batch.tags, strict=True)
             order = sorted(trajectories, key=lambda key: (trajectories[key].group_id, trajectories[key].sample))
             seed = step_seed(self.settings.recipe.seed, global_steps)
-            kept = select_rollouts([trajectories[key] for key in order], self.settings.rl.hooks, seed)
+            kept = select([trajectories[key] for key in order], self.settings.rl, seed)
             roc_s += time.monotonic() - started
             missing = batch_size - kept.groups
             if not missing or not rounds_left:

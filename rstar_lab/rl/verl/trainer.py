@@ -7,8 +7,8 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,17 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.common.progress import Reporter
-from rstar_lab.rl.algorithm.selection import Selection, solved_groups
+from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models.model import export_chat_template
 from rstar_lab.rl.pipeline import RL_KEYS
-from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
+from rstar_lab.rl.step import BufferedGroups, Sampled, Step, check_mismatch_limit
 from rstar_lab.rl.training.checkpoint import TrainerState
-from rstar_lab.rl.training.group_stream import CorrectionLimit, staleness_metrics
+from rstar_lab.rl.training.group_stream import CorrectionLimit
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
 from rstar_lab.rl.training.teacher import TeacherPasses, open_teacher
-from rstar_lab.rl.training.update import check_finite, check_mismatch_limit
+from rstar_lab.rl.training.trainer import HeldOut
+from rstar_lab.rl.training.update import check_finite
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.checkpoints import write_stored_dtype
@@ -48,6 +49,7 @@ from rstar_lab.rl.verl.objective import (
     StreamLoss,
     assign,
     correct_rows,
+    measured_update,
     order_rows,
     rows_of_mini_batches,
     stream_tensors,
@@ -59,15 +61,6 @@ from rstar_lab.rl.verl.transcripts import TrainerValues, start_writer
 from rstar_lab.rl.verl.watchdog import Watchdog
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.schema import step_file
-
-# The local trainer's metric name -> verl's.
-METRICS = {
-    "loss": "actor/pg_loss",
-    "grad_norm": "actor/grad_norm",
-    "clip_share": "actor/clip_share",
-    "kl": "actor/kl",
-}
-OWN_METRICS = ("mismatch", "mismatch_max", "importance_weight", "corrected_share")
 
 
 class RecipeTrainer(EvaluationSteps, PPOTrainer):
@@ -103,6 +96,8 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         self.versions = [0]
         self.correction_limit = CorrectionLimit()
         self.ce_weight = 1.0
+        self.statistics: dict[str, float] = {}  # of the loss of this step, as far as this process computes them
+        self.scored_version = 0  # policy version at the start of the update
 
     def fit(self, agent_loop_manager: Any) -> None:
         agent_loop_manager.resume(self.state)
@@ -231,14 +226,13 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(batch, metrics)
-        step, self.values = self.replay_buffer.last, TrainerValues()
+        step, self.values, self.statistics = self.replay_buffer.last, TrainerValues(), {}
+        self.scored_version = self.versions[-1]
         if step.kept.trajectories and self.settings.rl.old_log_probs != "engine":
             queue_keys = {t.traj_id: step.keys[t.traj_id] for t in step.kept.trajectories}
-            self.values = ray.get(self.transcripts.add_trainer_values.remote(queue_keys, self.versions[-1]))
-        if self.values.mismatch is not None:
-            metrics |= {"mismatch": self.values.mismatch, "mismatch_max": self.values.mismatch_max}
-            dtype = self.config.actor_rollout_ref.rollout.dtype  # of the profile, not of the recipe
-            check_mismatch_limit(self.values.mismatch, self.settings.recipe.engine.mismatch_limit_of(dtype))
+            self.values = ray.get(self.transcripts.add_trainer_values.remote(queue_keys, self.scored_version))
+        dtype = self.config.actor_rollout_ref.rollout.dtype  # of the profile, not of the recipe
+        check_mismatch_limit(self.values.mismatch.mean, self.settings.recipe.engine.mismatch_limit_of(dtype))
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -273,12 +267,12 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         trained = [(row != 0).float() for row in tensors[POLICY_WEIGHTS]]
         if teacher:
             found = teacher_advantages(tensors["advantages"], of_row, [*data["old_log_probs"]], trained, config)
-            tensors["advantages"], own_metrics = found
-            metrics |= own_metrics
+            tensors["advantages"], stats = found
+            self.statistics |= stats
         if corrected:
             columns = [*data["old_log_probs"]], [*data["rollout_log_probs"]], trained
             tensors[CORRECTION], stats = correct_rows(*columns, rl)
-            metrics |= stats
+            self.statistics |= stats
             self.correction_limit.check(stats["corrected_share"], rl)
         self.ce_weight = float(np.mean([weight for weight in ce_weights if weight] or [1.0]))
         if not any(stream.ce_weight_T is not None for stream in step.kept.streams):
@@ -327,7 +321,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         self.agent_loop_manager.close_groups(step.trajectories + step.dropped_trajectories)
         state.add_rollouts(step.trajectories, rl)
         every = self.settings.recipe.evaluate.every
-        held_out = self._evaluate(final=False) if every and self.global_steps % every == 0 else {}
+        held_out: HeldOut = self._evaluate(final=False) if every and self.global_steps % every == 0 else {}
         # Before verl writes the checkpoint: a run resumed from it must find the step in the store.
         self._write_step(step, metrics, timing_raw, held_out)
         state.step, state.stage_step = self.global_steps, state.stage_step + 1
@@ -336,63 +330,56 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             self._evaluate(final=True)
         return batch
 
-    def _mode_metrics(self, step: StepSelection) -> dict[str, Any]:
-        """Return the metrics that only this mode has."""
-        return {}
+    def _buffered(self, step: StepSelection) -> BufferedGroups | None:
+        """Return the groups of a step that were in flight during updates; None in mode sync."""
+        return None
 
     def _write_step(
-        self, step: StepSelection, metrics: dict[str, Any], timing: dict[str, float], held_out: dict[str, float]
+        self, step: StepSelection, metrics: dict[str, Any], timing: dict[str, float], held_out: HeldOut
     ) -> None:
+        """Commit the step in the run store, and add its numbers to those that verl logs."""
         rl, kept = self.settings.rl, step.kept
-        config = rl.loss_config
-        labels: dict[str, dict[str, Any]] = {}
-        for t, advantage in zip(kept.trajectories, kept.advantages, strict=True):
-            log_prob, entropy = self.values.means.get(t.traj_id, (None, None))
-            labels[t.traj_id] = {
-                "kept": True, "advantage": advantage, "trainer_log_prob": log_prob, "entropy": entropy,
-            }  # fmt: skip
         stored = [*step.rollouts, *step.dropped]
-        rows = [rollout.row | labels.get(rollout.row["traj_id"], {}) for rollout in stored]
-        calls = [call for rollout in stored for call in rollout.calls]
         started = time.monotonic()
         transcripts = ray.get(self.writing)
         waited_s = time.monotonic() - started
-        informative = {t.group_id for t in kept.trajectories}
         scheduler = ray.get(self.scheduler.stats.remote())
-        with_signal = [t for t in step.trajectories if t.group_id in informative]
-        loss_metrics = (config.kl_metric, config.ce_metric)
-        row = (
-            rollout_metrics(step.trajectories, rl.metrics)
-            | {"groups": step.groups, "solved_groups": solved_groups(step.trajectories)}
-            | {"retried": sum(rollout.retried for rollout in stored)}
-            | kept.metrics
-            | {"retired": len(self.state.retired), "update_tokens": sum(t.model_tokens for t in kept.trajectories)}
-            # Tokens that go through forward and backward with RoC, and without it (all rollouts of the same groups).
-            | {"sequence_tokens_kept": _sequence_tokens(kept.trajectories)}
-            | {"sequence_tokens_informative": _sequence_tokens(with_signal)}
-            | {"roc_s": step.roc_s, "transcripts_s": waited_s, "step_s": sum(timing.values())}
-            | {f"scheduler_{name}": scheduler[name] for name in ("decisions", "decision_ms", "alive")}
-            | {ours: _number(metrics[theirs]) for ours, theirs in METRICS.items() if theirs in metrics}
-            | {name: _number(metrics[f"actor/{name}"]) for name in loss_metrics if f"actor/{name}" in metrics}
-            | {name: metrics[name] for name in (*OWN_METRICS, *loss_metrics) if name in metrics}
-            | self._mode_metrics(step)
-            | _peak_memory(metrics)
-            | {f"{name}_s": seconds for name, seconds in timing.items()}
-            | {f"verl/{name}": _number(value) for name, value in metrics.items() if _number(value) is not None}
-            | held_out
+        numbers = {name: found for name, value in metrics.items() if (found := _number(value)) is not None}
+        update = measured_update(numbers, self.statistics, kept, self.ce_weight, rl.loss_config)
+        buffered, mismatch = self._buffered(step), self.values.mismatch
+        if buffered is None:
+            mismatch = replace(mismatch, policy_gap=None)
+        finished = Step(
+            rl,
+            Sampled(step.trajectories, kept, step.groups, sum(rollout.retried for rollout in stored), buffered),
+            kept,
+            replace(update, mismatch=mismatch, gpu_gb=_peak_memory(numbers)),
+            {f"{name}_s": seconds for name, seconds in timing.items()}
+            | {"roc_s": step.roc_s, "transcripts_s": waited_s},
+            sum(timing.values()),
+            version=None if buffered is None else self.scored_version,
+            retired=len(self.state.retired),
+            held_out=held_out,
+            backend={f"scheduler_{name}": scheduler[name] for name in ("decisions", "decision_ms", "alive")},
         )
-        if config.ce_metric in row:
-            row[config.ce_metric] /= self.ce_weight  # the local trainer reports it without the weight
-        for method in rl.hooks:
-            row |= method.metrics(step.trajectories)
+        row = finished.metrics
+        rows = []
+        labels = finished.labels
+        for rollout in stored:
+            name = rollout.row["traj_id"]
+            log_prob, entropy = self.values.means.get(name, (None, None))
+            means = {"trainer_log_prob": log_prob, "entropy": entropy}
+            label = labels.get(name)
+            rows.append(rollout.row | ({"kept": True, "advantage": label.advantage} | means if label else {}))
         self.writer.write_step(
             self.settings.stage.name,
             self.global_steps,
             trajectories=rows,
-            calls=calls,
+            calls=[call for rollout in stored for call in rollout.calls],
             transcripts=transcripts,
-            metrics=row,
+            metrics=row | {f"verl/{name}": value for name, value in numbers.items()},
         )
+        metrics |= {name: value for name, value in row.items() if value is not None}
         self.lines.append({"stage": self.settings.stage.name, "step": self.global_steps} | row)
 
 
@@ -416,14 +403,10 @@ def _report_pending(_: Any) -> dict[str, Any]:
     return PENDING.report()
 
 
-def _sequence_tokens(trajectories: Sequence[Trajectory]) -> int:
-    return sum(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
-
-
-def _peak_memory(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the largest memory that the trainer has allocated on a GPU, in 10^9 bytes, under the local trainer's name."""
-    found = _number(metrics.get("actor/perf/max_memory_allocated_gb"))  # verl counts 2^30 bytes; 0 on a CPU
-    return {"update_gpu_gb": found * 2**30 / 1e9} if found else {}
+def _peak_memory(metrics: Mapping[str, float]) -> float | None:
+    """Return the largest memory that the trainer has allocated on a GPU, in 10^9 bytes."""
+    found = metrics.get("actor/perf/max_memory_allocated_gb")  # verl counts 2^30 bytes; 0 on a CPU
+    return found * 2**30 / 1e9 if found else None
 
 
 def _number(value: Any) -> float | None:
@@ -461,13 +444,10 @@ class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
         if count:
             self._add_prompts_to_generate(count)
 
-    def _mode_metrics(self, step: StepSelection) -> dict[str, Any]:
+    def _buffered(self, step: StepSelection) -> BufferedGroups:
         used, dropped = _by_group(step.trajectories), _by_group(step.dropped_trajectories)
-        staleness = [step.staleness[name] for name in used]
-        ages_s = [step.ages_s[name] for name in used]
-        return staleness_metrics([*used.values()], [*dropped.values()], staleness, ages_s) | {
-            "policy_gap": self.values.policy_gap, "stale_tokens": self.values.stale_tokens,
-        }  # fmt: skip
+        staleness, ages_s = [step.staleness[name] for name in used], [step.ages_s[name] for name in used]
+        return BufferedGroups([*used.values()], [*dropped.values()], staleness, ages_s)
 
     def _begin_evaluation(self) -> None:
         # The interrupted training requests continue too. After the step they would continue with the same weights.

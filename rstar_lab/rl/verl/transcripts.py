@@ -19,6 +19,7 @@ import transfer_queue as tq
 
 from rstar_lab.rl.rollout.agent_loop import ANSWER_TAG
 from rstar_lab.rl.rollout.records import NOT_KEPT, call_rows, mean_over, trajectory_row, transcript_row
+from rstar_lab.rl.step import Mismatch
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.tables import table_of
 from rstar_lab.runs.writer import write_parts
@@ -83,15 +84,11 @@ def outline(trajectory: Trajectory) -> Trajectory:
 class TrainerValues:
     """Results that the writer computes from the trainer's log-probs of the kept rollouts.
 
-    mismatch, mismatch_max: absolute difference of the log-probs of engine and trainer over the model's tokens of the current
-    weights; None without tokens. policy_gap: its mean over all tokens. stale_tokens: share of the tokens that older weights
-    generated. means: by traj_id, mean log-prob and mean entropy over the model's tokens.
+    mismatch: of the log-probs of engine and trainer, over the model's tokens.
+    means: by traj_id, mean log-prob and mean entropy over the model's tokens.
     """
 
-    mismatch: float | None = None
-    mismatch_max: float | None = None
-    policy_gap: float | None = None
-    stale_tokens: float | None = None
+    mismatch: Mismatch = field(default_factory=Mismatch)
     means: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
 
 
@@ -185,8 +182,8 @@ def _trainer_values(
     if not len(gap):
         return TrainerValues(means=means)
     own = gap[new]
-    mismatch, largest = (float(own.mean(dtype=np.float64)), float(own.max())) if len(own) else (None, None)
-    return TrainerValues(mismatch, largest, float(gap.mean(dtype=np.float64)), float(1 - new.mean()), means)
+    mean, largest = (float(own.mean(dtype=np.float64)), float(own.max())) if len(own) else (None, None)
+    return TrainerValues(Mismatch(mean, largest, float(gap.mean(dtype=np.float64))), means)
 
 
 def _parts_of(names: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -18,6 +18,7 @@ from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import RecipeError, RlSection
 from rstar_lab.rl.session import read_stage_problems
+from rstar_lab.rl.step import selection_metrics
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.trajectory import StopReason, Turn
 
@@ -44,7 +45,7 @@ def test_truncated_rollouts_count_in_the_mean_but_not_in_the_loss():
     filtered = select_rollouts(rollouts, section({"type": "overlong_filter"}).hooks, 0)
     assert [t.traj_id for t in filtered.trajectories] == ["g0", "g2", "g3"]
     assert filtered.advantages == [plain.advantages[i] for i in (0, 2, 3)]
-    assert filtered.metrics["class/masked/overlong"] == 1
+    assert selection_metrics(filtered)["class/masked/overlong"] == 1
 
 
 @pytest.mark.parametrize("baseline", [True, False])
@@ -52,7 +53,7 @@ def test_reinforce_pp_normalises_advantages_over_the_tokens_of_a_step(baseline):
     rollouts = group([1, 0, 0, 1], "a") + group([1, 1, 1, 1], "b") + group([0.5, 0, 0, 0], "c")
     method = {"type": "reinforce_pp", "baseline": baseline, "roc": {"rule": "none"}}
     kept = select_rollouts(rollouts, RlSection(method=method).hooks, 0)
-    assert kept.trajectories == rollouts and kept.metrics["class/trained"] == 12
+    assert kept.trajectories == rollouts and selection_metrics(kept)["class/trained"] == 12
     mean = {"a": 0.5, "b": 1.0, "c": 0.125} if baseline else {}
     tokens = [t.reward - mean.get(t.group_id, 0) for t in rollouts for own in t.loss_mask if own]
     expected = [(t.reward - mean.get(t.group_id, 0) - np.mean(tokens)) / (np.std(tokens) + 1e-6) for t in rollouts]

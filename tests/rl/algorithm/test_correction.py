@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from rstar_lab.rl.algorithm.config import CORRECTION_BOUNDS, LossConfig
 from rstar_lab.rl.algorithm.objective import Terms, correction_weights, training_loss
 from rstar_lab.rl.recipe.rl import RlSection
+from rstar_lab.rl.step import MismatchError
 from rstar_lab.rl.training.group_stream import CorrectionLimit
-from rstar_lab.rl.training.update import MismatchError
 
 ROWS, WIDTH = 6, 9
 

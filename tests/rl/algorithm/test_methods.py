@@ -22,9 +22,9 @@ from rstar_lab.rl.methods.roc import RocHooks
 from rstar_lab.rl.methods.user import user_hooks
 from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import mean_over
-from rstar_lab.rl.training.group_stream import stale_tokens, trim
+from rstar_lab.rl.step import rollout_metrics, selection_metrics, stale_tokens
+from rstar_lab.rl.training.group_stream import trim
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Turn
 
 ALL = RocHooks(rule="none")
@@ -173,8 +173,8 @@ def test_every_rollout_is_in_exactly_one_class(masks, methods):
             calls = (ToolCallRecord(0, 0, "python", "", outcome, "", 0, 0, 0),)
             stop = rng.choice([StopReason.ANSWERED, StopReason.ANSWERED, StopReason.ENGINE_ERROR])
             rollouts.append(replace(t, turns=(turn,), calls=calls, stop_reason=stop))
-    selection = select_rollouts(rollouts, (RocHooks(keep=4, masks_failures=masks), Grpo(), *methods), 0)
-    classes = {name: count for name, count in selection.metrics.items() if name.startswith("class/")}
+    selection = select_rollouts(rollouts, (RocHooks(keep=4), Grpo(), *methods), 0, mask_failures=masks)
+    classes = {name: count for name, count in selection_metrics(selection).items() if name.startswith("class/")}
     assert sum(classes.values()) == len(rollouts)
     assert {"class/trained", "class/roc", "class/equal_group", "class/failed/engine_error"} <= classes.keys()
     assert ("class/masked/sandbox_error" in classes) == ("class/masked/queue_timeout" in classes) == masks
@@ -246,7 +246,7 @@ def test_a_class_of_the_user_has_all_hooks(module):
     assert [t.sample for t in kept.trajectories] == [0, 1]
     assert kept.streams[0].advantage_T.tolist() == [1, 1, 1, 0, -1, -1, -1, -1]
     assert kept.streams[1].advantage_T == 0.5 and kept.streams[1].ce_weight_T == 0.5
-    assert kept.metrics["class/masked/own"] == 1 and own.metrics(rollouts) == {"metrics/seen": 4.0}
+    assert selection_metrics(kept)["class/masked/own"] == 1 and own.metrics(rollouts) == {"metrics/seen": 4.0}
 
 
 def test_advantages_of_the_user_may_be_per_token(module):

@@ -16,7 +16,7 @@ from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.checks import RolloutError, check_rollouts, check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.rollout.metrics import rollout_metrics
+from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.tools.code import CodeTool, JupyterTool
 from rstar_lab.sandbox import CallResult, LocalSandbox
 

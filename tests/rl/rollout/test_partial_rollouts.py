@@ -27,8 +27,8 @@ from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import POLICIES, make_policy
 from rstar_lab.rl.scheduling.slots import Lockstep
 from rstar_lab.rl.section import merged
+from rstar_lab.rl.step import MismatchError, check_mismatch_limit, engine_mismatch
 from rstar_lab.rl.tools.base import Tool, ToolResult
-from rstar_lab.rl.training.update import MismatchError, UpdateResult
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
 
@@ -267,15 +267,14 @@ async def test_only_tokens_of_the_newest_policy_are_checked_for_mismatch(uninter
     engine = TokenByTokenEngine([CALL, ANSWER], version=1, ticks=6)
     (cut,) = await go([a_task()], [engine], Wait(), step_ended=engine.step_ended, carry_over=True)
     (done,) = await go([a_task(cut)], [TokenByTokenEngine([CALL, ANSWER], version=2)], Wait(), carry_over=True)
-    update, kept = UpdateResult(1), Selection.of([done], [1.0])
+    kept = Selection.of([done], [1.0])
     stale = np.asarray(done.token_versions) == 1
-    update.log_probs = [np.where(stale, -9.0, -0.5)]
-    update.check_mismatch(kept, 1e-6, version=2)
-    assert update.extra["mismatch"] == 0.0
-    with pytest.raises(MismatchError):
-        update.check_mismatch(kept, 1e-6)
-    with pytest.raises(MismatchError):
-        update.check_mismatch(kept, 1e-6, version=1)
+    log_probs = [np.where(stale, -9.0, -0.5)]
+    found = engine_mismatch(kept, log_probs, version=2)
+    assert found.mean == 0.0 and found.policy_gap > 0.5
+    for version in (None, 1):
+        with pytest.raises(MismatchError):
+            check_mismatch_limit(engine_mismatch(kept, log_probs, version).mean, 1e-6)
 
 
 class SlowPlayer(scripted_training.Player):

@@ -16,8 +16,8 @@ from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.rollout.metrics import rollout_metrics
 from rstar_lab.rl.rollout.records import NOT_KEPT, step_rows, trajectory_row
+from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.schema import LEVELS

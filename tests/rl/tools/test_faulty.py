@@ -63,7 +63,7 @@ def test_the_arms_differ_in_what_becomes_of_rollouts_with_a_failed_call():
     assert list(arms) == ["0%", *(f"{n}%, {what}" for n in (5, 15, 50) for what in ("counted", "masked", "retried"))]
     recipes = {arm: load_recipe("tiny_fast", KEYS | {"model": "some/folder"} | keys) for arm, keys in arms.items()}
     assert recipes["50%, retried"].sandbox.fault_share == 0.5
-    masks = {arm: recipe.rl.hooks[0].masks_failures for arm, recipe in recipes.items()}
+    masks = {arm: recipe.rl.on_infrastructure_failure != "keep" for arm, recipe in recipes.items()}
     assert {arm for arm, masked in masks.items() if not masked} == {arm for arm in arms if "counted" in arm}
     assert isinstance(make_reward(recipes["5%, counted"].rl.reward), RolloutReward), "the reward reads the calls"
 

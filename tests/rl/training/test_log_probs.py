@@ -21,6 +21,7 @@ from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training import log_probs as policy
 from rstar_lab.rl.training.data_parallel import Ranks
+from rstar_lab.rl.training.driver import LocalPasses
 from rstar_lab.rl.training.log_probs import (
     CPU_TOKENS,
     SHARED_WIDTH,
@@ -28,7 +29,6 @@ from rstar_lab.rl.training.log_probs import (
     token_statistics,
     worthwhile_width,
 )
-from rstar_lab.rl.training.trainer import LocalPasses
 from rstar_lab.rl.training.update import Batch, Learner, micro_batch_loss
 from rstar_lab.rl.trajectory import Trajectory, Turn
 

@@ -25,9 +25,10 @@ from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.section import merged
+from rstar_lab.rl.step import selection_metrics
 from rstar_lab.rl.training.data_parallel import HelperProcesses
+from rstar_lab.rl.training.driver import LocalPasses
 from rstar_lab.rl.training.log_probs import micro_batches, token_statistics
-from rstar_lab.rl.training.trainer import LocalPasses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Turn
 from rstar_lab.runs.reader import RunReader
@@ -235,7 +236,7 @@ def test_void_turns_are_dropped_after_the_advantages():
             rollouts, rl.model_copy(update={"method": Grpo(roc=rl.method.roc, add=(VoidTurns(),))}).hooks, 0
         ),
     )
-    assert (all_turns.metrics["void"], without_void.metrics["void"]) == (0, 1)
+    assert (selection_metrics(all_turns)["void"], selection_metrics(without_void)["void"]) == (0, 1)
     assert [t.traj_id for t in without_void.trajectories] == ["t0", "t1", "t3"]
     assert without_void.advantages == [all_turns.advantages[i] for i in (0, 1, 3)]
 
@@ -265,7 +266,8 @@ def test_guards_drop_a_rollout_once_and_leave_the_advantages_of_the_others():
         found = select_rollouts(rollouts, rl.hooks, 0)
         assert [t.traj_id for t in found.trajectories] == [f"t{i}" for i in left]
         assert found.advantages == pytest.approx(expected[left])
-        assert found.metrics["void"] + found.metrics["control_tokens_dropped"] == 6 - len(left)
+        found_metrics = selection_metrics(found)
+        assert found_metrics["void"] + found_metrics["control_tokens_dropped"] == 6 - len(left)
     assert not any(isinstance(method, ControlTokens) for method in RlSection().hooks)
 
 

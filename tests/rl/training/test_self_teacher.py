@@ -16,7 +16,7 @@ from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits
-from rstar_lab.rl.training.trainer import LocalPasses
+from rstar_lab.rl.training.driver import LocalPasses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 from rstar_lab.runs.reader import RunReader

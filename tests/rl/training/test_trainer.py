@@ -12,8 +12,7 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
 from rstar_lab.rl.methods.grpo import Grpo
 from rstar_lab.rl.methods.roc import RocHooks
-from rstar_lab.rl.training.group_stream import stale_tokens
-from rstar_lab.rl.training.update import MismatchError
+from rstar_lab.rl.step import MismatchError, stale_tokens
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 from rstar_lab.runs.reader import RunReader
 

@@ -1,0 +1,81 @@
+"""The part of a step that the local trainer and `TrainingLoop` share: forward passes and updates in this process."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rstar_lab.rl.algorithm.hooks import TokenStatistics
+from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.models.gpu import peak_memory
+from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.rollout.context import RolloutContext
+from rstar_lab.rl.step import Sampled, Update, lr_scale
+from rstar_lab.rl.training.teacher import Teacher, TeacherPasses
+from rstar_lab.rl.training.update import Learner
+from rstar_lab.rl.trajectory import Trajectory
+
+
+class LocalPasses(TeacherPasses):
+    """Implements `hooks.ForwardPasses` with the learner of this process."""
+
+    def __init__(self, learner: Learner, rl: RlSection, context: RolloutContext, teacher: Teacher | None):
+        super().__init__(teacher)
+        self.learner, self.rl, self.context = learner, rl, context
+        self.max_tokens: int = learner.model.config.max_position_embeddings
+
+    async def statistics(self, rollouts: Sequence[Trajectory]) -> TokenStatistics:
+        return await asyncio.to_thread(self.learner.statistics, rollouts, self.rl, squares=True)
+
+    async def log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
+        return (await asyncio.to_thread(self.learner.statistics, rollouts, self.rl)).log_probs
+
+    def prompt_ids(self, rollout: Trajectory, question: str) -> list[int]:
+        context = self.context.others[rollout.environment] if rollout.environment else self.context
+        return context.codec.prompt_ids(question)
+
+
+class LocalDriver:
+    """Implements `step.Driver` for one step, without `sample` and `sync`."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        rl: RlSection,
+        context: RolloutContext,
+        *,
+        seed: int,
+        stage_step: int,
+        mismatch_limit: float | None,
+        teacher: Teacher | None = None,
+        in_thread: bool = True,
+    ):
+        """learner: the model and its optimizer. context: of the rollouts. seed: of the step. stage_step: steps of the stage before
+        this one. mismatch_limit: see `step.Driver`. teacher: scores rollouts for the methods that need one. in_thread:
+        whether the update runs in a thread, so that rollouts in flight continue."""
+        self.learner, self.rl, self.context, self.teacher = learner, rl, context, teacher
+        self.seed, self.scale, self.mismatch_limit = seed, lr_scale(stage_step, rl.warmup_steps), mismatch_limit
+        self.version: int | None = None
+        self.in_thread = in_thread
+
+    @abstractmethod
+    async def sample(self) -> Sampled: ...
+
+    @abstractmethod
+    async def sync(self) -> None: ...
+
+    def passes(self) -> LocalPasses:
+        return LocalPasses(self.learner, self.rl, self.context, self.teacher)
+
+    async def update(self, selection: Selection) -> Update:
+        with peak_memory(self.learner.device) as peak:
+            if self.in_thread:
+                update = await asyncio.to_thread(self._update, selection)
+            else:
+                update = self._update(selection)
+        return replace(update, gpu_gb=next(iter(peak.values()), None))
+
+    def _update(self, selection: Selection) -> Update:
+        return self.learner.update(selection, self.rl, lr_scale=self.scale, seed=self.seed)
