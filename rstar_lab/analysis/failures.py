@@ -168,6 +168,7 @@ def rollouts_condition(part: pd.DataFrame) -> str:
     return f"traj_id IN ({sql_list(part.traj_id.head(_MOST_IDS))})" if len(part) else "false"
 
 
+_ROOT = "all"
 _NOT_SELECTED = "#9aa3ad"  # colour of a group of which RoC kept nothing, or whose selection is not recorded
 
 
@@ -192,11 +193,11 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS) -> Figure:
             name = _group_name(values if top else values[1:]) or (
                 "other" if top or "message" not in by else "no failed call"
             )
-            lines = "<br>".join(map(escaped, textwrap.wrap(name, 60, max_lines=4, placeholder="…")))
+            lines = "<br>".join(map(escaped, textwrap.wrap(name, 22, max_lines=4, placeholder="…")))
             rows.append(
                 {
                     "id": repr(values),
-                    "parent": "" if top else repr(values[:1]),
+                    "parent": _ROOT if top else repr(values[:1]),
                     "label": lines,
                     "rollouts": group["rollouts"],
                     "numbers": _numbers(group),
@@ -204,19 +205,20 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS) -> Figure:
                     "kept": 0.0 if pd.isna(group["kept"]) else float(group["kept"]),
                 }
             )
-    drawn = pd.DataFrame(rows)
+    # Without a root of their own, plotly draws the blocks on a dark one.
+    whole = {"rollouts": len(found), "numbers": "", "where": rollouts_condition(found), "kept": 0.0}
+    drawn = pd.DataFrame([{"id": _ROOT, "parent": "", "label": ""} | whole, *rows])
     figure = go.Figure(
         go.Treemap(
             ids=drawn.id, parents=drawn.parent, labels=drawn.label, values=drawn.rollouts, branchvalues="total",
-            text=drawn.numbers, customdata=list(drawn["where"]), textinfo="label+text",
+            text=drawn.numbers.str.replace(", ", "<br>"), customdata=list(drawn["where"]), textinfo="label+text",
             hovertemplate="%{label}<br>%{text}<extra></extra>", pathbar={"visible": False},
             marker={"colors": drawn.kept, "colorscale": [[0, _NOT_SELECTED], [1, COLOURS[0]]], "cmin": 0, "cmax": 1, "showscale": True,
                     "colorbar": {"title": "kept by RoC", "tickformat": ".0%"}},
-            root={"color": "rgba(0,0,0,0)"},
         )
     )  # fmt: skip
     figure.update_layout(
-        height=480, margin={"t": 60, "l": 10, "r": 10, "b": 10}, uniformtext={"minsize": 10, "mode": "hide"},
+        height=480, margin={"t": 60, "l": 10, "r": 10, "b": 10}, uniformtext={"minsize": 9, "mode": "hide"},
         title=f"{counted(len(found), 'rollout')} with failures in {counted(len(table), 'group')}",
     )  # fmt: skip
     return Figure(figure, table)
