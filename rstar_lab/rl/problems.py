@@ -4,22 +4,34 @@ import csv
 import json
 import logging
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.runs.files import bounded_lines, open_lines, open_to_read, read_text
+from rstar_lab.untrusted.files import (
+    MAX_JSON_BYTES,
+    DataError,
+    json_lines,
+    long_integers,
+    open_lines,
+    parse_json,
+    read_text,
+    reading,
+)
+from rstar_lab.untrusted.parquet import parquet_batches
 from rstar_lab.untrusted.text import counted
 from rstar_lab.verify.gold import final_answer
 
 log = logging.getLogger(__name__)
 
 
-class ProblemError(UserError):
+class ProblemError(DataError):
     """A problem file cannot be read. The message names file, row and field."""
 
 
@@ -68,29 +80,50 @@ def parse_fields(text: str | None) -> dict[str, str]:
     return mapping
 
 
-def _plain(value: Any, field: str) -> Any:
-    """Return the value of a field in the form in which it is stored.
+def _plain(value: Any, field: str, named: bool) -> Any:
+    """Return the value of a field in the form in which it is stored; None if there is none.
 
-    Numbers become text, except for the difficulty. A list of answers is joined by commas. If the question is a list of
-    messages, its last user message is returned. Metadata that is JSON text is parsed; empty metadata becomes None.
+    Numbers become text, except for the difficulty. A list of answers is joined by commas. Of messages, the question is the last
+    one of the user, and the answer the last one of the assistant. Metadata that is JSON text is parsed. A value of another type is
+    left out if its column has our name by chance. named: whether the user has named the column.
     """
     if field == "info":
-        try:
-            value = json.loads(value) if isinstance(value, str) and value else value
-        except (ValueError, RecursionError):
-            return value
-        return dict(value) if isinstance(value, Mapping) and value else (value or None)
-    if isinstance(value, list | tuple):
-        if field == "question":
-            turns = [turn.get("content") for turn in value if isinstance(turn, Mapping) and turn.get("role") == "user"]
-            return turns[-1] if turns else value
-        if field == "answer" and value and all(isinstance(item, str | int | float) for item in value):
-            return ", ".join(map(str, value))
-    if field != "difficulty" and isinstance(value, float) and math.isnan(value):
+        with suppress(DataError):  # the type of the value is checked below
+            value = parse_json(value, "info") if isinstance(value, str) else value
+        value = value or None
+    elif isinstance(value, list | tuple):
+        if field in _ROLES and value and all(isinstance(item, Mapping) for item in value):
+            value = _last_message(value, _ROLES[field])
+        elif field == "answer" and value and all(isinstance(item, str | int | float) for item in value):
+            value = ", ".join(map(str, value))
+    elif isinstance(value, float) and math.isnan(value):
         return None  # a missing value of a numeric column
-    if field != "difficulty" and isinstance(value, int | float) and not isinstance(value, bool):
-        return value if isinstance(value, float) and math.isinf(value) else str(value)
-    return value
+    elif field not in ("difficulty", "environment") and isinstance(value, int | float) and not isinstance(value, bool):
+        value = value if isinstance(value, float) and math.isinf(value) else str(value)
+    elif field == "difficulty" and isinstance(value, str):
+        value = float(value) if _NUMBER.fullmatch(value.strip()) else value
+    return value if named or field not in _TYPES or isinstance(value, _TYPES[field]) else None
+
+
+_NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,15})?")
+# Columns of these names can have another meaning in a source.
+_TYPES: dict[str, Any] = {
+    "difficulty": int | float,
+    "problem_id": str,
+    "source": str,
+    "info": Mapping,
+    "environment": str,
+}
+_ROLES = {"question": ("user", "human"), "answer": ("assistant", "gpt")}
+
+
+def _last_message(messages: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> Any:
+    texts = [
+        message.get("content", message.get("value"))
+        for message in messages
+        if message.get("role", message.get("from")) in roles
+    ]
+    return texts[-1] if texts else None
 
 
 def _look_up(row: Mapping[str, Any], name: str) -> Any:
@@ -113,17 +146,14 @@ def read_problem(
         raise ProblemError(f"{where}: expected an object with named fields, got {type(row).__name__}")
     if "question" not in row and not fields.keys() & VERL_FIELDS and _look_up(row, VERL_FIELDS["answer"]) is not None:
         fields = {**fields, **VERL_FIELDS}
-    named = _look_up(row, fields.get("environment", "environment"))
-    info = _plain(_look_up(row, fields.get("info", "info")), "info")
-    has_tests = isinstance(info, Mapping) and bool(info.get("tests"))
-    answers = answers and not has_tests and not (isinstance(named, str) and named)
+    with reading(where, error=ProblemError):
+        found = {ours: _plain(_look_up(row, fields.get(ours, ours)), ours, ours in fields) for ours in FIELDS}
+    has_tests = isinstance(found["info"], Mapping) and bool(found["info"].get("tests"))
+    answers = answers and not has_tests and not found["environment"]
     values: dict[str, Any] = {}
-    for ours in FIELDS:
+    for ours, value in found.items():
         theirs = fields.get(ours, ours)
-        value = info if ours == "info" else _plain(_look_up(row, theirs), ours)
-        if ours in _OPTIONAL and ours not in fields and not isinstance(value, str if ours == "environment" else dict):
-            value = None  # a column of this name in the source can have another meaning
-        if ours != "difficulty" and isinstance(value, float) and math.isinf(value):
+        if isinstance(value, float) and math.isinf(value):
             raise ProblemError(f"{where}, field {theirs!r}: {value} is not a finite number")
         if isinstance(value, str) and not value.strip():
             value = ""
@@ -155,56 +185,27 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
         raise ProblemError(f"{path}: no such file; `rstar-lab data prepare` makes files of problems (docs/recipes.md)")
     match path.suffix:
         case ".jsonl":
-            yield from _read_jsonl(path)
+            yield from json_lines(path)
         case ".json":
-            try:
-                rows = json.loads(read_text(path).removeprefix("\ufeff"))
-            except (OSError, ValueError, RecursionError) as error:
-                raise ProblemError(f"{path}: not JSON: {error}") from None
+            text = read_text(path, MAX_JSON_BYTES).removeprefix("\ufeff")
+            lines = text.split("\n", 2)
+            several = len(lines) > 1 and lines[0].strip().startswith("{") and lines[1].strip().startswith("{")
+            rows = parse_json(text, f"{path}: it has JSON lines: rename it to {path.stem}.jsonl" if several else path)
             if not isinstance(rows, list):
                 raise ProblemError(f"{path}: not a list of objects")
             yield from enumerate(rows, 1)
         case ".csv":
-            try:
-                with open_lines(path, "strict", "utf-8-sig", newline="") as lines:
-                    rows = enumerate(csv.DictReader(lines), 1)
-                    if (first := next(rows, None)) is None:
-                        raise ProblemError(
-                            f"{path}: a '.csv' file starts with a header, and this one has no row below it"
-                        )
-                    yield first
-                    yield from rows
-            except (csv.Error, OSError, UnicodeDecodeError) as error:
-                raise ProblemError(f"{path}: not CSV in UTF-8: {error}") from None
+            csv.field_size_limit(MAX_JSON_BYTES)
+            with reading(path, error=ProblemError), open_lines(path, "strict", "utf-8-sig", newline="") as csv_lines:
+                reader = enumerate(csv.DictReader(csv_lines), 1)
+                if (first := next(reader, None)) is None:
+                    raise ProblemError(f"{path}: a '.csv' file starts with a header, and this one has no row below it")
+                yield first
+                yield from reader
         case ".parquet":
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
-            try:
-                with pq.ParquetFile(path) as file:
-                    number = 0
-                    for batch in file.iter_batches(8192):
-                        for row in batch.to_pylist():
-                            yield (number := number + 1), row
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                raise ProblemError(f"{path}: not a readable parquet file: {error}") from None
+            yield from enumerate((row for batch in parquet_batches(path) for row in batch.to_pylist()), 1)
         case suffix:
             raise ProblemError(f"{path}: problem files end in {', '.join(FILE_SUFFIXES)}, not {suffix!r}")
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    number = 0
-    try:
-        with bounded_lines(open_to_read(path)) as lines:
-            for number, line in enumerate(lines, 1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    yield number, json.loads(line.decode())
-    except OSError as error:
-        raise ProblemError(f"{path}: cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ProblemError(f"{path} row {number}: not JSON in UTF-8: {error}") from None
 
 
 def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:
@@ -286,7 +287,7 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     from rstar_lab.runs.files import atomic_write  # requires pyarrow, which the extra `sandbox` does not install
 
     if path.suffix == ".jsonl":
-        with atomic_write(path) as file:
+        with atomic_write(path) as file, long_integers():
             for problem in problems:
                 file.write((json.dumps(problem.as_row(), ensure_ascii=False) + "\n").encode())
     else:
@@ -294,8 +295,9 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
         import pyarrow.parquet as pq
 
         rows = [problem.as_row() for problem in problems]
-        for row in rows:
-            row |= {"info": json.dumps(row["info"], ensure_ascii=False)} if "info" in row else {}
+        with long_integers():
+            for row in rows:
+                row |= {"info": json.dumps(row["info"], ensure_ascii=False)} if "info" in row else {}
         names = [name for name in FIELDS if name not in _OPTIONAL or any(name in row for row in rows)]
         types = [(name, pa.float64() if name == "difficulty" else pa.string()) for name in names]
         with atomic_write(path) as file:

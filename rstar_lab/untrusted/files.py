@@ -12,6 +12,7 @@ import math
 import os
 import re
 import stat
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ MAX_BYTES, MAX_JSON_BYTES = 2**30, 2**28
 # A file may unpack to this many bytes, and to this many times its size beyond them.
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 256 * 2**20, 50
 MAX_DEPTH = 100  # levels of JSON
+MAX_DIGITS = 100_000  # of an integer; its conversion takes 0.05 s
 MAX_YAML_VALUES = 100_000
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -128,13 +130,25 @@ def parse_json(text: str | bytes, where: object, kind: Any = Any) -> Any:
         DataError: The text is no JSON, or its value has another type.
     """
     with reading(where):
-        value = json.loads(text)
+        with long_integers():
+            value = json.loads(text)
         openings = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
         if sum(map(text.count, openings)) > MAX_DEPTH:  # type: ignore[arg-type]
             _check_depth(value)
         if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
             value = without_surrogates(value)
         return value if kind is Any else _adapter(kind).validate_python(value)
+
+
+@contextmanager
+def long_integers() -> Iterator[None]:
+    """Let the block convert integers of up to 100,000 digits to and from text; Python's limit is 4,300. Test cases have such ones."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(MAX_DIGITS)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(before)
 
 
 def _check_depth(value: Any) -> None:

@@ -44,7 +44,8 @@ class FakeHub(BaseHTTPRequestHandler):
                 revision = route[1] if route else "main"
                 if revision not in ("main", "v1", COMMIT):
                     return self.reply(b"{}", {"X-Error-Code": "RevisionNotFound"}, status=404, with_body=with_body)
-                info = {"id": f"org/{name}", "sha": OLD_COMMIT if revision == "v1" else self.head, "siblings": []}
+                siblings = [{"rfilename": path.name} for path in self.folder.iterdir()]
+                info = {"id": f"org/{name}", "sha": OLD_COMMIT if revision == "v1" else self.head, "siblings": siblings}
                 return self.reply(json.dumps(info).encode(), {}, with_body=with_body)
             case [*_, "org", "tiny" | "set", "resolve", revision, file]:
                 path = self.folder / file

@@ -16,6 +16,7 @@ from rstar_lab.rl.data.lint import lint_problems
 from rstar_lab.rl.data.sources import load_set
 from rstar_lab.rl.evaluate_command import load as load_for_evaluation
 from rstar_lab.rl.problems import Problem, ProblemError, load_problems, parse_fields, write_problems
+from rstar_lab.untrusted.files import long_integers
 
 ROWS = [
     {"problem_id": "a", "question": "1+1?", "answer": "2", "source": "s", "difficulty": 0.5},
@@ -95,8 +96,6 @@ def test_bad_mappings(text):
         ({"question": "q", "answer": {"value": 1}}, "answer", "string"),
         ({"question": "q", "answer": []}, "answer", "string"),
         ({"question": ["q"], "answer": "1"}, "question", "string"),
-        ({"question": "q", "answer": "1", "difficulty": "hard"}, "difficulty", "number"),
-        ({"question": "q", "answer": "1", "difficulty": float("nan")}, "difficulty", "finite"),
         ({"problem_id": "a", "question": "q", "answer": "1"}, "problem_id", "also the id of row 1"),
     ],
 )
@@ -106,6 +105,62 @@ def test_a_bad_row_is_named(tmp_path, row, field, words):
         load_problems(path)
     message = str(error.value)
     assert message.startswith(f"{path} row 2, field {field!r}") and words in message and "\n" not in message
+
+
+BIG = "9" * 5000
+# What people have: a row, columns that are named, and the fields that come out.
+ROWS_OF_PEOPLE = [
+    ({"difficulty": "hard"}, {}, {"difficulty": None}), ({"difficulty": "Level 5"}, {}, {"difficulty": None}),
+    ({"difficulty": math.nan}, {}, {"difficulty": None}), ({"difficulty": "3"}, {}, {"difficulty": 3.0}),
+    ({"difficulty": 0.25}, {}, {"difficulty": 0.25}), ({"difficulty": None, "source": None}, {}, {"difficulty": None}),
+    ({"source": {"name": "AoPS", "id": 3}}, {}, {"source": "p"}), ({"problem_id": {"set": 1}}, {}, {"problem_id": "p-1"}),
+    ({"problem_id": ["a"], "source": [1]}, {}, {"problem_id": "p-1", "source": "p"}), ({"problem_id": 7}, {}, {"problem_id": "7"}),
+    ({"environment": 5, "info": [1]}, {}, {"environment": "", "info": {}}), ({"info": "{broken"}, {}, {"info": {}}),
+    ({"answer": '["\\\\frac{1}{2}"]'}, {}, {"answer": "\\frac{1}{2}"}), ({"answer": ["3", "5"]}, {}, {"answer": "3, 5"}),
+    ({"answer": "['70']"}, {}, {"answer": "70"}), ({"answer": int(BIG[:4000])}, {}, {"answer": BIG[:4000]}),
+    ({"reward_model": {"ground_truth": "[\"18\"]"}, "answer": None}, {"answer": "reward_model.ground_truth"}, {"answer": "18"}),
+    ({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "What?"},
+                   {"role": "assistant", "content": "so \\boxed{4}"}]},
+     {"question": "messages", "answer": "messages"}, {"question": "What?", "answer": "4"}),
+    ({"conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "#### 4"}]},
+     {"question": "conversations", "answer": "conversations"}, {"question": "What?", "answer": "4"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "fields", "expected"), ROWS_OF_PEOPLE)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_files_that_people_have(tmp_path, suffix, row, fields, expected):
+    path, row = tmp_path / f"p{suffix}", {"question": "q", "answer": "1", **row}
+    if suffix == ".jsonl":
+        path.write_bytes(b"\xef\xbb\xbf" + json.dumps(row).encode())
+    elif len(str(row["answer"])) < 20:  # Parquet has no such integer
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    else:
+        return
+    (problem,) = load_problems(path, fields=fields)
+    assert {name: getattr(problem, name) for name in expected} == expected
+
+
+def test_a_number_of_thousands_of_digits_is_read_and_written(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(f'{{"question": "q", "answer": "1", "info": {{"n": {BIG}}}}}')
+    for suffix in ("jsonl", "parquet"):
+        write_problems(tmp_path / f"q.{suffix}", load_problems(path))
+        with long_integers():
+            assert str(load_problems(tmp_path / f"q.{suffix}")[0].info["n"]) == BIG
+
+
+def test_a_csv_field_of_a_megabyte(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("question,answer,info\nq,1," + "x" * 1_000_000)
+    assert load_problems(path)[0].answer == "1"
+
+
+def test_json_lines_under_another_name_are_named(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text('{"question": "q", "answer": "1"}\n{"question": "r", "answer": "2"}\n')
+    with pytest.raises(UserError, match=r"p\.json: it has JSON lines: rename it to p\.jsonl"):
+        load_problems(path)
 
 
 def test_the_problems_of_an_environment_need_no_answer(tmp_path):
@@ -122,11 +177,11 @@ def test_the_problems_of_an_environment_need_no_answer(tmp_path):
 
 def test_bad_files(tmp_path):
     for name, content, words in [
-        ("a.jsonl", '{"question": "q", "answer": "1"}\n{"question":', "row 2: not JSON"),
+        ("a.jsonl", '{"question": "q", "answer": "1"}\n{"question":', "line 2: not JSON"),
         ("b.jsonl", '{"question": "q", "answer": "1"}\n[1]', "row 2: expected an object"),
         ("c.json", "{}", "not a list"),
         ("d.json", "{", "not JSON"),
-        ("e.parquet", "PAR1 nonsense", "not a readable parquet file"),
+        ("e.parquet", "PAR1 nonsense", "Parquet"),
         ("f.csv", "a,b", "'.csv'"),
         ("g.jsonl", "", "no problems"),
     ]:
@@ -138,7 +193,7 @@ def test_bad_files(tmp_path):
             load_problems(path)
         assert str(path) in str(error.value) and words in str(error.value)
     (tmp_path / "h.jsonl").write_bytes(b'{"question": "\xff", "answer": "1"}')
-    with pytest.raises(UserError, match="row 1: not JSON in UTF-8"):
+    with pytest.raises(UserError, match="line 1: not UTF-8"):
         load_problems(tmp_path / "h.jsonl")
     with pytest.raises(UserError, match=r"\.csv"):
         write_problems(tmp_path / "p.csv", [])

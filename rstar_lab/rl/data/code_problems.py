@@ -11,10 +11,11 @@ import binascii
 import json
 import pickletools
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rstar_lab.sandbox.limits import Limits
+from rstar_lab.untrusted.files import DataError, long_integers, parse_json
 
 Row = Mapping[str, Any]
 MAX_TESTS_BYTES = 256 * 1024 * 1024  # of the compressed tests of one LiveCodeBench problem, decompressed
@@ -39,7 +40,8 @@ def apps(row: Row) -> dict[str, Any]:
         # The result of a call is wrapped in a list.
         wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
         results = [output[0] for output in outputs] if wrapped else outputs
-        tests = _tests(zip(map(json.dumps, inputs), map(json.dumps, results), strict=True))
+        with long_integers():
+            tests = _tests(zip(map(json.dumps, inputs), map(json.dumps, results), strict=True))
     return _problem(row, row.get("question"), tests, function, row.get("problem_id"))
 
 
@@ -110,8 +112,9 @@ def synthetic(row: Row) -> dict[str, Any]:
         info = _json(info, "verification_info")
     except ValueError:
         try:
-            info = ast.literal_eval(str(info))  # a literal only: nothing is executed
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            with long_integers():
+                info = ast.literal_eval(str(info))  # a literal only: nothing is executed
+        except (SyntaxError, MemoryError, RecursionError, ValueError):
             raise ValueError("verification_info is neither JSON nor a Python literal") from None
     cases = _json(info.get("test_cases"), "test_cases") if isinstance(info, Mapping) else None
     if isinstance(cases, list) and all(isinstance(case, Mapping) for case in cases):
@@ -124,6 +127,29 @@ def synthetic(row: Row) -> dict[str, Any]:
         raise ValueError("verification_info has no test_cases")
     cases = {"fn_name": info.get("fn_name"), **cases}
     return apps({"question": row.get("prompt"), "problem_id": row.get("problem_id"), "input_output": cases})
+
+
+def rstar_coder(row: Row) -> dict[str, Any]:
+    """Convert a row of rStar-Coder (arXiv 2505.21297): `question`, `starter_code`, `func_name`, and lists `inputs` and `outputs`."""
+    pairs = {"inputs": _json(row.get("inputs"), "inputs"), "outputs": _json(row.get("outputs"), "outputs")}
+    names = {"fn_name": row.get("func_name"), "problem_id": row.get("question_id")}
+    return apps({**row, "problem_id": names.pop("problem_id"), "input_output": pairs | names})
+
+
+# A column that only the rows of one format have, and its converter.
+FORMATS: dict[str, Callable[[Row], dict[str, Any]]] = {
+    "input_output": apps,
+    "verification_info": synthetic,
+    "official_tests": codeforces,
+    "private_test_cases": livecodebench,
+    "private_tests": code_contests,
+    "func_name": rstar_coder,
+}
+
+
+def converter_of(row: Row) -> Callable[[Row], dict[str, Any]] | None:
+    """Return the function that converts rows with these columns; None if they have no hidden tests of a known format."""
+    return next((convert for column, convert in FORMATS.items() if column in row), None)
 
 
 def _problem(row: Row, question: Any, tests: list[dict[str, str]], function: str | None, name: Any) -> dict[str, Any]:
@@ -160,14 +186,15 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, list):
         return "\n".join(map(_text, value))
-    return str(value) if isinstance(value, str | bool) else json.dumps(value)
+    with long_integers():
+        return str(value) if isinstance(value, str | bool) else json.dumps(value)
 
 
 def _json(value: Any, name: str) -> Any:
-    """Return a value that may be JSON text."""
+    """Return a value that may be JSON text. Raises ValueError."""
     try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+        return parse_json(value, name) if isinstance(value, str) else value
+    except DataError:
         raise ValueError(f"{name} is not JSON") from None
 
 

@@ -86,7 +86,7 @@ def contamination(
 def wrong_labels(candidates: Sequence[Candidate], min_agree: int, max_answers: int = 16) -> tuple[Drops, int]:
     """Drop problems whose label agrees with fewer than `min_agree` of the first `max_answers` answers of a strong model.
 
-    Also return the number of problems without such answers, which are kept.
+    Also return the number of problems with fewer than `min_agree` such answers, which are unchecked and kept.
     """
     drops: Drops = {}
     unchecked = 0
@@ -94,7 +94,7 @@ def wrong_labels(candidates: Sequence[Candidate], min_agree: int, max_answers: i
         warm_up()
     for place, candidate in enumerate(candidates):
         answers = candidate.answers[:max_answers]
-        if not answers:
+        if len(answers) < min_agree:
             unchecked += 1
             continue
         agreeing = 0

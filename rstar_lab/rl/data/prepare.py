@@ -83,7 +83,7 @@ def prepare(
     for entry in card.against:
         entry["overlaps"] = overlaps.get(entry["name"], 0)
     drops, unchecked = filters.wrong_labels(filtering.candidates, min_agree, MAX_ANSWERS)
-    note = f"{unchecked:,} had no answers to check" if unchecked else ""
+    note = f"unchecked, with fewer than {min_agree} answers: {unchecked:,}" if unchecked else ""
     filtering.drop("label", f"at least {min_agree} of {MAX_ANSWERS} answers of a strong model agree", drops, note)
     if drop_solved:
         filtering.drop("solved", "not solved by every rollout", filters.solved(filtering.candidates, pass_rates))

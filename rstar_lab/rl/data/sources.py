@@ -18,7 +18,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.rl.data.code_problems import apps, code_contests, codeforces, livecodebench, synthetic
+from rstar_lab.rl.data.code_problems import (
+    apps,
+    code_contests,
+    codeforces,
+    converter_of,
+    livecodebench,
+    rstar_coder,
+    synthetic,
+)
+from rstar_lab.rl.data.hub_columns import different_rows
 from rstar_lab.rl.problems import (
     FILE_SUFFIXES,
     Problem,
@@ -28,7 +37,7 @@ from rstar_lab.rl.problems import (
     read_problem,
     read_rows,
 )
-from rstar_lab.verify import last_boxed
+from rstar_lab.untrusted.files import reading
 
 _HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/([\w.-]+))?(?::([\w.\[\]%:+-]+))?")
 _LOCAL = ("data", "models", "runs", "out")  # first parts of paths that are files, never names of organisations
@@ -38,9 +47,9 @@ _LOCAL = ("data", "models", "runs", "out")  # first parts of paths that are file
 class Source:
     """A data set: its name on the Hugging Face hub and its column names.
 
-    solution: column with a solution sampled from a strong model, for a data set with several rows per problem. The boxed
-    answers are collected for the label check. keep: returns whether to use a row; None: use all rows. convert: returns the fields of
-    a problem, or raises ValueError. evaluation: a benchmark, whose problems `data prepare` does not filter.
+    columns: the columns that are needed of a large data set with several rows per problem; empty: all. keep: returns whether to use a
+    row; None: use all rows. convert: returns the fields of a problem, or raises ValueError. evaluation: a benchmark, whose problems
+    `data prepare` does not filter.
     """
 
     name: str
@@ -48,7 +57,7 @@ class Source:
     hub: str | None = None
     config: str | None = None
     split: str = "train"
-    solution: str | None = None
+    columns: tuple[str, ...] = ()
     keep: Callable[[Mapping[str, Any]], bool] | None = None
     convert: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     evaluation: bool = False
@@ -69,9 +78,10 @@ SOURCES = {
         ),
         Source(
             "openmathreasoning", {"question": "problem", "answer": "expected_answer"},
-            hub="nvidia/OpenMathReasoning", split="cot", solution="generated_solution", keep=_from_aops,
+            hub="nvidia/OpenMathReasoning", split="cot", keep=_from_aops,
+            columns=("problem", "expected_answer", "problem_type", "problem_source"),
         ),
-        Source("project_euler", _PROBLEM),  # not on the hub: needs a file
+        Source("project_euler", _PROBLEM),  # bring a file: the site forbids copies of its problems
         # Evaluation.
         Source("aime24", {**_PROBLEM, "problem_id": "id"}, hub="HuggingFaceH4/aime_2024", evaluation=True),
         Source("aime25", {**_PROBLEM, "problem_id": "id"}, hub="math-ai/aime25", split="test", evaluation=True),
@@ -89,6 +99,7 @@ SOURCES = {
         Source("code_contests", {}, hub="deepmind/code_contests", convert=code_contests),
         Source("codeforces", {}, hub="open-r1/codeforces", convert=codeforces),
         Source("synthetic_code", {}, hub="PrimeIntellect/verifiable-coding-problems", convert=synthetic),
+        Source("rstar_coder", {}, convert=rstar_coder),
         Source("livecodebench", {}, convert=livecodebench, evaluation=True),
     )
 }  # fmt: skip
@@ -214,18 +225,16 @@ def read_source(
             on_bad_row(str(error))
             continue
         sampled = row.get("answers") or [] if isinstance(row, Mapping) else []
-        if source.solution and (boxed := last_boxed(str(row.get(source.solution) or ""))):
-            sampled = [boxed]
         yield Candidate(problem, where, source.name, [str(answer) for answer in sampled])
 
 
 def _converted(source: Source, row: Any, where: str) -> Any:
-    if source.convert is None or not isinstance(row, Mapping):
+    """Return the row as the fields of a problem, if it has hidden tests of a known format."""
+    if not isinstance(row, Mapping):
         return row
-    try:
-        return source.convert(row)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ProblemError(f"{where}: {error}") from None
+    convert = source.convert or (None if source.fields else converter_of(row))
+    with reading(where, error=ProblemError):
+        return convert(row) if convert else row
 
 
 def _has(row: Any, name: str) -> bool:
@@ -238,6 +247,19 @@ def _rows(parsed: ParsedSource) -> Iterator[tuple[int, Any]]:
         return
     source = parsed.source
     assert source.hub is not None
+    if source.columns:
+        assert source.keep is not None
+        try:
+            yield from enumerate(different_rows(source.hub, source.split, source.columns, source.keep), 1)
+        except (
+            OSError,
+            ValueError,
+            ArithmeticError,
+        ) as error:  # errors of huggingface_hub and of its HTTP library are OSErrors
+            raise ProblemError(
+                f"{source.hub}: {type(error).__name__}: {str(error)[:200]}; the same command continues; or give {source.name}=FILE"
+            ) from None
+        return
     try:
         from datasets import config, load_dataset
         from huggingface_hub import constants
@@ -250,9 +272,7 @@ def _rows(parsed: ParsedSource) -> Iterator[tuple[int, Any]]:
     try:
         for module in modules:  # reads the cache at once; datasets would repeat each request for 25 s before
             module.HF_HUB_OFFLINE = True
-        # Sets that are filtered by row are large, and read without storing them.
-        rows = load_dataset(source.hub, source.config, split=source.split, streaming=source.keep is not None)
-        yield from enumerate(rows, 1)
+        yield from enumerate(load_dataset(source.hub, source.config, split=source.split), 1)
     except Exception as error:  # datasets also raises the errors of huggingface_hub and of its HTTP library
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         if unreachable:

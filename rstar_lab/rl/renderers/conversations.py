@@ -13,6 +13,7 @@ from rstar_lab.rl.problems import ProblemError, read_rows
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.base import Renderer
 from rstar_lab.runs.files import atomic_write
+from rstar_lab.untrusted.files import parse_json, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,18 +98,36 @@ def write_conversations(path: str | Path, conversations: Iterable[Conversation])
 
 
 def read_conversations(path: str | Path) -> Iterator[Conversation]:
-    """Yield the conversations of a .jsonl or .parquet file. Raises ProblemError with file, row and field."""
+    """Yield the conversations of a file. Nulls, which Parquet adds, count as absent. Raises DataError with file, row and field."""
     for number, row in read_rows(path):
+        where = f"{path} row {number}"
+        with reading(where, error=ProblemError):
+            if isinstance(row, Mapping):
+                row = _without_nulls(row)
+                if isinstance(row.get("tools"), str):
+                    row["tools"] = _bare(parse_json(row["tools"] or "[]", f"{where}, field 'tools'")) or []
+                row = _exported(row) if "traj_id" in row else row
         try:
-            if isinstance(row, Mapping) and isinstance(row.get("tools"), str):
-                row = {**row, "tools": json.loads(row["tools"])}
-            yield Conversation.model_validate(_exported(row) if isinstance(row, Mapping) and "traj_id" in row else row)
+            yield Conversation.model_validate(row)
         except ValidationError as error:
             detail = error.errors()[0]
             field = ".".join(map(str, detail["loc"])) or "row"
-            raise ProblemError(f"{path} row {number}, field {field!r}: {detail['msg']}") from None
-        except (ValueError, RecursionError, TypeError, AttributeError, KeyError) as error:
-            raise ProblemError(f"{path} row {number}: not a conversation: {error}") from None
+            raise ProblemError(f"{where}, field {field!r}: {detail['msg']}") from None
+
+
+def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row without nulls, also in its messages and tools. The arguments of calls are left as they are."""
+    present = {name: value for name, value in row.items() if value is not None}
+    for message in present.get("messages") or ():
+        for name in [name for name, value in message.items() if value is None and name != "content"]:
+            del message[name]
+    return present | ({"tools": _bare(present["tools"])} if "tools" in present else {})
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _bare(item) for key, item in value.items() if item is not None}
+    return [_bare(item) for item in value if item is not None] if isinstance(value, list) else value
 
 
 def _exported(row: Mapping[str, Any]) -> dict[str, Any]:

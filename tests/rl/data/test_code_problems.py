@@ -46,6 +46,11 @@ ROWS = {
             {"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]})},
         [("[1, 2]", "3")], "add",
     ),
+    "rstar_coder": (
+        {"question_id": "r1", "question": "Add.", "starter_code": "", "func_name": None, "inputs": '["1 2", "3 4"]',
+         "outputs": ["3", "7"]},
+        [("1 2", "3"), ("3 4", "7")], None,
+    ),
     "livecodebench": (
         {"question_id": "a", "question_content": "Add.", "starter_code": "class Solution:\n    def add(self, a, b):",
          "public_test_cases": "[]", "private_test_cases": packed(CASES), "metadata": '{"func_name": "add"}'},
@@ -59,7 +64,8 @@ def test_prepared_problems_have_the_tests_of_the_row(tmp_path, name):
     row, expected, function = ROWS[name]
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     for suffix in ("jsonl", "parquet"):
-        prepare([f"{name}={tmp_path / 'rows.jsonl'}"], tmp_path / f"out.{suffix}")
+        source = f"{tmp_path / 'rows.jsonl'}"  # by name in one format, by its columns in the other
+        prepare([f"{name}={source}" if suffix == "jsonl" else source], tmp_path / f"out.{suffix}", any_answer=True)
         (problem,) = load_problems(tmp_path / f"out.{suffix}")
         tests, named = hidden_tests_of(problem)
         assert [(test["input"], test["output"]) for test in tests] == expected and named == function
@@ -136,3 +142,12 @@ def test_a_benchmark_is_prepared_complete(tmp_path):
     assert [p.answer for p in load_problems(tmp_path / "out.parquet")] == [r"\frac{5}{6}", "9"]
     card = prepare([f"{tmp_path / 'rows.jsonl'}:question=problem"], tmp_path / "train.parquet")
     assert card.kept == 1, "training problems are filtered"
+
+
+def test_tests_with_numbers_of_thousands_of_digits(tmp_path):
+    big = "9" * 5000
+    pairs = f'{{"fn_name": "f", "inputs": [[{big}]], "outputs": [[{big}]]}}'
+    (tmp_path / "a.jsonl").write_text(json.dumps({"question": "q", "input_output": pairs}) + "\n")
+    prepare([str(tmp_path / "a.jsonl")], tmp_path / "out.jsonl")
+    ((test,), _) = hidden_tests_of(load_problems(tmp_path / "out.jsonl")[0])
+    assert test["input"] == f"[{big}]" and test["output"] == big

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.fake_hub import fake_hub
 
@@ -25,9 +27,17 @@ except Exception as error:
 """
 
 
-def run_code(environment: dict[str, str]) -> tuple[list[str], str]:
-    """Run CODE in a process. Return its lines and what it wrote to stderr."""
-    ended = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment)
+COLUMNS = """
+from rstar_lab.rl.data.hub_columns import different_rows
+
+for row in different_rows("org/set", "cot", ["problem", "answer"], lambda row: row["answer"] != "no"):
+    print(row["problem"])
+"""
+
+
+def run_code(environment: dict[str, str], code: str = CODE) -> tuple[list[str], str]:
+    """Run code in a process. Return its lines and what it wrote to stderr."""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert not ended.returncode, ended.stderr
     return ended.stdout.strip().splitlines(), ended.stderr
 
@@ -69,3 +79,25 @@ def test_recipes_and_evaluate_read_a_set_from_the_hub(tmp_path):
     # Without the server, the cache answers. A set that it does not hold is an error at once.
     (*cached, error), messages = run_code(environment)
     assert cached == [first, second, question] and f"no connection to {url}" in error and "Retry" not in messages
+
+
+@pytest.mark.slow
+def test_columns_of_a_large_set_are_read_once_and_an_interrupted_reading_continues(tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(3):
+        rows = {"problem": ["a", "a", f"b{number}", "c"], "answer": ["1", "1", "2", "no"], "solution": ["long"] * 4}
+        pq.write_table(pa.table(rows), folder / f"cot-0000{number}-of-00003.parquet")
+    (folder / "tir-00000-of-00001.parquet").write_bytes(b"of another split")
+    whole = (folder / "cot-00001-of-00003.parquet").read_bytes()
+    (folder / "cot-00001-of-00003.parquet").write_bytes(whole[:100])
+    with fake_hub(folder) as (url, handler):
+        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home")}
+        with pytest.raises(AssertionError):
+            run_code(environment, COLUMNS)
+        (folder / "cot-00001-of-00003.parquet").write_bytes(whole)
+        handler.fetched.clear()
+        for _ in range(2):
+            found, progress = run_code(environment, COLUMNS)
+            assert found == ["a", "b0", "b1", "b2"] and "3/3" in progress
+    assert set(handler.fetched) == {"cot-00001-of-00003.parquet", "cot-00002-of-00003.parquet"}

@@ -78,26 +78,12 @@ def test_the_funnel(tmp_path):
     assert sorted(path.name for path in out.parent.iterdir()) == ["train.jsonl", "train.jsonl.card.md"]
 
 
-def test_sampled_answers_of_repeated_rows_are_collected(tmp_path):
-    """OpenMathReasoning has a row a sampled solution: its boxed answers become the label check's votes."""
-    solutions = ["so \\boxed{4}", "hence \\boxed{5}", "\\boxed{04}", "no box"]
-    rows = [
-        {
-            "problem": "2+2?",
-            "expected_answer": "4",
-            "problem_type": "has_answer_extracted",
-            "problem_source": "aops_c4",
-            "generated_solution": s,
-        }
-        for s in solutions
-    ]
-    rows += [
-        {**rows[0], "problem": "3+3?", "expected_answer": "7", "generated_solution": f"\\boxed{{{n}}}"}
-        for n in (6, 6, 7)
-    ]
-    rows += [{**rows[0], "problem": "4+4?", "problem_type": "converted_proof"}]
+def test_openmathreasoning_is_one_row_a_problem_and_its_stored_solutions_check_no_label(tmp_path):
+    row = {"problem_type": "has_answer_extracted", "problem_source": "aops_c4", "expected_answer": "4"}
+    rows = [{**row, "problem": "2+2?", "generated_solution": f"\\boxed{{{n}}}"} for n in (5, 5, 6)]
+    rows += [{**row, "problem": "4+4?", "problem_type": "converted_proof"}]
     card = prepare([f"openmathreasoning={jsonl(tmp_path / 'omr.jsonl', rows)}"], tmp_path / "o.parquet")
-    assert dropped(card) == {"repeated row": 5, "label": 1}
+    assert dropped(card) == {"repeated row": 2} and "fewer than 2 answers: 1" in card.filters[-1].note
     assert [one.question for one in load_problems(tmp_path / "o.parquet")] == ["2+2?"]
 
 
@@ -116,7 +102,7 @@ def test_answers_and_rollouts_from_files(tmp_path):
     assert dropped(card) == {"label": 1, "solved": 1}
     assert {one.problem_id: one.difficulty for one in load_problems(out)} == {"0": 1.0, "3": None}
     assert card.difficulty == {"measured": 1, "not measured": 1, "mean": 1.0, "never solved": 1, "always solved": 0}
-    assert "2 had no answers" in next(one.note for one in card.filters if one.name == "label")
+    assert "fewer than 2 answers: 2" in next(one.note for one in card.filters if one.name == "label")
     table = jsonl(tmp_path / "rates.jsonl", [{"problem_id": "a", "pass_rate": 0.25, "samples": 8}])
     assert read_pass_rates(Path(table)) == {"a": (0.25, 8)}
     for bad in ({"reward": 1}, {"problem_id": "a", "pass_rate": 1.5}, {"problem_id": "a", "reward": float("nan")}):

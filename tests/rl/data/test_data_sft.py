@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 from typer.testing import CliRunner
@@ -319,6 +321,27 @@ def test_files_round_trip(tmp_path, suffix):
     conversations = [one(name) for name in ROWS]
     assert write_conversations(tmp_path / f"c{suffix}", iter(conversations)) == len(conversations)
     assert list(read_conversations(tmp_path / f"c{suffix}")) == conversations
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    "nulls",
+    [
+        {"tools": None}, {"tools": ""}, {"tools": "null"}, {"tools": "[]"}, {"tools": [None]},
+        {"messages": [{"role": "user", "content": "q", "tool_calls": None, "name": None},
+                      {"role": "assistant", "content": reply("a"), "tool_calls": None, "name": None}]},
+    ],
+)  # fmt: skip
+def test_nulls_of_parquet_count_as_absent(tmp_path, suffix, nulls):
+    row = {"conversation_id": "a", "source": "s", "tools": [], **nulls}
+    row.setdefault("messages", [{"role": "user", "content": "q"}, {"role": "assistant", "content": reply("a")}])
+    path = tmp_path / f"c{suffix}"
+    if suffix == ".jsonl":
+        path.write_text(json.dumps(row))
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    (conversation,) = read_conversations(path)
+    assert conversation.tools == () and len(conversation.messages) == 2 and lint(conversation) == []
 
 
 def test_bad_files_of_conversations(tmp_path):
