@@ -26,10 +26,10 @@ from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_rec
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import plain
 from rstar_lab.hardware.profiles import Profile, load_profile
+from rstar_lab.jobs.preflight import set_options
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight.context import architecture_of
-from rstar_lab.rl.preflight.machine import dry_run_in_child
 from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.recipe import Recipe, Stage
 from rstar_lab.rl.training.stages import difficulty_file, stage_model
@@ -205,7 +205,12 @@ class Rehearsal:
     def dry_run(self) -> str:
         """Run one update at full size, on fake tensors and a fake group of all ranks."""
         environment = recording(reads_folder(self.folder, dry=True))
-        rows, _ = dry_run_in_child(self.recipe_name, self.profile_name, self.own_keys, environment=environment)
+        command = [sys.executable, "-m", "rstar_lab.cli", "preflight", self.recipe_name, "--profile", self.profile_name]
+        command += [*set_options(self.own_keys), "--dry-run", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        if not rows:
+            raise UserError(f"the dry run failed: {done.stderr.strip()[-400:]}")
         found = "; ".join(f"{row['dry_run']}: {row['with_margin_gb']:.1f} GB per GPU" for row in rows)
         if not all(row["fits"] for row in rows):
             raise UserError(f"does not fit into {self.profile.hardware.hbm_gb:g} GB: {found}")

@@ -57,9 +57,8 @@ print(recipe_file(recipe).read_text())
 # %%
 from IPython.display import display
 
-from rstar_lab.analysis import measured_updates, plot_memory, plot_sweep, plot_time
+from rstar_lab.dry_run import dry_run_rows, plot_memory, plot_sweep, plot_time
 from rstar_lab.hardware.profiles import load_profile
-from rstar_lab.rl.preflight.dry_run import dry_run_rows
 
 if dry_run_profile:
     planned, gpu = load_recipe(recipe, overrides), load_profile(dry_run_profile)
@@ -131,16 +130,6 @@ plot_curves(training, ["response_tokens", "truncation_rate", "pass1", "tool_erro
 
 # %%
 plot_lengths(training)
-
-# %% [markdown]
-# ## Measured memory and time of an update
-#
-# If the run trained on a GPU, its updates stand beside the prediction. The difference in memory is fragmentation and
-# workspaces; the difference in time is what the kernels lose against the peak rates.
-
-# %%
-if dry_run_profile and measured_updates(steps := training.trainer_metrics()):
-    display(plot_memory(predicted, steps), plot_time(predicted, steps))
 
 # %% [markdown]
 # ## Problems removed by the filter

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use, tool_use_table
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
-    from rstar_lab.analysis.dry_run_figures import measured_updates, plot_memory, plot_sweep, plot_time
     from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failure_map, plot_failures
     from rstar_lab.analysis.figures import (
         plot_ablation,

@@ -15,7 +15,6 @@ import yaml
 from plotly.offline import get_plotlyjs
 
 from rstar_lab.analysis.comparison import compare
-from rstar_lab.analysis.dry_run_figures import Rows, plot_memory, plot_time
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcomes
 from rstar_lab.analysis.inspector.export import article_html, content_hash, excerpt, verdict
@@ -38,12 +37,10 @@ TEXT_LIMIT = 200_000  # characters of a transcript; of longer ones, the beginnin
 TOKEN_LIMIT = 4000  # longer responses are shown without token values, which would make the file large
 
 
-def report_html(
-    run_dir: str | Path, *, compare_with: str | Path | None = None, sample: int = SAMPLE, dry_run: Rows = ()
-) -> str:
+def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, sample: int = SAMPLE) -> str:
     """Return the page of a run. compare_with: folder of another run, for curves of both and a paired comparison.
 
-    sample: number of trajectories to include. dry_run: rows of a dry run of the recipe, for figures of memory and time.
+    sample: number of trajectories to include.
     Raises RunStoreError if a folder is not a run or has no trajectories.
     """
     reader = RunReader(run_dir)
@@ -59,7 +56,6 @@ def report_html(
         _outcomes(runs),
         _classes(runs),
         _section("Comparison", _comparison(runs, open_runs(compare_with))) if compare_with is not None else "",
-        _section("Memory and time of an update", _update(dry_run, runs)) if dry_run else "",
         _section("Trajectories", _trajectories(runs, sample)),
         _section("Recipe and provenance", _provenance(reader)),
     ]
@@ -73,11 +69,6 @@ def report_html(
         f"</head><body>{_without_map_styles(scripts[0])}<main><h1>{escaped(reader.run_id)}</h1>{''.join(parts)}</main>"
         f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>\n"
     )
-
-
-def _update(dry_run: Rows, runs: Runs) -> str:
-    steps = runs.trainer_metrics()
-    return _figure(plot_memory(dry_run, steps)) + _figure(plot_time(dry_run, steps))
 
 
 def _without_map_styles(plotly: str) -> str:

@@ -23,12 +23,11 @@ def preflight(
     ] = False,
     trainer: Annotated[str | None, typer.Option(help="local or verl. Default: the profile's trainer.")] = None,
     dry_run: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            help="Only run one update on fake tensors; print memory, kernels and times per GPU. Default: one line of it among "
-            "the checks if it takes less than a minute; --no-dry-run: without it."
+            "--dry-run", help="Instead, run one update on fake tensors; print memory, kernels and times per GPU."
         ),
-    ] = None,
+    ] = False,
     sweep: Annotated[
         str | None,
         typer.Option(
@@ -47,9 +46,7 @@ def preflight(
 
     pairs = parse_overrides(overrides or [])
     if dry_run or sweep is not None:
-        from rstar_lab.rl.preflight.dry_run import run_dry_run
+        from rstar_lab.dry_run.run import run_dry_run
 
         raise typer.Exit(run_dry_run(recipe, profile, pairs, trainer=trainer, sweep_keys=sweep, as_json=as_json))
-    raise typer.Exit(
-        run_preflight(recipe, profile, pairs, trainer=trainer, strict=strict, dry_run=dry_run is None, as_json=as_json)
-    )
+    raise typer.Exit(run_preflight(recipe, profile, pairs, trainer=trainer, strict=strict, as_json=as_json))

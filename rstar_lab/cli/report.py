@@ -17,7 +17,6 @@ app = typer.Typer()
         "rstar-lab report tiny_fast-rl",
         "rstar-lab report tiny-rl --compare tiny_fast-rl --out report.html",
         "rstar-lab report tiny-rl --dataset out/tiny-rl-rollouts",
-        "rstar-lab report tiny-rl --dry-run one_gpu",
         "rstar-lab report --lab executed.ipynb --json",
     )
 )
@@ -34,13 +33,6 @@ def report(
         typer.Option(
             metavar="DIR",
             help="Also write the run as a Hugging Face data set to this new folder: Parquet tables and README.md, as `push` sends.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROFILE",
-            help="Also show memory and time of an update of the recipe on this hardware profile, from a dry run (no GPU needed).",
         ),
     ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of trajectories to include.")] = 60,
@@ -72,8 +64,7 @@ def report(
     other = find_run(compare, runs_dir) if compare else None
     target = out or Path("out") / f"{folder.name}.html"
     check_output(target)
-    rows = _dry_run(folder, dry_run) if dry_run else []
-    page = report_html(folder, compare_with=other, sample=sample, dry_run=rows)
+    page = report_html(folder, compare_with=other, sample=sample)
     with atomic_write(target) as file:
         file.write(page.encode())
     written: dict[str, Any] = {"report": str(target), "bytes": target.stat().st_size}
@@ -86,34 +77,6 @@ def report(
         written |= {"dataset": str(dataset), "dataset_bytes": upload.size}
         lines.append(f"{dataset} ({upload.size / 1e6:.1f} MB)")
     print_result(as_json, written, "\n".join(lines))
-
-
-def _dry_run(folder: Path, profile: str) -> list[dict[str, Any]]:
-    from rstar_lab.hardware.profiles import load_profile
-    from rstar_lab.rl.models.sources import SMOLLM2, is_named
-    from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe
-    from rstar_lab.rl.preflight.dry_run import dry_run_rows
-    from rstar_lab.runs import RunReader
-
-    info = RunReader(folder).info
-    if not (info.get("recipe") or {}).get("stages"):
-        raise UserError(f"--dry-run: the recipe of run {folder.name} has no RL stage")
-    # The other sections are not used, and those of an older version may have keys that no longer exist.
-    recipe = parse_stored_recipe(info, ("name", "model", "seed", "rl", "stages", "engine"))
-    if is_named(recipe.model) and recipe.model != SMOLLM2:  # known by name, or in the cache; nothing is downloaded
-        recipe = parse_recipe(recipe.model_dump(mode="json") | {"model": _local_model(recipe.model)})
-    return list(dry_run_rows(recipe, load_profile(profile)))
-
-
-def _local_model(name: str) -> str:
-    """Return the folder of a model in the cache of the Hub; if it has none, the last part of its name."""
-    from huggingface_hub import try_to_load_from_cache
-
-    from rstar_lab.rl.models.sources import hub_name
-
-    repository, revision = hub_name(name) or ("", None)
-    found = try_to_load_from_cache(repository, "config.json", revision=revision) if repository else None
-    return str(Path(found).parent) if isinstance(found, str) else Path(name).name
 
 
 def _check(notebook: Path, as_json: bool) -> None:

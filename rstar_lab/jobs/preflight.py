@@ -136,9 +136,9 @@ def run_preflight(
 def preflight_rows(
     recipe: str | Path, profile: str, overrides: Mapping[str, Any], trainer: str
 ) -> list[dict[str, Any]]:
-    """Run `rstar-lab preflight`, without its dry run, and return its rows. Raises UserError if it prints none."""
+    """Run `rstar-lab preflight` and return its rows. Raises UserError if it prints none."""
     command = [sys.executable, "-m", "rstar_lab.cli", "preflight", str(recipe), "--profile", profile]
-    command += ["--trainer", trainer, *set_options(overrides), "--no-dry-run", "--json"]
+    command += ["--trainer", trainer, *set_options(overrides), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not rows:

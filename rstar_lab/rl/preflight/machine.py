@@ -2,26 +2,19 @@
 
 import asyncio
 import importlib.util
-import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.container import is_amd, is_file, registry_image, slurm_runtime
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.preflight import cpu, estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
-from rstar_lab.rl.preflight.estimate import GB
 from rstar_lab.untrusted.text import counted
 
 # The rStar2-Agent report trains its recipe in one week: 510 steps on 64 MI300X.
@@ -30,7 +23,6 @@ PAPER_STEPS, PAPER_HOURS = 510, 168.0
 
 # The sandbox
 TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")  # loggers that need a package of the same name
-DRY_RUN_S, DRY_RUN_GB = 60, 2.0  # limit of the time of a dry run in preflight, and the memory that it needs
 
 
 def sandbox(context: CheckContext) -> str:
@@ -308,68 +300,6 @@ def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
 
 def _time(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.0f} min"
-
-
-def dry_run(context: CheckContext, arguments: tuple[str, str, Mapping[str, Any], str | None]) -> str:
-    """Run one update at full size on fake tensors, in another process. arguments: those of `dry_run_in_child`.
-
-    Raises Skip if memory or time does not suffice or the dry run fails, and UserError if an update does not fit into a GPU.
-    """
-    profile = context.gpu_profile
-    if not (profile.hardware.bf16_tflops and profile.hardware.hbm_tb_per_s):
-        raise Skip(f"profile {profile.name} has no peak rates (hbm_tb_per_s, bf16_tflops)")
-    context.architecture  # noqa: B018
-    free = psutil.virtual_memory().available / GB
-    if free < DRY_RUN_GB:
-        raise Skip(f"it needs {DRY_RUN_GB:g} GB of memory; {free:.1f} GB are available on this machine")
-    try:
-        rows, finished = dry_run_in_child(*arguments, timeout_s=DRY_RUN_S)
-    except UserError as error:
-        raise Skip(str(error)) from error
-    found = [
-        f"{row['dry_run']} {row['peak_gb']:.1f} GB, with margin {row['with_margin_gb']:.1f} GB, engine {row['engine_gb']:.1f} GB"
-        for row in rows
-    ]
-    if not all(row["fits"] for row in rows):
-        engine = " beside the engine" if profile.trainer == "local" else ""
-        raise UserError(f"{'; '.join(found)}: does not fit into {profile.hardware.hbm_gb:g} GB{engine}")
-    if not finished:
-        found.append(
-            f"{'the rest' if rows else 'it'} takes more than {DRY_RUN_S} s on this machine; run it with --dry-run"
-        )
-    if not rows:
-        raise Skip(found[-1])
-    return f"peak per GPU: {'; '.join(found)}"
-
-
-def dry_run_in_child(
-    recipe: str,
-    profile: str,
-    overrides: Mapping[str, Any],
-    trainer: str | None = None,
-    *,
-    timeout_s: float | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> tuple[list[dict[str, Any]], bool]:
-    """Run `rstar-lab preflight --dry-run` in a process of its own; return its rows, and whether it ended within `timeout_s`.
-
-    environment: additional variables of the process. Raises UserError if it fails.
-    """
-    command = [sys.executable, "-m", "rstar_lab.cli", "preflight", recipe, "--profile", profile, "--dry-run", "--json"]
-    command += ["--trainer", trainer] if trainer else []
-    for key, value in overrides.items():
-        command += ["--set", f"{key}={json.dumps(value)}"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **(environment or {})}
-        )
-        output, code = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as expired:
-        output, code = (expired.stdout or b"").decode(), None
-    rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    if code and all(row["fits"] for row in rows):
-        raise UserError(f"the dry run failed: {done.stderr.strip()[-400:]}")
-    return rows, code is not None
 
 
 def parallelism(context: CheckContext) -> str:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from rstar_lab.common.errors import UserError
@@ -61,11 +60,10 @@ def preflight(
     profile: str,
     overrides: Mapping[str, Any] | None = None,
     trainer: str | None = None,
-    dry_run: bool = False,
 ) -> Iterator[Finding]:
     """Yield the findings in order. A recipe or profile that cannot be read is a failure and ends the list.
 
-    trainer: local or verl; default: that of the profile. dry_run: include the dry run, which takes up to a minute.
+    trainer: local or verl; default: that of the profile.
     """
     machine_profile = profile_error = None
     try:
@@ -84,10 +82,7 @@ def preflight(
         return
     yield Finding("profile", Status.PASS, f"{machine_profile.name}: {machine_profile.description}")
     context = CheckContext(loaded, machine_profile, own, load_recipe(recipe, ours).model)
-    checks = dict(CHECKS)
-    if dry_run:
-        checks["dry run"] = partial(machine.dry_run, arguments=(recipe, profile, ours, trainer))
-    for name, check in checks.items():
+    for name, check in CHECKS.items():
         try:
             result = check(context)
             message, numbers = result if isinstance(result, tuple) else (result, {})
@@ -116,7 +111,6 @@ def run_preflight(
     *,
     trainer: str | None = None,
     strict: bool = False,
-    dry_run: bool = False,
     as_json: bool = False,
 ) -> int:
     """Print the findings as a table, or as one JSON object per line. Returns 1 after a failure, with `strict` also after a skip.
@@ -129,7 +123,7 @@ def run_preflight(
     colours = {Status.PASS: "green", Status.WARN: "yellow", Status.SKIP: "cyan", Status.FAIL: "bold red"}
     table = Table("check", "status", "message", title=plain(f"preflight {recipe} on {profile}"))
     counts = dict.fromkeys(Status, 0)
-    for finding in preflight(recipe, profile, overrides, trainer, dry_run):
+    for finding in preflight(recipe, profile, overrides, trainer):
         counts[finding.status] += 1
         if finding.status == Status.FAIL and finding.check in ("recipe", "profile") and not as_json:
             raise UserError(finding.message)

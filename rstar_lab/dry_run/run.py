@@ -10,8 +10,6 @@ import itertools
 import json
 import logging
 import math
-import resource
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.dry_run import local
+from rstar_lab.dry_run.meter import Collective, Meter, Rates
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.preflight import dry_run_local, estimate
+from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import Architecture, architecture_of
-from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
 from rstar_lab.rl.recipe import LimitsSection, Recipe, RlSection, Stage
 from rstar_lab.untrusted.text import counted
 
@@ -41,20 +40,16 @@ class DryRun:
         trainer: local or verl.
         ranks: number of GPUs.
         micro_batch_tokens: tokens of a micro-batch, of all GPUs that share a sequence.
-        peak_gb: the largest memory of training.
-        with_margin_gb: peak with an allowance for what a dry run cannot see.
+        peak_gb: the largest memory of training. with_margin_gb: with an allowance for what a dry run cannot see.
         engine_gb: memory of the engine: of the local trainer beside the update; under verl during generation, with the parameters
             and moments that are not offloaded.
         fits: whether both fit into the GPU, where they hold memory at the same time together.
         phases: by phase of the update: memory in GB in total and by kind, largest storage, kernels, and roofline seconds.
-        flops: FLOPs of a micro-batch on one rank, recomputation included.
-        seconds: roofline seconds of a micro-batch by class of kernel.
-        kernels_per_step: kernels of one update on one rank.
+        flops, seconds: of a micro-batch on one rank, recomputation included; roofline seconds by class of kernel.
+        kernels_per_step, micro_batches: of one update on one rank.
         collectives: of a micro-batch and the optimizer step: name, ranks of the group, number, GB, and seconds at the profile's
             link rates.
-        update_s: lower bound of the update of a step.
-        mfu_bound: model FLOPs over peak FLOPs in this time.
-        wall_s, host_gb: what the dry run took.
+        update_s, mfu_bound: lower bound of the update of a step, and model FLOPs over peak FLOPs in this time.
     """
 
     name: str
@@ -65,7 +60,6 @@ class DryRun:
     with_margin_gb: float
     engine_gb: float
     fits: bool
-    largest: str
     phases: dict[str, dict[str, Any]]
     flops: float
     seconds: dict[str, float]
@@ -74,8 +68,6 @@ class DryRun:
     collectives: list[dict[str, Any]]
     update_s: float
     mfu_bound: float
-    wall_s: float
-    host_gb: float
 
 
 def dry_run(recipe: Recipe, profile: Profile) -> Iterator[DryRun]:
@@ -98,41 +90,35 @@ def dry_run(recipe: Recipe, profile: Profile) -> Iterator[DryRun]:
 
 def run_stage(recipe: Recipe, stage: Stage, profile: Profile, shape: Architecture) -> DryRun:
     """Run one update of a stage."""
-    started, rl, meter = time.monotonic(), recipe.settings(stage), _meter(profile, shape)
+    rl, meter = recipe.settings(stage), _meter(profile, shape)
     typical = estimate.PROMPT_TOKENS + estimate.MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
     micro = _micro_batch_tokens(rl, profile)
-    rows, width = dry_run_local.rows_of(micro, typical)
+    rows, width = local.rows_of(micro, typical)
     if profile.trainer == "local":
-        dry_run_local.run_update(recipe, rl, shape, rows, width, meter)
+        local.run_update(recipe, rl, shape, rows, width, meter)
     else:
-        config = dry_run_local.model_config(recipe.model, shape)
         with _verl() as verl:
+            config = local.model_config(recipe.model, shape)
             verl.run_stage(recipe, stage, profile, config, _lengths(micro, rows), meter)
     tokens = rl.problems_per_step * rl.group_size * typical
-    steps = rl.mini_batches
-    return _result(stage.name, recipe, profile, shape, meter, (rows, width), tokens, steps, started)
+    return _result(stage.name, recipe, profile, shape, meter, (rows, width), tokens, rl.mini_batches)
 
 
 def run_sft(recipe: Recipe, profile: Profile, shape: Architecture) -> DryRun:
     """Run one step of SFT."""
     assert recipe.sft is not None
-    started, meter, sft = time.monotonic(), _meter(profile, shape), recipe.sft
+    meter, sft = _meter(profile, shape), recipe.sft
     if profile.trainer == "local":
         tokens = max(sft.micro_batch_tokens, sft.max_tokens)
+        rows, width = local.rows_of(tokens, MEAN_CONVERSATION)
+        local.run_sft(recipe, shape, rows, width, meter)
     else:
-        parallel = profile.parallelism
-        tokens = (
-            max(parallel.tokens_per_gpu, -(-sft.max_tokens // parallel.sequence_parallel)) * parallel.sequence_parallel
-        )
-    rows, width = dry_run_local.rows_of(tokens, MEAN_CONVERSATION)
-    if profile.trainer == "local":
-        dry_run_local.run_sft(recipe, shape, rows, width, meter)
-    else:
-        config = dry_run_local.model_config(recipe.model, shape)
+        tokens = _tokens_of_sequence_group(sft.max_tokens, profile)
+        rows, width = local.rows_of(tokens, MEAN_CONVERSATION)
         with _verl() as verl:
+            config = local.model_config(recipe.model, shape)
             verl.run_sft(recipe, profile, config, _lengths(tokens, rows), meter)
-    batch = sft.batch_size * MEAN_CONVERSATION
-    return _result("sft", recipe, profile, shape, meter, (rows, width), batch, 1, started)
+    return _result("sft", recipe, profile, shape, meter, (rows, width), sft.batch_size * MEAN_CONVERSATION, 1)
 
 
 @contextmanager
@@ -143,9 +129,9 @@ def _verl() -> Iterator[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from rstar_lab.rl.verl import dry_run as module
+            from rstar_lab.dry_run import verl_engine
 
-            yield module
+            yield verl_engine
     finally:
         logging.disable(disabled)
 
@@ -183,6 +169,10 @@ def _micro_batch_tokens(rl: RlSection, profile: Profile) -> int:
     longest = estimate.LONGEST_PROMPT_TOKENS + rl.limits.max_response_tokens
     if profile.trainer == "local":
         return max(rl.micro_batch_tokens, longest)
+    return _tokens_of_sequence_group(longest, profile)
+
+
+def _tokens_of_sequence_group(longest: int, profile: Profile) -> int:
     parallel = profile.parallelism
     return max(parallel.tokens_per_gpu, -(-longest // parallel.sequence_parallel)) * parallel.sequence_parallel
 
@@ -196,37 +186,27 @@ def _result(
     rows: tuple[int, int],
     step_tokens: float,
     optimizer_steps: int,
-    started: float,
 ) -> DryRun:
-    hardware, measured = profile.hardware, profile.measured
-    ranks = hardware.gpus if profile.trainer == "verl" else 1
-    shared = profile.parallelism.sequence_parallel if profile.trainer == "verl" else 1
+    hardware, parallel = profile.hardware, profile.parallelism
+    under_verl = profile.trainer == "verl"
+    ranks, shared = (hardware.gpus, parallel.sequence_parallel) if under_verl else (1, 1)
     tokens = rows[0] * rows[1]
     micro_batches = max(optimizer_steps, math.ceil(step_tokens / (tokens * ranks / shared)))
-    peak = max(meter.peaks.values(), key=lambda phase: phase.total)
-    peak_gb = peak.total / GB
-    with_margin = 1.08 * peak_gb + (3 if ranks > 1 else 1)
-    engine_gb, fits = 0.0, with_margin <= hardware.hbm_gb
-    if name != "sft" and profile.trainer == "local":
-        engine_gb = recipe.engine.gpu_memory_utilization * hardware.hbm_gb
-        fits = with_margin + engine_gb <= hardware.hbm_gb
-    elif name != "sft":
-        parallel = profile.parallelism
+    peak_gb = max(phase.total for phase in meter.peaks.values()) / GB
+    with_margin = 1.08 * peak_gb + _margin_gb(ranks)
+    engine_gb = held_beside = 0.0
+    if name != "sft" and under_verl:
         state = {"parameters": parallel.offload_params, "moments": parallel.offload_optimizer}
         held = sum(meter.peaks["optimizer"].by_kind.get(kind, 0) for kind, is_away in state.items() if not is_away)
         engine_gb = profile.engine.memory_utilization * hardware.hbm_gb + held / GB
-        fits = fits and engine_gb <= hardware.hbm_gb
-    collectives, communication = [], {"micro_batch": 0.0, "optimizer": 0.0}
-    for key, count in meter.collectives.items():
-        rate = (measured.link_gb_per_s if key.inside else measured.network_gb_per_s) * GB
-        seconds = key.moved(meter.collective_bytes[key]) / rate
-        communication["optimizer" if key.phase == "optimizer" else "micro_batch"] += seconds
-        gb = meter.collective_bytes[key] / GB
-        collectives.append(key._asdict() | {"count": count, "gb": gb, "seconds": seconds})
+    elif name != "sft":
+        engine_gb = held_beside = recipe.engine.gpu_memory_utilization * hardware.hbm_gb
+    collectives = [_collective(key, count, meter, profile) for key, count in meter.collectives.items()]
+    exchange = {is_optimizer: sum(one["seconds"] for one in collectives if (one["phase"] == "optimizer") is is_optimizer)
+                for is_optimizer in (False, True)}  # fmt: skip
     compute = meter.phase_seconds["forward"] + meter.phase_seconds["backward"]
-    exposed = max(compute, communication["micro_batch"])
-    update = micro_batches * exposed + optimizer_steps * (meter.phase_seconds["optimizer"] + communication["optimizer"])
-    model_flops = 3 * shape.forward_flops(micro_batches * tokens / shared, rows[1])
+    update = micro_batches * max(compute, exchange[False])
+    update += optimizer_steps * (meter.phase_seconds["optimizer"] + exchange[True])
     kernels = micro_batches * (meter.phase_kernels["forward"] + meter.phase_kernels["backward"])
     phases: dict[str, dict[str, Any]] = {
         str(phase): {
@@ -240,17 +220,24 @@ def _result(
         for phase, found in meter.peaks.items()
         if phase != "idle"
     }
-    by_class = dict(sorted(meter.seconds.items(), key=lambda one: -one[1]))
     return DryRun(
-        name, profile.trainer, ranks, tokens, peak_gb, with_margin, engine_gb, fits,
-        f"{peak.largest}, {peak.largest_bytes / GB:.2f} GB", phases, float(meter.flops), by_class,
-        kernels + optimizer_steps * meter.phase_kernels["optimizer"], micro_batches, collectives, update,
-        model_flops / (update * (hardware.bf16_tflops or 0) * 1e12), time.monotonic() - started,
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        name=name, trainer=profile.trainer, ranks=ranks, micro_batch_tokens=tokens, peak_gb=peak_gb, with_margin_gb=with_margin,
+        engine_gb=engine_gb, fits=max(with_margin + held_beside, engine_gb) <= hardware.hbm_gb, phases=phases,
+        flops=float(meter.flops), seconds=dict(sorted(meter.seconds.items(), key=lambda one: -one[1])),
+        kernels_per_step=kernels + optimizer_steps * meter.phase_kernels["optimizer"], micro_batches=micro_batches,
+        collectives=collectives, update_s=update,
+        mfu_bound=3 * shape.forward_flops(micro_batches * tokens / shared, rows[1]) / (update * meter.rates.flops),
     )  # fmt: skip
 
 
-# Sweeps
+def _margin_gb(ranks: int) -> int:
+    return 3 if ranks > 1 else 1
+
+
+def _collective(key: Collective, count: int, meter: Meter, profile: Profile) -> dict[str, Any]:
+    measured, size = profile.measured, meter.collective_bytes[key]
+    rate = (measured.link_gb_per_s if key.inside else measured.network_gb_per_s) * GB
+    return key._asdict() | {"count": count, "gb": size / GB, "seconds": key.moved(size) / rate}
 
 
 def sweep(recipe: Recipe, profile: Profile, keys: list[str]) -> Iterator[tuple[dict[str, int], DryRun]]:
@@ -292,11 +279,8 @@ def recommended(results: list[tuple[dict[str, int], DryRun]]) -> dict[str, int] 
     return results[min(fitting)[1]][0] if fitting else None
 
 
-# Output
-
-
 def dry_run_rows(recipe: Recipe, profile: Profile, sweep_keys: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the results as rows of JSON, also for the figures of `rstar_lab.analysis.dry_run_figures`.
+    """Yield the results as rows of JSON, also for the figures of `rstar_lab.dry_run.figures`.
 
     Without `sweep_keys`, a row per stage and one for SFT. With it, a row per combination of values, in which `sweep` holds
     the values, and last a row with the key `recommended`.
@@ -322,73 +306,53 @@ def run_dry_run(
 ) -> int:
     """Print the results as text, or as one JSON object per line. Returns 1 if a result does not fit, or no
     result of a sweep."""
-    loaded_profile = load_profile(profile)
-    if trainer:
-        loaded_profile = loaded_profile.model_copy(update={"trainer": trainer})
-    loaded = load_recipe(recipe, overrides, loaded_profile)
+    machine = load_profile(profile)
+    machine = machine.model_copy(update={"trainer": trainer or machine.trainer})
     keys = None if sweep_keys is None else [key.strip() for key in sweep_keys.split(",")]
     fits = True
-    for number, row in enumerate(dry_run_rows(loaded, loaded_profile, keys)):
+    for row in dry_run_rows(load_recipe(recipe, overrides, machine), machine, keys):
         if "recommended" in row:
             fits = row["recommended"] is not None
         elif keys is None:
             fits &= row["fits"]
-        print(json.dumps(row) if as_json else "\n".join(_text(row, keys, number)), flush=True)
+        print(json.dumps(row) if as_json else "\n".join(_text(row)), flush=True)
     return 0 if fits else 1
 
 
-def _text(row: dict[str, Any], keys: list[str] | None, number: int) -> Iterator[str]:
+def _text(row: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of text of a row: one for a combination of a sweep, several for a stage."""
     if "recommended" in row:
         best = row["recommended"]
-        chosen = ", ".join(f"{key} {value}" for key, value in best.items()) if best else "nothing fits"
-        yield f"recommended: {chosen}" + (" (the shortest update of those that fit)" if best else "")
-    elif keys is None:
-        yield from text_lines(DryRun(**{name: value for name, value in row.items() if name != "dry_run"}))
-    else:
-        heads = [*keys, "peak GB", "with margin GB", "fits", "update s", "MFU"]
-        if number == 0:
-            yield "  ".join(heads)
-        cells = [row[key] for key in keys] + [
-            f"{row['peak_gb']:.1f}", f"{row['with_margin_gb']:.1f}", "yes" if row["fits"] else "no",
-            f"{row['update_s']:.1f}", f"{row['mfu_bound']:.0%}",
-        ]  # fmt: skip
-        yield "  ".join(f"{cell!s:>{len(head)}}" for cell, head in zip(cells, heads, strict=True))
-
-
-def _summary(result: DryRun) -> str:
-    fits = "fits" if result.fits else "does not fit"
-    return (
-        f"peak {result.peak_gb:.1f} GB per rank, with margin {result.with_margin_gb:.1f} GB, engine {result.engine_gb:.1f} GB "
-        f"({fits}); "
-        f"update at least {result.update_s:.1f} s, MFU at most {result.mfu_bound:.0%}"
+        yield f"recommended: {_values(best)} (the shortest update of those that fit)" if best else "nothing fits"
+        return
+    summary = (
+        f"peak {row['peak_gb']:.1f} GB per rank, with margin {row['with_margin_gb']:.1f} GB, engine {row['engine_gb']:.1f} GB "
+        f"({'fits' if row['fits'] else 'does not fit'}); update at least {row['update_s']:.1f} s, MFU at most {row['mfu_bound']:.0%}"
     )
-
-
-def text_lines(result: DryRun) -> list[str]:
-    """Return the result as lines of text."""
-    lines = [
-        f"{result.name} ({result.trainer}, {counted(result.ranks, 'rank')}, {result.micro_batch_tokens} tokens): {_summary(result)}"
-    ]
-    for phase, found in result.phases.items():
+    if "sweep" in row:
+        yield f"{_values(row['sweep'])}: {summary}"
+        return
+    yield f"{row['name']} ({row['trainer']}, {counted(row['ranks'], 'rank')}, {row['micro_batch_tokens']} tokens): {summary}"
+    for phase, found in row["phases"].items():
         kinds = ", ".join(f"{kind} {gb:.2f}" for kind, gb in found["by_kind_gb"].items() if gb >= 0.005)
-        lines.append(
+        yield (
             f"  {phase}: {found['total_gb']:.1f} GB ({kinds}); {found['kernels']} kernels, {found['seconds']:.2f} s; "
             f"largest: {found['largest']} {found['largest_gb']:.2f} GB"
         )
-    total = sum(result.seconds.values())
-    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in result.seconds.items())
-    lines.append(f"  time by kernel at peak rates: {shares}; {result.flops / 1e12:.0f} TFLOP per micro-batch")
-    lines.append(
-        f"  {counted(result.micro_batches, 'micro-batch')} and {result.kernels_per_step} kernels per step and rank"
-    )
-    for one in result.collectives:
-        place = "inside a node" if one["inside"] else "between nodes"
-        lines.append(
-            f"  {one['phase']}: {one['count']} x {one['name']} over {counted(one['ranks'], 'rank')} {place}, {one['gb']:.1f} GB, "
-            f"{one['seconds']:.2f} s"
+    total = sum(row["seconds"].values())
+    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in row["seconds"].items())
+    yield f"  time by kernel at peak rates: {shares}; {row['flops'] / 1e12:.0f} TFLOP per micro-batch"
+    yield f"  {counted(row['micro_batches'], 'micro-batch')} and {row['kernels_per_step']} kernels per step and rank"
+    for one in row["collectives"]:
+        yield (
+            f"  {one['phase']}: {one['count']} x {one['name']} over {counted(one['ranks'], 'rank')} "
+            f"{'inside a node' if one['inside'] else 'between nodes'}, {one['gb']:.1f} GB, {one['seconds']:.2f} s"
         )
-    lines.append(
+    yield (
         "  not included: GPU context, NCCL buffers, workspaces, fragmentation (the margin is 8% and "
-        f"{3 if result.ranks > 1 else 1} GB); this dry run took {result.wall_s:.0f} s and {result.host_gb:.1f} GB"
+        f"{_margin_gb(row['ranks'])} GB)"
     )
-    return lines
+
+
+def _values(sweep: Mapping[str, int]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sweep.items())

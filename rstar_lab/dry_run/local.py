@@ -13,13 +13,13 @@ import torch.optim.optimizer
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from rstar_lab.dry_run.meter import Meter
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models import gpu
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.sources import get_model
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import KNOWN, Architecture
-from rstar_lab.rl.preflight.dry_run_meter import Meter
 from rstar_lab.rl.recipe import Recipe, RlSection, SftConfig
 from rstar_lab.rl.renderers.conversations import Example
 from rstar_lab.rl.training import log_probs as log_probs_module

@@ -26,9 +26,7 @@ from verl.utils.ulysses import (
 )
 from verl.workers.engine.fsdp import transformer_impl
 
-from rstar_lab.hardware.profiles import Profile
-from rstar_lab.rl.models.sources import ModelError, get_model
-from rstar_lab.rl.preflight.dry_run_local import (
+from rstar_lab.dry_run.local import (
     allocate_state,
     fake_model,
     fake_ranks,
@@ -36,7 +34,9 @@ from rstar_lab.rl.preflight.dry_run_local import (
     modules_stay,
     replaced,
 )
-from rstar_lab.rl.preflight.dry_run_meter import Meter
+from rstar_lab.dry_run.meter import Meter
+from rstar_lab.hardware.profiles import Profile
+from rstar_lab.rl.models.sources import ModelError, get_model
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.recipe.recipe import Stage
 from rstar_lab.rl.verl import attention, cpu, hooks  # noqa: F401 (hooks registers the loss and the log-probs)

@@ -10,21 +10,19 @@ from typer.testing import CliRunner
 from benchmarks import gpu
 from rstar_lab.cli.preflight import app
 from rstar_lab.common.errors import UserError
+from rstar_lab.dry_run import run as dry_run_module
+from rstar_lab.dry_run.local import fake_tensors, run_update
+from rstar_lab.dry_run.meter import Meter, Rates
+from rstar_lab.dry_run.run import dry_run, dry_run_rows, recommended, sweep
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.rl.overrides import RECIPES, load_recipe
-from rstar_lab.rl.preflight import dry_run as dry_run_module
-from rstar_lab.rl.preflight import estimate, machine, run
+from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import KNOWN, architecture_of
-from rstar_lab.rl.preflight.dry_run import dry_run, dry_run_rows, recommended, sweep
-from rstar_lab.rl.preflight.dry_run_local import fake_tensors, run_update
-from rstar_lab.rl.preflight.dry_run_meter import Meter, Rates
-from rstar_lab.rl.preflight.run import Status, preflight
 
 GB = 1e9
 # Peak of the first stage. To add a row: `rstar-lab preflight RECIPE --profile P --dry-run --json`.
 PEAKS = json.loads(Path(__file__).with_name("dry_run_peaks.json").read_text())
 RATES = Rates(1e15, 1e12)
-ROW = {"dry_run": "one", "peak_gb": 90.0, "with_margin_gb": 98.0, "engine_gb": 9.0}
 
 
 def small(recipe: str, **changes):
@@ -125,46 +123,6 @@ def test_heads_that_do_not_divide_among_the_gpus_are_an_error():
         next(dry_run(small("qwen3_14b_h100x8"), profile.model_copy(update={"parallelism": parallel})))
 
 
-ARGUMENTS = ("qwen3_1_7b_one_gpu", "one_gpu", {"model": "tiny", "sft": None})
-
-
-def dry_run_finding():
-    return next(finding for finding in preflight(*ARGUMENTS, dry_run=True) if finding.check == "dry run")
-
-
-@pytest.mark.slow
-def test_preflight_has_a_line_of_the_dry_run_in_another_process(monkeypatch):
-    monkeypatch.setattr(machine, "DRY_RUN_S", 600)
-    found = dry_run_finding()
-    assert found.status is Status.PASS and "peak per GPU: one " in found.message, found.message
-    monkeypatch.setattr(machine, "dry_run_in_child", lambda *_, **__: ([ROW | {"fits": False}], False))
-    found = dry_run_finding()
-    assert found.status is Status.FAIL and "does not fit into 80 GB beside the engine" in found.message
-
-
-@pytest.mark.slow
-def test_preflight_skips_the_dry_run_where_memory_or_time_does_not_suffice(monkeypatch):
-    monkeypatch.setattr(run, "CHECKS", {})
-    monkeypatch.setattr(machine, "DRY_RUN_S", 0.01)
-    found = dry_run_finding()
-    assert found.status is Status.SKIP and found.message.startswith("it takes more than 0.01 s")
-    monkeypatch.setattr(machine, "DRY_RUN_S", 600)
-    (found,) = (
-        f for f in preflight("tiny", "one_gpu", {"model": "Qwen3-30B-A3B"}, dry_run=True) if f.check == "dry run"
-    )
-    assert found.status is Status.SKIP and "the kernels of experts" in found.message
-    monkeypatch.setattr(machine, "DRY_RUN_GB", 1e6)
-    found = dry_run_finding()
-    assert found.status is Status.SKIP and "GB are available on this machine" in found.message
-    assert "dry run" not in {finding.check for finding in preflight(*ARGUMENTS)}
-
-
-@pytest.mark.slow
-def test_a_dry_run_that_ends_with_an_error_is_a_failure():
-    with pytest.raises(UserError, match=r"the dry run failed: (.|\n)*no_such_key"):
-        machine.dry_run_in_child("qwen3_1_7b_one_gpu", "one_gpu", {"rl.no_such_key": 1})
-
-
 @pytest.mark.slow
 def test_adapters_under_verl_are_the_only_gradients():
     recipe = small("qwen3_4b_lora_24gb")
@@ -223,7 +181,7 @@ def test_the_table_of_peaks_is_that_of_the_dry_run(row):
     if architecture_of(recipe.model) is None:
         pytest.skip(f"{recipe.model} is not on this machine")
     result = next(dry_run(recipe, load_profile(row["profile"])))
-    assert result.name == row["stage"] and result.host_gb < 2
+    assert result.name == row["stage"]
     assert result.peak_gb == pytest.approx(row["peak_gb"], rel=0.01)
 
 
@@ -235,7 +193,7 @@ def test_the_stated_bounds_of_mfu_are_those_of_the_dry_run(size, model):
     recipe = small("qwen3_1_7b_one_gpu", model=model)
     meter = dry_run_module._meter(profile, shape)
     run_update(recipe, gpu.update_keys(gpu.TOKENS, "bf16"), shape, *rows, meter)
-    result = dry_run_module._result("update", recipe, profile, shape, meter, rows, tokens, 1, 0.0)
+    result = dry_run_module._result("update", recipe, profile, shape, meter, rows, tokens, 1)
     assert 100 * result.mfu_bound == pytest.approx(gpu.MFU_BOUNDS[size], abs=1)
 
 
