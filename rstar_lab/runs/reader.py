@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rstar_lab.common.old_recipes import upgraded
 from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
 from rstar_lab.runs.files import encodable, parse_json, read_bytes, read_json
 from rstar_lab.runs.lock import is_locked
@@ -117,10 +116,7 @@ class RunReader:
             raise RunStoreError(f"{path} is not a valid run.json; it must have the keys {', '.join(sorted(_REQUIRED))}")
         _check_version(path, info["schema_version"])
         _check_info(path, info)
-        try:
-            return info | {"recipe": upgraded(info["recipe"])} if "recipe" in info else info
-        except (TypeError, AttributeError, KeyError, ValueError) as error:
-            raise RunStoreError(f"{path}: recipe cannot be read: {error}") from error
+        return info
 
     @property
     def status(self) -> str:

@@ -6,10 +6,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from rstar_lab.common.old_recipes import EXAMPLES, RENAMED, RENAMED_ENGINE
 from rstar_lab.rl.problems import FIELDS
 from rstar_lab.rl.recipe.rl import RlSection
-from rstar_lab.rl.recipe.services import EngineSection
 from rstar_lab.rl.section import ByType, Section
 
 PAGE = "docs/coming-from-rstar.md"
@@ -173,12 +171,6 @@ def _line(item: Any, root: type[Section], stage: type[Section] | None) -> str:
     if item["type"] != "extra_forbidden":
         return f"{key}: {message}" if key else message
     name = place.parts[-1]
-    if place.section in (RlSection, stage) and name in RENAMED:
-        inside = "rl." if place.section is RlSection and root is not RlSection else ""
-        example = f" ({EXAMPLES[name]})" if name in EXAMPLES else ""
-        return f"{key}: this key is now {inside}{RENAMED[name]}{example}"
-    if place.section is EngineSection and name in RENAMED_ENGINE:
-        return f"{key}: this key is now engine.{RENAMED_ENGINE[name]}"
     if owners := [kind for kind, other in place.others.items() if name in other.model_fields]:
         return f"{key}: not a key of {place.kind}; it belongs to {', '.join(owners)}"
     unset = list(leaves(key, item["input"]))
@@ -186,13 +178,24 @@ def _line(item: Any, root: type[Section], stage: type[Section] | None) -> str:
         return "; ".join(release_line(leaf) or _near_release_line(leaf) for leaf in unset)
     keys = {known: known for known in (place.section.model_fields if place.section else FIELDS)}
     if place.section in (RlSection, stage):
-        keys |= RENAMED | {known: known for known in RlSection.model_fields}
+        keys |= _keys_inside(RlSection) | {known: known for known in RlSection.model_fields}
     near = [keys[found] for found in difflib.get_close_matches(name, keys, n=1, cutoff=0.5)]
     ours = name not in RELEASE_KEYS and difflib.get_close_matches(name, keys, n=1, cutoff=0.8)
     if name not in root.model_fields and not ours and all(lines := [release_line(leaf) for leaf in unset]):
         return "; ".join(filter(None, lines))
     text = f"{key}: unknown key" + (f" of {place.kind}" if place.kind else "")
     return text + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _keys_inside(section: type[Section]) -> dict[str, str]:
+    """Return {last part of a key: key} for the sections inside a section, such as clip_low: method.clip_low."""
+    found: dict[str, str] = {}
+    for name, field in section.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                inside = _keys_inside(kind) | {key: key for key in kind.model_fields}
+                found = {key: f"{name}.{place}" for key, place in inside.items()} | found
+    return found
 
 
 class _Place:
