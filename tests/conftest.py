@@ -1,8 +1,11 @@
 """Settings of all tests."""
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).pare
 
 # No test uses the Hugging Face Hub; those of names on the Hub start a local server.
 os.environ.setdefault("HF_ENDPOINT", "http://127.0.0.1:9")
+
+# Records of jobs and tokens of services do not go to the home of the user who runs the tests.
+if "XDG_STATE_HOME" not in os.environ:
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rstar-lab-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # With two threads per process, OpenMP's threads spin while they wait for a core that another test uses (six times the CPU time).
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -16,6 +16,7 @@ import psutil
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import processes_of
+from rstar_lab.jobs.store import JobFolder
 from rstar_lab.runs.reader import RunReader
 
 PHASE_TIMEOUT_S = 900.0
@@ -126,7 +127,7 @@ class RehearsalJob:
 
     def processes(self) -> list[psutil.Process]:
         """Return the supervisor of the job and all processes that it started."""
-        supervisor = json.loads((self.folder / "supervisor.json").read_text())["pid"]
+        supervisor = JobFolder(self.folder).spec().handle["pid"]
         return [psutil.Process(supervisor), *processes_of(self.id, root=supervisor)]
 
     def kill_worker(self, pattern: str, candidates: Callable[[], list[psutil.Process]]) -> str:

@@ -301,8 +301,7 @@ class JobBoard:
             last = last_metrics(job.run_dir) or {}  # the phases after training report no reward
             event = event | {"reward": last.get("reward"), "error_rate": last.get("error_rate")}
         where = job.spec.backend
-        # Errors of an unknown backend or of a damaged job.json
-        with contextlib.suppress(UserError, AttributeError, KeyError, TypeError):
+        with contextlib.suppress(UserError):  # the job can only be listed
             where = job.backend.place(job.spec)
         phase, done, total = event.get("event", ""), event.get("done"), event.get("total")
         return BoardRow(

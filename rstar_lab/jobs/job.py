@@ -26,8 +26,8 @@ from rstar_lab.untrusted.text import printable
 class Job:
     """A submitted job. The job runs independently; this object reads its folder and queries its backend.
 
-    problem: why the job can only be listed: it belongs to another user, or its files are damaged. Its `spec` is then empty,
-    and every method but `status_or_unknown` raises it.
+    problem: why the job can only be listed: it was submitted by another user or elsewhere, or its files are damaged. Its `spec`
+    is then empty, and every method but `status_or_unknown` raises it.
     """
 
     def __init__(self, folder: JobFolder, *, problem: UserError | None = None):
@@ -45,28 +45,17 @@ class Job:
         if self.problem is not None:
             raise self.problem
         if (end := self.folder.exit()) is None:
-            with self._name_misfit():
-                state = self.backend.state(self.folder, self.spec)
+            state = self.backend.state(self.folder, self.spec)
             # The job may have ended since the first check.
             end = self.folder.exit()
             if end is None:
-                if JobStatus(state).ended:  # its supervisor, which deletes them, was killed or never started
+                if JobStatus(state).ended:  # its supervisor was killed or never started
                     self.folder.delete_secrets()
                 return JobStatus(state)
+        self.folder.delete_secrets()
         if end.stopped:
             return JobStatus.STOPPED
         return JobStatus.FINISHED if end.code == 0 else JobStatus.FAILED
-
-    @contextlib.contextmanager
-    def _name_misfit(self) -> Iterator[None]:
-        """Convert what the backend raises for files with other values than its own to UserError."""
-        try:
-            yield
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"job {self.id}: its files do not fit the backend {self.spec.backend} ({type(error).__name__}: {error}); "
-                f"delete {self.folder.path} if it is damaged"
-            ) from error
 
     def status_or_unknown(self) -> JobStatus:
         """Return the job's status: FOREIGN for a job of another user, UNKNOWN if its backend cannot be reached."""
@@ -107,8 +96,7 @@ class Job:
         try:
             text = read_text(self.folder.log, errors="replace")
         except FileNotFoundError:
-            with self._name_misfit():
-                text = self.backend.logs(self.folder, self.spec) or ""
+            text = self.backend.logs(self.folder, self.spec) or ""
         except OSError as error:
             raise UserError(os_error_message(error, self.folder.log)) from error
         return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:])
@@ -199,10 +187,8 @@ class Job:
         if self.problem is not None:
             raise self.problem
         if self.folder.exit() is None:
-            with self._name_misfit():
-                self.backend.stop(self.folder, self.spec)
+            self.backend.stop(self.folder, self.spec)
             if self.folder.exit() is None:
-                self.folder.delete_secrets()
                 self.folder.write("exit.json", {"code": None, "stopped": True, "ended": time.time()})
         return self.status()
 

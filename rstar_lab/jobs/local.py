@@ -1,6 +1,7 @@
 """Jobs on this machine: a detached process that outlives the notebook."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import psutil
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import alive, end_processes
 from rstar_lab.jobs.backend import Backend
-from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec, is_sealed
+from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec
 
 
 def _is_another(pid: int, created: float) -> bool:
@@ -24,51 +25,35 @@ def _is_another(pid: int, created: float) -> bool:
         return False
 
 
-def _supervisor(folder: JobFolder) -> tuple[dict[str, Any], bool] | None:
-    """Return process id and start time of a job's supervisor, and whether its user wrote them; None before it started.
-
-    In a folder that comes from somebody else they can be those of any process of this user.
-    """
-    content = folder.read("supervisor.json")
-    if content is None:
-        return None
-    found = {"pid": int(content["pid"]), "created": float(content["created"])}
-    return found, found["pid"] > 1 and is_sealed({**found, "job": folder.path.name}, content.get("seal"))
-
-
 class Local(Backend):
     """Jobs as detached processes of this machine."""
 
     name = "local"
 
     def start(self, folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
-        """Start the supervisor in a new session; it records its process id in supervisor.json."""
+        """Start the supervisor in a new session; return its process id and start time."""
         done = subprocess.run(
-            [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), spec.digest(), "--detach"],
+            [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), "--detach"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
             raise UserError(f"job {spec.id} did not start: {done.stderr.strip()[-500:]}")
-        return {}
+        return dict(json.loads(done.stdout))
 
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Return the state of a job that has no exit.json: "running", or "failed" if its supervisor was killed."""
-        supervisor = _supervisor(folder)
-        if supervisor is None:
+        if not spec.handle:
             return "queued"
-        return "running" if alive(**supervisor[0]) else "failed"
+        return "running" if alive(**spec.handle) else "failed"
 
     def stop(self, folder: JobFolder, spec: JobSpec) -> None:
         """Ask the supervisor to end the job and wait for it. End the job's processes here if it does not."""
-        found = _supervisor(folder)
-        if found is None:
-            return
-        supervisor, sealed = found
-        if sealed and alive(**supervisor):
+        supervisor = spec.handle
+        if supervisor and alive(**supervisor):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor["pid"], signal.SIGTERM)
             deadline = time.monotonic() + GRACE_S + 20
             while alive(**supervisor) and time.monotonic() < deadline:
                 time.sleep(0.05)
-        root = supervisor["pid"] if sealed and not _is_another(**supervisor) else None
+        root = supervisor["pid"] if supervisor and not _is_another(**supervisor) else None
         end_processes(spec.id, root=root, grace_s=0.5)

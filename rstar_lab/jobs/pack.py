@@ -1,10 +1,8 @@
 """Copy the working tree into a job's folder, without data, caches and files that usually hold secrets."""
 
 import gzip
-import hashlib
 import io
 import os
-import shlex
 import shutil
 import subprocess
 import tarfile
@@ -16,7 +14,6 @@ from rstar_lab.untrusted.text import counted
 
 # Ray rejects a working_dir of more than 100 MiB with HTTP 413.
 LIMIT_MB = 90
-BYTECODE = "__pycache__"
 SKIPPED_FOLDERS = {".git", ".venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
 SKIPPED_AT_ROOT = {"runs", "out"}  # only at the root: rstar_lab/runs is code
 # Files that usually hold secrets. They are never sent, even if git tracks them.
@@ -97,39 +94,6 @@ def pack(root: Path, target: Path, *, limit_mb: float = LIMIT_MB) -> Package:
         destination.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, destination, follow_symlinks=False)
     return package
-
-
-def tree_digest(code: Path) -> str:
-    """Return the SHA-256 that `verify_script` computes of a packed tree: of the paths and contents of its files, and of the targets
-    of its links. Bytecode is left out, because Python writes it."""
-    files, links = [], []
-    for parent, folders, names in os.walk(code):
-        folders[:] = [name for name in folders if name != BYTECODE]
-        for path in (Path(parent, name) for name in (*folders, *names)):
-            name = os.fsencode(f"./{path.relative_to(code)}")
-            if path.is_symlink():
-                links.append(name + b" link " + os.fsencode(path.readlink()) + b"\0")
-            elif path.is_file():
-                files.append((name, hashlib.sha256(path.read_bytes()).hexdigest().encode()))
-    listing = b"".join(digest + b"  " + name + b"\0" for name, digest in sorted(files)) + b"".join(sorted(links))
-    return hashlib.sha256(listing).hexdigest()
-
-
-def verify_script(code: Path) -> str:
-    """Return a line of shell that ends with an error if the tree at `code` is no longer as it is now.
-
-    Jobs wait in queues, and meanwhile another user of a shared runs folder could put a tree of their own in this place. The line
-    runs no program of the tree. It deletes bytecode, which would take precedence over the files.
-    """
-    found = (
-        f"cd {shlex.quote(str(code))} && find . -name {BYTECODE} -type d -prune -exec rm -rf {{}} + && "
-        "{ find . -type f -print0 | LC_ALL=C sort -z | xargs -0 -r sha256sum -z; "
-        "find . -type l -printf '%p link %l\\0' | LC_ALL=C sort -z; } | sha256sum"
-    )
-    return (
-        f'[ "$({found})" = "{tree_digest(code)}  -" ] || '
-        f"{{ echo {shlex.quote(f'error: {code} has changed since the job was submitted')}; exit 1; }}"
-    )
 
 
 def pack_tar(root: Path) -> tuple[bytes, Package]:

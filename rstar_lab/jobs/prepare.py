@@ -16,7 +16,7 @@ from rstar_lab.hardware.profiles import EXPECTED_GPUS, Profile
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.jobs.pack import pack, tree_root
 from rstar_lab.jobs.preflight import run_preflight, set_options
-from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec, user_name
+from rstar_lab.jobs.store import JobFolder, JobSpec, user_name, write_exports
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 # The module and arguments of each command, for both trainers.
@@ -106,7 +106,7 @@ def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec
         handle = start(folder, spec) if job.start else {}
     except BaseException as error:
         # The job did not start: remove its folder.
-        shutil.rmtree(folder.path, ignore_errors=True)
+        folder.delete()
         if isinstance(error, OSError):
             raise UserError(os_error_message(error, folder.path)) from error
         raise
@@ -207,7 +207,7 @@ def _store_secrets(folder: JobFolder, profile: Profile, backend: str, log: Calla
         return
     forwarded = {variable: os.environ[variable] for variable in profile.secrets if variable in os.environ}
     if backend != "local" and forwarded:
-        folder.write(SECRETS_FILE, forwarded, mode=0o600)
+        write_exports(folder.secrets, forwarded)
         log(f"{folder.path.name}: forwards the secrets {', '.join(forwarded)}")
 
 

@@ -12,7 +12,6 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.container import mounted_folders, ray_container
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend
-from rstar_lab.jobs.pack import verify_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
 AGENT_TIMEOUT_S = 60
@@ -32,7 +31,13 @@ class Ray(Backend):
         """Submit the supervisor as the job's entrypoint, in the packed tree and in the profile's container if it has one."""
         client = _client(spec)
         code = folder.path / "code"
-        entrypoint = f"{verify_script(code)}; {spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder.path))} {spec.digest()}"
+        entrypoint = shlex.join([spec.python, "-m", "rstar_lab.jobs.supervisor", str(folder.path)])
+        forwarded = [str(folder.secrets)] if folder.secrets.exists() else []
+        if forwarded:
+            # Sourced, because other users of the cluster can read the job's variables in Ray's dashboard.
+            file = shlex.quote(forwarded[0])
+            missing = f"error: this node cannot read {file}; set XDG_STATE_HOME to a folder that all nodes see"
+            entrypoint = f"{{ [ -r {file} ] && . {file}; }} || {{ echo {shlex.quote(missing)}; exit 1; }}; {entrypoint}"
         # The trainer's ray.init repeats the profile's variables. By default Ray rejects a variable that the job also sets.
         variables = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", **spec.environment}
         runtime_env: dict[str, Any] = {"working_dir": str(code), "env_vars": variables}
@@ -41,7 +46,9 @@ class Ray(Backend):
             # Ray allows no working_dir beside a container. The job's folder is mounted, so the job starts in it.
             entrypoint = f"cd {shlex.quote(str(code))} && {entrypoint}"
             runtime_env = {
-                "container": ray_container(profile, mounted_folders(profile, spec.runs_dir, folder.path)),
+                "container": ray_container(
+                    profile, [*mounted_folders(profile, spec.runs_dir, folder.path), *forwarded]
+                ),
                 "env_vars": {"PYTHONPATH": str(code), **variables},
             }
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):

@@ -1,6 +1,5 @@
 """Render cluster files from a hardware profile: the sbatch script, `ray start` commands, KubeRay's RayCluster and RayJob."""
 
-import hashlib
 import json
 import shlex
 import sys
@@ -21,12 +20,15 @@ from rstar_lab.hardware.container import (
     slurm_runtime,
 )
 from rstar_lab.hardware.profiles import Profile, load_profile
-from rstar_lab.jobs.pack import verify_script
-from rstar_lab.jobs.store import JobSpec
+from rstar_lab.jobs.store import JobFolder, JobSpec
 
 TEMPLATES = resource_folder("cluster")
 # Variables that hide GPUs of AMD. A Slurm without AutoDetect sets them for GPUs of all vendors, and again in every step.
 AMD_VARIABLES = ("HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+# The job has waited in a queue. Run nothing that another user has put in the place of its folder.
+OWNER_CHECK = """probe=$(mktemp "$job/.owner.XXXXXX") && [ ! -L "$job" ] && [ "$(stat -c %u "$job")" = "$(stat -c %u "$probe")" ] ||
+  { echo "error: $job does not belong to you"; exit 1; }
+rm "$probe\""""
 
 
 class _PercentTemplate(Template):
@@ -46,8 +48,8 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
         setup="\n".join(slurm.setup),
         python=shlex.quote(spec.python),
         folder=shlex.quote(str(folder)),
-        verify=verify_script(folder / "code"),
-        digest=spec.digest(),
+        owner_check=OWNER_CHECK,
+        secrets=shlex.quote(str(secrets)) if (secrets := JobFolder(folder).secrets).exists() else "",
         gpu_variables=_unset_gpu_variables(profile),
         gpus=str(hardware.gpus_per_node),
         cpus=str(hardware.cpus_per_node),
@@ -69,20 +71,15 @@ def _unset_gpu_variables(profile: Profile) -> str:
 def array_script(profile: Profile, name: str, folders: list[Path], output: Path, concurrency: int) -> str:
     """Return the batch script of an array with one task per job folder, at most `concurrency` of which run at a time.
 
-    folders: each contains its job.sbatch, which must not change afterwards. output: folder for the output of the tasks.
+    folders: each contains its job.sbatch. output: folder for the output of the tasks.
     """
     directives = sbatch_directives(profile, name, f"{output}/slurm-%a.out")
     directives.append(f"#SBATCH --array=0-{len(folders) - 1}%{concurrency}")
-    digests = [hashlib.sha256((folder / "job.sbatch").read_bytes()).hexdigest() for folder in folders]
     lines = [
         f"jobs=({shlex.join(map(str, folders))})",
-        f"digests=({shlex.join(digests)})",
         "job=${jobs[$SLURM_ARRAY_TASK_ID]}",
-        # A copy: the file could be replaced after the check.
-        'script=$(cat "$job/job.sbatch"; echo x); script=${script%x}',
-        '[ "$(printf %s "$script" | sha256sum)" = "${digests[$SLURM_ARRAY_TASK_ID]}  -" ] || '
-        '{ echo "error: $job/job.sbatch has changed since the job was submitted"; exit 1; }',
-        'exec bash -c "$script" "$job/job.sbatch" >> "$job/slurm.out" 2>&1',
+        OWNER_CHECK,
+        'exec bash "$job/job.sbatch" >> "$job/slurm.out" 2>&1',
     ]
     return "\n".join(["#!/usr/bin/env bash", *directives, *lines]) + "\n"
 
@@ -192,7 +189,7 @@ def ray_job(profile: Profile, spec: JobSpec, folder: Path, name: str) -> dict[st
             },
         },
         "spec": {
-            "entrypoint": f"{spec.python} -m rstar_lab.jobs.supervisor {shlex.quote(str(folder))} {spec.digest()}",
+            "entrypoint": shlex.join([spec.python, "-m", "rstar_lab.jobs.supervisor", str(folder)]),
             "jobId": name,
             "submissionMode": "K8sJobMode",
             "shutdownAfterJobFinishes": True,

@@ -27,9 +27,10 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import free_port
-from rstar_lab.jobs.store import JobFolder
+from rstar_lab.jobs.store import JobFolder, write_exports
 
 ADDRESS_FILE = "sandbox.json"
+EXPORTS_FILE = "sandbox.env"  # its variables, for the batch script
 REDIS_VARIABLE, TOKEN_VARIABLE = "RSTAR_LAB_REDIS_URL", "RSTAR_LAB_SANDBOX_TOKEN"
 START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 10
@@ -70,6 +71,7 @@ class SandboxService:
         self._wait_for_http()
         content = {"url": self.url, "environment": self.environment}
         self.folder.write(ADDRESS_FILE, content, mode=0o600)
+        write_exports(self.folder.path / EXPORTS_FILE, self.environment)
 
     def supervise(self) -> None:
         """Restart processes that exit. Raises UserError after MAX_RESTARTS restarts."""
@@ -88,7 +90,8 @@ class SandboxService:
 
     def close(self) -> None:
         """End all processes and remove the address file."""
-        (self.folder.path / ADDRESS_FILE).unlink(missing_ok=True)
+        for name in (ADDRESS_FILE, EXPORTS_FILE):
+            (self.folder.path / name).unlink(missing_ok=True)
         for process in reversed(self.processes.values()):
             process.terminate()
         for process in self.processes.values():

@@ -1,17 +1,21 @@
-"""A job's folder, RUNS_DIR/.jobs/ID: the submitted job (job.json), its log (log.txt) and its exit code (exit.json)."""
+"""One job: the record of what its user submitted, and its folder RUNS_DIR/.jobs/ID with its log (log.txt) and exit code (exit.json).
+
+The record is in the user's own state folder. It has the handle with which the job is queried and stopped, so a job folder that
+comes from somebody else names nothing that is obeyed.
+"""
 
 import contextlib
 import hashlib
-import hmac
 import json
 import os
 import pwd
 import re
 import secrets
+import shlex
+import shutil
 import stat
-import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +24,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rstar_lab.common.errors import DISK_FULL, UserError, os_error_message
 from rstar_lab.runs.files import parse_json, read_text
 
-SECRETS_FILE = "secrets.json"
 REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends before the job
 
 # Time for a stopped run to finish what it writes. Checkpoints are atomic, so a kill loses only the work since the last one.
@@ -28,54 +31,6 @@ GRACE_S = 10.0
 
 # Names of runs and jobs become names of folders, Slurm jobs and Kubernetes resources.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,149}")
-# With these keys a job is reached: values that another user wrote would send commands or tokens elsewhere.
-CONNECTION_KEYS = {"ssh", "address", "token_path", "context"}
-NOBODY = 65534
-
-
-def seal(content: dict[str, Any]) -> str:
-    """Return the HMAC-SHA256 of JSON content under this user's key. Raises UserError if the key cannot be read or made."""
-    text = json.dumps(content, sort_keys=True)
-    return hmac.new(_key(), text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
-
-
-def is_sealed(content: dict[str, Any], value: object) -> bool:
-    """Whether `value` is the seal that this user's key gives to the content. False if the key cannot be read."""
-    try:
-        return isinstance(value, str) and hmac.compare_digest(seal(content).encode(), value.encode())
-    except UserError:
-        return False
-
-
-def key_file() -> Path:
-    """Return the path of this user's key."""
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "rstar-lab" / "key"
-
-
-def _key() -> bytes:
-    path = key_file()
-    try:
-        if not path.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary = path.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}")
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(32))
-            try:
-                os.link(temporary, path)  # does not replace the key that another process has made meanwhile
-            except FileExistsError:
-                pass
-            finally:
-                temporary.unlink()
-        key = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot store the key that marks your jobs: {os_error_message(error, path)}") from error
-    if len(key) < 32:
-        raise UserError(
-            f"{path}: damaged; delete it. Jobs over ssh that you submitted before must then be stopped on their host"
-        )
-    return key
 
 
 class ForeignJob(UserError):
@@ -119,15 +74,22 @@ class JobSpec:
     arguments: list[str] = field(default_factory=list)
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
 
-    def digest(self) -> str:
-        """Return the SHA-256 of everything that the job runs: all fields but `handle`, which is added when it has started."""
-        content = {key: value for key, value in asdict(self).items() if key != "handle"}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
     @property
     def python(self) -> str:
         """The interpreter of the job. It must have this path on every node, or in the image."""
         return self.command[0]
+
+
+def state_folder() -> Path:
+    """Return the folder of this user's records of jobs, and create it if it does not exist. Raises UserError."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().absolute() / "rstar-lab" / "jobs"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot store your jobs: {os_error_message(error, folder)}; set XDG_STATE_HOME to a folder of yours"
+        ) from error
+    return folder
 
 
 def jobs_folder(runs: Path) -> Path:
@@ -155,29 +117,6 @@ def jobs_folder(runs: Path) -> Path:
     return folder
 
 
-@lru_cache
-def _user_id_in(folder: Path) -> int:
-    """Return the user id with which this process creates files in a folder: a shared file system may map ids."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            user = os.fstat(file.fileno()).st_uid
-    except OSError:
-        return os.geteuid()
-    # Ids that a file system maps to nobody tell users apart no longer.
-    return os.geteuid() if user == NOBODY else user
-
-
-def check_private(folder: Path) -> None:
-    """Raises ForeignJob if a folder belongs to another user, UserError if it is a link or others can write into it."""
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise UserError(f"{folder}: not a folder of a job; delete it")
-    if status.st_uid != os.geteuid() and status.st_uid != _user_id_in(folder.parent):
-        raise ForeignJob(f"{folder.name} belongs to {user_name(folder)}: only that user can query or stop it")
-    if status.st_mode & 0o022:
-        raise UserError(f"{folder}: other users can write into it. Check its files, then run `chmod 700 {folder}`")
-
-
 def user_name(path: Path) -> str:
     """Return "user NAME" for the owner of a file, or its number if it has no name here."""
     user = path.lstat().st_uid
@@ -196,7 +135,7 @@ class JobExit:
 
 
 class JobFolder:
-    """Reads and writes one job's folder. Every file is written to a temporary name and renamed."""
+    """Reads and writes the folder and the record of one job."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -209,33 +148,24 @@ class JobFolder:
     def log(self) -> Path:
         return self.path / "log.txt"
 
+    @property
+    def record(self) -> Path:
+        """The user's own record of the job."""
+        place = os.fsencode(os.path.realpath(self.path))
+        return state_folder() / f"{hashlib.sha256(place).hexdigest()[:32]}.json"
+
+    @property
+    def secrets(self) -> Path:
+        """Shell file that exports the forwarded secrets. The nodes of the job must see it under the same path."""
+        return self.record.with_suffix(".env")
+
     def write(self, name: str, content: dict[str, Any], *, mode: int = 0o644) -> None:
-        """Write a file. Raises UserError that names it if the disk or the user's quota is full."""
-        temporary = self.path / f".{name}.{secrets.token_hex(8)}"
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(content, file, indent=1)
-            temporary.rename(self.path / name)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise UserError(os_error_message(error, self.path / name)) from error
+        """Write a file of the folder. Raises UserError that names it if the disk or the user's quota is full."""
+        _write(self.path / name, json.dumps(content, indent=1), mode)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return the content of a file, or None if it does not exist. Raises UserError if it is not JSON."""
-        path = self.path / name
-        try:
-            content = parse_json(read_text(path))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise UserError(os_error_message(error, path)) from error
-        except ValueError as error:
-            raise UserError(f"{path}: not valid JSON ({error}); delete the job's folder") from error
-        if not isinstance(content, dict):
-            raise UserError(f"{path}: not a JSON object; delete the job's folder")
-        return content
+        """Return the content of a file of the folder, or None if it does not exist. Raises UserError if it is not JSON."""
+        return _read(self.path / name)
 
     def exit(self) -> "JobExit | None":
         """Return how the job ended, or None before its end. Raises UserError if exit.json is damaged."""
@@ -260,78 +190,90 @@ class JobFolder:
                 "profile) must be on storage that this machine shares with the nodes of the job"
             ) from error
 
+    def delete(self) -> None:
+        """Delete the folder and the record of a job that did not start."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.record.unlink(missing_ok=True)
+        self.delete_secrets()
+
     def delete_secrets(self) -> None:
         """Delete the secrets that the submitter forwarded."""
-        (self.path / SECRETS_FILE).unlink(missing_ok=True)
+        self.secrets.unlink(missing_ok=True)
 
     def save(self, spec: JobSpec) -> None:
-        """Write job.json. Creates the folder if there is none."""
+        """Write the record of the job, and job.json for the job's own processes. Creates the folder if there is none."""
         if not self.path.exists():
             self.create()
-        content = asdict(spec)
-        try:
-            mark = {"seal": seal(content)} if spec.handle else {}
-        except UserError:
-            if CONNECTION_KEYS & spec.handle.keys():
-                raise
-            mark = {}  # the job is listed, but `check_sealed` refuses it
-        self.write("job.json", content | mark)
+        self.write("job.json", asdict(spec) | {"handle": {}})
+        _write(self.record, json.dumps(asdict(spec), indent=1), 0o600)
 
     def spec(self) -> JobSpec:
         """Return the job that this user has submitted.
 
-        Raises ForeignJob if the folder belongs to another user, UserError if there is no job, others can change it, job.json is
-        damaged, or it names a connection that another user wrote.
+        Raises ForeignJob if the folder belongs to another user, UserError if there is no job, or it was submitted elsewhere.
         """
-        with contextlib.suppress(FileNotFoundError):
-            check_private(self.path)
-        spec, content = self._read_spec()
-        if CONNECTION_KEYS & spec.handle.keys():
-            self._check_seal(content, "its connection", "Query the job where it was submitted, or submit it again")
-        return spec
-
-    def check_sealed(self, hint: str) -> None:
-        """Raise UserError unless this user has submitted the job on this machine. Otherwise the job that `handle` names can be
-        another job of the user.
-
-        hint: what to do instead.
-        """
-        self._check_seal(self._read_spec()[1], "the job that it names", hint)
-
-    def _check_seal(self, content: dict[str, Any], what: str, hint: str) -> None:
-        fields = {key: value for key, value in content.items() if key != "seal"}
-        if not is_sealed(fields, content.get("seal")):
-            raise UserError(
-                f"job {self.path.name}: {what} was not written by you on this machine, so it is not used. {hint}"
-            )
-
-    def submitted_spec(self, digest: str | None = None) -> JobSpec:
-        """Return the content of job.json for the job's own processes, which may run as another user on the nodes of the job.
-
-        digest: that of the submitted job. Raises UserError if job.json has changed since.
-        """
-        spec = self._read_spec()[0]
-        if digest is not None and spec.digest() != digest:
-            raise UserError(f"{self.path / 'job.json'} has changed since the job was submitted")
-        return spec
-
-    def _read_spec(self) -> tuple[JobSpec, dict[str, Any]]:
-        content = self.read("job.json")
-        if content is None:
+        if not self.path.is_dir() or self.path.is_symlink():
             raise UserError(
                 f"no job {self.path.name} in {self.path.parent.parent}: `rstar-lab jobs list` shows the jobs of a runs folder"
             )
-        fields = {key: value for key, value in content.items() if key != "seal"}
-        try:
-            spec = TypeAdapter(JobSpec).validate_json(json.dumps(fields))
-        except ValidationError as error:
-            first = error.errors()[0]
+        content = _read(self.record)
+        if content is None and self.path.lstat().st_uid != os.geteuid():
+            raise ForeignJob(f"{self.path.name} belongs to {user_name(self.path)}: only that user can query or stop it")
+        if content is None:
             raise UserError(
-                f"{self.path / 'job.json'}: {'.'.join(map(str, first['loc']))}: {first['msg']}; the file is damaged, or written "
-                "by another version of rstar_lab. Delete the job's folder"
-            ) from error
-        if spec.id != self.path.name:
-            raise UserError(f"{self.path / 'job.json'}: it is the file of another job; delete the job's folder")
-        if spec.run is not None:
-            check_name(spec.run, f"{self.path / 'job.json'}: run")
-        return spec, content
+                f"job {self.path.name} was not submitted by you on this machine, so nothing that its folder names is used. "
+                f"Query it where it was submitted; its log is {self.log}"
+            )
+        return _parse_spec(self.record, content)
+
+    def submitted_spec(self) -> JobSpec:
+        """Return the content of job.json, for the job's own processes: they may not see the record, or run as another user."""
+        content = self.read("job.json")
+        if content is None:
+            raise UserError(f"{self.path}: not the folder of a job")
+        return _parse_spec(self.path / "job.json", content)
+
+
+def write_exports(path: Path, values: Mapping[str, str]) -> None:
+    """Write a shell file that exports variables. Only its owner can read it."""
+    _write(path, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items()), 0o600)
+
+
+def _parse_spec(path: Path, content: dict[str, Any]) -> JobSpec:
+    try:
+        return TypeAdapter(JobSpec).validate_json(json.dumps(content))  # strict: Python types would have to be exact
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; the file is damaged, or written by another version of "
+            "rstar_lab. Delete it"
+        ) from error
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Write a file to a temporary name and rename it, so that it is never written through a link."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        temporary.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise UserError(os_error_message(error, path)) from error
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return the content of a file, or None if it does not exist. Raises UserError if it is no JSON object."""
+    try:
+        content = parse_json(read_text(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(os_error_message(error, path)) from error
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error}); delete it") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object; delete it")
+    return content

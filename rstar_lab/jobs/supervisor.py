@@ -1,13 +1,13 @@
 """Run the command of one job on any backend.
 
-    python -m rstar_lab.jobs.supervisor JOB_FOLDER DIGEST [--detach]
+    python -m rstar_lab.jobs.supervisor JOB_FOLDER [--detach]
 
 It starts the job's sandbox service if the job needs one, writes the log without secrets, records the exit code, and ends every
 process of the job. With --detach it runs in a new session and outlives the process that submitted the job.
 """
 
 import argparse
-import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 import psutil
 
@@ -24,7 +24,7 @@ from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_proces
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
-from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, SECRETS_FILE, JobFolder, JobSpec, seal
+from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, JobFolder, JobSpec
 from rstar_lab.untrusted.text import counted
 
 
@@ -39,11 +39,7 @@ def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
     written, because Slurm runs the job again.
     """
     environment = {**os.environ, **spec.environment, JOB_VARIABLE: spec.id, "PYTHONUNBUFFERED": "1"}
-    environment |= folder.read(SECRETS_FILE) or {}
     names = load_profile(spec.profile).secrets
-    if spec.backend != "slurm":
-        # On Slurm the file stays until the job ends: a requeued job reads it again.
-        folder.delete_secrets()
     adopt_orphans()
     os.umask(os.umask(0o077) | 0o002)  # no other user may write into the run, whatever the caller's umask is
     stopped, code = False, 1
@@ -85,7 +81,6 @@ def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
         if reader is not None:
             reader.join(timeout=5)
         if not (stopped and (folder.path / REQUEUE_FILE).exists()):
-            folder.delete_secrets()
             folder.write("exit.json", {"code": code, "stopped": stopped, "ended": time.time()})
         signal.signal(signal.SIGTERM, previous)
     return code
@@ -140,15 +135,11 @@ def _copy_log(output: IO[str], path: Path, secrets: list[str], echo: bool) -> No
                 sys.stdout.flush()
 
 
-def detach(folder: JobFolder) -> None:
-    """Fork. The parent records the child's process id and exits; the child returns in a new session."""
+def detach() -> None:
+    """Fork. The parent prints the child's process id and start time and exits; the child returns in a new session."""
     child = os.fork()
     if child:
-        content: dict[str, Any] = {"pid": child, "created": psutil.Process(child).create_time()}
-        # Without a seal, because no key can be stored, `jobs stop` finds the processes by their environment.
-        with contextlib.suppress(UserError):
-            content["seal"] = seal({**content, "job": folder.path.name})
-        folder.write("supervisor.json", content)
+        print(json.dumps({"pid": child, "created": psutil.Process(child).create_time()}), flush=True)
         os._exit(0)
     os.setsid()
     for descriptor in (0, 1, 2):
@@ -158,16 +149,15 @@ def detach(folder: JobFolder) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("digest", help="digest of the submitted job: JobSpec.digest")
     parser.add_argument("--detach", action="store_true")
     arguments = parser.parse_args()
     folder = JobFolder(arguments.folder)
     try:
-        spec = folder.submitted_spec(arguments.digest)
+        spec = folder.submitted_spec()
     except UserError as error:
         sys.exit(f"error: {error}")
     if arguments.detach:
-        detach(folder)
+        detach()
     raise_open_files()
     return supervise(folder, spec, echo=not arguments.detach)
 

@@ -250,7 +250,6 @@ def test_the_job_ends_with_a_failed_phase(tmp_path, monkeypatch):
         folder.save(job)
         folder.save(replace(job, handle=local.Local().start(folder, job)))
         rehearsal.job.id = "job-1"
-        rehearsal.job.wait_for((folder.path / "supervisor.json").exists, "supervisor")
         raise UserError("the phase fails")
 
     for name in ("preflight", "data"):
@@ -258,7 +257,7 @@ def test_the_job_ends_with_a_failed_phase(tmp_path, monkeypatch):
     monkeypatch.setattr(Rehearsal, "sft", sft)
     report = Rehearsal("tiny", "laptop", {}, tmp_path, lambda phase: None).run()
     assert [phase.detail for phase in report.phases if phase.status == "failed"] == ["the phase fails"]
-    supervisor = json.loads((tmp_path / "runs/.jobs/job-1/supervisor.json").read_text())
+    supervisor = JobFolder.of(tmp_path / "runs", "job-1").spec().handle
     assert json.loads((tmp_path / "runs/.jobs/job-1/exit.json").read_text())
     assert not alive(supervisor["pid"], supervisor["created"])
 

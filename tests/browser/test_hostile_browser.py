@@ -175,7 +175,7 @@ def test_static_pages(browser, run, runs, tmp_path):
 
 
 def make_hostile_jobs(runs_dir: Path) -> None:
-    """Write jobs whose files have hostile texts: own ones that are sealed, and damaged ones that others could have written."""
+    """Write jobs whose files have hostile texts: own ones, and damaged ones that others could have written."""
     for number in range(6):
         text = hostile(number)
         folder = JobFolder.of(runs_dir, f"job-{number}")

@@ -48,8 +48,8 @@ class SshServer:
             "AuthorizedKeysFile": folder / "authorized_keys", "PidFile": folder / "sshd.pid", "UsePAM": "no",
             "PermitRootLogin": "yes", "PasswordAuthentication": "no", "Subsystem": "sftp internal-sftp",
         }  # fmt: skip
-        if environment:
-            server["SetEnv"] = " ".join(f"{name}={value}" for name, value in environment.items())
+        sessions = {"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"], **(environment or {})}
+        server["SetEnv"] = " ".join(f"{name}={value}" for name, value in sessions.items())
         (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in server.items()))
         client = {
             "HostName": "127.0.0.1", "Port": self.port, "User": user or getpass.getuser(), "IdentityFile": folder / "user_key",

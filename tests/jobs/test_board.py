@@ -24,13 +24,12 @@ def write_job(runs, job_id, *, status="running", event=EVENT, **changes):
     folder = JobFolder.of(runs, job_id)
     folder.save(
         JobSpec(id=job_id, recipe="tiny", profile="laptop", backend="local", command=[sys.executable], cwd=str(runs),
-                runs_dir=str(runs), overrides={}, created=f"2026-01-01T00:00:{len(job_id):02d}", run="tiny-rl")
+                runs_dir=str(runs), overrides={}, created=f"2026-01-01T00:00:{len(job_id):02d}", run="tiny-rl",
+                handle={"pid": os.getpid(), "created": psutil.Process().create_time()})
         if not changes else JobSpec(**changes)
     )  # fmt: skip
     folder.log.write_text(f"starts\n{json.dumps(event)}\nan ordinary line\n")
-    if status == "running":
-        folder.write("supervisor.json", {"pid": os.getpid(), "created": psutil.Process().create_time()})
-    else:
+    if status != "running":
         folder.write("exit.json", {"code": 0 if status == "finished" else 1, "stopped": status == "stopped"})
 
 

@@ -1,7 +1,6 @@
 """A host in the hands of somebody else: what it answers runs nothing here, writes into no other folder and is no markup."""
 
 import os
-import shutil
 import sys
 
 import pytest
@@ -11,7 +10,6 @@ from rstar_lab.hardware.profiles import Ssh, load_profile
 from rstar_lab.jobs import JobBoard
 from rstar_lab.jobs.board import BoardRow, render_table
 from rstar_lab.jobs.ssh import backend as ssh_backend
-from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection
 from rstar_lab.jobs.ssh.mirror import pull_run
 from rstar_lab.jobs.store import JobFolder, JobSpec
@@ -43,29 +41,6 @@ def listing(**changes):
     """The answer of a host about its run."""
     files = {"calls/stage=rl/step=000001.parquet": (1, 1)}
     return {"metrics": "", "status": "running", "folder": "/runs/run", "files": files} | changes
-
-
-@pytest.mark.skipif(shutil.which("sftp") is None, reason="requires the OpenSSH client")
-def test_a_folder_that_a_host_names_is_no_command_of_sftp(tmp_path, monkeypatch):
-    """In a batch file of sftp, a line that begins with `!` runs in a shell of this machine."""
-    server = next((path for path in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server")
-                   if os.access(path, os.X_OK)), None)  # fmt: skip
-    if server is None:
-        pytest.skip("requires sftp-server")
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    (bin_folder / "ssh").write_text(f"#!/bin/sh\nexec {server}\n")
-    (bin_folder / "ssh").chmod(0o755)
-    (bin_folder / "sftp").symlink_to(shutil.which("sftp"))
-    monkeypatch.setenv("PATH", str(bin_folder))  # without rsync
-    host = Host(files=listing(folder=f'x"\n!echo > {tmp_path}/PWNED\n-ls "'))
-    for copy in (
-        lambda: pull_run(host, "run", tmp_path, False, True),
-        lambda: mirror._sftp(host, host.answers["files"]["folder"], tmp_path, ["calls"]),
-    ):
-        with pytest.raises(UserError, match="line break cannot be copied"):
-            copy()
-    assert not (tmp_path / "PWNED").exists()
 
 
 @pytest.mark.parametrize("run_id", [".jobs/mine", ".jobs", "a/b", ""])

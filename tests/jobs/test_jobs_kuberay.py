@@ -96,7 +96,7 @@ def test_a_job_runs_with_files_environment_and_secret_and_leaks_nothing(api, pro
     visible = "".join(api.requests) + api.log_of(f"{job.spec.handle['name']}-submitter")
     visible += "".join(path.read_text() for path in job.folder.path.iterdir() if path.is_file())
     assert "WANDB_API_KEY" in visible and SECRET not in visible
-    assert not (job.folder.path / "secrets.json").exists()
+    assert not job.folder.secrets.exists()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -36,7 +37,7 @@ def start_job(tmp_path: Path, code: str, *, job_id: str = "toy-1", environment: 
     )
     folder = JobFolder.of(tmp_path, job_id)
     folder.save(spec)
-    Local().start(folder, spec)
+    folder.save(replace(spec, handle=Local().start(folder, spec)))
     return Job(folder)
 
 
@@ -70,7 +71,7 @@ def test_a_command_that_cannot_start_fails_and_is_named_in_the_log(tmp_path):
     spec = JobSpec("x", "toy", "laptop", "local", ["/nowhere/python"], str(tmp_path), str(tmp_path), {}, "now")
     folder = JobFolder.of(tmp_path, "x")
     folder.save(spec)
-    Local().start(folder, spec)
+    folder.save(replace(spec, handle=Local().start(folder, spec)))
     assert Job(folder).wait(timeout_s=60) == JobStatus.FAILED
     assert "/nowhere/python" in Job(folder).logs()
 
@@ -112,7 +113,7 @@ time.sleep(600)
     job = start_job(tmp_path, code)
     until(lambda: "ready" in job.logs())
     stray = int(until(lambda: (tmp_path / "stray").exists() and (tmp_path / "stray").read_text()))
-    supervisor = job.folder.read("supervisor.json")["pid"]
+    supervisor = job.folder.spec().handle["pid"]
     assert stray in {process.pid for process in processes_of(job.id, root=supervisor)}
     assert job.stop() == JobStatus.STOPPED
     assert processes_of(job.id, root=supervisor) == []
@@ -132,7 +133,7 @@ def test_processes_left_by_a_finished_run_are_ended(tmp_path):
 def test_stop_ends_the_processes_of_a_killed_supervisor(tmp_path):
     job = start_job(tmp_path, "import time; print('ready', flush=True); time.sleep(600)")
     until(lambda: "ready" in job.logs())
-    os.kill(job.folder.read("supervisor.json")["pid"], signal.SIGKILL)
+    os.kill(job.folder.spec().handle["pid"], signal.SIGKILL)
     until(lambda: job.status() == JobStatus.FAILED)
     assert processes_of(job.id)
     job.stop()

@@ -16,7 +16,7 @@ from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.jobs import JobStatus, attach, ray_jobs
 from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.job import Job
-from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
+from rstar_lab.jobs.store import JobFolder, JobSpec, write_exports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent.parent
@@ -82,7 +82,7 @@ def start_job(cluster, tmp_path, code, *, job_id, secrets=None, profile="laptop"
     (folder.path / "code").mkdir()
     (folder.path / "code" / "sent.txt").write_text("sent along")
     if secrets:
-        folder.write(SECRETS_FILE, secrets, mode=0o600)
+        write_exports(folder.secrets, secrets)
     ray_jobs.Ray().start(folder, spec)
     return Job(folder)
 
@@ -110,7 +110,7 @@ def test_a_ray_job_gets_files_environment_and_secrets_and_leaks_none(cluster, tm
     visible = client.get_job_logs(job.id) + repr(client.get_job_info(job.id))
     visible += "".join(path.read_text() for path in job.folder.path.iterdir() if path.is_file())
     assert "abc123secret" not in visible
-    assert not (job.folder.path / SECRETS_FILE).exists(), "read once, then deleted"
+    assert not job.folder.secrets.exists(), "deleted when the job has ended"
 
 
 def test_a_ray_job_is_found_again_and_stopped(cluster, tmp_path):

@@ -14,7 +14,7 @@ from helpers.slurm_cluster import slurm_cluster
 
 from rstar_lab.jobs import JobStatus, slurm
 from rstar_lab.jobs.job import Job
-from rstar_lab.jobs.store import SECRETS_FILE, JobFolder, JobSpec
+from rstar_lab.jobs.store import JobFolder, JobSpec, write_exports
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parent.parent.parent
@@ -58,7 +58,7 @@ def prepare_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_worker
         ROOT / "rstar_lab", folder.path / "code" / "rstar_lab", ignore=shutil.ignore_patterns("__pycache__")
     )
     if secrets:
-        folder.write(SECRETS_FILE, secrets, mode=0o600)
+        write_exports(folder.secrets, secrets)
     return Job(folder)
 
 
@@ -128,7 +128,7 @@ def test_a_job_is_requeued_before_its_wall_time_and_continues(cluster, tmp_path,
     assert len(starts) >= 2 and starts[0] == 0 < starts[1], "the second start continues"
     assert "with a secret of 12" in job.logs().splitlines()[-2]
     assert "requeueing job" in (slurm.Slurm().logs(job.folder, job.spec) or "")
-    assert not (job.folder.path / SECRETS_FILE).exists()
+    assert not job.folder.secrets.exists()
 
 
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="redis-server is not installed")

@@ -92,7 +92,7 @@ def test_the_tree_is_sent_once_and_not_to_other_versions(profile, settings, tmp_
     first = install_tree(Connection(settings), sent.append)
     assert install_tree(Connection(settings), sent.append) == first
     assert len(sent) == 1
-    assert Path(first[1], "rstar_lab", "errors.py").exists() and Path(first[0]) == tmp_path / "far"
+    assert Path(first[1], "rstar_lab", "common", "errors.py").exists() and Path(first[0]) == tmp_path / "far"
     assert (tmp_path / "far" / "code").stat().st_mode & 0o077 == 0, "other users cannot read it"
 
 
@@ -137,11 +137,15 @@ def test_scripts_run_in_every_login_shell(shell):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "problem", ["echo Welcome; rsync", "rsync-lacks", "echo 'zsh:1: command not found: rsync' >&2; exit 127;"]
+    ("problem", "message"),
+    [
+        ("echo Welcome; rsync", "a start-up file of the shell there prints text"),
+        ("rsync-lacks", "cluster has no rsync"),
+        ("echo 'zsh:1: command not found: rsync' >&2; exit 127;", "cluster has no rsync"),
+    ],
 )
-def test_sftp_copies_where_rsync_cannot(agent, tmp_path, monkeypatch, problem):
-    far, here = Path(agent.runs), tmp_path / "here"
-    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
+def test_a_host_where_rsync_does_not_work_is_an_error_with_the_remedy(agent, tmp_path, monkeypatch, problem, message):
+    with RunWriter.open(Path(agent.runs), "run", kind="train", recipe={}, seed=0) as writer:
         write_steps(writer, range(1, 3))
     client = tmp_path / "bin" / "rsync"
     client.parent.mkdir()
@@ -149,8 +153,8 @@ def test_sftp_copies_where_rsync_cannot(agent, tmp_path, monkeypatch, problem):
     client.write_text(f"#!/bin/bash\nset -o pipefail\n{command}\n")
     client.chmod(0o755)
     monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
-    mirror.pull_run(agent, "run", here, False, True)
-    assert content(here / "run") == content(far / "run")
+    with pytest.raises(UserError, match=message):
+        mirror.pull_run(agent, "run", tmp_path / "here", False, True)
 
 
 @pytest.mark.slow
@@ -272,10 +276,7 @@ def test_a_copy_is_readable_while_the_run_is_written(agent, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", ["rsync", "sftp"])
-def test_a_run_that_was_cut_and_written_again_is_copied_exactly(agent, tmp_path, monkeypatch, tool):
-    if tool == "sftp":
-        monkeypatch.setattr(mirror, "_rsync", lambda *arguments: False)
+def test_a_run_that_was_cut_and_written_again_is_copied_exactly(agent, tmp_path):
     far, here = Path(agent.runs), tmp_path / "here"
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
         write_steps(writer, range(1, 6))

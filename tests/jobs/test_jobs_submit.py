@@ -163,16 +163,16 @@ def test_a_run_of_another_user_is_not_continued(submitted, tmp_path):
 def test_secrets_are_deleted_if_the_supervisor_never_started(cluster_profile, submitted, monkeypatch, tmp_path, state):
     monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
     job = submitted("tiny_fast", cluster_profile(), runs_dir=tmp_path)
-    assert (job.folder.path / "secrets.json").stat().st_mode & 0o077 == 0
+    assert job.folder.secrets.stat().st_mode & 0o077 == 0
     monkeypatch.setattr(Slurm, "state", lambda self, folder, spec: state)
     monkeypatch.setattr(Slurm, "stop", lambda self, folder, spec: None)
     if state == "queued":
         job.status()
-        assert (job.folder.path / "secrets.json").exists(), "the job will need them"
+        assert job.folder.secrets.exists(), "the job will need them"
         job.stop()
     else:
         job.status()
-    assert not (job.folder.path / "secrets.json").exists()
+    assert not job.folder.secrets.exists()
 
 
 def test_a_submission_that_fails_leaves_no_job(monkeypatch, tmp_path):

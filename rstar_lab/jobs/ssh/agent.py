@@ -20,7 +20,7 @@ from rstar_lab.common.errors import UserError, os_error_message
 from rstar_lab.jobs.job import Job, attach, describe, job_row, list_jobs, submit
 from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
-from rstar_lab.jobs.store import check_name, check_private, jobs_folder
+from rstar_lab.jobs.store import check_name, state_folder
 from rstar_lab.runs.files import open_to_read, read_bytes
 from rstar_lab.runs.questions import question_beginnings
 from rstar_lab.runs.reader import RunReader, run_folders
@@ -54,10 +54,7 @@ class Operations:
         recipe_text: content of a recipe file; None for a shipped recipe. Returns the job's row and the printed lines.
         """
         check_name(job_id, "id of the job")
-        own = jobs_folder(self.runs) / f".submitted-{os.getuid()}"
-        own.mkdir(mode=0o700, exist_ok=True)
-        check_private(own)
-        folder = own / job_id
+        folder = state_folder() / f"received-{job_id}"
         folder.mkdir(exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

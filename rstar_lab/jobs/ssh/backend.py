@@ -4,7 +4,6 @@ import base64
 import hashlib
 import os
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -110,7 +109,7 @@ class OverSsh(Backend):
                 f"{error}. It is unknown whether {job.job_id} was submitted: `rstar-lab jobs list` shows it when the host answers"
             ) from error
         except UserError:
-            shutil.rmtree(folder.path, ignore_errors=True)
+            folder.delete()
             raise
         with readable_answer(settings.host):
             for message in answer["messages"]:
@@ -144,10 +143,7 @@ class OverSsh(Backend):
         groups: dict[Agent, list[str]] = {}
         answers: dict[str, dict[str, Any]] = {}
         for spec in jobs:
-            try:
-                groups.setdefault(agent_of(spec), []).append(spec.id)
-            except (KeyError, TypeError, ValueError, UserError) as error:  # a damaged job.json
-                answers[spec.id] = {"status": "unknown", "progress": {"line": str(error)}}
+            groups.setdefault(agent_of(spec), []).append(spec.id)
         for host, ids in groups.items():
             try:
                 rows = host.request("jobs", ids=ids)

@@ -54,7 +54,7 @@ class Connection:
         self.host = f"{settings.user}@{settings.host}" if settings.user else settings.host
 
     def options(self) -> list[str]:
-        """Return the options of ssh that reach this host, also for rsync and sftp."""
+        """Return the options of ssh that reach this host, also for rsync."""
         settings = self.settings
         options = {
             "BatchMode": "yes", "ConnectTimeout": CONNECT_S, "ServerAliveInterval": ALIVE_S,

@@ -1,8 +1,7 @@
 """Copy the runs of a job from its host, while they are written.
 
 A copy is readable at any time. The files of new steps are copied first and the lines that commit them last; files of steps that
-the run has removed are deleted after their lines. Files are copied with `rsync`, or with `sftp` if one side lacks
-rsync.
+the run has removed are deleted after their lines. Files are copied with `rsync`, which both sides must have.
 """
 
 import base64
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,10 +29,9 @@ from rstar_lab.runs.schema import LEVELS, step_range_of
 from rstar_lab.untrusted.text import counted
 
 LOCK = ".mirror.lock"
-# Messages of a shell on a host without rsync, and of rsync if start-up files of the shell print text. sftp works in both cases.
-NO_RSYNC = re.compile(
-    r"rsync: (command )?not found|command not found: rsync|unknown command:? '?rsync|is your shell clean", re.IGNORECASE
-)
+# Messages of a host without rsync, and of rsync if a start-up file of the shell there prints text.
+NO_RSYNC = re.compile(r"rsync: (command )?not found|command not found: rsync|unknown command:? '?rsync", re.IGNORECASE)
+UNCLEAN = "is your shell clean"
 # Errors of rsync that would occur again at the next attempt; the line names the file.
 DENIED = re.compile(r"[^\n]*(Permission denied|No space left|Disk quota exceeded|Read-only file system)[^\n]*")
 RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")  # change during a run, so every pull copies them
@@ -261,15 +258,9 @@ def copy_files(agent: Agent, source: str, target: Path, names: list[str]) -> Non
     """Copy files of the host's folder `source` into the folder `target`; each appears under its name only when it is complete."""
     if not names:
         return
-    if not _rsync(agent, source, target, names):
-        _sftp(agent, source, target, names)
-
-
-def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> bool:
-    """Copy with rsync; return False if one side lacks it, or the host's shell prints text that rsync cannot read."""
     connection = agent.connection
     if not shutil.which("rsync"):
-        return False
+        raise UserError("rsync is not installed here: install it (`apt install rsync`) to copy runs from another host")
     shell = shlex.join(["ssh", *connection.options()])
     # rsync writes each file under a hidden name and then renames it; readers ignore hidden files.
     command = [
@@ -283,7 +274,11 @@ def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> boo
         f"{connection.host}:{shlex.quote(source)}/",
         f"{target}/",
     ]
-    code, message = _run(command, names)
+    # A file, not a pipe: the process that keeps the shared connection inherits stderr, so a pipe would never end.
+    with tempfile.TemporaryFile() as errors:
+        done = subprocess.run(command, input="\n".join(names).encode(), stdout=subprocess.DEVNULL, stderr=errors)
+        errors.seek(0)
+        code, message = done.returncode, errors.read().decode(errors="replace").strip()[-2000:]
     if code in (11, 23) and (denied := DENIED.search(message)):
         raise UserError(
             f"rsync from {connection.host}: {denied[0]}. Change the permissions of this file or of its folders, or free space on its disk"
@@ -291,49 +286,16 @@ def _rsync(agent: Agent, source: str, target: Path, names: Iterable[str]) -> boo
     if code in (23, 24):  # some files were gone
         raise _Changed
     if code == 127 or NO_RSYNC.search(message):
-        return False
+        raise UserError(f"{connection.host} has no rsync, which copies the runs: install it there")
+    if UNCLEAN in message:
+        raise UserError(
+            f"{connection.host}: a start-up file of the shell there prints text, which rsync cannot read; let it print in "
+            "interactive shells only"
+        )
     if code in (12, 30, 255):
         raise ConnectionLost(f"connection to {connection.host} lost: {message}")
     if code:
         raise UserError(f"rsync from {connection.host}: {message}")
-    return True
-
-
-def _run(command: list[str], lines: Iterable[str]) -> tuple[int, str]:
-    """Run a command with these lines as its input; return its exit code and the end of its errors."""
-    # A file, not a pipe: the process that keeps the shared connection inherits stderr, so a pipe would never end.
-    with tempfile.TemporaryFile() as errors:
-        done = subprocess.run(command, input="\n".join(lines).encode(), stdout=subprocess.DEVNULL, stderr=errors)
-        errors.seek(0)
-        return done.returncode, errors.read().decode(errors="replace").strip()[-2000:]
-
-
-def _sftp(agent: Agent, source: str, target: Path, names: list[str]) -> None:
-    connection = agent.connection
-    lines = []
-    for name in names:
-        hidden = (target / name).with_name(f".{Path(name).name}.tmp")
-        hidden.parent.mkdir(parents=True, exist_ok=True)
-        lines.append(f"get -p {_sftp_quote(f'{source}/{name}')} {_sftp_quote(str(hidden))}")
-    client = shutil.which("ssh") or "ssh"  # sftp has a path of its own otherwise
-    code, message = _run(["sftp", "-q", "-S", client, *connection.options(), "-b", "-", "--", connection.host], lines)
-    if code == 255:
-        raise ConnectionLost(f"connection to {connection.host} lost: {message}")
-    if code:
-        if "not found" in message or "No such file" in message:
-            raise _Changed
-        if "message too long" in message:
-            message = "a start-up file of the shell there prints text; let it print in interactive shells only"
-        raise UserError(f"sftp from {connection.host}: {message}")
-    for name in names:
-        (target / name).with_name(f".{Path(name).name}.tmp").replace(target / name)
-
-
-def _sftp_quote(path: str) -> str:
-    """Return a path for a batch file of sftp, in which a line that begins with `!` is a command for a shell of this machine."""
-    if "\n" in path or "\r" in path or "\0" in path:
-        raise UserError(f"{path[:80]!r}: a path with a line break cannot be copied")
-    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def start_mirror(folder: JobFolder, spec: JobSpec) -> None:
