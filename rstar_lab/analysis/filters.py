@@ -111,6 +111,13 @@ _STEP_COLUMNS = frozenset({"run_id", "stage", "step"})
 _OF_STEPS = _STEP_COLUMNS | {"steps"}
 
 
+def has_sql(where: Any) -> bool:
+    """Return whether a filter contains SQL text. A filter that is read from a file may not."""
+    if isinstance(where, Mapping):
+        return "sql" in where or any(map(has_sql, where.get("any") or ()))
+    return isinstance(where, str)
+
+
 def selects_steps(where: Where) -> bool:
     """Return whether a filter selects whole steps: it names nothing but their run, stage and number."""
     if isinstance(where, str):

@@ -1,10 +1,10 @@
-"""DuckDB connections without access to other files, and the check of SQL that a user or a run folder supplies."""
+"""DuckDB connections that read the files of the runs only, and the check of SQL text."""
 
-import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.files import parse_json
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import UNUSABLE
 
@@ -23,29 +24,18 @@ _TITLES = {
 }  # fmt: skip
 # SQL condition on trajectories: the rollout has a valid reward
 HAS_RESULT = f"coalesce(stop_reason, '') NOT IN {UNUSABLE}"
-_SUBQUERY = re.compile(r"(?i)\b(from|table|select|show|describe|summarize|pivot|unpivot|with)\b")
 _WITH = re.compile(r"(?i)\bwith\b")
 # Nodes of the syntax tree for queries that change nothing.
 _READING = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
-_GENERATORS = frozenset({"unnest", "range", "generate_series"})  # table functions without access to files
-# Functions of one value that return a value of any size, or take a time that is quadratic in it. DuckDB interrupts a query between
-# blocks of rows only, and its memory limit does not count texts.
-_UNBOUNDED = frozenset(
-    {
-        "repeat", "lpad", "rpad", "range", "generate_series", "list_resize", "array_resize", "printf", "format", "bitstring", "list_reduce",
-        "array_reduce", "reduce", "levenshtein", "editdist3", "damerau_levenshtein",
-    }
-)  # fmt: skip
-_MOST_CONCATENATIONS = 32  # in a filter
 # Time of a query with a filter that the user did not necessarily write: from a saved view, a link or an assistant.
 FILTER_S = 60.0
 
 
-def connect(directories: Iterable[Path] = (), **config: Any) -> duckdb.DuckDBPyConnection:
-    """Return a connection in memory that reads files only below `directories`.
+def connect(files: Iterable[str | Path] = (), **config: Any) -> duckdb.DuckDBPyConnection:
+    """Return a connection in memory that reads these files and nothing else.
 
-    It loads no extension, opens no network connection and does not see Python variables. Its configuration is locked. DuckDB
-    resolves symbolic links before it compares a path with the directories.
+    It loads no extension, opens no network connection and does not see Python variables. Its configuration is locked. A file that is
+    replaced by a symbolic link is not read.
     config: options of DuckDB.
     """
     # By default a query may fill 90% of the disk with temporary files.
@@ -53,8 +43,7 @@ def connect(directories: Iterable[Path] = (), **config: Any) -> duckdb.DuckDBPyC
     connection = duckdb.connect(config={**limits, **config})
     # Global, because cursors do not inherit settings: without the cache each query reads every file's footer again.
     connection.execute("SET GLOBAL parquet_metadata_cache = true")
-    folders = ", ".join(quoted(str(folder)) for folder in directories)
-    connection.execute(f"SET allowed_directories = [{folders}]")
+    connection.execute(f"SET allowed_paths = [{', '.join(quoted(str(file)) for file in files)}]")
     for option, value in (
         ("python_enable_replacements", "false"),
         ("enable_external_access", "false"),
@@ -100,14 +89,85 @@ def check_query(query: str) -> None:
         raise RunStoreError("the query failed: only SELECT is allowed in a WITH clause")
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What SQL text may contain that the user did not necessarily write: filters, and queries of assistants. DuckDB interrupts a query between
+# blocks of rows only, computes constants before the query starts, and its memory limit does not count texts. Therefore a function is
+# allowed only if its result is at most as large as its arguments, and an aggregate only if it stores one value per group.
+_FUNCTIONS = _words(
+    """
+    + - * / // % ** ^ ~~ !~~ ~~* !~~* ^@ ->> like_escape ilike_escape not_like_escape not_ilike_escape
+    abs ceil ceiling floor round trunc sign sqrt cbrt exp ln log log2 log10 pow power mod greatest least isnan isfinite isinf nullif
+    length len char_length character_length strlen octet_length lower upper lcase ucase trim ltrim rtrim left right substr substring
+    strpos instr position contains starts_with prefix ends_with suffix regexp_matches regexp_full_match regexp_extract hash md5 typeof
+    list_contains list_has array_contains array_has list_has_any list_has_all array_has_any array_has_all list_position list_extract
+    list_element array_extract element_at array_length cardinality map_contains map_extract map_extract_value map_keys map_values
+    struct_extract list_value row list_distinct list_unique json_extract json_extract_string json_extract_path json_extract_path_text
+    json_array_length json_type json_valid json_exists json_contains epoch date_trunc date_part date_diff year month day hour minute
+    count count_star count_if countif sum avg mean min max any_value first last arg_max arg_min argmax argmin max_by min_by bool_and
+    bool_or stddev stddev_samp stddev_pop variance var_samp var_pop sem corr covar_samp covar_pop regr_slope regr_intercept regr_r2
+    regr_count approx_count_distinct approx_quantile kurtosis skewness fsum favg
+    """
+)
+# Aggregates of assistants' queries, which run in a process with a memory limit, and functions of several rows.
+_COLLECTING = _words(
+    """
+    median quantile quantile_cont quantile_disc mode mad histogram list array_agg string_agg unnest strftime row_number rank dense_rank
+    percent_rank ntile lag lead first_value last_value
+    """
+)
+_TYPES = _words(
+    "varchar text string integer int bigint smallint tinyint hugeint double float real boolean bool date timestamp json"
+)
+_NODES = _words(
+    """
+    COLUMN_REF VALUE_CONSTANT CASE_EXPR OPERATOR_CAST TYPE FUNCTION SUBQUERY STAR CONJUNCTION_AND CONJUNCTION_OR COMPARE_EQUAL
+    COMPARE_NOTEQUAL COMPARE_LESSTHAN COMPARE_GREATERTHAN COMPARE_LESSTHANOREQUALTO COMPARE_GREATERTHANOREQUALTO
+    COMPARE_DISTINCT_FROM COMPARE_NOT_DISTINCT_FROM COMPARE_BETWEEN COMPARE_NOT_BETWEEN COMPARE_IN COMPARE_NOT_IN OPERATOR_NOT
+    OPERATOR_IS_NULL OPERATOR_IS_NOT_NULL OPERATOR_COALESCE ARRAY_EXTRACT ARRAY_SLICE STRUCT_EXTRACT
+    SELECT_NODE BASE_TABLE JOIN EMPTY ORDER_MODIFIER ORDER_DEFAULT ASCENDING DESCENDING LIMIT_MODIFIER DISTINCT_MODIFIER
+    """
+)
+_NODES_OF_QUERIES = _words(
+    """
+    SET_OPERATION_NODE CTE_NODE SHOW_REF TABLE_FUNCTION POSITIONAL_REFERENCE WINDOW_AGGREGATE WINDOW_RANK WINDOW_RANK_DENSE
+    WINDOW_NTILE WINDOW_PERCENT_RANK WINDOW_ROW_NUMBER WINDOW_FIRST_VALUE WINDOW_LAST_VALUE WINDOW_LEAD WINDOW_LAG
+    """
+)
+_MOST_TEXT, _MOST_CALLS, _MOST_SUBQUERIES, _MOST_PATTERN = 200_000, 200, 4, 500
+_COUNTED = re.compile(r"\{.*\{|\{[^}]*\d{3}", re.DOTALL)  # repetitions for which a regular expression needs minutes
+_PLAIN = re.compile(
+    r"[\w\s.,'<>=!+*/-]*"
+)  # text without a function or subquery; parsing takes most of the time of a check
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What text of one kind may contain: filter or query."""
+
+    name: str
+    functions: frozenset[str]
+    nodes: frozenset[str]
+
+    def refuse(self, what: object) -> RunStoreError:
+        return RunStoreError(f"{self.name}: {what} is not supported; use `runs.sql` in a notebook")
+
+
+_FILTER = _Rules("filter sql", _FUNCTIONS, _NODES)
+_QUERY = _Rules("query", _FUNCTIONS | _COLLECTING, _NODES | _NODES_OF_QUERIES)
+
+
 @lru_cache(maxsize=256)
 def checked_expression(sql: str) -> str:
-    """Return an SQL expression in parentheses.
+    """Return an SQL expression in parentheses. Its subqueries read only the tables of the runs.
 
-    Raises RunStoreError unless the text is exactly one expression, whose subqueries read only the tables of the runs, and which can be
-    interrupted: it may come from a file in a run folder.
+    Raises RunStoreError unless the text is exactly one expression of allowed functions: it may come from somebody else.
     """
     inside = f"({sql}\n)"  # a comment at the end of the text ends with its line
+    if len(sql) > _MOST_TEXT:
+        raise RunStoreError(f"filter sql: it has more than {_MOST_TEXT:,} characters")
     try:
         # The first parses the text without the parentheses, so that it cannot close them and continue.
         duckdb.SQLExpression(sql)
@@ -116,38 +176,79 @@ def checked_expression(sql: str) -> str:
         raise RunStoreError(f"filter sql: write one SQL expression over the columns: {error_text(error)}") from error
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise RunStoreError("filter sql: write one SQL expression over the columns, without `;`")
-    subquery = _SUBQUERY.search(sql)
-    if subquery or "(" in sql or "||" in sql:  # else there is no function to check; parsing takes most of the time
-        nodes = list(_nodes(f"SELECT 1 WHERE {inside}"))
-        _check_functions(nodes)
-        if subquery:
-            _check_sources(nodes)
+    if not _PLAIN.fullmatch(sql):
+        _check_nodes(f"SELECT 1 WHERE {inside}", _FILTER)
     return inside
 
 
-def _check_functions(nodes: Sequence[dict[str, Any]]) -> None:
-    """Raise RunStoreError for a function that cannot be interrupted and can take all memory. As table functions they can be interrupted."""
-    tables = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
-    names = [node.get("function_name") for node in nodes if node.get("class") == "FUNCTION" and id(node) not in tables]
-    if unbounded := _UNBOUNDED.intersection(names):
-        raise RunStoreError(
-            f"filter sql: {min(unbounded)}() is not supported, because its result can be of any size; use it in `runs.sql`"
-        )
-    if names.count("||") + names.count("concat") > _MOST_CONCATENATIONS:
-        raise RunStoreError(f"filter sql: more than {_MOST_CONCATENATIONS} texts are joined; use `runs.sql`")
+@lru_cache(maxsize=256)
+def checked_order(sql: str) -> str:
+    """Return the text of an ORDER BY clause. Raises RunStoreError unless it consists of expressions that a filter may contain."""
+    query = f"SELECT 1 FROM trajectories ORDER BY {sql}\n"
+    check_query(query)
+    (select,) = (node for node in _check_nodes(query, _FILTER) if node.get("type") == "SELECT_NODE")
+    if [modifier["type"] for modifier in select["modifiers"]] != ["ORDER_MODIFIER"]:
+        raise RunStoreError("order_by: write columns, such as `reward DESC, step`")
+    return f"{sql}\n"  # a comment at the end of the text ends with its line
 
 
-def _check_sources(nodes: Sequence[dict[str, Any]]) -> None:
-    """Raise RunStoreError if a subquery reads anything but the tables of the runs."""
-    named = {entry["key"] for node in nodes for entry in (node.get("cte_map") or {}).get("map", [])}
+def check_foreign_query(query: str) -> None:
+    """Raise RunStoreError unless a query reads only the tables of the runs, with allowed functions. See `check_query`.
+
+    Constants are computed before a query can be interrupted, so run it in a process with limits all the same.
+    """
+    check_query(query)
+    _check_nodes(query, _QUERY)
+
+
+def _check_nodes(query: str, rules: _Rules) -> list[dict[str, Any]]:
+    """Return the nodes of the syntax tree of a SELECT. Raises RunStoreError if one of them is not allowed."""
+    if len(query) > _MOST_TEXT:
+        raise rules.refuse(f"a text of {len(query):,} characters")
+    nodes = list(_nodes(query))
+    named = {entry["key"].lower() for node in nodes for entry in (node.get("cte_map") or {}).get("map", [])}
+    sources = {"SUBQUERY"} if rules is _QUERY else set()  # a subquery in FROM has no class
+    calls = selects = 0
     for node in nodes:
-        source = None
-        if node.get("type") == "BASE_TABLE" and node["table_name"].lower() not in {*TABLES, *named}:
-            source = node["table_name"]
-        elif node.get("type") == "TABLE_FUNCTION" and node["function"].get("function_name") not in _GENERATORS:
-            source = f"{node['function'].get('function_name')}(...)"
-        if source:
-            raise RunStoreError(f"filter sql: {source!r} cannot be read; the tables are {', '.join(sorted(TABLES))}")
+        kind = node.get("type")
+        if not isinstance(kind, str) or ("class" not in node and kind in sources):
+            continue
+        if kind not in rules.nodes or (kind == "SUBQUERY" and "class" not in node):
+            raise rules.refuse(kind.lower().replace("_", " "))
+        calls += "function_name" in node
+        selects += kind == "SELECT_NODE"
+        if "function_name" in node:
+            _check_call(node, rules)
+        elif kind == "BASE_TABLE":
+            table, schema = node["table_name"], node["schema_name"] or node["catalog_name"]
+            if schema or table.lower() not in TABLES | named:
+                raise RunStoreError(
+                    f"{rules.name}: {table!r} cannot be read; the tables are {', '.join(sorted(TABLES))}"
+                )
+        elif kind == "TABLE_FUNCTION" and node["function"]["function_name"] != "unnest":
+            raise RunStoreError(f"{rules.name}: {node['function']['function_name']!r} cannot be read")
+        elif kind == "STAR" and node["columns"]:
+            raise rules.refuse("COLUMNS(...)")
+        elif kind == "TYPE" and (node["children"] or node["type_name"].lower() not in _TYPES):
+            raise rules.refuse(f"the type {node['type_name']}")
+        elif kind == "SELECT_NODE" and rules is _FILTER and (len(node["select_list"]) != 1 or named):
+            raise rules.refuse("a subquery with several columns or a WITH clause")
+    if calls > _MOST_CALLS or (rules is _FILTER and selects > _MOST_SUBQUERIES + 1):
+        raise rules.refuse(f"more than {_MOST_CALLS} functions and operators, or {_MOST_SUBQUERIES} subqueries,")
+    return nodes
+
+
+def _check_call(node: Mapping[str, Any], rules: _Rules) -> None:
+    name = node["function_name"].lower()
+    arguments = [argument["expression"] for argument in node.get("arguments", ())]
+    if name not in rules.functions or node.get("schema") or node.get("catalog"):
+        raise rules.refuse(f"{name}()")
+    if name in ("list_value", "row") and any(argument.get("class") != "CONSTANT" for argument in arguments):
+        raise rules.refuse("a list of anything but constants")
+    if name.startswith("regexp_"):
+        pattern = arguments[1]["literal"]["text"] if arguments[1].get("class") == "CONSTANT" else None
+        if not isinstance(pattern, str) or len(pattern) > _MOST_PATTERN or _COUNTED.search(pattern):
+            raise rules.refuse("a regular expression that is computed, long or has several counted repetitions")
 
 
 def columns_of(sql: str) -> set[str]:
@@ -162,9 +263,12 @@ def columns_of(sql: str) -> set[str]:
 
 
 def _nodes(query: str) -> Iterator[dict[str, Any]]:
-    """Yield the nodes of the syntax tree of a SELECT. Raises RunStoreError if it has a part for which DuckDB writes no tree."""
+    """Yield the nodes of the syntax tree of a SELECT. Raises RunStoreError if it is nested deeply, or if DuckDB writes no tree for it."""
     text = _parser().cursor().execute("SELECT json_serialize_sql(?)", [query]).fetchone()
-    tree = json.loads(text[0]) if text else {}
+    try:
+        tree = parse_json(text[0]) if text else {}
+    except ValueError as error:
+        raise RunStoreError(f"the query failed: it cannot be checked: {error}") from error
     if tree.get("error") is not False:
         raise RunStoreError(f"the query failed: it cannot be checked: {tree.get('error_message')}")
     pending: list[Any] = [tree]

@@ -372,13 +372,13 @@ class Runs:
     def _transcript_file(self, reader: RunReader, step: int) -> StoredFile | None:
         """Return the file with the transcripts of a step. If a copied run left the file on its host, copy it first."""
         if not reader.transcripts_elsewhere:
-            return next((file for file in reader.files("transcripts") if step in file.steps), None)
+            return next((file for file in self._views.accepted(reader, "transcripts") if step in file.steps), None)
         steps = {step: reader.steps()[step]}
         if not reader.scan("transcripts", steps):
             from rstar_lab.jobs.ssh.mirror import fetch_transcripts
 
             fetch_transcripts(reader.run_dir, step)
-        return next(iter(reader.scan("transcripts", steps)), None)
+        return next(iter(self._views.accepted(reader, "transcripts", reader.scan("transcripts", steps))), None)
 
     def copied_questions(self) -> dict[str, dict[str, str]]:
         """Return {run id: {problem id: beginning of its question}} of copied runs whose transcripts are on their host."""
@@ -403,7 +403,7 @@ class Runs:
         """Run a DuckDB query over the tables runs, steps, rollup, rewards, trajectories, calls and transcripts.
 
         Args:
-            query: One SELECT statement. It reads nothing but these tables and the folders of the runs.
+            query: One SELECT statement. It reads nothing but these tables and their files.
             parameters: Each `?` takes the next one.
             steps: Pairs (run_id, step) to which `trajectories` is limited; only their files are read.
             limit: Maximum number of rows.

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ class Views:
         self._given, self._root, self._frames = list(folders), root, frames
         self.timeout_s: float | None = None  # of queries without a time limit
         self._lock = threading.RLock()
-        self._allowed: set[Path] = set()
-        self._runs: list[Path] = []
+        # Files that the readers accepted, by run and level, and those that the connection may read.
+        self._accepted: dict[tuple[Path, str], list[str]] = {}
+        self._readable: set[str] = set()
         self._connection = connect()
         # Without views: DuckDB replaces a view by its definition when it lists the tables of a query.
         self._parser = connect()
@@ -99,7 +101,7 @@ class Views:
         narrowed = []
         for reader in self.readers():
             with self.skip_damaged(reader):
-                for file in reader.files(level) if reader.run_id in chosen else []:
+                for file in self.accepted(reader, level) if reader.run_id in chosen else []:
                     inside = tuple(step for step in file.steps if step in chosen[reader.run_id])
                     if inside:
                         narrowed.append(replace(file, steps=inside, partial=file.partial or inside != file.steps))
@@ -118,8 +120,8 @@ class Views:
         timeout_s: float | None = None,
     ) -> Any:
         for _ in range(3):
-            cursor = self._prepare(query)
             only = "" if steps is None else self._trajectories(self._files("trajectories", steps))
+            cursor = self._prepare(query)
             limited = f"WITH trajectories AS ({only}) {query}" if only else query
             try:
                 with time_limit(cursor, self.timeout_s if timeout_s is None else timeout_s):
@@ -135,59 +137,65 @@ class Views:
     def _prepare(self, query: str) -> duckdb.DuckDBPyConnection:
         """Return a cursor with up-to-date views of the tables that the query names."""
         with self._lock:
-            self._allow_folders()
             try:
-                names = {name.lower() for name in self._parser.get_table_names(query.replace("?", "NULL"))}
+                names = {name.lower() for name in self._parser.get_table_names(query.replace("?", "NULL"))} & TABLES
             except duckdb.Error:  # DuckDB cannot list the tables of every statement, and the query can contain an error
-                names = {name.lower() for name in _SOURCE.findall(query)}
-            for name in names & TABLES:
-                state = (name, *((reader.run_dir, state_of(reader.run_dir)) for reader in self.readers()))
-                if self._views.get(name) != state:
-                    self._make_view(name)
-                    self._views[name] = state
+                names = {name.lower() for name in _SOURCE.findall(query)} & TABLES
+            state = self.state() if names else ()
+            tables = {name: self._table(name) for name in names if self._views.get(name) != state}
+            accepted = {path for paths in self._accepted.values() for path in paths}
+            if accepted - self._readable:  # the configuration of a connection cannot be changed
+                self._connection, self._readable = connect(accepted, memory_limit=_MEMORY), accepted
+                self._views.clear()
+                tables |= {name: self._table(name) for name in names - tables.keys()}
+            for name, rows in tables.items():
+                if isinstance(rows, str):
+                    self._connection.execute(f"CREATE OR REPLACE VIEW {name} AS {rows}")
+                else:
+                    self._connection.register("rows_in_memory", rows)
+                    self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM rows_in_memory")
+                    self._connection.unregister("rows_in_memory")
+                self._views[name] = state
             return self._connection.cursor()
 
-    def _allow_folders(self) -> None:
-        """Connect again if a run lies outside of the folders that the connection may read, which cannot be changed.
+    def accepted(self, reader: RunReader, level: str, stored: Sequence[StoredFile] | None = None) -> list[StoredFile]:
+        """Return the files of a level of a run, which queries may then read. stored: these files of the run instead of all.
 
-        A run and the folders of its levels may be symbolic links.
+        Raises RunStoreError if a file of the run folder, or a folder in it, is a link to somewhere else: the link would decide which
+        files SQL text can read. The run folder itself may be a link.
         """
-        runs = [reader.run_dir for reader in self.readers()]
-        if runs == self._runs:
-            return
-        self._runs = runs
-        folders = {folder.resolve() for run in runs for folder in (run, *map(run.joinpath, LEVELS))}
-        roots = {self._root.resolve()} if self._root is not None else folders
-        folders = {folder for folder in folders if not roots.intersection(folder.parents)} | (roots - folders)
-        if folders - self._allowed:
-            self._allowed |= folders
-            self._connection = connect(sorted(self._allowed), memory_limit=_MEMORY)
-            self._views.clear()
+        root, real = reader.run_dir.resolve(), cache(Path.resolve)
+        files = []
+        for file in reader.files(level) if stored is None else stored:
+            path = file.path.resolve() if file.path.is_symlink() else real(file.path.parent) / file.path.name
+            if not path.is_relative_to(root):
+                raise RunStoreError(
+                    f"{file.path} is outside of its run folder, because of a link; copy the file into it"
+                )
+            files.append(replace(file, path=path))
+        self._accepted[reader.run_dir, level] = [str(file.path) for file in files]
+        return files
 
-    def _make_view(self, name: str) -> None:
+    def _table(self, name: str) -> str | pa.Table:
+        """Return a table of the queries: SQL of its rows, or the rows."""
         if name in LEVELS:
             files = self._stored_files(name)
-            rows = self._trajectories(files) if name == "trajectories" else select_files_sql(name, files)
-            self._connection.execute(f"CREATE OR REPLACE VIEW {name} AS {rows}")
-            return
-        if name == "rollup":
-            tables = []
-            for reader in self.readers():
-                with self.skip_damaged(reader):
-                    tables.append(self._rollup(reader))
-            table = pa.concat_tables(tables) if tables else ROLLUP.empty_table()
-            run_ids = pa.array(self._runs_with_own_reward(), pa.string())
-            table = table.append_column("own_reward", pc.is_in(table["run_id"], run_ids))
-            selecting = pc.invert(pc.is_in(table["run_id"], pa.array(self._runs_without_selection(), pa.string())))
-            for column in ("kept_n", "kept_mean", "kept_sd"):
-                missing = pa.scalar(0 if column == "kept_n" else None, table[column].type)
-                values = pc.if_else(selecting, table[column], missing)
-                table = table.set_column(table.column_names.index(column), column, values)
-        else:
-            table = _arrow_table(self._frames[name]())
-        self._connection.register("rows_in_memory", table)
-        self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM rows_in_memory")
-        self._connection.unregister("rows_in_memory")
+            return self._trajectories(files) if name == "trajectories" else select_files_sql(name, files)
+        if name != "rollup":
+            return _arrow_table(self._frames[name]())
+        tables = []
+        for reader in self.readers():
+            with self.skip_damaged(reader):
+                tables.append(self._rollup(reader))
+        table = pa.concat_tables(tables) if tables else ROLLUP.empty_table()
+        run_ids = pa.array(self._runs_with_own_reward(), pa.string())
+        table = table.append_column("own_reward", pc.is_in(table["run_id"], run_ids))
+        selecting = pc.invert(pc.is_in(table["run_id"], pa.array(self._runs_without_selection(), pa.string())))
+        for column in ("kept_n", "kept_mean", "kept_sd"):
+            missing = pa.scalar(0 if column == "kept_n" else None, table[column].type)
+            values = pc.if_else(selecting, table[column], missing)
+            table = table.set_column(table.column_names.index(column), column, values)
+        return table
 
     def _trajectories(self, files: Sequence[StoredFile]) -> str:
         """Return a SELECT of the trajectories in these files, with the columns that tell a positive reward from a correct answer."""
@@ -240,7 +248,7 @@ class Views:
         for reader in readers:
             try:
                 with self.skip_damaged(reader):
-                    run_files = reader.files(level)
+                    run_files = self.accepted(reader, level)
                     if not run_files and _should_have(reader, level):
                         lacking.append(reader.run_id)
                     files += run_files

@@ -1,6 +1,5 @@
 """`rstar-lab mcp`: a read-only server over a runs folder, for assistants."""
 
-import resource
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +8,6 @@ import typer
 from rstar_lab.cli.shared import examples
 
 app = typer.Typer()
-
-HANG_S = 600.0  # time of a call of a tool
 
 
 @app.command(epilog=examples("rstar-lab mcp --runs-dir runs", "rstar-lab mcp --skill"))
@@ -25,16 +22,10 @@ def mcp(
     Its tools list and describe runs, and return curves with intervals, SQL results, rollouts, transcripts, comparisons, the doctor's
     verdict and recipe keys. Nothing is written. An assistant's program starts this command; docs/assistants.md has the configuration.
     """
-    import psutil
-
     from rstar_lab.exchange.mcp_server import SKILL, make_server
     from rstar_lab.rl.recipe.keys import find_keys
 
     if skill:
         print(SKILL.read_text(encoding="utf-8"), end="")
         return
-    # Texts in a run can make an assistant ask for a query that cannot be interrupted, or that takes all memory.
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = psutil.virtual_memory().total // 2
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    make_server(runs_dir, find_keys, hang_s=HANG_S).run("stdio")
+    make_server(runs_dir, find_keys).run("stdio")

@@ -1,10 +1,10 @@
 """A read-only server of the Model Context Protocol over a folder of runs, for assistants: `rstar-lab mcp`.
 
 Texts in the answers come from models, tools and other people's runs. They have a bounded size and no characters that a screen
-does not show. SQL runs on the connection of `Runs.sql`, which reads only the folders of the runs.
+does not show. SQL reads nothing but the tables of the runs, with an allow-list of functions, in a process of its own.
 """
 
-import faulthandler
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -20,9 +20,11 @@ from rstar_lab import __version__
 from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.comparison import DEFAULT_METRICS, compare
 from rstar_lab.analysis.metrics import curves, get_metric, measure
+from rstar_lab.analysis.queries import check_foreign_query, checked_order
 from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
-from rstar_lab.runs.errors import READ_ERRORS
+from rstar_lab.exchange.tool_process import ToolProcess
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.untrusted.text import printable
 
@@ -35,7 +37,7 @@ CELL_CHARS = 2_000  # of a text in a table
 MESSAGE_CHARS = 8_000  # of a message of a transcript
 ITEMS = 100  # of a list in a cell
 ROWS = 200  # of a table
-QUERY_S = 30.0
+QUERY_S, CALL_S = 30.0, 600.0  # time of a query, and of a call of another tool
 
 _LISTED = ("run_id", "kind", "status", "created", "seed", "parent_run", "parent_step", "steps", "trajectories")
 _ROLLOUT = (
@@ -62,17 +64,20 @@ page with an inspector. `open` is a Python line for a notebook cell that opens t
 says how to investigate a run and how to write a notebook whose numbers `rstar-lab report --lab` checks."""
 
 
-class RunTools:
-    """The tools of the server. Each returns JSON values.
+class RunReports:
+    """What the tools of the server answer, except `recipe_keys`. Each returns JSON values and texts of any size.
 
     Args:
         runs_dir: Folder of runs, or the folder of one run.
-        recipe_keys: Function that returns the rows of the recipe keys that contain a text.
+        query_s: Time limit of a query.
     """
 
-    def __init__(self, runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]):
-        self.folder = Path(runs_dir).absolute()
-        self.runs, self._recipe_keys = _open_limited(self.folder), recipe_keys
+    def __init__(self, runs_dir: Path, query_s: float):
+        self.folder, self._query_s = runs_dir, query_s
+        self.runs = self._open_limited(runs_dir)
+
+    def _open_limited(self, path: Path) -> Runs:
+        return open_runs(path).limit_queries(self._query_s)
 
     def list_runs(self, kind: str = "", limit: int = 50) -> Row:
         """List the runs, newest first: kind, status, seed, parent, number of steps and rollouts.
@@ -92,7 +97,7 @@ class RunTools:
     def describe_run(self, run_id: str) -> Row:
         """Describe a run: recipe, versions, hardware, and pass rate, tool errors and length of its last step with intervals."""
         folder = self.runs.run_dir(run_id)
-        info, runs = RunReader(folder).info, _open_limited(folder)
+        info, runs = RunReader(folder).info, self._open_limited(folder)
         steps = runs.sql("SELECT stage, step, rows_trajectories AS n FROM rollup ORDER BY step")
         answer: Row = {"run_id": run_id, "open": self._open({"run_id": run_id}), "steps": len(steps)}
         if len(steps):
@@ -118,7 +123,7 @@ class RunTools:
         logged = [name for name in metrics if get_metric(name).logged]
         measured = [name for name in metrics if name not in logged]
         for run_id in run_ids:
-            runs = _open_limited(self.runs.run_dir(run_id))
+            runs = self._open_limited(self.runs.run_dir(run_id))
             steps = runs.sql("SELECT stage, step FROM rollup ORDER BY step")
             if not len(steps):
                 continue
@@ -143,10 +148,11 @@ class RunTools:
     def query(self, sql: str, limit: int = 100) -> Row:
         """Run one SELECT of DuckDB over the tables runs, steps, rollup, rewards, trajectories, calls and transcripts.
 
-        `DESCRIBE trajectories` shows columns. Select traj_id, run_id and step of what you report. Limit transcripts to a run
-        and a step: they are large.
+        Functions: arithmetic, comparisons of texts and lists, JSON, aggregates, windows, unnest. `DESCRIBE trajectories` shows
+        columns. Select traj_id, run_id and step of what you report. Limit transcripts to a run and a step: they are large.
         """
-        frame = self.runs.sql(sql, limit=_limit(limit) + 1, timeout_s=QUERY_S)
+        check_foreign_query(sql)
+        frame = self.runs.sql(sql, limit=_limit(limit) + 1)
         rows = [self._linked(row) for row in _rows(frame.head(_limit(limit)))]
         ids = [row["traj_id"] for row in rows if isinstance(row.get("traj_id"), str)]
         return {"rows": rows, "more": len(frame) > len(rows), "open": self._open({"traj_id": ids} if ids else None)}
@@ -167,7 +173,8 @@ class RunTools:
             excerpts = dict(zip(hits.traj_id, hits.excerpt, strict=True))
             chosen = {"traj_id": [*excerpts]}
         names = list(dict.fromkeys(("traj_id", "run_id", "step", *(columns or _ROLLOUT))))
-        frame = self.runs.trajectories(chosen, columns=names, order_by=order_by, limit=_limit(limit), offset=offset)
+        order = checked_order(order_by)
+        frame = self.runs.trajectories(chosen, columns=names, order_by=order, limit=_limit(limit), offset=offset)
         rows = [self._linked(row) | ({"excerpt": excerpts[row["traj_id"]]} if text else {}) for row in _rows(frame)]
         count = {} if text else {"total": total}
         return {"rollouts": rows, **count, "offset": offset, "open": self._open(chosen)}
@@ -193,7 +200,7 @@ class RunTools:
     def compare(self, run_a: str, run_b: str, metrics: list[str] | None = None, where: Filter = None) -> Row:
         """Compare run b with run a on the problems that both sampled: paired differences with 95% intervals, and problems that
         only one of them solves, each with a rollout of both sides."""
-        side_a, side_b = (_open_limited(self.runs.run_dir(run_id)) for run_id in (run_a, run_b))
+        side_a, side_b = (self._open_limited(self.runs.run_dir(run_id)) for run_id in (run_a, run_b))
         found = compare(side_a, side_b, metrics or DEFAULT_METRICS, where=where)
         flips = _rows(found.flips.head(ROWS))
         for row in flips:
@@ -211,11 +218,6 @@ class RunTools:
         alerts = _rows(find_alerts(open_runs(folder)).head(ROWS))
         del found["sources"]
         return {"run_id": run_id, **found, "alerts": alerts, "open": self._open({"run_id": run_id})}
-
-    def recipe_keys(self, search: str, limit: int = 40) -> Row:
-        """Find keys of recipes by a part of their name or description: type, default and meaning of each."""
-        found = self._recipe_keys(search)
-        return {"keys": found[: _limit(limit)], "total": len(found)}
 
     def _open(self, where: Filter) -> str:
         """Return a line for a notebook cell that lists the rollouts of a filter."""
@@ -238,6 +240,40 @@ class RunTools:
         return {step: examples.get(step, {"run_id": run_id}) for step in steps}
 
 
+class RunTools:
+    """The tools of the server. The methods of `RunReports` are called in a process with limits of memory and time.
+
+    Args:
+        runs_dir: Folder of runs, or the folder of one run.
+        recipe_keys: Function that returns the rows of the recipe keys that contain a text.
+
+    Raises:
+        RunStoreError: The folder does not exist.
+    """
+
+    def __init__(self, runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]):
+        folder = Path(runs_dir).absolute()
+        self._recipe_keys = recipe_keys
+        self._reports = RunReports(folder, QUERY_S)  # raises
+        self._process = ToolProcess(folder, QUERY_S, CALL_S)
+
+    def recipe_keys(self, search: str, limit: int = 40) -> Row:
+        """Find keys of recipes by a part of their name or description: type, default and meaning of each."""
+        found = self._recipe_keys(search)
+        return bounded({"keys": found[: _limit(limit)], "total": len(found)})
+
+    def __getattr__(self, name: str) -> Callable[..., Row]:
+        if name not in TOOLS:
+            raise AttributeError(name)
+        report = getattr(self._reports, name)
+
+        @wraps(report)
+        def call(*arguments: Any, **named: Any) -> Row:
+            return self._process.call(name, inspect.signature(report).bind(*arguments, **named).arguments)
+
+        return call
+
+
 TOOLS = (
     "list_runs", "describe_run", "curves", "query", "rollouts", "transcript", "compare", "diagnose", "recipe_keys",
 )  # fmt: skip
@@ -248,13 +284,12 @@ def link(traj_id: str) -> str:
     return f"#rstar={quote(str(traj_id), safe='')}"
 
 
-def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]], *, hang_s: float | None = None) -> Any:
+def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]) -> Any:
     """Return the server; `.run("stdio")` serves it.
 
     Args:
         runs_dir: Folder of runs.
         recipe_keys: Function that returns the rows of the recipe keys that contain a text.
-        hang_s: Seconds after which a call ends this process: a few functions of DuckDB cannot be interrupted. Default: never.
 
     Raises:
         RunStoreError: The folder does not exist.
@@ -272,15 +307,10 @@ def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]], *
     def answering(tool: Callable[..., Row]) -> Callable[..., Row]:
         @wraps(tool)
         def call(**arguments: Any) -> Row:
-            if hang_s:
-                faulthandler.dump_traceback_later(hang_s, exit=True)
             try:
-                return bounded(tool(**arguments), MESSAGE_CHARS if tool.__name__ == "transcript" else CELL_CHARS)
-            except READ_ERRORS as error:
-                raise ToolError(_text(str(error) or type(error).__name__, CELL_CHARS)) from error
-            finally:
-                if hang_s:
-                    faulthandler.cancel_dump_traceback_later()
+                return tool(**arguments)
+            except UserError as error:
+                raise ToolError(_text(str(error), CELL_CHARS)) from error
 
         return call
 
@@ -321,11 +351,6 @@ def bounded(answer: Mapping[str, Any], chars: int = CELL_CHARS) -> Row:
             left_out[name], row[name] = len(row[name]) - kept, row[name][:kept]
         budget -= int(ends[kept - 1]) if kept else 0
     return row | ({"left_out": left_out} if left_out else {})
-
-
-def _open_limited(path: Path) -> Runs:
-    """Open runs whose queries end after QUERY_S: texts in a run can make an assistant ask for one that never ends."""
-    return open_runs(path).limit_queries(QUERY_S)
 
 
 def _spread(positions: np.ndarray, count: int) -> np.ndarray:

@@ -14,7 +14,15 @@ import traitlets
 from rstar_lab.analysis.filters import Where, json_filter, where_sql
 from rstar_lab.analysis.inspector import panels
 from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html
-from rstar_lab.analysis.inspector.notes import PARTS, read_notes, read_views, write_note, write_view
+from rstar_lab.analysis.inspector.notes import (
+    PARTS,
+    check_view,
+    is_typed,
+    read_notes,
+    read_views,
+    write_note,
+    write_view,
+)
 from rstar_lab.analysis.inspector.palette import SCALES, STATIC, page_css
 from rstar_lab.analysis.inspector.source import Frames, Source, Store
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
@@ -147,6 +155,7 @@ class Inspector(NotebookWidget):
         views = self.views
         if name not in views:
             raise UserError(f"no view {name!r}; there are: {', '.join(views) or 'none'}")
+        check_view(name, views[name])
         with self.hold_sync():
             for part, value in views[name].items():
                 setattr(self, part, value)
@@ -350,16 +359,17 @@ class Inspector(NotebookWidget):
         return entry
 
     def _views(self, _buffers: list[Any]) -> dict[str, Any]:
-        return self.views
+        """Return the views that the page may apply: those with typed filters only."""
+        return {name: view for name, view in self.views.items() if is_typed(view)}
 
     # The view is sent with the request, because the widget's state may reach the kernel after it.
     def _save_view(self, _buffers: list[Any], name: str, view: dict[str, Any]) -> dict[str, Any]:
         write_view(self._views_folder(), name, view)
-        return self.views
+        return self._views([])
 
     def _delete_view(self, _buffers: list[Any], name: str) -> dict[str, Any]:
         self.delete_view(name)
-        return self.views
+        return self._views([])
 
     def _export(self, _buffers: list[Any], traj_id: str, kind: str) -> str:
         return self.html(traj_id) if kind == "html" else self.markdown(traj_id)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.analysis.filters import has_sql
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs.files import atomic_write, lock_file, parse_json, read_json, read_text
 
@@ -76,6 +77,8 @@ def write_view(folder: Path, name: str, view: View | None) -> None:
     """Store a view, replacing one of the same name. None deletes it. A file lock keeps the views of concurrent writers."""
     if not name.strip():
         raise UserError("a view needs a name")
+    if view is not None:
+        check_view(name, view)
     with lock_file(folder / f".{VIEWS}.lock"):
         views = read_views(folder)
         views.pop(name.strip(), None)
@@ -83,6 +86,19 @@ def write_view(folder: Path, name: str, view: View | None) -> None:
             views[name.strip()] = {part: view[part] for part in PARTS}
         with atomic_write(folder / VIEWS) as file:
             file.write((json.dumps(views, indent=1) + "\n").encode())
+
+
+def is_typed(view: View) -> bool:
+    """Return whether the filters of a view contain no SQL text, which is typed in a session and not read from a file."""
+    return not has_sql(view["filters"]) and not has_sql(view["scope"].get("filter"))
+
+
+def check_view(name: str, view: View) -> None:
+    """Raise UserError if the filters of a view contain SQL text."""
+    if not is_typed(view):
+        raise UserError(
+            f"view {name!r} contains an SQL condition: views store the other filters; keep the condition in the notebook"
+        )
 
 
 def _checked(view: View) -> View:

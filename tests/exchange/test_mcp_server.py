@@ -82,20 +82,6 @@ async def test_answers_have_ids_that_the_inspector_opens(server):
     assert inspect(GOLDEN, selected=transcript["traj_id"]).markdown()
 
 
-async def test_a_query_that_cannot_be_interrupted_ends_the_server():
-    """DuckDB does not interrupt one call of a function: this one takes seconds, and others hours."""
-    start = "from rstar_lab.cli import command_line, mcp; mcp.HANG_S = 1.0; command_line.app()"
-    command = StdioServerParameters(command=sys.executable, args=["-c", start, "mcp", "--runs-dir", str(GOLDEN)])
-    failed = False
-    try:
-        async with Client(command) as client:
-            sql = "SELECT length(lpad('a', 500000000, 'b'))"
-            failed = (await client.call_tool("query", {"sql": sql})).is_error
-    except Exception:  # the connection is closed
-        failed = True
-    assert failed
-
-
 async def test_curves_keep_the_steps_with_an_evaluation(tmp_path):
     metrics = make_run(tmp_path, "run", steps=10, problems=1, size=2) / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -132,8 +118,8 @@ async def test_numbers_are_those_of_the_analysis(server):
     [
         ("query", {"sql": "DROP TABLE runs"}, "only one SELECT statement is allowed"),
         ("query", {"sql": "SELECT 1; SELECT 2"}, "only one SELECT statement is allowed"),
-        ("query", {"sql": "SELECT * FROM read_text('/etc/passwd')"}, "disabled by configuration"),
-        ("query", {"sql": "SELECT * FROM 'http://127.0.0.1:9/x.parquet'"}, "the query failed"),
+        ("query", {"sql": "SELECT * FROM read_text('/etc/passwd')"}, "'read_text' cannot be read"),
+        ("query", {"sql": "SELECT * FROM 'http://127.0.0.1:9/x.parquet'"}, "cannot be read; the tables are calls"),
         ("query", {"sql": "COPY (SELECT 1) TO '/tmp/x.csv'"}, "only one SELECT statement is allowed"),
         ("rollouts", {"where": "1) OR (1"}, "write one SQL expression"),
         ("rollouts", {"order_by": "1; SELECT 1"}, "only one SELECT statement is allowed"),
@@ -149,13 +135,11 @@ async def test_wrong_questions_are_answered_with_the_reason(server, tool, argume
     assert isinstance(answer, str) and message in answer and len(answer) < 2_500
 
 
-async def test_long_queries_end(server, monkeypatch):
+async def test_long_queries_end(monkeypatch):
     monkeypatch.setattr("rstar_lab.exchange.mcp_server.QUERY_S", 0.3)
-    assert "ran longer than 0.3 s" in await ask(
-        server, "query", sql="SELECT count(*) FROM range(10000000000) a, range(99) b"
-    )
-    where = "(SELECT count(*) FROM range(10000000000) a, range(99) b) > 0"
-    assert "ran longer than 0.3 s" in await ask(make_server(GOLDEN, find_keys), "rollouts", where=where)
+    server, tables = make_server(GOLDEN, find_keys), ", ".join(f"trajectories t{i}" for i in range(9))
+    assert "ran longer than 0.3 s" in await ask(server, "query", sql=f"SELECT count(*) FROM {tables}")
+    assert "ran longer than 0.3 s" in await ask(server, "rollouts", where=f"(SELECT count(*) FROM {tables}) > 0")
 
 
 async def test_texts_of_runs_are_bounded_and_visible(tmp_path):
@@ -169,9 +153,8 @@ async def test_texts_of_runs_are_bounded_and_visible(tmp_path):
     traj_id = open_runs(run_dir).trajectories().traj_id[0]
     questions = [
         ("rollouts", {"limit": 10_000}), ("transcript", {"traj_id": traj_id, "messages": 1000}), ("list_runs", {}),
-        ("query", {"sql": "SELECT traj_id, messages, [messages] AS again FROM transcripts", "limit": 1000}),
-        ("query", {"sql": "SELECT repeat('z', 1999) AS z FROM range(1000)", "limit": 1000}),
-        ("query", {"sql": "SELECT range(100000) AS numbers, repeat('y', 5000000) AS y"}), ("diagnose", {"run_id": "a"}),
+        ("query", {"sql": "SELECT traj_id, messages, messages AS again FROM transcripts", "limit": 1000}),
+        ("query", {"sql": "SELECT list(messages) AS all, string_agg(messages) AS y FROM transcripts"}), ("diagnose", {"run_id": "a"}),
         ("describe_run", {"run_id": "a"}),
     ]  # fmt: skip
     for name, arguments in questions:
