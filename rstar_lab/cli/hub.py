@@ -31,8 +31,8 @@ def push(
     The token is read from `hf auth login` or the environment variable HF_TOKEN. Optimizer states, logs and pickles are
     not sent.
     """
-    from rstar_lab.runs.hub import prepare
-    from rstar_lab.runs.hub import push as send
+    from rstar_lab.exchange.hub import prepare
+    from rstar_lab.exchange.hub import push as send
 
     upload = prepare(Path(source) if Path(source).is_dir() else runs_dir / source)
     if dry_run:
@@ -57,7 +57,7 @@ def pull(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit. Default: main.")] = None,
 ) -> None:
     """Fetch a run or a model from the Hugging Face Hub. A run can be inspected and compared like one of your own."""
-    from rstar_lab.runs.hub import pull as fetch
+    from rstar_lab.exchange.hub import pull as fetch
 
     kind, folder = fetch(repo, to, revision=revision)
     print(printable(f"{kind} {folder}"))

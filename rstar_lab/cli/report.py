@@ -70,7 +70,7 @@ def report(
     written: dict[str, Any] = {"report": str(target), "bytes": target.stat().st_size}
     lines = [f"{target} ({written['bytes'] / 1e6:.1f} MB)"]
     if dataset is not None:
-        from rstar_lab.runs.hub import prepare, write_folder
+        from rstar_lab.exchange.hub import prepare, write_folder
 
         upload = prepare(folder)
         write_folder(upload, dataset)

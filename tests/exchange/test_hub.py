@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from rstar_lab.analysis import open_runs
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
+from rstar_lab.exchange.hub import prepare, write_folder
 from rstar_lab.rl.models.model import load_model
 from rstar_lab.runs import RunWriter
-from rstar_lab.runs.hub import prepare, write_folder
 
-GOLDEN = Path(__file__).parent / "golden" / "runs"
+GOLDEN = Path(__file__).parents[1] / "golden" / "runs"
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +19,16 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
+from huggingface_hub import (
+    CardData,
+    DatasetCard,
+    DatasetCardData,
+    HfApi,
+    ModelCard,
+    ModelCardData,
+    RepoCard,
+    snapshot_download,
+)
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import format_interval
@@ -53,6 +64,13 @@ class Upload:
         """Bytes of all files."""
         return sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in self.files.values())
 
+    def write(self, folder: Path, put: Callable[[Path, Path], object]) -> None:
+        """Write the files to a folder. put(source, target): copies or links a file."""
+        for name, file in self.files.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file) if isinstance(file, bytes) else put(file.absolute(), target)
+
 
 def prepare(folder: Path) -> Upload:
     """Return the files to upload for a folder, with a card. folder: folder of a run, a model or an adapter. run.json is
@@ -84,18 +102,9 @@ def prepare(folder: Path) -> Upload:
 def write_folder(upload: Upload, folder: Path) -> None:
     """Write what `push` sends to a new folder, which `datasets.load_dataset` and `huggingface_hub` read. The folder appears
     only when all files are complete. Raises UserError if it exists."""
-    if folder.exists():
-        raise UserError(f"{folder} exists already: choose another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".data-set-") as temporary:
-        for name, file in upload.files.items():
-            target = Path(temporary) / "data" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(file, bytes):
-                target.write_bytes(file)
-            else:
-                shutil.copyfile(file, target)
-        (Path(temporary) / "data").rename(folder)
+    with _new_folder(folder.parent) as (temporary, appear):
+        upload.write(temporary, shutil.copyfile)
+        appear(folder, "choose another folder")
 
 
 def push(upload: Upload, repo: str, *, public: bool = False) -> str:
@@ -104,14 +113,11 @@ def push(upload: Upload, repo: str, *, public: bool = False) -> str:
     the Hub rejects the upload.
     """
     api, repo_type = HfApi(), REPO_TYPES[upload.kind]
-    operations = [
-        CommitOperationAdd(name, file if isinstance(file, bytes) else str(file)) for name, file in upload.files.items()
-    ]
-    try:
+    with _hub_errors(f"push to {repo}"), tempfile.TemporaryDirectory() as staged:
+        upload.write(Path(staged), lambda source, target: target.symlink_to(source))
         url = api.create_repo(repo, repo_type=repo_type, private=not public, exist_ok=True)
-        api.create_commit(repo, operations, repo_type=repo_type, commit_message="Upload with rstar-lab push")
-    except Exception as error:  # huggingface_hub has many kinds of errors, and also raises those of its HTTP library
-        raise UserError(f"push to {repo} failed: {_first_line(error)}") from error
+        message = "Upload with rstar-lab push"
+        api.upload_folder(repo_id=repo, folder_path=staged, repo_type=repo_type, commit_message=message)
     return str(url)
 
 
@@ -122,38 +128,45 @@ def pull(repo: str, folder: Path, *, revision: str | None = None) -> tuple[Kind,
     UserError if the repository is not found, contains neither a run nor a model, or if the target exists.
     """
     api = HfApi()
-    try:
+    with _hub_errors(f"pull of {repo}"), _new_folder(folder) as (fetched, appear):
         is_run = api.repo_exists(repo, repo_type="dataset")
-        folder.mkdir(parents=True, exist_ok=True)
-        repo_type = "dataset" if is_run else "model"
+        place: dict[str, Any] = {"repo_type": "dataset" if is_run else "model", "revision": revision}
         names = RUN_FILE if is_run else MODEL_FILE
-        wanted = [
-            name for name in api.list_repo_files(repo, repo_type=repo_type, revision=revision) if names.fullmatch(name)
-        ]
-        if not wanted:
+        if not (wanted := [name for name in api.list_repo_files(repo, **place) if names.fullmatch(name)]):
             raise UserError(f"{repo} has neither a run nor a model in safetensors format")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".pull-") as temporary:
-            snapshot_download(
-                repo, repo_type=repo_type, revision=revision, allow_patterns=wanted, local_dir=temporary,
-            )  # fmt: skip
-            fetched = Path(temporary)
-            shutil.rmtree(fetched / ".cache", ignore_errors=True)
-            if is_run:
-                target = folder / RunReader(fetched).run_id
-            elif any(fetched.glob("*config.json")) and any(fetched.glob("*.safetensors")):
-                target = folder / repo.split("/")[-1]
-            else:
-                raise UserError(f"{repo} has no model in safetensors format")
-            if target.parent != folder or target.exists():
-                raise UserError(f"{target} exists already: choose another --to")
-            fetched.chmod(0o755)
-            fetched.rename(target)
-            fetched.mkdir()  # so that the temporary folder can be removed
+        snapshot_download(repo, allow_patterns=wanted, local_dir=fetched, **place)
+        shutil.rmtree(fetched / ".cache", ignore_errors=True)
+        if not is_run and not (any(fetched.glob("*config.json")) and any(fetched.glob("*.safetensors"))):
+            raise UserError(f"{repo} has no model in safetensors format")
+        target = folder / (RunReader(fetched).run_id if is_run else repo.split("/")[-1])
+        appear(target, "choose another --to")
+    return ("run" if is_run else "model"), target
+
+
+@contextmanager
+def _new_folder(parent: Path) -> Iterator[tuple[Path, Callable[[Path, str], None]]]:
+    """Yield a temporary folder in `parent`, and a function that renames it to a new folder there."""
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".hub-") as temporary:
+        made = Path(temporary) / "data"
+        made.mkdir()
+
+        def appear(target: Path, remedy: str) -> None:
+            if target.parent != parent or target.exists():
+                raise UserError(f"{target} exists already: {remedy}")
+            made.rename(target)
+
+        yield made, appear
+
+
+@contextmanager
+def _hub_errors(what: str) -> Iterator[None]:
+    try:
+        yield
     except UserError:
         raise
-    except Exception as error:
-        raise UserError(f"pull of {repo} failed: {_first_line(error)}") from error
-    return ("run" if is_run else "model"), target
+    except Exception as error:  # huggingface_hub has many kinds of errors, and also raises those of its HTTP library
+        raise UserError(f"{what} failed: {_first_line(error)}") from error
 
 
 def _matching(folder: Path, names: re.Pattern[str]) -> dict[str, Path | bytes]:
@@ -176,29 +189,18 @@ def _matching(folder: Path, names: re.Pattern[str]) -> dict[str, Path | bytes]:
 def _model_card(folder: Path) -> bytes:
     """Return the card of a model: base model, training, evaluations and chat format."""
     run = next((RunReader(parent) for parent in folder.resolve().parents if (parent / "run.json").is_file()), None)
-    header: dict[str, Any] = {
-        "library_name": "transformers",
-        "tags": ["rstar_lab", "tool-use", "reinforcement-learning"],
-    }
     lines = [f"# {run.run_id if run else folder.name}", ""]
     if run is None:
         lines += ["A model of [rstar_lab](https://arxiv.org/abs/2508.20722), without a record of its training.", ""]
     else:
-        info = run.info
-        recipe = info.get("recipe") or {}
         step = folder.name.removeprefix("step=")
         of_step = f", step {int(step)}" if step.isdecimal() else ""
+        base = Path(str((run.info.get("recipe") or {}).get("model"))).name
         lines += [
-            f"Trained with rstar_lab {(info.get('versions') or {}).get('rstar_lab', '')} (run `{run.run_id}`{of_step}, seed "
-            f"{info.get('seed')}) from `{Path(str(recipe.get('model'))).name}`.",
+            f"Trained with {_version(run)} (run `{run.run_id}`{of_step}, seed {run.info.get('seed')}) from `{base}`.",
             "",
             *_evaluations(run, folder),
-            "## Recipe",
-            "",
-            "```yaml",
-            yaml.safe_dump(_without_paths(recipe), sort_keys=False).rstrip(),
-            "```",
-            "",
+            *_recipe(run),
         ]
     lines += [
         "## Chat format",
@@ -207,50 +209,52 @@ def _model_card(folder: Path) -> bytes:
         "JSON in `<tool_call>`. Run the model's code in a sandbox only: `rstar-lab chat MODEL`.",
         "",
     ]
-    return _card(header, lines)
+    tags = ["rstar_lab", "tool-use", "reinforcement-learning"]
+    return _card(ModelCard, ModelCardData(library_name="transformers", tags=tags), lines)
 
 
 def _data_card(run: RunReader) -> bytes:
     """Return the card of a run: its tables for the data-set viewer, its last step, its recipe and versions."""
-    info = run.info
     have = [table for table in TABLES if any((run.run_dir / table).rglob("*.parquet"))]
-    header: dict[str, Any] = {
-        "tags": ["rstar_lab", "tool-use", "rollouts"],
-        "configs": [
-            {"config_name": table, "data_files": f"{table}/**/*.parquet"} | ({"default": True} if number == 0 else {})
-            for number, table in enumerate(have)
-        ],
-    }
+    configs: list[dict[str, Any]] = [{"config_name": table, "data_files": f"{table}/**/*.parquet"} for table in have]
+    data = DatasetCardData(tags=["rstar_lab", "tool-use", "rollouts"], configs=configs)
+    if configs:
+        configs[0]["default"] = True
     if "trajectories" in have:
         # `datasets` has no type for maps, so it can read the table only without the column `metrics`.
         stored = pq.read_schema(run.files("trajectories")[0].path)
         fields = [field for field in stored if not pa.types.is_map(field.type)]
-        header["configs"][0]["columns"] = [field.name for field in fields]
-        header["dataset_info"] = [{"config_name": "trajectories", "features": [_feature(field) for field in fields]}]
-    lines_of_steps = run.metrics()
-    last = lines_of_steps[-1]
-    shown = {name: last.get(name) for name in ("correct", "error_rate_correct", "response_tokens", "rollouts")}
+        configs[0]["columns"] = [field.name for field in fields]
+        data.dataset_info = [{"config_name": "trajectories", "features": [_feature(field) for field in fields]}]
+    steps = run.metrics()
+    shown = {name: steps[-1].get(name) for name in ("correct", "error_rate_correct", "response_tokens", "rollouts")}
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
     lines = [
         f"# {run.run_id}",
         "",
-        f"Rollouts of a {info['kind']} run of rstar_lab {(info.get('versions') or {}).get('rstar_lab', '')}: "
-        f"{counted(len(lines_of_steps), 'step')}, seed {info.get('seed')}, status {run.status}. `rstar-lab pull` makes it a run again, "
-        "which `inspect` and `open_runs` read.",
+        f"Rollouts of a {run.info['kind']} run of {_version(run)}: {counted(len(steps), 'step')}, seed {run.info.get('seed')}, "
+        f"status {run.status}. `rstar-lab pull` makes it a run again, which `inspect` and `open_runs` read.",
         "",
-        f"Last step ({last['step']}): "
-        + ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
-        + ".",
+        f"Last step ({steps[-1]['step']}): {numbers}.",
         "",
         "The transcripts contain text and code written by a model. Do not run it outside a sandbox.",
         "",
-        "## Recipe",
-        "",
-        "```yaml",
-        yaml.safe_dump(_without_paths(info.get("recipe") or {}), sort_keys=False).rstrip(),
-        "```",
-        "",
+        *_recipe(run),
     ]
-    return _card(header, lines)
+    return _card(DatasetCard, data, lines)
+
+
+def _version(run: RunReader) -> str:
+    return f"rstar_lab {(run.info.get('versions') or {}).get('rstar_lab', '')}".rstrip()
+
+
+def _recipe(run: RunReader) -> list[str]:
+    recipe = yaml.safe_dump(_without_paths(run.info.get("recipe") or {}), sort_keys=False).rstrip()
+    return ["## Recipe", "", "```yaml", recipe, "```", ""]
+
+
+def _card(kind: type[RepoCard], data: CardData, lines: list[str]) -> bytes:
+    return str(kind(f"---\n{data.to_yaml()}\n---\n\n{chr(10).join(lines)}")).encode()
 
 
 def _feature(field: pa.Field) -> dict[str, str]:
@@ -289,11 +293,6 @@ def _without_paths(recipe: Any) -> Any:
     if isinstance(recipe, list):
         return [_without_paths(value) for value in recipe]
     return Path(recipe).name if isinstance(recipe, str) and recipe.startswith("/") else recipe
-
-
-def _card(header: dict[str, Any], lines: list[str]) -> bytes:
-    text = "\n".join(lines)
-    return f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n{text}".encode()
 
 
 def _first_line(error: Exception) -> str:
