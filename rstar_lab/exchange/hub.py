@@ -217,7 +217,7 @@ def _data_card(run: RunReader) -> bytes:
     """Return the card of a run: its tables for the data-set viewer, its last step, its recipe and versions."""
     have = [table for table in TABLES if any((run.run_dir / table).rglob("*.parquet"))]
     configs: list[dict[str, Any]] = [{"config_name": table, "data_files": f"{table}/**/*.parquet"} for table in have]
-    data = DatasetCardData(tags=["rstar_lab", "tool-use", "rollouts"], configs=configs)
+    features: dict[str, Any] = {}
     if configs:
         configs[0]["default"] = True
     if "trajectories" in have:
@@ -225,7 +225,9 @@ def _data_card(run: RunReader) -> bytes:
         stored = pq.read_schema(run.files("trajectories")[0].path)
         fields = [field for field in stored if not pa.types.is_map(field.type)]
         configs[0]["columns"] = [field.name for field in fields]
-        data.dataset_info = [{"config_name": "trajectories", "features": [_feature(field) for field in fields]}]
+        described = {"config_name": "trajectories", "features": [_feature(field) for field in fields]}
+        features = {"dataset_info": [described]}
+    data = DatasetCardData(tags=["rstar_lab", "tool-use", "rollouts"], configs=configs, **features)
     steps = run.metrics()
     shown = {name: steps[-1].get(name) for name in ("correct", "error_rate_correct", "response_tokens", "rollouts")}
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))

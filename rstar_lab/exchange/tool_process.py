@@ -87,6 +87,7 @@ def serve(connection: Connection, runs_dir: Path, query_s: float, call_s: float)
         while True:
             name, arguments = json.loads(connection.recv_bytes())
             faulthandler.dump_traceback_later(query_s + 5 if name == "query" else call_s, exit=True, file=nowhere)
+            answer: dict[str, Any]
             try:
                 found = getattr(reports, name)(**arguments)
                 answer = {"result": bounded(found, MESSAGE_CHARS if name == "transcript" else CELL_CHARS)}
