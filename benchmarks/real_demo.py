@@ -26,7 +26,7 @@ def record(folders: list[Path], recipe: str = REAL) -> pd.DataFrame:
     """Return the sums of each problem: seed, set ("held_out" or "other"), model, problem, and the columns SUMS."""
     parts = []
     for folder in folders:
-        seed = RunReader(folder / f"{recipe}-rl").info["recipe"]["seed"]
+        seed = RunReader(folder / f"{recipe}-rl").info["recipe"].get("seed")
         for model in MODELS:
             for run in sorted(folder.glob(f"{recipe}-eval-{model}*")):
                 rows = RunReader(run).read("trajectories").to_pandas()

@@ -121,7 +121,7 @@ class RehearsalJob:
 
     @property
     def attempts(self) -> int:
-        return int(RunReader(self.run_dir).info.get("attempts", 1))
+        return int(RunReader(self.run_dir).info.get("attempts") or 1)
 
     # Kills
 

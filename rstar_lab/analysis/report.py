@@ -99,7 +99,7 @@ def _facts(reader: RunReader, runs: Runs) -> str:
     steps = reader.steps()
     facts = {
         "Kind": info["kind"], "Status": reader.status, "Started": info.get("started"), "Seed": info.get("seed"),
-        "Model": (info.get("recipe") or {}).get("model"), "Steps": len(steps), "Trajectories": f"{runs.count():,}",
+        "Model": info["recipe"].get("model"), "Steps": len(steps), "Trajectories": f"{runs.count():,}",
         "Parent": (info.get("parent") or {}).get("run"), "Error": info.get("error"),
     }  # fmt: skip
     listed = "".join(
@@ -269,7 +269,7 @@ def _sample(runs: Runs, count: int) -> pd.DataFrame:
 
 def _provenance(reader: RunReader) -> str:
     info = reader.info
-    recipe = yaml.safe_dump(info.get("recipe") or {}, sort_keys=False, allow_unicode=True)
+    recipe = yaml.safe_dump(info["recipe"].for_display(), sort_keys=False, allow_unicode=True)
     origin = {key: info.get(key) for key in ("versions", "commit", "hardware", "attempts", "extra")}
     return (
         f"<details><summary>Recipe</summary><pre>{escaped(recipe)}</pre></details>"

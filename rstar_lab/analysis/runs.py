@@ -562,7 +562,7 @@ def _run_row(reader: RunReader) -> dict[str, Any]:
         "run_id": info["run_id"],
         "kind": info["kind"],
         "status": reader.status,
-        "created": pd.Timestamp(info["created"]) if info.get("created") else pd.NaT,
+        "created": pd.Timestamp(created) if (created := info.get("created")) else pd.NaT,
         "seed": info.get("seed"),
         "model": model_title(model) if isinstance(model, str) else None,
         "parent_run": parent.get("run"),
@@ -572,11 +572,11 @@ def _run_row(reader: RunReader) -> dict[str, Any]:
         "trajectories": sum(rollup["rows_trajectories"].to_pylist()),
         "commit": info.get("commit"),
         "path": str(reader.run_dir),
-        **{f"recipe.{key}": value for key, value in _flat(info.get("recipe") or {})},
+        **{f"recipe.{key}": value for key, value in _flat(info["recipe"].for_display())},
     }
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for key, item in value.items():
         if isinstance(item, dict) and item:
             yield from _flat(item, f"{prefix}{key}.")

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rstar_lab.analysis.queries import HAS_RESULT, TABLES, connect, error_text, quoted, time_limit
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
@@ -225,10 +226,9 @@ class Views:
         """Return the runs whose recipe names a reward function of the user or environments."""
         run_ids = []
         for reader in self.readers():
-            section = (reader.info.get("recipe") or {}).get("rl")
-            if isinstance(section, dict) and (
-                section.get("reward", "verify") not in ("verify", "released", "tests") or section.get("environments")
-            ):
+            recipe = reader.info["recipe"]
+            built_in = recipe.get("rl.reward", "verify") in ("verify", "released", "tests")
+            if not built_in or recipe.get("rl.environments"):
                 run_ids.append(reader.run_id)
         return run_ids
 
@@ -274,7 +274,7 @@ class Views:
                 continue
             try:
                 readers[folder] = self._reader(folder)
-            except RunStoreError as error:
+            except UserError as error:
                 self._unreadable[folder] = state_of(folder)
                 warnings.warn(f"skipped: {error}", stacklevel=2)
         return list(readers.values())

@@ -78,4 +78,4 @@ def _is_labelled(folder: Path) -> bool:
     from rstar_lab.runs.reader import RunReader
 
     info = RunReader(folder).info
-    return info["kind"] == "train" and bool((info.get("recipe") or {}).get("label"))
+    return info["kind"] == "train" and bool(info["recipe"].get("label"))

@@ -18,6 +18,12 @@ def rewind(
     ],
     into: Annotated[Path, typer.Argument(metavar="INTO", help="New folder of runs, to which the run is copied.")],
     overrides: Overrides = None,
+    functions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--functions", help="Function, command or address that the recipe of the run may name. Repeatable."
+        ),
+    ] = None,
     runs_dir: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -28,5 +34,5 @@ def rewind(
     from rstar_lab.rl.overrides import parse_overrides
     from rstar_lab.rl.training.rewind import rewind as prepare
 
-    recipe = prepare(find_run(run, runs_dir), step, into, parse_overrides(overrides or []))
+    recipe = prepare(find_run(run, runs_dir), step, into, parse_overrides(overrides or []), functions or ())
     print_result(as_json, {"recipe": str(recipe)}, f"continue with: rstar-lab train {recipe}")

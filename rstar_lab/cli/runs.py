@@ -54,10 +54,11 @@ def show(run: RunName, runs_dir: RunsFolder = Path("runs"), as_json: AsJson = Fa
     """Show one run: recipe, versions, status and the metrics of its last step."""
     import yaml
 
+    from rstar_lab.runs.info import plain_info
     from rstar_lab.runs.reader import RunReader
 
     reader = RunReader(find_run(run, runs_dir))
-    lines, info = reader.metrics(), reader.info | _summary(reader.run_dir)
+    lines, info = reader.metrics(), plain_info(reader.info) | _summary(reader.run_dir)
     known = [(key, value) for key, value in info.items() if value not in (None, {}, [])]
     # The longest entries first: the end of the output is what a terminal shows.
     known.sort(key=lambda entry: -len(str(entry[1])))

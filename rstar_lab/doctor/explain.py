@@ -18,6 +18,7 @@ from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import Estimate, Side, paired_difference
 from rstar_lab.runs import RunReader
+from rstar_lab.runs.info import RunInfo
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.untrusted.text import counted
@@ -138,7 +139,7 @@ def explain(run_a: str | Path, run_b: str | Path) -> Explanation:
 @dataclass(frozen=True)
 class _Evaluation:
     name: str
-    info: dict[str, Any]
+    info: RunInfo
     rows: pd.DataFrame  # usable rollouts with their text and question, in the order of problem and sample
     runs: Runs
 
@@ -165,13 +166,10 @@ class _Evaluation:
 
     def key(self, name: str) -> Any:
         """Return a key of the recipe, such as `rl.answer`; None if the run does not have it."""
-        value: Any = self.info.get("recipe") or {}
         rescored = (self.info.get("extra") or {}).get("rescored") or {}
         if name in ("rl.reward", "rl.answer") and rescored:
             return rescored.get(name.removeprefix("rl."))
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
+        return self.info["recipe"].get(name)
 
     @property
     def identity(self) -> dict[str, Any]:

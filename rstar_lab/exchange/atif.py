@@ -84,10 +84,9 @@ def new_folder(folder: str | Path) -> Path:
 def _agent(runs: Runs, run_id: str) -> Row:
     info = RunReader(runs.run_dir(run_id)).info
     versions = info.get("versions") or {}
-    recipe = info.get("recipe") or {}
-    model, rl = recipe.get("model"), recipe.get("rl") or {}
+    model, reward = info["recipe"].get("model"), info["recipe"].get("rl.reward")
     agent: Row = {"name": OURS, "version": str(versions.get(OURS) or versions.get("rstar-lab") or "unknown")}
-    if reward := "environments" if rl.get("environments") else rl.get("reward"):
+    if reward := "environments" if info["recipe"].get("rl.environments") else reward:
         agent["extra"] = {OURS: {"reward": str(reward)}}
     return agent | ({"model_name": str(model)} if model else {})
 

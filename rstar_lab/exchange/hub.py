@@ -33,6 +33,7 @@ from huggingface_hub import (
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import format_interval
 from rstar_lab.runs.errors import READ_ERRORS
+from rstar_lab.runs.info import plain_info
 from rstar_lab.runs.reader import RunReader, check_file
 from rstar_lab.untrusted.text import counted
 
@@ -86,9 +87,9 @@ def prepare(folder: Path) -> Upload:
         reader = RunReader(folder)
         if not reader.steps():
             raise UserError(f"run {reader.run_id} has no steps yet")
-        info = reader.info
+        info = plain_info(reader.info)
         info["hardware"] = {key: value for key, value in (info.get("hardware") or {}).items() if key != "host"}
-        info["recipe"] = _without_paths(info.get("recipe"))
+        info["recipe"] = _without_paths(info["recipe"])
         files = _matching(folder, RUN_FILE)
         return Upload("run", files | {"run.json": json.dumps(info, indent=1).encode(), "README.md": _data_card(reader)})
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -195,7 +196,7 @@ def _model_card(folder: Path) -> bytes:
     else:
         step = folder.name.removeprefix("step=")
         of_step = f", step {int(step)}" if step.isdecimal() else ""
-        base = Path(str((run.info.get("recipe") or {}).get("model"))).name
+        base = Path(str(run.info["recipe"].get("model"))).name
         lines += [
             f"Trained with {_version(run)} (run `{run.run_id}`{of_step}, seed {run.info.get('seed')}) from `{base}`.",
             "",
@@ -251,7 +252,7 @@ def _version(run: RunReader) -> str:
 
 
 def _recipe(run: RunReader) -> list[str]:
-    recipe = yaml.safe_dump(_without_paths(run.info.get("recipe") or {}), sort_keys=False).rstrip()
+    recipe = yaml.safe_dump(_without_paths(run.info["recipe"].for_display()), sort_keys=False).rstrip()
     return ["## Recipe", "", "```yaml", recipe, "```", ""]
 
 
@@ -281,7 +282,7 @@ def _evaluations(run: RunReader, folder: Path) -> list[str]:
                 continue
             # Compared as text: to look at a path that a file names could mount a file system of its choice.
             if os.path.normpath(Path(model).absolute()) in (os.path.normpath(folder.absolute()), str(folder.resolve())):
-                result = info["result"]
+                result = info.get("result") or {}
                 numbers = f"{int(result['problems'])} | {int(result['samples'])}"
                 rows.append(f"| {info['run_id']} | {format_interval(result['pass1'])} | {numbers} |")
     head = ["| evaluation | pass@1, 95% interval | problems | samples |", "|---|---|---|---|"]

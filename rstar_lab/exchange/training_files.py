@@ -173,7 +173,9 @@ class _Context:
 
     def recipe_hash(self, run_id: str) -> str:
         """Return the first 16 hex digits of the hash of a run's recipe."""
-        return hashlib.sha256(json.dumps(self._info(run_id).get("recipe"), sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            json.dumps(self._info(run_id)["recipe"].for_display(), sort_keys=True).encode()
+        ).hexdigest()[:16]
 
     def provenance(self, rollout: Rollout) -> Row:
         """Return the columns that say where a row comes from."""
@@ -221,8 +223,8 @@ class _Context:
         adds its own texts to the messages, so its user message is the bare question.
         """
         run_id, question = str(rollout.trajectory["run_id"]), _question(rollout)
-        rl = (self._info(run_id).get("recipe") or {}).get("rl") or {}
-        own_format = (rl.get("prompt") or {}).get("format") or rl.get("prompt_format") or "model"
+        recipe = self._info(run_id)["recipe"]
+        own_format = recipe.get("rl.prompt.format") or recipe.get("rl.prompt_format") or "model"
         start = "<reason>" if own_format in ("paper", "released") else ""
         turns = sum(message["role"] == "assistant" for message in rollout.messages)
         text, asked = self._text(run_id, rollout.transcript["prompt_ids"]), question

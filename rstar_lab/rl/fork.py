@@ -116,7 +116,9 @@ class _Fork:
     def _recipe(self, functions: Collection[str]) -> Recipe:
         """Return the run's recipe with the engine and the sandbox of the fork."""
         names = ("name", "model", "seed", "rl", "stages", "evaluate", "sandbox")
-        recipe = parse_stored_recipe(self.reader.info, names, functions, rollouts=True)
+        recipe = parse_stored_recipe(
+            self.reader.info["recipe"], f"run {self.reader.run_id}", names, functions, rollouts=True
+        )
         engine: dict[str, Any] = {"kind": "transformers", "dtype": "float32"}
         if self.url:
             engine = {"kind": "server", "urls": [self.url]}
@@ -223,7 +225,7 @@ class _Fork:
         }  # fmt: skip
         digest = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:8]
         with RunWriter.open(
-            source.run_dir.parent, f"{source.run_id}-fork-{digest}", kind="fork", recipe=source.info["recipe"],
+            source.run_dir.parent, f"{source.run_id}-fork-{digest}", kind="fork", recipe=source.info["recipe"].for_display(),
             seed=self.seed, parent={"run": source.run_id, "step": self.step}, extra={"fork": settings},
         ) as writer:  # fmt: skip
             writer.cut(0)

@@ -3,7 +3,7 @@
 import difflib
 import re
 import unicodedata
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
-from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.explain import explain, release_line
-from rstar_lab.rl.recipe.rl import CODE_TOOLS, RlSection
+from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.section import USER_FUNCTION, ByType
 from rstar_lab.untrusted.files import DataError, YamlLoader, parse_yaml, read_text
+from rstar_lab.untrusted.recipes import ForeignRecipe
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 MAX_RECIPE_BYTES = 2**20  # PyYAML takes seconds to parse 1 MiB
@@ -102,37 +102,27 @@ def parse_recipe(data: dict[str, Any], where: str = "recipe") -> Recipe:
 
 
 def parse_stored_recipe(
-    info: Mapping[str, Any], sections: Sequence[str], allowed: Collection[str] = (), *, rollouts: bool = False
+    recipe: ForeignRecipe,
+    where: str,
+    sections: Sequence[str] = (),
+    allowed: Collection[str] = (),
+    *,
+    rollouts: bool = False,
 ) -> Recipe:
-    """Return sections of the recipe in a run.json, which may come from somebody else.
+    """Return sections of the recipe of a stored run, which may come from somebody else.
 
-    info: content of run.json. allowed: functions, tools and addresses in it that the user has named, too. rollouts: whether the
-    caller rolls out; False leaves out `rl.reward`, `rl.tools` and `rl.metrics`.
-    Raises RecipeError for a recipe that names others, or cannot be read.
+    Args:
+        recipe: The recipe of the run.
+        where: The run, for errors.
+        sections: Default: all.
+        allowed: Functions, commands, tools and addresses in it that the user has named, too.
+        rollouts: Whether the caller rolls out; False leaves out `rl.reward`, `rl.tools` and `rl.metrics`.
+
+    Raises:
+        UserError: The recipe names others, or cannot be read.
     """
-    where = f"of run {info['run_id']}"
-    data = {name: value for name, value in (info.get("recipe") or {}).items() if name in sections}
-    if not rollouts and isinstance(data.get("rl"), dict):
-        data["rl"] = {**data["rl"], "reward": "verify", "tools": ["python"], "metrics": []}
-    recipe = parse_recipe(data, where)
-    tools = [*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)]
-    named = {text for text in _texts(recipe.model_dump(mode="json")) if NAME.fullmatch(text)}
-    named |= {tool for tool in tools if tool not in CODE_TOOLS}
-    if refused := sorted(named - set(allowed)):
-        raise RecipeError(
-            f"recipe {where} names {', '.join(refused)}. Functions and addresses in a run folder are not used, because the folder may "
-            f"come from somebody else. If you know them, name them: functions={refused}"
-        )
-    return recipe
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
+    ignored = () if rollouts else ("rl.reward", "rl.tools", "rl.metrics")
+    return parse_recipe(recipe.accept(where, allowed, sections=sections, ignored=ignored), f"of {where}")
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:

@@ -379,7 +379,7 @@ async def evaluate_model(
                 " choose --set name=..., or another --runs-dir"
             )
         if info["status"] == "finished":
-            return info["result"]
+            return info.get("result") or {}
     extra = {"model": str(model_dir), "identity": identity} | origin_entry(model_dir)
     extra |= {"sets": {name: list(ids) for name, ids in sets.items()}} if sets else {}
     with open_run(session, suffix, "evaluate", ("evaluate",), parent=parent, extra=extra) as writer:

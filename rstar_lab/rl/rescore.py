@@ -121,7 +121,13 @@ def _write(
     sets = (info.get("extra") or {}).get("sets") or {}
     extra = {"rescored": {"reward": reward, "answer": answer}} | ({"sets": sets} if sets else {})
     with RunWriter.open(
-        runs_dir, run_id, kind=info["kind"], recipe=info["recipe"], seed=info["seed"], parent=parent, extra=extra
+        runs_dir,
+        run_id,
+        kind=info["kind"],
+        recipe=info["recipe"].for_display(),
+        seed=info.get("seed") or 0,
+        parent=parent,
+        extra=extra,
     ) as writer:
         writer.cut(-1)
         if (vocabulary := source.vocabulary()) is not None:

@@ -340,7 +340,7 @@ def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[st
         # Validation fills in the defaults of keys that are newer than the run.
         info = RunReader(folder).info
         try:
-            old = Recipe.model_validate(info["recipe"]).model_dump(mode="json")
+            old = Recipe.model_validate(info["recipe"].for_display()).model_dump(mode="json")
         except ValidationError as error:
             key = ".".join(str(part) for part in error.errors()[0]["loc"])
             version = (info.get("versions") or {}).get("rstar_lab", "an older version")

@@ -7,10 +7,18 @@ import socket
 import time
 from pathlib import Path
 
+from typing_extensions import TypedDict
+
 from rstar_lab.runs.errors import RunLocked
-from rstar_lab.runs.files import check_no_links, open_regular, read_text
+from rstar_lab.runs.files import check_no_links, open_regular
+from rstar_lab.untrusted.files import DataError, read_json
 
 _LOCK = ".lock"
+
+
+class _Holder(TypedDict):
+    pid: int
+    host: str
 
 
 class RunLock:
@@ -52,10 +60,10 @@ class RunLock:
 def lock_holder(run_dir: Path) -> str:
     """Return a description of the process that acquired the lock last."""
     try:
-        who = json.loads(read_text(run_dir / _LOCK))
-        return f"process {int(who['pid'])} on {str(who['host'])[:80]!r}"
-    except (OSError, ValueError, KeyError, TypeError):
+        who = read_json(run_dir / _LOCK, _Holder)
+    except DataError:
         return "another process"
+    return f"process {who['pid']} on {who['host'][:80]!r}"
 
 
 def is_locked(run_dir: Path) -> bool:

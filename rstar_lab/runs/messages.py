@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.runs.errors import RunStoreError
-from rstar_lab.runs.files import parse_json
+from rstar_lab.untrusted.files import parse_json
 
 ROLES = ("system", "user", "assistant", "tool", "environment")
 OTHER = "other"  # role of a message whose role is none of ROLES
@@ -27,15 +26,11 @@ def read_messages(messages: str | Sequence[Mapping[str, Any]] | None) -> list[di
         generate_s, reward, control_token and policy_versions where they are stored.
 
     Raises:
-        RunStoreError: the text is not a JSON list of objects.
+        DataError: the text is not a JSON list of objects.
     """
-    try:
-        loaded = parse_json(messages) if isinstance(messages, str) else list(messages if messages is not None else [])
-        if not isinstance(loaded, list) or not all(isinstance(message, Mapping) for message in loaded):
-            raise ValueError("it must be a list of messages")
-    except (ValueError, TypeError) as error:
-        raise RunStoreError(f"a transcript cannot be read: {error}") from error
-    return [_checked(message) for message in loaded]
+    if isinstance(messages, str):
+        messages = parse_json(messages, "a transcript", list[dict[str, Any]])
+    return [_checked(message) for message in messages or ()]
 
 
 def own_texts(messages: str | Sequence[Mapping[str, Any]] | None) -> list[str]:

@@ -2,10 +2,9 @@
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from rstar_lab.runs.files import read_json
 from rstar_lab.runs.reader import RunReader, read_steps
+from rstar_lab.untrusted.files import read_json
 
 QUESTION_LENGTH = 160  # maximum characters
 QUESTIONS_FILE = "questions.json"
@@ -35,8 +34,4 @@ def copied_questions(run_dir: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=32)
 def _read(path: Path, _mtime_ns: int) -> dict[str, str]:
-    def check(stored: Any) -> None:
-        if not isinstance(stored, dict) or not all(isinstance(text, str) for text in stored.values()):
-            raise ValueError("it must be an object of texts")
-
-    return read_json(path, check) or {}
+    return read_json(path, dict[str, str])

@@ -1,6 +1,6 @@
 """Read a run, also while it is being written. A step is committed when its line is in metrics.jsonl.
 
-Temporary files and files of uncommitted steps are ignored. A damaged file of a committed step raises RunStoreError.
+Temporary files and files of uncommitted steps are ignored. A damaged file of a committed step raises UserError.
 """
 
 import os
@@ -9,77 +9,27 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from stat import S_ISREG
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
 
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
-from rstar_lab.runs.files import encodable, parse_json, read_bytes, read_json
+from rstar_lab.runs.info import RunInfo, check_version, read_info, read_mirror
 from rstar_lab.runs.lock import is_locked
-from rstar_lab.runs.schema import (
-    ADDED_COLUMNS,
-    LEVEL_KEY,
-    LEVELS,
-    SCHEMA_VERSION,
-    VERSION_KEY,
-    is_valid_name,
-    step_range_of,
-)
+from rstar_lab.runs.schema import ADDED_COLUMNS, LEVEL_KEY, LEVELS, STAGE, VERSION_KEY, step_range_of
 from rstar_lab.runs.tables import ROLLUP
+from rstar_lab.untrusted.files import parse_json, read_bytes, read_json, reading
+from rstar_lab.untrusted.parquet import read_footer, read_parquet
 
 _MARK = re.compile(rb'^\{"stage": "([A-Za-z0-9._-]+)", "step": (\d+)[,}].*\}$', re.MULTILINE)
-_REQUIRED = {"schema_version", "run_id", "kind", "status"}
-# Types of the values of run.json that readers use. A run folder may come from somebody else.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "kind": (str,),
-    "status": (str,),
-    "created": (str, NoneType),
-    "ended": (str, NoneType),
-    "attempts": (int, NoneType),
-    "seed": (int, NoneType),
-    "parent": (dict, NoneType),
-    "recipe": (dict, NoneType),
-    "commit": (str, NoneType),
-    "versions": (dict, NoneType),
-    "hardware": (dict, NoneType),
-    "extra": (dict, NoneType),
-    "result": (dict, NoneType),
-    "error": (str, NoneType),
-}
-_STATES = ("running", "finished", "failed", "stopped")
-MIRROR_FILE = "mirror.json"  # file in a copied run: the host, the run's status there, and the time of the last pull
-_MIRROR_TYPES: dict[str, type] = {"status": str, "transcripts": bool}
-_MIRROR_NAMES = ("host", "job")  # of a profile or a job of the user; nothing else in the file leads to a connection
-_MAX_STEP = 2**31 - 1
 MORE_ROWS = 10_000  # rows that a rollup may have for steps that are not committed; a few bytes can claim billions
 STEPS_KEY = "rstar_lab.steps"  # metadata key of merged files: the steps that they contain
-
-
-def read_mirror(run_dir: Path) -> dict[str, Any] | None:
-    """Return the content of mirror.json if the run is a copy of a run on another host, else None.
-
-    Raises RunStoreError if mirror.json is damaged.
-    """
-    hint = "; move this folder away, then copy the run again with `rstar-lab jobs pull JOB`"
-    found: dict[str, Any] | None = read_json(run_dir / MIRROR_FILE, _check_mirror, hint)
-    return found
-
-
-def _check_mirror(mirror: Any) -> None:
-    if not isinstance(mirror, dict) or not mirror.keys() >= _MIRROR_TYPES.keys():
-        raise ValueError(f"it must have the keys {', '.join(sorted(_MIRROR_TYPES))}")
-    for key, kind in (_MIRROR_TYPES | dict.fromkeys(_MIRROR_NAMES, str)).items():
-        if not isinstance(mirror.get(key), kind) and not (key in _MIRROR_NAMES and mirror.get(key) is None):
-            raise ValueError(f"{key} must be of type {kind.__name__}")
-    if mirror["status"] not in (*_STATES, "interrupted"):
-        raise ValueError(f"status {mirror['status']!r} is unknown")
 
 
 @dataclass(frozen=True)
@@ -98,25 +48,14 @@ class RunReader:
     """A run's folder. Every call reads the files again, so an open reader sees new steps."""
 
     def __init__(self, run_dir: str | Path):
-        """Raises RunStoreError if the folder is not a run, run.json is damaged, or its schema version is newer."""
+        """Raises UserError if the folder is not a run, run.json is damaged, or its schema version is newer."""
         self.run_dir = Path(run_dir)
-        self.run_id: str = self._read_info()["run_id"]  # raises here rather than at the first use
+        self.run_id: str = self.info["run_id"]  # raises here rather than at the first use
 
     @property
-    def info(self) -> dict[str, Any]:
-        """The content of run.json. The recipe of an older run has the present keys."""
-        return self._read_info()
-
-    def _read_info(self) -> dict[str, Any]:
-        path = self.run_dir / "run.json"
-        info = read_json(path, lambda _: None)
-        if info is None and not path.exists():
-            raise RunStoreError(f"{self.run_dir} is not a run: it has no run.json")
-        if not isinstance(info, dict) or not info.keys() >= _REQUIRED:
-            raise RunStoreError(f"{path} is not a valid run.json; it must have the keys {', '.join(sorted(_REQUIRED))}")
-        _check_version(path, info["schema_version"])
-        _check_info(path, info)
-        return info
+    def info(self) -> RunInfo:
+        """The content of run.json."""
+        return read_info(self.run_dir)
 
     @property
     def status(self) -> str:
@@ -136,12 +75,8 @@ class RunReader:
 
     def steps(self) -> dict[int, str]:
         """Return {step: stage} of the committed steps, in order."""
-        try:
-            data = read_bytes(self.run_dir / "metrics.jsonl")
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise RunStoreError(f"{self.run_dir / 'metrics.jsonl'} cannot be read: {error}") from error
+        path = self.run_dir / "metrics.jsonl"
+        data = read_bytes(path) if path.exists() else b""
         marks = _MARK.findall(data, 0, data.rfind(b"\n") + 1)
         # All lines start as the writer formats them, so parsing JSON is not needed.
         if len(marks) == data.count(b"\n") and all(len(step) < 10 for _, step in marks):
@@ -151,12 +86,12 @@ class RunReader:
     def files(self, level: str) -> list[StoredFile]:
         """Return the checked files of a level (trajectories, calls, transcripts) for the committed steps.
 
-        Raises RunStoreError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing.
+        Raises UserError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing.
         """
         for _ in range(3):
             try:
                 return self._files(level)
-            except RunStoreError:
+            except UserError:
                 if not is_locked(self.run_dir):
                     raise
                 time.sleep(0.05)  # the writer may have cut or merged files between two reads
@@ -240,13 +175,8 @@ class RunReader:
 
     def vocabulary(self) -> list[str] | None:
         """Return the text of each token id, or None if the run has no vocabulary."""
-
-        def check(tokens: Any) -> None:
-            if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-                raise ValueError("it must be a list of texts")
-
-        found: list[str] | None = read_json(self.run_dir / "tokens.json", check)
-        return found
+        path = self.run_dir / "tokens.json"
+        return read_json(path, list[str]) if path.exists() else None
 
     def checkpoints(self) -> dict[int, Path]:
         """Return {step: folder} of the complete checkpoints, in order."""
@@ -262,13 +192,22 @@ class RunReader:
 
 def read_steps(file: StoredFile, columns: Sequence[str]) -> pa.Table:
     """Return columns of the rows of a file's steps. Row groups without these steps are not read."""
-    first, last = min(file.steps), max(file.steps)
-    inside = (pc.field("step") >= first) & (pc.field("step") <= last)
     stored = sorted({*columns, "step"} - file.lacking)
-    table = with_all_columns(pq.read_table(file.path, columns=stored, filters=inside, partitioning=None), file.lacking)
-    if len(file.steps) <= last - first:  # the file may contain rows of other steps in between
-        table = filter_steps(table, file.steps)
-    return table.select(columns)
+    table = with_all_columns(read_parquet(file.path, stored, _groups_of(file)), file.lacking)
+    return (filter_steps(table, file.steps) if file.partial else table).select(columns)
+
+
+def _groups_of(file: StoredFile) -> list[int] | None:
+    """Return the row groups that can have rows of a file's steps, by the statistics of the column. None: all."""
+    if not file.partial:
+        return None
+    footer, groups = read_footer(file.path), []
+    column = footer.schema.names.index("step")
+    for group in range(footer.num_row_groups):
+        found = footer.row_group(group).column(column).statistics
+        if found is None or not found.has_min_max or any(found.min <= step <= found.max for step in file.steps):
+            groups.append(group)
+    return groups
 
 
 def with_all_columns(table: pa.Table, lacking: Iterable[str]) -> pa.Table:
@@ -293,32 +232,24 @@ class Footer:
 
 
 def check_file(path: Path, level: str) -> Footer:
-    """Return row count and steps of a file. Raises RunStoreError if it is damaged, foreign or of a newer version."""
-    try:
+    """Return row count and steps of a file. Raises UserError if it is damaged, foreign or of a newer version."""
+    with reading(path):
         stat = path.stat()
-        if not S_ISREG(stat.st_mode):
-            raise OSError(f"{path.name} is not a regular file")
-    except OSError as error:
-        raise RunStoreError(f"{path} cannot be read: {error.strerror or error}") from error
     return _check_file(path, level, stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 @lru_cache(maxsize=200_000)
 def _check_file(path: Path, level: str, *_state: int) -> Footer:
-    try:
-        footer = pq.read_metadata(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise RunStoreError(f"{path} is truncated or not a Parquet file: {str(error).splitlines()[0]}") from error
+    footer = read_footer(path)
     marks = footer.metadata or {}
     if VERSION_KEY.encode() not in marks or marks.get(LEVEL_KEY.encode()) != level.encode():
         raise RunStoreError(f"{path} is not a {level} file of a run store; remove it from the run's folder")
-    version = marks[VERSION_KEY.encode()]
-    _check_version(path, int(version) if version.isdigit() and len(version) < 10 else version.decode(errors="replace"))
-    schema = LEVELS.get(level, ROLLUP)
-    try:
+    with reading(path, error=RunStoreError):
+        version = marks[VERSION_KEY.encode()]
+        check_version(int(version) if version.isdigit() and len(version) < 10 else version.decode(errors="replace"))
         stored = footer.schema.to_arrow_schema()
-    except (pa.ArrowException, ValueError) as error:
-        raise RunStoreError(f"{path} is damaged: its schema cannot be read: {str(error).splitlines()[0]}") from error
+        steps = parse_json(marks.get(STEPS_KEY.encode(), b"[]"), f"{path}: the list of its steps", tuple[int, ...])
+    schema = LEVELS.get(level, ROLLUP)
     for field in stored:
         if field.name in schema.names and field.type != schema.field(field.name).type:
             expected = schema.field(field.name).type
@@ -327,45 +258,12 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
     lacking = missing.intersection(ADDED_COLUMNS.get(level, ()))
     if lost := missing - lacking:
         raise RunStoreError(f"{path} is damaged: it lacks the column {min(lost)!r}")
-    try:
-        steps = tuple(int(step) for step in parse_json(marks.get(STEPS_KEY.encode(), b"[]")))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise RunStoreError(f"{path}: the list of its steps is damaged: {error}") from error
     return Footer(footer.num_rows, steps, lacking)
 
 
 @lru_cache(maxsize=256)
 def _read_rollup(path: Path, *_state: int) -> pa.Table:
-    return pq.ParquetFile(path).read()
-
-
-def _check_info(path: Path, info: dict[str, Any]) -> None:
-    """Raise RunStoreError unless the values of run.json that readers use have their types."""
-    if not isinstance(info["run_id"], str) or not is_valid_name(info["run_id"]):
-        raise RunStoreError(f"{path}: run_id {str(info['run_id'])[:80]!r} is not a valid name of a run")
-    for key, kinds in _TYPES.items():
-        value = info.get(key)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            names = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
-            raise RunStoreError(f"{path}: {key} must be {names}, not {type(value).__name__}")
-    if not 0 <= (info.get("attempts") or 0) < 2**15:  # the type of the column `attempt`
-        raise RunStoreError(f"{path}: attempts must be from 0 to {2**15 - 1}")
-    if info["status"] not in _STATES:
-        raise RunStoreError(f"{path}: status {info['status'][:80]!r} is not one of {', '.join(_STATES)}")
-    for key in ("created", "ended"):
-        try:
-            datetime.fromisoformat(info.get(key) or "2000-01-01")
-        except ValueError:
-            raise RunStoreError(f"{path}: {key} {info[key][:80]!r} is not a time in ISO format") from None
-
-
-def _check_version(path: Path, version: Any) -> None:
-    if type(version) is not int or version < 1:
-        raise RunStoreError(f"{path} has the invalid schema version {version!r}; it is not a file of a run store")
-    if version > SCHEMA_VERSION:
-        raise RunStoreError(
-            f"{path} has schema version {version}; this version of rstar_lab reads up to {SCHEMA_VERSION}: upgrade rstar_lab"
-        )
+    return read_parquet(path)
 
 
 def _by_width(folder: Path) -> Iterator[tuple[Path, int, int]]:
@@ -375,28 +273,19 @@ def _by_width(folder: Path) -> Iterator[tuple[Path, int, int]]:
     yield from sorted(named, key=lambda item: (item[1] - item[2], item[1]))
 
 
+class _Line(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    stage: Annotated[str, Field(pattern=rf"^{STAGE}$")]
+    step: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+
+
 def read_metrics_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the complete lines of metrics.jsonl and their size in bytes. A last line without newline is not committed."""
-    try:
-        data = read_bytes(path)
-    except FileNotFoundError:
-        return [], 0
-    except OSError as error:
-        raise RunStoreError(f"{path} cannot be read: {error}") from error
+    data = read_bytes(path) if path.exists() else b""
     end = data.rfind(b"\n") + 1
-    lines = []
-    for number, line in enumerate(data[:end].splitlines(), 1):
-        try:
-            value = encodable(parse_json(line)) if b"\\u" in line else parse_json(line)
-            step, stage = value["step"], value["stage"]
-            if type(step) is not int or not 0 <= step <= _MAX_STEP:
-                raise ValueError(f"step must be an integer from 0 to {_MAX_STEP}")
-            if not isinstance(stage, str) or not is_valid_name(stage):
-                raise ValueError("stage is not a valid name")
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunStoreError(f"{path}, line {number} is damaged: {error}") from error
-        lines.append(value)
-    return lines, end
+    lines = data[:end].splitlines()
+    return [dict(parse_json(line, f"{path}, line {number}", _Line)) for number, line in enumerate(lines, 1)], end
 
 
 def checkpoints(run_dir: Path) -> dict[int, Path]:

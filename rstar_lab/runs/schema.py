@@ -98,7 +98,7 @@ DERIVED_COLUMNS = frozenset({"rewarded", "verified", "correct"})
 
 LEVELS = {"trajectories": TRAJECTORIES, "calls": CALLS, "transcripts": TRANSCRIPTS}
 
-_STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+STAGE = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _FILE = re.compile(r"steps?=(\d+)(?:-(\d+))?\.parquet")
 
 
@@ -109,7 +109,7 @@ def schema_with_metadata(level: str) -> pa.Schema:
 
 def is_valid_name(text: str) -> bool:
     """Return whether `text` is a valid name of a run or a stage, which is also a folder name."""
-    return _STAGE.fullmatch(text) is not None
+    return re.fullmatch(STAGE, text) is not None
 
 
 def step_file(run_dir: Path, level: str, stage: str, first: int, last: int | None = None) -> Path:

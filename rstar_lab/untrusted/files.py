@@ -68,7 +68,11 @@ def _reason(error: BaseException) -> str:
     match error:
         case ValidationError():
             first = error.errors(include_url=False)[0]
-            return "".join(f": {part}" for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
+            return "".join(
+                f": {part}"
+                for part in (".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, "))
+                if part
+            )
         case RecursionError():
             return " is nested too deeply"
         case MemoryError():
@@ -181,12 +185,18 @@ def check_type(value: object, kind: type[T], where: object) -> T:
 
 
 @overload
-def read_json(path: str | Path) -> Any: ...
+def read_json(path: str | Path, *, hint: str = "") -> Any: ...
 @overload
-def read_json(path: str | Path, kind: type[T]) -> T: ...
-def read_json(path: str | Path, kind: Any = Any) -> Any:
-    """Return the value of a JSON file. kind: type of the value. Raises DataError, also if there is no such file."""
-    return parse_json(read_text(path, MAX_JSON_BYTES).removeprefix("\ufeff"), path, kind)
+def read_json(path: str | Path, kind: type[T], *, hint: str = "") -> T: ...
+def read_json(path: str | Path, kind: Any = Any, *, hint: str = "") -> Any:
+    """Return the value of a JSON file.
+
+    kind: type of the value. hint: what to do, with which an error ends. Raises DataError, also if there is no such file.
+    """
+    try:
+        return parse_json(read_text(path, MAX_JSON_BYTES).removeprefix("\ufeff"), path, kind)
+    except DataError as error:
+        raise DataError(f"{error}{hint}") from error
 
 
 class Answer(Protocol):

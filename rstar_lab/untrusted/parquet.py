@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rstar_lab.untrusted.files import max_unpacked, open_bytes, reading
 
@@ -24,12 +24,8 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12, "BYTE_ARRAY": 16}
 
 def read_footer(path: str | Path) -> "pq.FileMetaData":
     """Return the metadata of a Parquet file. Raises DataError, also if its rows or bytes are far more than its size allows."""
-    import pyarrow.parquet as pq
-
     with reading(path), open_bytes(path) as file:
-        footer = pq.read_metadata(file)
-        _check_footer(footer, os.fstat(file.fileno()).st_size)
-        return footer
+        return _checked_footer(file)
 
 
 def read_parquet(
@@ -72,17 +68,23 @@ def _opened(path: str | Path) -> Iterator[tuple["pq.ParquetFile", "pa.Schema", i
     import pyarrow.parquet as pq
 
     with open_bytes(path) as opened:
-        size = os.fstat(opened.fileno()).st_size
-        footer = pq.read_metadata(opened)
-        _check_footer(footer, size)
+        footer = _checked_footer(opened)
         schema = pq.ParquetFile(opened, metadata=footer).schema_arrow
         leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         with pq.ParquetFile(opened, metadata=footer, read_dictionary=texts) as file:
-            yield file, schema, max_unpacked(size)
+            yield file, schema, max_unpacked(os.fstat(opened.fileno()).st_size)
 
 
-def _check_footer(footer: "pq.FileMetaData", size: int) -> None:
+def _checked_footer(file: BinaryIO) -> "pq.FileMetaData":
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    size = os.fstat(file.fileno()).st_size
+    try:
+        footer = pq.read_metadata(file)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"truncated or not a Parquet file: {error}") from error
     if footer.num_rows > MAX_ROWS + size:
         raise ValueError(f"it has {footer.num_rows:,} rows in {size:,} bytes")
     total = 0
@@ -94,6 +96,7 @@ def _check_footer(footer: "pq.FileMetaData", size: int) -> None:
                 total += unpacked * count if unpacked * count > max_unpacked(size) else 0
     if total > max_unpacked(size):
         raise ValueError(f"it unpacks to {total / 1e9:.1f} GB, far more than its {size:,} bytes")
+    return footer
 
 
 def _bytes_of(array: Any) -> int:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.run_rows import rows
 
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
 from rstar_lab.runs.reader import STEPS_KEY
@@ -30,7 +31,7 @@ def run(tmp_path):
 
 
 def assert_error_contains(run, *parts):
-    with pytest.raises(RunStoreError) as caught:
+    with pytest.raises(UserError) as caught:
         RunReader(run).read("trajectories")
     for part in parts:
         assert part in str(caught.value)
@@ -94,14 +95,16 @@ def test_an_error_names_a_merged_file_with_a_damaged_list_of_steps(run, steps):
     file = pq.ParquetFile(path)
     marks = file.schema_arrow.metadata | {STEPS_KEY.encode(): steps.encode()}
     pq.write_table(file.read().replace_schema_metadata(marks), path)
-    assert_error_contains(run, path.name, "the list of its steps is damaged")
+    assert_error_contains(run, path.name, "the list of its steps")
 
 
 def test_an_error_names_a_damaged_run_json(run):
     text = (run / "run.json").read_text()
     for damage, message in [
-        (text[:50], "cannot be read"),
-        ("[]", "not a valid run.json"),
+        (text[:50], "not JSON"),
+        ("[]", "valid dictionary"),
+        ("{}", "Field required"),
+        (json.dumps(json.loads(text) | {"kind": 5}), "kind: Input should be a valid string"),
         (json.dumps(json.loads(text) | {"schema_version": 9}), "upgrade rstar_lab"),
     ]:
         (run / "run.json").write_text(damage)
@@ -113,7 +116,7 @@ def test_an_error_names_a_damaged_run_json(run):
 def test_an_error_names_a_damaged_metrics_line(run):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text(lines[0] + lines[1][:7] + "\n" + lines[2])
-    assert_error_contains(run, "metrics.jsonl, line 2 is damaged")
+    assert_error_contains(run, "metrics.jsonl, line 2: not JSON")
 
 
 def test_compact_rebuilds_a_missing_rollup(run):

@@ -18,6 +18,8 @@ from rstar_lab.analysis.inspector.widget import check_interval, start_task
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader
+from rstar_lab.runs.info import RunInfo
+from rstar_lab.untrusted.recipes import ForeignRecipe
 
 # Columns of a run's steps and their titles. SFT runs have only the loss, RL runs all others.
 CURVES = {
@@ -40,7 +42,7 @@ def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
     if not len(steps):
         return f"{reader.run_id}: {status}, no step yet"
     info, step = reader.info, int(steps["step"].max())
-    total = planned_steps(info.get("recipe") or {}, str(steps["stage"].iloc[-1]))
+    total = planned_steps(info["recipe"], str(steps["stage"].iloc[-1]))
     parts = [f"{reader.run_id}: {status}, step {step}" + (f" of {total} {_strip(step, total)}" if total else "")]
     if speed := seconds_per_step(reader, info, steps):
         parts.append(f"{speed:.3g} s/step")
@@ -57,23 +59,24 @@ def tile(title: str, values: pd.Series) -> str:
     return f"{title}<br><b>{recorded.iloc[-1]:.3g}</b><br>{since}"
 
 
-def planned_steps(recipe: dict[str, Any], stage: str) -> int | None:
+def planned_steps(recipe: ForeignRecipe, stage: str) -> int | None:
     """Return the number of RL steps in the recipe. None for SFT and evaluations, whose number of steps is not in the recipe."""
     stages = recipe.get("stages") or []
     planned = [part.get("steps") for part in stages] if stage in {part.get("name") for part in stages} else []
     return sum(planned) if planned and all(isinstance(steps, int) for steps in planned) else None
 
 
-def seconds_per_step(reader: RunReader, info: dict[str, Any], steps: pd.DataFrame) -> float | None:
+def seconds_per_step(reader: RunReader, info: RunInfo, steps: pd.DataFrame) -> float | None:
     """Return the median `step_s` of the latest steps, or the mean since the start of a run that was not resumed."""
     if "step_s" in steps and steps["step_s"].notna().any():
         return float(pd.to_numeric(steps["step_s"]).dropna().tail(_SPEED_STEPS).median())
-    if not info.get("created") or info.get("attempts") != 1 or info["kind"] == "import":
+    created = info.get("created")
+    if not created or info.get("attempts") != 1 or info["kind"] == "import":
         return None
     ended = info.get("ended")
     last = datetime.fromisoformat(ended).timestamp() if ended else (reader.run_dir / "metrics.jsonl").stat().st_mtime
     # An evaluation or an import has one step, number 0.
-    seconds = (last - datetime.fromisoformat(info["created"]).timestamp()) / max(1, int(steps["step"].max()))
+    seconds = (last - datetime.fromisoformat(created).timestamp()) / max(1, int(steps["step"].max()))
     return seconds if seconds > 0 else None
 
 

@@ -23,8 +23,8 @@ from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, readable_answer
 from rstar_lab.jobs.store import NAME, JobFolder, JobSpec, check_name
 from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, parse_json, write_json
+from rstar_lab.runs.info import MIRROR_FILE, read_mirror
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
-from rstar_lab.runs.reader import MIRROR_FILE, read_mirror
 from rstar_lab.runs.schema import LEVELS, step_range_of
 from rstar_lab.untrusted.text import counted
 

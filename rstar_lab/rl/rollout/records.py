@@ -191,7 +191,7 @@ def read_trajectories(reader: RunReader, step: int) -> tuple[list[Trajectory], d
     rows = tables["trajectories"]
     if missing := [row["traj_id"] for row in rows if row["traj_id"] not in transcripts]:
         raise RunStoreError(f"trajectory {missing[0]} of run {reader.run_id} has no transcript")
-    answer_format = reader.info["recipe"].get("rl", {}).get("answer", "tagged")
+    answer_format = reader.info["recipe"].get("rl.answer", "tagged")
     trajectories = [
         stored_trajectory(row, transcripts[row["traj_id"]], calls.get(row["traj_id"], ()), answer_format)
         for row in rows

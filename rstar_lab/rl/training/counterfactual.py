@@ -51,9 +51,13 @@ class StoredStep:
         Raises RunStoreError if the run has no such step, and UserError if the run has no RL stage or its method names other functions.
         """
         self.reader, self.step = RunReader(run_dir), step
-        info = self.reader.info
         # The other sections are not used, and those of an older version may have keys that no longer exist.
-        self.recipe = parse_stored_recipe(info, ("name", "model", "seed", "rl", "stages"), functions)
+        self.recipe = parse_stored_recipe(
+            self.reader.info["recipe"],
+            f"run {self.reader.run_id}",
+            ("name", "model", "seed", "rl", "stages"),
+            functions,
+        )
         self.rollouts, advantages = read_trajectories(self.reader, step)
         name = self.reader.steps()[step]
         self.stage = next((stage for stage in self.recipe.stages if stage.name == name), None)

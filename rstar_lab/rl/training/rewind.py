@@ -1,7 +1,7 @@
 """Restart a run from a stored checkpoint, with changes to its recipe: `rewind(run, step, into)`."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ from rstar_lab.runs.reader import RunReader
 RECIPE_FILE = "recipe.yaml"
 
 
-def rewind(run: str | Path, step: int, into: str | Path, overrides: Mapping[str, Any] | None = None) -> Path:
+def rewind(
+    run: str | Path,
+    step: int,
+    into: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    functions: Collection[str] = (),
+) -> Path:
     """Prepare a run that continues `run` from its newest checkpoint before `step`.
 
     `rstar-lab train RECIPE` then repeats the steps after the checkpoint. Without overrides they have the same rollouts, metrics and weights
@@ -27,13 +33,15 @@ def rewind(run: str | Path, step: int, into: str | Path, overrides: Mapping[str,
         step: First step to repeat, or a later one.
         into: New folder of runs. The run is copied there under its own id, because random draws depend on the id.
             Its SFT run is copied too.
+        functions: Functions, commands and addresses that the recipe of the run may name, because you know them.
         overrides: Values by dotted key, such as `{"rl.method.roc.rule": "none"}`; `name`, `runs` and `seed` cannot be changed.
 
     Returns:
         Path of the recipe.
 
     Raises:
-        UserError: If no checkpoint before `step` is stored, if the run is being written, and if `into` exists.
+        UserError: If no checkpoint before `step` is stored, if the run is being written, if `into` exists, and if the recipe of
+            the run names functions, commands or addresses that are not in `functions`.
     """
     source, target = RunReader(run), Path(into).absolute()
     info = source.info
@@ -53,6 +61,7 @@ def rewind(run: str | Path, step: int, into: str | Path, overrides: Mapping[str,
         raise UserError(f"rewind cannot change {sorted(fixed)[0]}: random draws depend on it")
     if target.exists():
         raise UserError(f"{target} exists; choose a new folder for the rewound run")
+    stored_recipe = info["recipe"].accept(f"run {source.run_id}", functions)
     name = source.run_id.removesuffix("-rl")
     try:
         check_no_links(source.run_dir)  # a copy has the files that they name
@@ -65,11 +74,11 @@ def rewind(run: str | Path, step: int, into: str | Path, overrides: Mapping[str,
         if sft.is_dir():
             shutil.copytree(sft, target / sft.name, symlinks=True, ignore=shutil.ignore_patterns(".lock"))
         path = target / RECIPE_FILE
-        _write_recipe(path, info["recipe"] | {"runs": str(target)})
+        _write_recipe(path, stored_recipe | {"runs": str(target)})
         recipe = load_recipe(path, overrides).model_dump(mode="json")
         _write_recipe(path, recipe)
         # The recipe is the one of the copy, so that the run accepts the changed keys.
-        write_json(target / source.run_id / "run.json", info | {"recipe": recipe, "status": "stopped"})
+        write_json(target / source.run_id / "run.json", {**info, "recipe": recipe, "status": "stopped"})
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise

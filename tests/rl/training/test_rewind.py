@@ -17,6 +17,8 @@ from rstar_lab.rl import pipeline, rewind
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.runs.reader import RunReader
 
+OWN = ["helpers.scored_run:score"]  # what the recipe of the run names
+
 
 def train(recipe) -> None:
     async def main() -> None:
@@ -45,7 +47,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_rewound_run_without_changes_repeats_the_steps_bit_for_bit(original: Path, tmp_path: Path):
     assert list(RunReader(original / "scored-rl").checkpoints()) == [4, 5]
-    recipe = load_recipe(rewind(original / "scored-rl", 5, tmp_path / "again"))
+    recipe = load_recipe(rewind(original / "scored-rl", 5, tmp_path / "again", functions=OWN))
     copied = RunReader(tmp_path / "again" / "scored-rl")
     assert list(copied.checkpoints()) == [4]
     train(recipe)
@@ -55,8 +57,8 @@ def test_a_rewound_run_without_changes_repeats_the_steps_bit_for_bit(original: P
 
 @pytest.mark.slow
 def test_an_override_changes_only_the_steps_after_the_checkpoint(original: Path, tmp_path: Path):
-    command = ["rewind", "scored-rl", "5", str(tmp_path / "other"), "--set", "rl.lr=0.01", "--runs-dir", str(original)]
-    done = CliRunner().invoke(app, [*command, "--json"])
+    command = ["rewind", "scored-rl", "5", str(tmp_path / "other"), "--set", "rl.lr=0.01", "--functions", *OWN]
+    done = CliRunner().invoke(app, [*command, "--runs-dir", str(original), "--json"])
     assert done.exit_code == 0, done.output
     recipe = load_recipe(json.loads(done.stdout)["recipe"])
     assert recipe.rl.lr == 0.01
@@ -74,7 +76,7 @@ def test_a_rewound_run_has_no_copy_of_a_linked_file(original: Path, tmp_path: Pa
     for place in ("scored-sft/notes.txt", "scored-rl/checkpoints/step=000004/notes.txt"):
         (runs / place).parent.mkdir(parents=True, exist_ok=True)
         (runs / place).symlink_to(secret)
-    rewind(runs / "scored-rl", 5, tmp_path / "again")
+    rewind(runs / "scored-rl", 5, tmp_path / "again", functions=OWN)
     copied = [path for path in (tmp_path / "again").rglob("notes.txt")]
     assert len(copied) == 2 and all(path.is_symlink() for path in copied)
 
@@ -87,9 +89,22 @@ def test_errors_name_the_reason(original: Path, tmp_path: Path):
     with pytest.raises(UserError, match="cannot change name"):
         rewind(run, 5, tmp_path / "a", {"name": "x"})
     with pytest.raises(UserError, match="lrr"):
-        rewind(run, 5, tmp_path / "a", {"rl.lrr": 1})
+        rewind(run, 5, tmp_path / "a", {"rl.lrr": 1}, OWN)
     assert not (tmp_path / "a").exists(), "a failed rewind left files"
     missing = CliRunner().invoke(app, ["rewind", "other-rl", "5", str(tmp_path / "a")])
     assert isinstance(missing.exception, UserError) and "no run other-rl in runs/" in str(missing.exception)
     with pytest.raises(UserError, match="exists"):
         rewind(run, 5, original)
+
+
+@pytest.mark.slow
+def test_rewind_does_not_make_commands_of_a_foreign_recipe_yours(original: Path, tmp_path: Path):
+    shutil.copytree(original, tmp_path / "runs")
+    path, command = tmp_path / "runs" / "scored-rl" / "run.json", "mcp+stdio:sh -c 'id > PWNED'"
+    info = json.loads(path.read_text())
+    info["recipe"]["rl"]["tools"] = ["python", command]
+    path.write_text(json.dumps(info))
+    with pytest.raises(UserError, match=r"mcp\+stdio:sh .*--functions"):
+        rewind(path.parent, 5, tmp_path / "into")
+    assert not (tmp_path / "into").exists()
+    assert command in rewind(path.parent, 5, tmp_path / "into", functions=[command, *OWN]).read_text()
