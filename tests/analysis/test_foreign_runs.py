@@ -322,10 +322,6 @@ def break_run(folder, way):
             for _ in range(150):
                 info["recipe"] = {"rl": info["recipe"]}
             (folder / "run.json").write_text(json.dumps(info))
-        case "old":
-            info = json.loads((folder / "run.json").read_text())
-            info["recipe"] = {"rl": {"advantage": [], "roc": "paper"}, "stages": 5}
-            (folder / "run.json").write_text(json.dumps(info))
         case "range":
             file.rename(file.with_name("steps=000000-2147483647.parquet"))
         case "binary":
@@ -353,7 +349,6 @@ WAYS = [
     "mirror",
     "binary",
     "nested",
-    "old",
     "range",
     "holes",
     "hole",
@@ -377,7 +372,7 @@ def test_one_broken_run_ends_no_list(run, way):
     assert "a" in names
     with (
         pytest.warns(UserWarning)
-        if way in ("json", "deep", "id", "binary", "nested", "old", "holes")
+        if way in ("json", "deep", "id", "binary", "nested", "holes")
         else contextlib.nullcontext()
     ):
         table = open_runs(root).runs()
