@@ -38,6 +38,7 @@ STEPS = 12
 # after the last change of a rule.
 SEEDS = (0, 5, 6, 7, 8)
 REPORTED = (6, 7, 8)
+MEASURED = "doctor_rules.json"  # names of the rules that were applied to the recorded runs
 KEYS: dict[str, Any] = {
     "processes": 1, "rl.problems_per_step": 4, "rl.group_size": 8, "rl.method.roc.rule": "none", "rl.lr": LR,
     "stages.0.steps": STEPS, "engine.mismatch_limit": 1e9, "rl.limits.max_response_tokens": 64,
@@ -256,15 +257,13 @@ def rule_table(scores: pd.DataFrame) -> str:
     reported = scores[is_reported(scores)]
     honest = reported[reported.fault == "honest"]
     n_honest = int((honest.rule == "").sum())
-    for rule in sorted(RULES, key=lambda rule: rule.name):
-        planted = [fault.name for fault in PLANTED.values() if rule.name in fault.named_by]
+    for name in json.loads(benchmark_file(MEASURED).read_text()):
+        planted = [fault.name for fault in PLANTED.values() if name in fault.named_by]
         broken = reported[reported.fault.isin(planted)]
-        n, hits = int((broken.rule == "").sum()), broken[broken.rule == rule.name]
+        n, hits = int((broken.rule == "").sum()), broken[broken.rule == name]
         detected = interval(len(hits), n) if n else "not measured"
         step = f"{hits.step.median():g}" if len(hits) else "–"
-        lines.append(
-            f"| {rule.name} | {detected} | {step} | {interval(int((honest.rule == rule.name).sum()), n_honest)} |"
-        )
+        lines.append(f"| {name} | {detected} | {step} | {interval(int((honest.rule == name).sum()), n_honest)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -330,6 +329,7 @@ def rates(scores: pd.DataFrame) -> dict[str, list[int]]:
 def write_results(scores: pd.DataFrame) -> None:
     """Write the recorded scores, the rates that the doctor shows, and the tables of the page."""
     scores.to_csv(benchmark_file("doctor.csv"), index=False)
+    benchmark_file(MEASURED).write_text(json.dumps(sorted(rule.name for rule in RULES), indent=1) + "\n")
     RATES_FILE.write_text(json.dumps(rates(scores), indent=1) + "\n")
     text = PAGE.read_text()
     for name, content in (("summary", summary), ("faults", fault_table), ("rates", rule_table)):

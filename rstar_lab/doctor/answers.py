@@ -1,27 +1,35 @@
-"""Answers of the model that a foreign log does not have as a column, read from its completions."""
+"""Answers of the model: read from its texts where a log has no column with them, and compared with the true ones."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import pandas as pd
 
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.doctor.rule import HEDGE
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.untrusted.text import counted
-from rstar_lab.verify import extract_answer, last_boxed
-from rstar_lab.verify.structure import quick
+from rstar_lab.verify import Undecided, extract_answer, last_boxed, same_answer
+from rstar_lab.verify.gold import final_answer
 
 LONGEST = 200  # characters of an answer; a longer true answer is a worked solution
+COMPARED = 500  # pairs of an answer and a true one that are compared as formulas; the others are unknown
+HEDGE = re.compile(r"\b(?:or|maybe|either|possibly)\b|\?", re.IGNORECASE)  # words of an answer that names several
+_MARKUP = re.compile(r"\\(?:text|mathrm|mathbf|boxed|left|right|[,;! ])|[\s${}*]|(?<=\d),(?=\d{3}(?!\d))")
+_FRACTION = re.compile(r"(-?)(?:\\[dt]?frac\{(-?\d{1,15})\}\{(\d{1,15})\}|(\d{1,15})/(\d{1,15}))")
+_DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,2})?")
+_CHOICE = re.compile(r"\(?[a-j]\)?|yes|no|true|false")
+_STATED = re.compile(r"""\b(?:final[ _])?answer\b["*_]*\s*(?::|=|\bis\b:?)\s*["*_$]*\s*([^\n]+)""", re.IGNORECASE)
+_BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 def with_texts(rollouts: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, list[str]]:
-    r"""Return the rollouts with the answers and lengths that follow from their texts, and notes about it.
+    r"""Return the rollouts with the answers, the numbers of candidates and the lengths that follow from their texts, and notes about it.
 
     An answer is the last `\boxed{}` in `<answer>` tags; if most completions have no such tags, the last one anywhere; if they have no
-    box, the text of the tags or after `####`. It is written as the true one if both are equal, or if texts and plain numbers do not
-    decide and the rollout has the reward. No answers are read without true ones, if the log has answers, and if the reward has more
-    than two values, because a part of it then says nothing about the answer.
+    box, the text of the tags, after `####`, or after `Answer:` or `the answer is`. No answers are read if the log has answers, and if
+    the reward has many values, because a part of it then says nothing about the answer.
 
     Without counts of tokens, a length is a quarter of the characters of the model's text.
     """
@@ -29,41 +37,35 @@ def with_texts(rollouts: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, list[s
     structured = rollouts.truth.astype(str).str.match(r"\s*(?:\[\s*[\"\[{]|\{\s*\")", na=False)
     if structured.any():
         rollouts = rollouts.assign(truth=rollouts.truth.mask(structured))
-        notes.append(
-            f"{counted(int(structured.sum()), 'true answer')} not compared, because a list or an object is no single answer"
-        )
-    truths = rollouts.truth.map(_short, na_action="ignore")
-    rewards = set(rollouts.reward.dropna())
-    binary = len(rewards) <= 2 and sum(value > 0 for value in rewards) <= 1
-    wanted = truths.notna().any() and not rollouts.answer.notna().any()
-    if rollouts.response_tokens.isna().all():
-        rollouts = rollouts.assign(response_tokens=rollouts.model_tokens)
-    unmeasured = bool(rollouts.response_tokens.isna().all())
-    if wanted and not binary:
-        notes.append("answers are not read from the texts, because the reward has more than two values")
-        wanted = False
-    if not wanted and not unmeasured:
-        return rollouts, notes
-    read: dict[str, tuple[str | None, ...]] = {}
-    lengths: dict[str, float] = {}
+        named = counted(int(structured.sum()), "true answer")
+        notes.append(f"{named} not compared, because a list or an object is no single answer")
+    rollouts = rollouts.assign(truth=rollouts.truth.map(_short, na_action="ignore"))
+    texts: dict[str, tuple[str | None, ...]] = {}
+    lengths, candidates = dict[str, float](), dict[str, int]()
     for step in sorted(rollouts.step.unique()):  # the texts of all steps can be larger than the memory
         for row in runs.arrow("SELECT traj_id, messages FROM transcripts WHERE step = ?", [int(step)]).to_pylist():
             text = "\n".join(own_texts(row["messages"]))
             lengths[row["traj_id"]] = len(text) / 4
-            if wanted:
-                read[row["traj_id"]] = tuple(reader(text) for reader in _READERS)
-    if unmeasured:
+            texts[row["traj_id"]] = tuple(reader(text) for reader in _READERS)
+            candidates[row["traj_id"]] = len(_candidates(text))
+    rollouts = rollouts.assign(candidates=rollouts.traj_id.map(candidates).astype(float))
+    if rollouts.response_tokens.isna().all():
+        rollouts = rollouts.assign(response_tokens=rollouts.model_tokens)
+    if rollouts.response_tokens.isna().all():
         rollouts = rollouts.assign(response_tokens=rollouts.traj_id.map(lengths))
         notes.append("lengths of responses are estimated as a quarter of their characters")
-    found = pd.DataFrame.from_dict(read, orient="index").reindex(rollouts.traj_id).set_axis(rollouts.index)
-    counts = found.notna().sum()
-    if not counts.sum():
+    if rollouts.answer.notna().any():
         return rollouts, notes
-    answers = found.iloc[:, next(i for i, count in enumerate(counts) if 2 * count >= counts.max())]
-    same = pd.Series(map(_same, answers, truths, rollouts.reward), index=answers.index, dtype=bool)
-    if left := answers.isna().sum():
-        notes.append(f"no answer was found in the texts of {left:,} of {len(answers):,} rollouts")
-    return rollouts.assign(answer=answers.mask(same, truths), truth=truths), notes
+    if rollouts.reward.nunique() > 4:
+        return rollouts, [*notes, "answers are not read from the texts, because the reward has more than four values"]
+    found = pd.DataFrame.from_dict(texts, orient="index").reindex(rollouts.traj_id).set_axis(rollouts.index)
+    counts = found.notna().sum()
+    chosen = found.iloc[:, next(i for i, count in enumerate(counts) if 2 * count >= counts.max())]
+    if left := chosen.isna().sum():
+        notes.append(
+            f"no answer was found in the texts of {left:,} of {len(chosen):,} rollouts; a column `pred` with them is read"
+        )
+    return rollouts.assign(answer=chosen), notes
 
 
 def _in_tags(text: str) -> str | None:
@@ -76,20 +78,95 @@ def _after_hashes(text: str) -> str | None:
     return rest.strip().partition("\n")[0][:LONGEST] or None if mark else None
 
 
-_READERS: tuple[Callable[[str], str | None], ...] = (extract_answer, last_boxed, _in_tags, _after_hashes)
+def _stated(text: str) -> str | None:
+    """Return what follows the last `Answer:`, `The answer is` or `"answer":` of a text."""
+    matches = _STATED.findall(text[-4000:])
+    if not matches:
+        return None
+    answer = re.split(r"[.!]\s|[\"}]|\*\*", matches[-1])[0]
+    return answer.strip(" .*$\"'")[:LONGEST] or None
+
+
+_READERS: tuple[Callable[[str], str | None], ...] = (extract_answer, last_boxed, _in_tags, _after_hashes, _stated)
+
+
+def _candidates(text: str) -> set[str]:
+    """Return the different answers that a text ends with: the last boxes with little text between them, or the items of the last one."""
+    boxes = list(_BOX.finditer(text[-4000:]))
+    last = boxes[-1:]
+    for before, after in reversed(list(pairwise(boxes))):
+        if after.start() - before.end() > 40:
+            break
+        last = [before, *last]
+    answer = next((found for reader in _READERS if (found := reader(text))), "")
+    return {plain_text(box[1]) for box in last} if len(last) > 1 else set(_items(answer))
+
+
+def _items(answer: str) -> list[str]:
+    """Return the numbers of an answer that is a list of numbers, each once; none for other answers."""
+    parts = [plain_text(part) for part in re.split(r",(?!\d{3}(?!\d))|;|\band\b|\bor\b|\n", answer)]
+    return list(dict.fromkeys(parts)) if len(parts) > 1 and all(_number(part) is not None for part in parts) else []
 
 
 def _short(truth: object) -> str | None:
     """Return the answer of a true solution; None if the text holds none."""
-    text = str(truth)
-    if (boxed := last_boxed(text)) is not None:
-        return boxed
-    text = _after_hashes(text) or text.strip()
-    return text if len(text) <= LONGEST else None
+    answer = final_answer(str(truth))
+    return answer if len(answer) <= LONGEST else None
 
 
-def _same(answer: object, truth: object, reward: float) -> bool:
-    if not isinstance(answer, str) or not isinstance(truth, str):
+# Comparison
+
+
+def plain_text(answer: object) -> str:
+    """Return an answer without spaces, markup, separators of thousands and a final dot, in lower case."""
+    return _MARKUP.sub("", str(answer)).rstrip(".").lower()
+
+
+def _number(answer: str) -> float | None:
+    """Return the value of a decimal number or of a fraction of integers, None for other texts."""
+    if fraction := _FRACTION.fullmatch(re.sub(r"[\s$]|\.$", "", answer)):
+        sign, above, below = fraction[1], *(part for part in fraction.groups()[1:] if part is not None)
+        return (-1 if sign else 1) * float(above) / float(below) if float(below) else None
+    plain = plain_text(answer)
+    return float(plain) if len(plain) < 30 and _DECIMAL.fullmatch(plain) else None
+
+
+def compare(answers: Iterable[object], truths: Iterable[object]) -> list[bool | None]:
+    """Return for each answer whether it is equal to the true one; None if one is missing or the texts do not decide.
+
+    The reward plays no part in it. A list of numbers and an answer with "or" are not equal to a single number.
+    """
+    known: dict[tuple[object, object], bool | None] = {}
+    pairs = list(zip(answers, truths, strict=True))
+    formulas = 0
+    for answer, truth in dict.fromkeys(pairs):
+        if not isinstance(answer, str) or not isinstance(truth, str) or not plain_text(answer):
+            known[answer, truth] = None
+            continue
+        decided = _decided(answer, truth)
+        if decided is None and formulas < COMPARED and max(len(answer), len(truth)) <= LONGEST:
+            formulas += 1
+            decided = _are_equal_formulas(answer, truth)
+        known[answer, truth] = decided
+    return [known[pair] for pair in pairs]
+
+
+def _decided(answer: str, truth: str) -> bool | None:
+    """Return whether plain texts, numbers or choices are equal; None if they do not decide."""
+    first, second = plain_text(answer), plain_text(truth)
+    if first == second:
+        return True
+    left, right = _number(answer), _number(truth)
+    if right is not None and (HEDGE.search(answer) or len(_items(answer)) > 1):
         return False
-    decided = quick(answer, truth) if max(len(answer), len(truth)) <= LONGEST else None
-    return decided if decided is not None else reward > 0 and not re.search(HEDGE, answer)
+    if left is not None and right is not None:
+        return abs(left - right) <= 1e-6 * max(1.0, abs(right))
+    return False if _CHOICE.fullmatch(first) and _CHOICE.fullmatch(second) else None
+
+
+def _are_equal_formulas(answer: str, truth: str) -> bool | None:
+    """Return True if the grader calls both equal. What it calls unequal can be another notation, so that is None."""
+    try:
+        return same_answer(answer, truth) or None
+    except (Undecided, UserError):
+        return None

@@ -1,9 +1,9 @@
-"""The diagnosis of a run: findings ordered by cost, what looks healthy, and what the log does not show."""
+"""The diagnosis of a run: findings ordered by cost, what was judged, and what the log does not show."""
 
 import importlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ import pandas as pd
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor.logs import read_logs
-from rstar_lab.doctor.rule import Evidence, Log, Rule
+from rstar_lab.doctor.rule import WINDOW, Evidence, Log, Rule
 from rstar_lab.doctor.rules import RULES
 from rstar_lab.hardware.profiles import Hardware, load_profile
 from rstar_lab.runs.tables import UNUSABLE
@@ -74,8 +74,10 @@ class Diagnosis:
 
     Args:
         findings: Rules that fired, the most costly first.
-        healthy: Names of the rules that were checked on every log and did not fire.
+        silent: Names of the rules that were applied to a log and did not fire, which does not exclude their faults.
         unchecked: Rules that could not be checked, with the columns that the logs lack.
+        too_few: Rules for which no log has enough data, with what it has and what the rule needs.
+        judged: By run, shares of the rollouts with a reward, with an answer, and with an answer that could be compared with the true one.
         waste: Share of the generated tokens that trained nothing, by reason, per run.
         lost: What these tokens cost per run: hours of generation, gpu_hours and cost, as far as they are known.
         logs: The logs that were read.
@@ -83,8 +85,10 @@ class Diagnosis:
     """
 
     findings: list[Finding]
-    healthy: list[str]
+    silent: list[str]
     unchecked: dict[str, list[str]]
+    too_few: dict[str, str]
+    judged: dict[str, dict[str, float]]
     waste: dict[str, dict[str, float]]
     lost: dict[str, dict[str, float]]
     logs: list[Log]
@@ -106,26 +110,32 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """The diagnosis in one sentence."""
-        checked = len(self.healthy) + len({finding.rule.name for finding in self.findings})
-        if not self.findings:
-            rest = f"; {len(self.unchecked)} could not be checked" if self.unchecked else ""
-            return f"No fault was found by {checked} checks{rest}."
-        first = self.findings[0]
-        others = len(self.findings) - 1
-        more = f" ({counted(others, 'more finding')})" if others else ""
-        return f"{first.rule.cause[0].upper()}{first.rule.cause[1:]}: {first.evidence.text}{more}."
+        """The diagnosis in one or two sentences: the most costly fault, or what was judged without finding one."""
+        if self.findings:
+            first, others = self.findings[0], len(self.findings) - 1
+            more = f" ({counted(others, 'more finding')})" if others else ""
+            return f"{first.rule.cause[0].upper()}{first.rule.cause[1:]}: {first.evidence.text}{more}."
+        rules = len(self.silent) + len(self.unchecked) + len(self.too_few)
+        found = f"No fault was found by {len(self.silent)} of {rules} rules; the others lack columns ({len(self.unchecked)}) or data"
+        found += f" ({len(self.too_few)})."
+        short = [log.name for log in self.logs if log.training and len(log.steps) < WINDOW]
+        if short:
+            found += f" Too short for a verdict: {', '.join(short)} has fewer than {WINDOW} steps."
+        parts = [text for run, shares in self.judged.items() if (text := _judged(shares))]
+        return f"{found} Judged: {'; '.join(parts)}." if parts else f"{found} No rollouts were judged."
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
         return {
             "verdict": self.verdict,
-            "healthy": not self.findings,
+            "fault_found": bool(self.findings),
             "findings": [finding.as_dict() for finding in self.findings],
             "waste": self.waste,
             "lost": self.lost,
-            "checked_and_healthy": self.healthy,
+            "judged": self.judged,
+            "did_not_fire": self.silent,
             "not_checked": self.unchecked,
+            "not_enough_data": self.too_few,
             "sources": [
                 {
                     "run": log.name,
@@ -156,15 +166,15 @@ class Diagnosis:
         return "\n".join([*lines, *self._rest()]).rstrip()
 
     def _rest(self) -> list[str]:
-        """Return the lines after the findings: waste, what looks healthy, what was not understood, and what could not be checked."""
-        lines = []
+        """Return the lines after the findings: what was judged, waste, what was not understood, and what could not be checked."""
+        lines = [f"Judged in {run}: {text}" for run, shares in self.judged.items() if (text := _judged(shares))]
         for run, parts in self.waste.items():
             named = ", ".join(f"{name} {value:.0%}" for name, value in parts.items() if value >= 0.005)
             lines.append(f"Tokens that trained nothing in {run}: {named or 'none'}{_cost(self.lost.get(run, {}))}")
         if any(finding.evidence.trajectories for finding in self.findings):
             lines.append("To read the rollouts of a finding in a notebook: doctor(PATH).inspect(1)")
-        if self.healthy:
-            lines.append(f"Healthy: {', '.join(self.healthy)}")
+        if self.silent:
+            lines.append(f"Did not fire: {', '.join(self.silent)}")
         lines += [f"Note on {log.name}: {note}" for log in self.logs for note in log.notes]
         by_columns: dict[str, list[str]] = {}
         for name, columns in self.unchecked.items():
@@ -172,6 +182,12 @@ class Diagnosis:
         if by_columns:
             parts_of = "; ".join(f"{columns} ({', '.join(names)})" for columns, names in by_columns.items())
             lines.append(f"Not checked, because the log does not have these columns: {parts_of}")
+        by_need: dict[str, list[str]] = {}
+        for name, need in self.too_few.items():
+            by_need.setdefault(need, []).append(name)
+        if by_need:
+            parts_of = "; ".join(f"{need} ({', '.join(names)})" for need, names in by_need.items())
+            lines.append(f"Not enough data: {parts_of}")
         return lines
 
     def to_html(self) -> str:
@@ -231,28 +247,55 @@ def doctor(*paths: str | Path, rules: Sequence[str] = (), profile: str | Path | 
 
 def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: Hardware | None = None) -> Diagnosis:
     """Apply rules to logs. hardware: that of the runs, for the cost of lost compute."""
-    findings, healthy, unchecked = [], [], {}
+    findings, silent = list[Finding](), list[str]()
+    unchecked, too_few = dict[str, list[str]](), dict[str, str]()
     for rule in rules:
         lacking: list[str] = []
-        fired = checked = False
+        needs: list[str] = []
+        checked = False
+        count = len(findings)
         for log in logs:
-            if missing := log.missing(rule.reads):
+            if not log.training and not rule.evaluations:
+                needs.append("rollouts that train a policy")
+            elif missing := log.missing(rule.reads):
                 lacking += missing
-                continue
-            checked = True
-            if evidence := rule.check(log):
-                fired = True
-                if not len(evidence.steps) and not len(evidence.trajectories):  # something is absent in the whole run
-                    evidence = replace(evidence, steps=log.steps.step.astype(int).tolist())
-                findings.append(Finding(log.name, rule, evidence))
-        if not checked:
+            elif few := log.lacks(rule):
+                needs.append(few)
+            else:
+                checked = True
+                if evidence := rule.check(log):
+                    if not len(evidence.steps) and not len(
+                        evidence.trajectories
+                    ):  # something is absent in the whole run
+                        evidence = replace(evidence, steps=log.steps.step.astype(int).tolist())
+                    findings.append(Finding(log.name, rule, evidence))
+        if not checked and needs:
+            too_few[rule.name] = needs[0]
+        elif not checked:
             unchecked[rule.name] = sorted({name.partition(".")[2] or name for name in lacking})
-        elif not fired:
-            healthy.append(rule.name)
+        elif len(findings) == count:
+            silent.append(rule.name)
     findings.sort(key=lambda finding: -finding.evidence.cost)
     waste = {log.name: parts for log in logs if (parts := wasted_tokens(log))}
     lost = {log.name: parts for log in logs if (parts := lost_compute(log, waste.get(log.name, {}), hardware))}
-    return Diagnosis(findings, healthy, unchecked, waste, lost, list(logs))
+    judged = {log.name: judged_shares(log) for log in logs}
+    return Diagnosis(findings, silent, unchecked, too_few, judged, waste, lost, list(logs))
+
+
+def judged_shares(log: Log) -> dict[str, float]:
+    """Return the number of rollouts and, of them, the shares with a reward, with an answer, and with an answer that texts, numbers or the
+    grader could compare with the true one; empty for a log without rollouts."""
+    count = len(log.rollouts)
+    if not count:
+        return {}
+    parts = {"reward": log.rollouts.reward, "answer": log.rollouts.answer, "compared answer": log.right}
+    return {"rollouts": count} | {name: float(values.notna().mean()) for name, values in parts.items()}
+
+
+def _judged(shares: Mapping[str, float]) -> str:
+    """Return "384 rollouts: reward 100%, answer 95%, compared answer 90%"."""
+    parts = ", ".join(f"{name} {value:.0%}" for name, value in shares.items() if name != "rollouts")
+    return f"{counted(int(shares['rollouts']), 'rollout')}: {parts}" if shares else ""
 
 
 def wasted_tokens(log: Log) -> dict[str, float]:
@@ -260,8 +303,7 @@ def wasted_tokens(log: Log) -> dict[str, float]:
     rollouts = log.rollouts
     tokens = pd.to_numeric(rollouts.response_tokens, errors="coerce").fillna(0.0) if len(rollouts) else pd.Series()
     total = float(tokens.sum())
-    evaluation = log.source in ("inspect", "verifiers") and rollouts.step.nunique() == 1
-    if not total or rollouts.reward.isna().all() or evaluation:
+    if not total or rollouts.reward.isna().all() or not log.training:
         return {}
     rewards = rollouts.groupby("group_id").reward
     spread = (rewards.transform("max") - rewards.transform("min")).where(rewards.transform("size") > 1)

@@ -4,20 +4,16 @@ A file is recognised by its name and its first rows. A row that cannot be read i
 is never read in silence.
 """
 
-import gzip
-import io
 import os
 import re
-import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
-
-import pyarrow.parquet as pq
+from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import tensorboard, wandb
@@ -37,13 +33,16 @@ from rstar_lab.exchange.atif import import_atif
 from rstar_lab.exchange.import_rows import (
     REWARDS_FILE,
     Row,
+    digest,
     number_in_name,
     step_number,
     write_run,
 )
-from rstar_lab.runs.files import bounded_lines, open_to_read, parse_json, read_text
+from rstar_lab.untrusted.files import DataError, open_stream, parse_json, read_json, reading
+from rstar_lab.untrusted.parquet import read_footer
 from rstar_lab.untrusted.text import counted
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIRST_ROWS = 20  # rows of a file that are looked at to recognise it
 Values = dict[str, Any]
 
@@ -70,8 +69,8 @@ def sources(path: Path) -> tuple[list[Source], list[str]]:
     for file in sorted(_files(path), key=lambda file: (file.parent, number_in_name(file), file.name)):
         try:
             kind = _kind(file)
-        except OSError as error:
-            notes.append(f"{file.name}: cannot be read: {error}")
+        except DataError as error:
+            notes.append(str(error).replace(str(file), file.name, 1))
             continue
         if kind is None:
             if note := _unknown(file):
@@ -131,8 +130,8 @@ def _has_rows(file: Path) -> bool:
 
 
 def _begins(file: Path, word: bytes, start: bytes = b"") -> bool:
-    with _opened(file) as stream:
-        head = stream.read(4096)
+    with reading(file), open_stream(file) as stream:
+        head = stream.read(4096).removeprefix(BYTE_ORDER_MARK)
     return word in head and head.lstrip().startswith(start)
 
 
@@ -149,7 +148,7 @@ def _kind_of_rows(file: Path) -> str | None:
         texts = [
             value for value in row.values() if isinstance(value, list) or (isinstance(value, str) and len(value) > 100)
         ]
-        if not texts and any(map(canonical, _metrics_of(row))):
+        if not texts and any(canonical(name) for name, value in _metrics_of(row).items() if value is not None):
             return "metrics"
     return None
 
@@ -168,64 +167,36 @@ def _unknown(file: Path) -> str | None:
     return f"{file.name}: not understood; {keys}"
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file, unpacked. Raises OSError if it cannot be read, is no archive, or unpacks to far more than its size."""
-    with open_to_read(file) as opened:
-        if file.suffix != ".gz":
-            yield bounded_lines(opened)
-            return
-        most = importers.MAX_UNPACKED_BYTES + importers.MAX_UNPACKED_RATIO * file.stat().st_size
-        try:
-            yield bounded_lines(io.BufferedReader(_Unpacked(opened, most)))
-        except (EOFError, zlib.error) as error:
-            raise OSError(f"{file.name} is not a complete archive: {error}") from error
-
-
-class _Unpacked(io.RawIOBase):
-    """Reads at most `most` bytes of an archive."""
-
-    def __init__(self, packed: IO[bytes], most: int) -> None:
-        self._file, self._left = gzip.GzipFile(fileobj=packed), most
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        self._left -= len(data)
-        if self._left < 0:
-            raise OSError("it unpacks to far more than its size")
-        buffer[: len(data)] = data
-        return len(data)
-
-
 def rows(file: Path, notes: list[str]) -> Iterator[tuple[str, Row]]:
     """Yield (place, object) of a file of JSON lines or a JSON list. Appends a note about what is not an object."""
     broken = []
     try:
-        with _opened(file) as stream:
-            lines: Iterable[Any] = stream
-            if file.name.removesuffix(".gz").endswith(".json"):
-                lines = parse_json(stream.read())
-            for number, line in enumerate(lines, 1):
-                if isinstance(line, bytes):
-                    if not line.strip():
-                        continue
-                    try:
-                        line = parse_json(line.decode("utf-8", "replace"))
-                    except ValueError:
-                        line = None
-                if isinstance(line, dict):
-                    yield f"{file.name}:{number}", line
-                else:
+        with reading(file), open_stream(file) as stream:
+            in_lines = not file.name.removesuffix(".gz").endswith(".json")
+            values: Iterable[Any] = (
+                stream if in_lines else parse_json(stream.read().removeprefix(BYTE_ORDER_MARK), file, list)
+            )
+            for number, value in enumerate(values, 1):
+                row = _row(value, number) if in_lines else value
+                if isinstance(row, dict):
+                    yield f"{file.name}:{number}", row
+                elif not isinstance(value, bytes) or value.strip():
                     broken.append(number)
-    except (OSError, ValueError, MemoryError) as error:
-        notes.append(f"{file.name}: cannot be read to its end: {error}")
+    except DataError as error:
+        notes.append(str(error).replace(str(file), file.name, 1))
     if broken:
         notes.append(
             f"{file.name}: left out: {counted(len(broken), 'line')} without a JSON object, first line {broken[0]}"
         )
+
+
+def _row(line: bytes, number: int) -> Row | None:
+    """Return the object of a line of JSON, None for any other line."""
+    try:
+        text = (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode("utf-8", "replace")
+        return parse_json(text, number, dict)
+    except DataError:
+        return None
 
 
 # Rollouts
@@ -245,10 +216,9 @@ def import_rollouts(source: Source, runs_dir: Path, run_id: str, notes: list[str
         return write_run(_rollouts(source, notes), source.folder, runs_dir, run_id, source.kind)
     place = source.folder if len(source.files) > 1 else source.files[0]
     run = known[source.kind](place, runs_dir, run_id=run_id)
-    parts = pq.read_schema(run / REWARDS_FILE).names[1:] if (run / REWARDS_FILE).exists() else []
-    if len(parts) > 1:
-        how = "the first score" if source.kind == "inspect" else "the sum"
-        notes.append(f"{source.folder.name}: the reward is {how} of {', '.join(parts)}")
+    parts = read_footer(run / REWARDS_FILE).schema.names[1:] if (run / REWARDS_FILE).exists() else []
+    if len(parts) > 1 and source.kind == "inspect":
+        notes.append(f"{source.folder.name}: the reward is the first score of {', '.join(parts)}")
     return run
 
 
@@ -274,6 +244,12 @@ def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:
         notes.append(f"{place}: left out: {counted(len(left_out), 'row')}, the first one: {left_out[0]}")
     if other:
         notes.append(f"{counted(len(other), 'column')} of the rollouts not read: {', '.join(list(other)[:6])}")
+    # A group that no two rollouts of a step share is the id of the rollout. A text is no identity: pictures can have one question.
+    groups = Counter((row["step"], row.get("group")) for row in read)
+    if any(group is None for _, group in groups) or max(groups.values(), default=0) < 2:
+        read = [row | {"group": None} for row in read]
+    else:
+        read = [row | {"problem_id": row["problem_id"] or digest(f"{row['question']} {row['truth']}")} for row in read]
     # An id that no two rows share is that of the rollout, not of the problem.
     ids = [str(row["row_id"]) for row in read if row.get("row_id") is not None]
     if len(ids) == len(read) and (len(set(ids)) < len(ids) or len({row["question"] for row in read}) == len(ids)):
@@ -298,39 +274,39 @@ def metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, Values]]:
         for step, values in _metric_lines(file, notes):
             if is_number(step) and 0 <= step < 2**31 and step == int(step):
                 yield int(step), {name: value if is_number(value) else None for name, value in values.items()}
-    except OSError as error:
-        notes.append(f"{file.name}: cannot be read: {error}")
+    except DataError as error:
+        notes.append(str(error).replace(str(file), file.name, 1))
 
 
 def _metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[Any, Values]]:
     if file.name == "trainer_state.json":
-        try:
-            lines = parse_json(read_text(file, "replace"))["log_history"]
-            yield from ((line.get("step"), line) for line in lines if isinstance(line, dict))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            notes.append(f"{file.name}: no log_history can be read: {error}")
+        history = read_json(file, dict).get("log_history")
+        if not isinstance(history, list):
+            raise DataError(f"{file}: no log_history can be read")
+        yield from ((line.get("step"), _metrics_of(line)) for line in history if isinstance(line, dict))
     elif file.suffix == ".wandb":
         yield from wandb.history(file)
     elif file.name.startswith("events.out.tfevents"):
         yield from tensorboard.scalars(file)
     else:
-        counted = False
+        numbered = False
         for number, (_, row) in enumerate(rows(file, notes), 1):
-            values, step = _metrics_of(row), first(row, STEPS)
-            if step is None:
-                step, counted = number, True
-            yield step, values
-        if counted:
+            step = first(row, STEPS)
+            numbered |= step is None
+            yield number if step is None else step, _metrics_of(row)
+        if numbered:
             notes.append(f"{file.name}: rows without a step were numbered")
 
 
 def _metrics_of(row: Row) -> Values:
-    """Return the metrics of a line: those in `data`, as verl writes them, or all; nested ones under names with slashes."""
+    """Return the metrics of a line: those in `data`, as verl writes them, or all; nested ones under names with slashes. A null is None."""
     found: Values = {}
     for name, value in (row["data"] if isinstance(row.get("data"), dict) else row).items():
         if isinstance(value, dict):
             found |= {f"{name}/{inner}": own for inner, own in value.items() if is_number(own)}
-        else:
-            with suppress(TypeError, ValueError):
-                found[name] = float(value) if isinstance(value, str) else value if is_number(value) else None
-    return {name: value for name, value in found.items() if value is not None}
+        elif value is None or is_number(value):
+            found[name] = value
+        elif isinstance(value, str):
+            with suppress(ValueError):
+                found[name] = float(value)
+    return found

@@ -3,6 +3,7 @@
 Rollouts of other tools are imported into a temporary folder, so that the doctor and the inspector read them in the same way.
 """
 
+import math
 import os
 import re
 from collections import Counter
@@ -29,8 +30,12 @@ from rstar_lab.untrusted.text import counted
 COLUMNS = (
     "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "correct", "rewarded", "kept", "advantage",
     "turns", "calls", "errors", "outcomes", "response_tokens", "model_tokens", "truncated", "stop_reason", "answer", "truth",
-    "engine_log_prob", "trainer_log_prob", "entropy", "generate_s", "tool_s", "queue_s", "engine",
+    "engine_log_prob", "trainer_log_prob", "entropy", "generate_s", "tool_s", "queue_s", "engine", "candidates",
 )  # fmt: skip
+PLAIN = ("grpo", "maxrl")  # methods whose advantage is a function of the rewards of the group
+FINITE = ("reward", "loss", "grad_norm", "entropy", "kl", "kl_k3", "ratio_max")  # metrics of every step
+EVALUATED = ("inspect", "verifiers", "messages")  # formats of evaluations, too
+_REWARD = re.compile(r"(?i)reward|score|acc|correct|format")
 FORMATS = "a run or a folder of runs of rstar_lab; verl's rollout_data_dir or metrics JSONL; TRL's completions or trainer_state.json; "
 FORMATS += "prime-rl's rollouts; inspect_ai logs; ATIF trajectories; TensorBoard events; offline runs of Weights & Biases; JSON lines with "
 FORMATS += "`messages`, or with `prompt` and `completion` (verifiers). JSON lines can be gzipped"
@@ -162,15 +167,18 @@ def _foreign(name: str, kind: str, runs: Runs | None, metrics: Table | None, not
         count = len(frame.columns) - 1
         more = [*more, f"{len(unknown)} of {count} metrics are read by no rule, such as {', '.join(unknown[:3])}"]
     if runs is None:
-        return Log(name, kind, frame, pd.DataFrame(columns=list(COLUMNS)), notes=_counted([*notes, *more]))
-    table, texts = with_texts(_table(runs), runs)
-    if kind == "trl":
-        table, texts = _with_known_reward(table, runs, texts)
+        empty = pd.DataFrame(columns=list(COLUMNS))
+        return Log(name, kind, frame, empty, notes=_counted([*notes, *more]), not_finite=_not_finite(lines))
+    table, given = _with_known_reward(_table(runs), runs, []) if kind == "trl" else (_table(runs), [])
+    table, texts = with_texts(table, runs)
+    # Rollouts without steps, metrics and advantages are those of an evaluation.
+    training = kind not in EVALUATED or table.step.nunique() > 1 or bool(lines) or bool(table.advantage.notna().any())
     own = _by_step(table)
     frame = own.reset_index() if frame.empty else frame
     for column in own.columns.difference(frame.columns):
         frame[column] = frame.step.map(own[column])
-    return Log(name, kind, frame, table, runs, notes=_counted([*notes, *more, *texts]))
+    notes = [*notes, *more, *given, *texts]
+    return Log(name, kind, frame, table, runs, notes=_counted(notes), training=training, not_finite=_not_finite(lines))
 
 
 def _counted(notes: list[str]) -> tuple[str, ...]:
@@ -186,33 +194,85 @@ def _by_step(table: pd.DataFrame) -> pd.DataFrame:
     return found.assign(equal_share=(groups["min"] == groups["max"]).groupby("step").mean())
 
 
+def _not_finite(lines: Mapping[int, Values]) -> dict[str, list[int]]:
+    """Return the steps at which a metric is NaN, infinite, or null though it is a number at most other steps (JSON has no NaN)."""
+    values: dict[str, dict[int, float | None]] = {name: {} for name in FINITE}
+    for step, line in lines.items():
+        for name, value in line.items():
+            if (known := canonical(name)) in FINITE and values[known].get(step) is None:
+                values[known][step] = value
+    found = {}
+    for name, by_step in values.items():
+        numbers = [step for step, value in by_step.items() if value is not None and math.isfinite(value)]
+        bad = [step for step, value in by_step.items() if step not in set(numbers)]
+        null = all(by_step[step] is None for step in bad)
+        if bad and not (null and (len(numbers) < max(3, 0.2 * len(by_step)) or len(bad) < 3)):
+            found[name] = sorted(bad)
+    return found
+
+
 def _with_known_reward(table: pd.DataFrame, runs: Runs, notes: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Compare the sum of TRL's reward columns with the advantages: the weights of the functions are not in the log."""
-    parts = runs.rewards().drop(columns="run_id")
-    names = [name for name in parts.columns if name != "traj_id"]
-    if len(names) < 2 or table.advantage.isna().all():
-        return table, notes
-    rows = table[["traj_id", "group_id", "advantage", "reward"]].merge(parts, on="traj_id", suffixes=("", "_part"))
-    numbers = rows.select_dtypes("number")
-    centred = numbers - numbers.groupby(rows.group_id).transform("mean")
+    """Find which of the number columns of TRL are rewards, and with which weights: the log does not say it.
 
-    def follows(name: str) -> bool:
-        sums = [
-            (centred[a] * centred[b]).groupby(rows.group_id).sum()
-            for a, b in ((name, "advantage"), (name, name), ("advantage",) * 2)
-        ]
-        return bool((sums[0].abs() / np.sqrt(sums[1] * sums[2]).replace(0, np.nan)).median() > 0.999)
-
-    if follows("reward") or not (centred.advantage.abs() > 1e-9).any():
-        return table, notes
-    alone = next((name for name in names if follows(name)), None)
-    if alone is None:
+    A column that is constant in every group, such as a difficulty, is no reward. The advantages are the weighted sum of the others,
+    minus the mean of the group, and divided by its standard deviation or not.
+    """
+    parts = runs.rewards().drop(columns="run_id").set_index("traj_id").reindex(table.traj_id).set_axis(table.index)
+    columns = [str(name) for name in parts.columns]
+    centred = parts - parts.groupby(table.group_id).transform("mean")
+    varying = [name for name in columns if (centred[name].abs() > 1e-9).any()]
+    names = varying or [name for name in columns if _REWARD.search(name)] or columns
+    if left_out := [name for name in columns if name not in names]:
+        notes = [*notes, f"no rewards, because they are equal in each group: {', '.join(left_out)}"]
+    total = parts[names].sum(axis="columns", min_count=1)
+    known = table.advantage.notna() & centred[names].notna().all(axis="columns")
+    if len(names) < 2 or not (table.advantage[known].abs() > 1e-9).any():
+        if len(names) > 1:
+            notes = [*notes, f"the reward is the sum of {', '.join(names)}"]
+        return table.assign(reward=total), notes
+    advantage = table.advantage[known] - table.advantage[known].groupby(table.group_id).transform("mean")
+    weights, explained = _weights(
+        centred.loc[known, names].to_numpy(float), advantage.to_numpy(float), table.group_id[known].to_numpy()
+    )
+    if explained < 0.5:
+        return table.assign(reward=total), [*notes, f"the advantages follow no weighted sum of {', '.join(names)}"]
+    if explained < 0.999:
         note = (
             "the advantages do not follow the sum of the rewards, whose weights the log does not have; neither is read"
         )
         return table.assign(reward=np.nan, advantage=np.nan), [*notes, note]
-    note = f"the advantages follow {alone} alone, so it is the reward, and not the sum"
-    return table.assign(reward=table.traj_id.map(parts.set_index("traj_id")[alone])), [*notes, note]
+    named = {
+        name: weight
+        for name, weight in zip(names, weights, strict=True)
+        if abs(weight) * centred[name].std() > 1e-3 * advantage.std()
+    }
+    if len(named) == 1:
+        (alone,) = named
+        return table.assign(reward=parts[alone]), [
+            *notes,
+            f"the advantages follow {alone} alone, so it is the reward, and not the sum",
+        ]
+    largest = max(map(abs, named.values()))
+    reward = sum((weight / largest * parts[name] for name, weight in named.items()), start=pd.Series(0.0, parts.index))
+    listed = ", ".join(f"{weight / largest:.3g} {name}" for name, weight in named.items())
+    return table.assign(reward=reward.round(9)), [*notes, f"the reward is the sum that the advantages follow: {listed}"]
+
+
+def _weights(parts: np.ndarray, advantage: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the weights of centred rewards that explain the advantages best, and the explained share of their variance. The advantages
+    can be divided by the standard deviation of their group, which follows from the weights."""
+    _, number = np.unique(groups, return_inverse=True)
+    sizes = np.bincount(number)
+    best, explained, scale = np.zeros(parts.shape[1]), 0.0, np.ones(len(advantage))
+    for _ in range(30):
+        weights = np.linalg.lstsq(parts, advantage * scale, rcond=None)[0]
+        total = parts @ weights
+        share = 1 - float(((advantage - total / scale) ** 2).sum() / (advantage**2).sum())
+        if share > explained:
+            best, explained = weights, share
+        deviation = np.sqrt(np.bincount(number, total**2) / np.maximum(sizes - 1, 1))[number]
+        scale = np.where(deviation > 1e-9, deviation, 1.0)
+    return best, explained
 
 
 def _own(path: Path) -> list[Log]:
@@ -260,7 +320,14 @@ def _own_log(row: Mapping[Any, Any], table: pd.DataFrame, measured: pd.DataFrame
         rollouts["calls"] = np.nan  # a run without tools cannot call any
     gpus = (reader.info.get("hardware") or {}).get("gpus")
     count = len(gpus) if isinstance(gpus, list) else None
-    return Log(str(row["run_id"]), "rstar_lab", steps, rollouts, opened, evaluations, fp32, updates, count)
+    # Methods can shape the rewards of which the advantages are made; the stored rewards are not shaped.
+    added, method = (row.get(f"recipe.rl.method.{name}") for name in ("add", "type"))
+    plain = (pd.isna(added) or added == "[]") and (pd.isna(method) or method in PLAIN)
+    return Log(
+        str(row["run_id"]), "rstar_lab", steps, rollouts, opened, evaluations, fp32, updates, count,
+        training=row["kind"] != "evaluate", plain_advantages=plain,
+        not_finite=_not_finite({int(line["step"]): line for line in reader.metrics()}),
+    )  # fmt: skip
 
 
 def _table(runs: Runs) -> pd.DataFrame:

@@ -4,8 +4,10 @@ The names of columns are those of verl, verifiers, prime-rl and TRL. Sources: ve
 verifiers/legacy/utils/save_utils.py (`state_to_output`), verifiers/v1/episode.py and trace.py.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeGuard
 
 from rstar_lab.common.errors import UserError
@@ -17,6 +19,8 @@ PROMPTS = ("prompt", "prompts", "input", "question", "query", "problem")
 COMPLETIONS = ("completion", "completions", "response", "responses", "output", "generation")
 REWARDS = ("reward", "rewards", "score", "scores")
 ANSWERS = ("pred", "prediction", "extracted_answer", "parsed_answer")
+NO_ANSWERS = ("", "none", "null", "n/a", "[invalid]")  # what graders write for a text without an answer
+GROUPS = ("uid", "group_id", "group")  # of the rollouts of one prompt
 PROBLEMS = ("example_id", "problem_id", "prompt_id")
 ENVIRONMENTS = ("env_name", "env_id", "task")  # example ids of prime-rl count within an environment
 TRUNCATED = ("truncated", "is_truncated")
@@ -24,10 +28,12 @@ REASONS = ("stop_reason", "finish_reason", "stop_condition")
 LENGTHS = ("response_tokens", "completion_tokens", "response_length", "completion_length")
 ENGINES = ("engine", "worker")
 USAGES = ("token_usage", "usage")
-LIMITS = re.compile(r"length|max_\w*(?:tokens|turns)|context_length|token_limit|turn_limit")  # reasons of a cut rollout
+LIMITS = re.compile(
+    r"\w*length|max_\w*(?:token|turn)s?\w*|\w*(?:token|turn)_limit\w*|truncated"
+)  # reasons of a cut rollout
 USED = {
     *STEPS, *PROMPTS, *COMPLETIONS, *REWARDS, *TRUTHS, *ANSWERS, *PROBLEMS, *ENVIRONMENTS, *TRUNCATED, *REASONS, *LENGTHS, *ENGINES,
-    *USAGES, "messages", "metrics", "timing", "error", "id", "advantage", "generate_s", "traj_id", "run_id",
+    *USAGES, *GROUPS, "messages", "metrics", "timing", "error", "id", "advantage", "generate_s", "traj_id", "run_id",
 }  # fmt: skip
 
 # The text of a prompt in the ChatML format, decoded with or without its special tokens.
@@ -63,6 +69,7 @@ def converted(row: Row, place: str, step: int) -> Iterator[Row]:
     if is_trace(row):
         yield from _traces(row, place, step)
         return
+    row = row | {name: number for name in REWARDS if (number := _number(row.get(name))) is not None}
     if "messages" in row:
         if not isinstance(row["messages"], list):
             raise UserError(f"{place}: field 'messages' is not a list")
@@ -91,12 +98,14 @@ def _rollout(row: Row, place: str, step: int) -> Row:
         conversation_messages(completion) if isinstance(completion, str) else _chat(completion, "assistant", place)
     )
     questions = [message["content"] for message in prompt if message["role"] == "user"]
+    answer = first(row, ANSWERS)
     parts = {**row, **row["metrics"]} if isinstance(row.get("metrics"), dict) else row
     return {
         "traj_id": place, "step": step, "question": questions[-1] if questions else None, "messages": [*prompt, *messages],
-        "problem_id": _problem(row), "row_id": row.get("id"), "reward": number_or_none(first(row, REWARDS), place, "reward"),
-        "rewards": {name: float(value) for name, value in parts.items() if name not in USED and is_number(value)},
-        "truth": first(row, TRUTHS), "answer": first(row, ANSWERS), "kept": True, **_facts(row),
+        "problem_id": _problem(row), "group": first(row, GROUPS), "row_id": row.get("id"),
+        "reward": number_or_none(first(row, REWARDS), place, "reward"),
+        "rewards": {name: number for name, value in parts.items() if name not in USED and (number := _number(value)) is not None},
+        "truth": first(row, TRUTHS), "answer": None if str(answer).strip().lower() in NO_ANSWERS else answer, "kept": True, **_facts(row),
     }  # fmt: skip
 
 
@@ -119,7 +128,7 @@ def _facts(row: Row) -> Row:
         seconds = timing["generation_ms"] / 1000
     facts = {
         "stop_reason": "error" if row.get("error") else reason if isinstance(reason, str) else None,
-        "truncated": bool(truncated) if isinstance(truncated, bool | int) else _at_limit(reason),
+        "truncated": _at_limit(reason) if (flag := _flag(truncated)) is None else flag,
         "engine": str(engine) if isinstance(engine, str | int) else None,
         "response_tokens": tokens, "model_tokens": tokens, "generate_s": seconds, "advantage": row.get("advantage"),
     }  # fmt: skip
@@ -133,8 +142,27 @@ def _count(value: Any) -> int | None:
     return int(value) if is_number(value) and 0 <= value < 2**40 else None
 
 
+def _number(value: Any) -> float | None:
+    """Return a number, also one that is written as text; None for anything else."""
+    if isinstance(value, str) and len(value) < 40:
+        with suppress(ValueError):
+            return float(value)
+    return float(value) if is_number(value) or isinstance(value, bool) else None
+
+
+def _flag(value: Any) -> bool | None:
+    """Return a truth value: of a Boolean, a number, a text, or the last one of a list of turns; None for anything else."""
+    value = value[-1] if isinstance(value, list) and value else value
+    if isinstance(value, str):
+        return {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}.get(
+            value.strip().lower()
+        )
+    return bool(value) if isinstance(value, bool) or (is_number(value) and not math.isnan(value)) else None
+
+
 def _at_limit(reason: Any) -> bool | None:
-    return LIMITS.fullmatch(reason.lower()) is not None if isinstance(reason, str) else None
+    reason = reason[-1] if isinstance(reason, list) and reason else reason
+    return LIMITS.fullmatch(reason.strip().lower()) is not None if isinstance(reason, str) else None
 
 
 def _chat(value: Any, role: str, place: str) -> list[Row]:

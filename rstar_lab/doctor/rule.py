@@ -1,19 +1,20 @@
 """What a rule of the doctor reads and returns.
 
-A rule is one file in `rules/`. It names the columns that it reads, so that the doctor can say what it could not check, and returns
-`Evidence` or None. A user adds a rule with `--rule module:NAME`.
+A rule names the columns that it reads and how many values it needs, so that the doctor can say what it could not check, and returns
+`Evidence` or None. The rules are rows of the tables in `rules/`. A user adds a rule with `--rule module:NAME`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from rstar_lab.common.estimates import critical_t, ratio
+from rstar_lab.doctor.answers import compare, plain_text
 from rstar_lab.runs.messages import read_messages
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ SHOWN = 20  # trajectories that a finding names
 WINDOW = 5  # steps at the end of the run that most rules look at
 # Confidence that a rule needs. About 50 rules look at each run, step by step: with 95% each, most honest runs would have a finding.
 LEVEL = 0.999
-HEDGE = r"(?i)\b(?:or|maybe|either|possibly)\b|\?"  # words of an answer that names several
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class Log:
         mini_batches: Updates per step, if known. With one, the policy does not move within a step.
         gpus: GPUs of the run, if known.
         notes: What of the log was not understood.
+        training: Whether the rollouts train a policy. Most rules do not judge an evaluation.
+        plain_advantages: Whether the advantages follow from the stored rewards alone, without shaping.
+        not_finite: Steps at which a metric is NaN or infinite, by metric.
     """
 
     name: str
@@ -54,13 +57,17 @@ class Log:
     mini_batches: int | None = None
     gpus: int | None = None
     notes: tuple[str, ...] = ()
+    training: bool = True
+    plain_advantages: bool = True
+    not_finite: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def missing(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the log does not have.
 
         Args:
-            columns: `steps.NAME` or `rollouts.NAME`; `texts` for transcripts, `tokens` for stored arrays of tokens, `evaluations` for
-                evaluations during the run, `reward_parts` for a reward of several parts, `mini_batches` for several updates per step.
+            columns: `steps.NAME` or `rollouts.NAME`; `texts` for transcripts, `tokens` for stored arrays of tokens, `metrics` for any
+                metric of steps, `evaluations` for evaluations during the run, `reward_parts` for a reward of several parts,
+                `mini_batches` for several updates per step.
         """
         return [column for column in columns if not self.has(column)]
 
@@ -76,9 +83,29 @@ class Log:
             return (self.mini_batches or 1) > 1
         if column == "evaluations":
             return self.evaluations is not None
+        if column == "metrics":
+            return len(self.steps.columns) > 1
+        return self.count(column) > 0
+
+    def count(self, column: str) -> int:
+        """Return how many values a column has: `steps.NAME` or `rollouts.NAME`; 0 if the log does not have it."""
         table, _, name = column.partition(".")
         frame = self.steps if table == "steps" else self.rollouts
-        return name in frame and bool(frame[name].notna().any())
+        return int(frame[name].notna().sum()) if name in frame else 0
+
+    def lacks(self, rule: "Rule") -> str:
+        """Return what the log has less of than a rule needs, such as "2 of 9 steps"; "" if it has enough."""
+        counts = {
+            table: [self.count(name) for name in rule.reads if name.startswith(table)]
+            for table in ("steps", "rollouts")
+        }
+        if "texts" in rule.reads:
+            counts["rollouts"].append(len(self.rollouts))
+        if not counts["steps"] and len(self.rollouts):
+            counts["steps"].append(self.rollouts.step.nunique())
+        known = {table: min(own) for table, own in counts.items() if own}
+        least = {"steps": rule.steps, "rollouts": rule.rollouts}
+        return ", ".join(f"{n} of {least[table]} {table}" for table, n in known.items() if n < least[table])
 
     @property
     def rewarded(self) -> pd.Series:
@@ -88,9 +115,24 @@ class Log:
         middle = 0.0 if self.source == "rstar_lab" or rewards.nunique() < 2 else (rewards.min() + rewards.max()) / 2
         return rewards > (middle if rewards.max() <= 0 else max(0.0, middle))
 
+    @cached_property
+    def right(self) -> pd.Series:
+        """Whether the answer of each rollout is equal to the true one; None if that is not known."""
+        found = compare(self.rollouts.answer, self.rollouts.truth)
+        return pd.Series(found, index=self.rollouts.index, dtype=object)
+
+    @property
+    def complete_groups(self) -> pd.DataFrame:
+        """The rollouts with advantage and reward, in groups with different rewards; `centred`: reward minus the mean of the group."""
+        rows = self.rollouts.dropna(subset=["advantage", "reward"])
+        rewards = rows.groupby("group_id").reward
+        rows = rows.assign(centred=rows.reward - rewards.transform("mean"))
+        return rows[rewards.transform("max") - rewards.transform("min") > 1e-6]
+
     def texts(self, steps: int = 6) -> pd.DataFrame:
         """Return the rows of the rollouts of up to `steps` steps, spread over the run, with their question, the first message
-        (`prompt`), the model's own text (`own`), and the outputs of successful tool calls (`outputs`)."""
+        (`prompt`), the model's own text (`own`), the outputs of successful tool calls (`outputs`), and the program and the output of the
+        first call (`first_call`)."""
         if steps not in self._texts:
             self._texts[steps] = self._read_texts(steps)
         return self._texts[steps]
@@ -112,8 +154,8 @@ class Log:
                     for message in messages
                     if message["role"] == "tool" and message.get("outcome") in (None, "ok")
                 ]
-                rows.append((row["traj_id"], row["question"], "".join(system), own, outputs))
-        texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own", "outputs"])
+                rows.append((row["traj_id"], row["question"], "".join(system), own, outputs, _first_call(messages)))
+        texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own", "outputs", "first_call"])
         return self.rollouts.merge(texts, on="traj_id")
 
     def reward_parts(self) -> pd.DataFrame:
@@ -144,6 +186,15 @@ class Log:
         return self.rollouts[self.rollouts.step.isin(sorted(self.rollouts.step.unique())[-window:])]
 
 
+def _first_call(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Return the text and the output of the first tool call, if the turn has no other one."""
+    tools = [number for number, message in enumerate(messages) if message["role"] == "tool"]
+    if not tools or tools[0] == 0 or tools[1:2] == [tools[0] + 1]:
+        return None
+    call = messages[tools[0] - 1]["content"].rpartition("<tool_call>")[2]
+    return call.partition("</tool_call>")[0].strip(), messages[tools[0]]["content"]
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Why a rule fired.
@@ -163,23 +214,43 @@ class Evidence:
     cost: float = 0.5
 
 
+Check = Callable[[Log], Evidence | None]
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A rule: what it reads, the cause that it names, what to do, and where the idea comes from."""
+    """A rule: what it reads, the cause that it names, what to do, and where the idea comes from.
+
+    Args:
+        steps: Number of steps that have every column of `steps` that is read, below which the rule is not applied.
+        rollouts: The same for rollouts.
+        evaluations: Whether the rule judges evaluations, too.
+    """
 
     name: str
     reads: tuple[str, ...]
     cause: str
     remedy: str
     source: str
-    check: Callable[[Log], Evidence | None]
+    check: Check
+    steps: int = 1
+    rollouts: int = 1
+    evaluations: bool = False
 
 
 def rule(
-    name: str, *, reads: tuple[str, ...], cause: str, remedy: str, source: str
-) -> Callable[[Callable[[Log], Evidence | None]], Rule]:
+    name: str,
+    *,
+    reads: tuple[str, ...],
+    cause: str,
+    remedy: str,
+    source: str,
+    steps: int = 1,
+    rollouts: int = 1,
+    evaluations: bool = False,
+) -> Callable[[Check], Rule]:
     """Make a rule of the decorated function, see `Rule`."""
-    return lambda check: Rule(name, reads, cause, remedy, source, check)
+    return lambda check: Rule(name, reads, cause, remedy, source, check, steps, rollouts, evaluations)
 
 
 def share(hits: pd.Series, rollouts: pd.DataFrame, level: float = 0.95) -> tuple[float, float, float]:
@@ -288,5 +359,5 @@ def examples(rollouts: pd.DataFrame) -> list[str]:
 
 
 def plain_answer(answers: pd.Series) -> pd.Series:
-    """Return answers without spaces, markup and a final dot, in lower case."""
-    return answers.astype(str).str.replace(r"[\s$,]|\\boxed|[{}]", "", regex=True).str.rstrip(".").str.lower()
+    """Return answers as `plain_text` writes them."""
+    return answers.map(plain_text)

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from rstar_lab.runs.files import read_bytes
+from rstar_lab.untrusted.files import read_bytes
 
 
 def scalars(file: Path) -> Iterator[tuple[int, dict[str, float]]]:

@@ -9,8 +9,9 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from rstar_lab.doctor.rollout_rows import is_number
 from rstar_lab.doctor.tensorboard import fields
-from rstar_lab.runs.files import parse_json, read_bytes
+from rstar_lab.untrusted.files import DataError, parse_json, read_bytes
 
 BLOCK, HEADER, IDENT = 32768, 7, b":W&B"
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
@@ -62,11 +63,11 @@ def _row(data: bytes) -> tuple[int | None, dict[str, float]]:
                 elif field == 16 and isinstance(value, bytes):
                     text = value
             try:
-                loaded = parse_json(text)
-            except ValueError:
+                loaded = parse_json(text, name)
+            except DataError:
                 continue
             if name == "_step" and isinstance(loaded, int):
                 step = loaded
-            elif type(loaded) in (int, float) and abs(loaded) < 1e300 and not name.startswith("_"):
+            elif is_number(loaded) and not name.startswith("_"):
                 values[name] = float(loaded)
     return step, values

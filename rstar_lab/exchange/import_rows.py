@@ -1,9 +1,10 @@
 """Convert rollouts of other frameworks to rows of the run store, and write them as a run of kind `import`.
 
 An importer (`rstar_lab.exchange.importers`) yields one dict per rollout with these keys; missing ones are null in the run:
-step, problem_id, question, messages, reward, rewards, kept, advantage, answer, truth, turns, calls, outcomes, truncated,
-engine, generate_s, stop_reason, response_tokens, model_tokens, reflection_tokens, traj_id, stage, arrays (token columns of
-the table `transcripts`), and stored (a row of a run store, which is kept as it is, with its calls).
+step, problem_id, group (of the rollouts of one prompt; default: problem_id), question, messages, reward, rewards, kept,
+advantage, answer, truth, turns, calls, outcomes, truncated, engine, generate_s, stop_reason, response_tokens, model_tokens,
+reflection_tokens, traj_id, stage, arrays (token columns of the table `transcripts`), and stored (a row of a run store,
+which is kept as it is, with its calls).
 """
 
 import hashlib
@@ -193,6 +194,7 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
             calls += [call | {"traj_id": traj_id} for call in rollout["call_rows"]]
             continue
         problem = rollout.get("problem_id") or digest(question if question is not None else str(number))
+        group = problem if rollout.get("group") is None else rollout["group"]
         # Ids in the store must be unique over all runs, but another run can contain the source's id.
         traj_id = f"{run_id}/{step:06d}/{number if (given := rollout.get('traj_id')) is None else given}"
         ids[traj_id] += 1
@@ -205,16 +207,16 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
                 **conversation_counts(messages),
                 **{name: rollout[name] for name in _COPIED if rollout.get(name) is not None},
                 "traj_id": traj_id,
-                "group_id": f"{step}/{problem}",
+                "group_id": f"{step}/{group}",
                 "problem_id": problem,
-                "sample": samples[problem],
+                "sample": samples[group],
                 "errors": None if outcomes is None else sum(outcome != Outcome.OK for outcome in outcomes),
                 "outcomes": outcomes,
                 "answer": text_or_none(rollout.get("answer")),
                 "truth": truth,
             }
         )
-        samples[problem] += 1
+        samples[group] += 1
         transcripts.append(
             {"traj_id": traj_id, "question": question, "truth": truth, "messages": json.dumps(messages), **arrays}
         )

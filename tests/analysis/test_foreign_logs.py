@@ -157,7 +157,7 @@ def test_an_archive_that_unpacks_to_gigabytes_is_not_read(tmp_path):
 
 
 def test_broken_archives_do_not_end_the_doctor(tmp_path, monkeypatch):
-    monkeypatch.setattr(importers, "MAX_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("rstar_lab.untrusted.files.MAX_UNPACKED_BYTES", 2**20)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.25}\n')
     packed = gzip.compress(b'{"step": 1, "reward": 0.5}\n' * 1000)
     for name, data in {

@@ -99,6 +99,11 @@ def some_truths(frame):
     frame["truth"] = frame.problem_id + np.where(frame.problem_id.str.endswith(("1", "4", "7")), "0", "")
 
 
+def length_as_reward(frame):
+    frame["response_tokens"] = 100 + 37 * (np.arange(len(frame)) * 31 % 97)
+    frame["reward"] = frame.response_tokens / 4000
+
+
 LATE = lambda frame: frame.step > STEPS - 5  # noqa: E731
 FALLING = np.geomspace(1.0, 0.01, STEPS)
 PLANTED = {
@@ -111,7 +116,9 @@ PLANTED = {
     "entropy collapse": set_steps(entropy=FALLING),
     "entropy explosion": set_steps(entropy=np.geomspace(0.3, 6, STEPS)),
     "length collapse": set_steps(response_tokens=200 * FALLING),
-    "length growth": set_steps(response_tokens=200 * np.geomspace(1, 8, STEPS)),
+    "length growth": set_steps(
+        response_tokens=200 * np.geomspace(1, 8, STEPS), reward=0.3 + 0.04 * np.sin(np.arange(STEPS))
+    ),
     "gradient spikes": set_steps(grad_norm=[0.5] * (STEPS - 1) + [80.0]),
     "clipping of most tokens": set_steps(clip_share=0.5),
     "engine and trainer disagree": set_steps(mismatch=0.2),
@@ -142,6 +149,38 @@ PLANTED = {
     "updates are too large": set_steps(kl_k3=0.8),
     "the reward collapses": set_steps(reward=0.5 * np.linspace(1, 0, STEPS)),
     "the held-out score never changes": set_steps(held_out=0.375),
+    "a metric stops changing": set_steps(entropy=[0.8, 0.7, 0.75, 0.71, 0.69, 0.66] + [0.65] * (STEPS - 6)),
+    "the policy goes back": set_steps(
+        reward=np.tile(np.linspace(0.1, 0.7, STEPS // 2), 2), entropy=np.tile(np.linspace(0.9, 0.3, STEPS // 2), 2)
+    ),
+    "steps become slow": set_steps(step_s=np.geomspace(10, 300, STEPS)),
+    "the gradient grows": set_steps(grad_norm=np.geomspace(0.5, 500, STEPS)),
+    "a metric is not finite": lambda log: replace(log, not_finite={"grad_norm": [9, 10, 11, 12]}),
+    "a metric has an impossible value": set_steps(entropy=-0.8),
+    "advantages do not follow the rewards": set_rollouts(
+        lambda frame: frame.__setitem__("advantage", np.roll(frame.advantage, 3))
+    ),
+    "the baseline is wrong": set_rollouts(
+        lambda frame: frame.__setitem__(
+            "advantage", frame.advantage + frame.groupby("group_id").reward.transform("mean")
+        )
+    ),
+    "rollouts have no score": column("reward", np.nan, lambda frame: frame["sample"] == 3),
+    "the grader fails at some steps": column("reward", 0.0, lambda frame: frame.step.isin([5, 6])),
+    "the scale of the reward changes": set_rollouts(
+        lambda frame: frame.__setitem__("reward", frame.reward.where(frame.step < 7, 10 * frame.reward - 5))
+    ),
+    "the reward measures the length": set_rollouts(length_as_reward),
+    "rollouts without an answer are rewarded": column(
+        "answer", None, lambda frame: (frame.reward > 0) & (frame["sample"] < 3)
+    ),
+    "lists of answers are rewarded": column(
+        "candidates", 9.0, lambda frame: (frame.reward > 0) & (frame["sample"] < 3)
+    ),
+    "equal answers have different rewards": set_rollouts(
+        lambda frame: frame.__setitem__("reward", np.roll(frame.reward, 3))
+    ),
+    "log-probs are impossible": column("engine_log_prob", 0.3, lambda frame: frame["sample"] < 3),
     "the SFT loss does not fall": lambda log: sft_log([6.9] * 6),
     "the SFT loss rises": lambda log: sft_log([6.8, 6.5, 4.9, 21.8, 12.5, 5.0, 3.0]),
 }
@@ -288,9 +327,10 @@ def test_notations_of_right_answers_in_texts_are_no_fault(change, tmp_path):
 
 
 def test_no_answers_are_read_if_the_reward_has_parts(tmp_path):
-    change = texts_only(reward=lambda right: 1.0 if right else 0.1)
+    numbers = iter(range(10_000))
+    change = texts_only(reward=lambda right: right + 0.1 * (next(numbers) % 3))
     log = doctor(write_verl(tmp_path / "dump", change)).logs[0]
-    assert log.rollouts.answer.isna().all() and any("more than two values" in note for note in log.notes)
+    assert log.rollouts.answer.isna().all() and any("more than four values" in note for note in log.notes)
 
 
 def test_metrics_and_rollouts_of_trl_are_read_together(tmp_path):
@@ -513,7 +553,7 @@ def test_the_command_prints_json_writes_html_and_has_an_exit_code(tmp_path):
     bad = write_verl(tmp_path / "bad", lambda row, step, i: row | {"score": 0.0})
     ran = CliRunner().invoke(app, ["doctor", str(bad), "--json", "--html", str(tmp_path / "page.html")])
     result = json.loads(ran.stdout)
-    assert ran.exit_code == 1 and not result["healthy"] and result["findings"][0]["rule"] == "all rollouts wrong"
+    assert ran.exit_code == 1 and result["fault_found"] and result["findings"][0]["rule"] == "all rollouts wrong"
     assert {"cause", "evidence", "remedy", "steps", "trajectories", "confidence"} <= set(result["findings"][0])
     assert "<script" not in (tmp_path / "page.html").read_text()
     assert CliRunner().invoke(app, ["doctor", str(GOLDEN / "tiny_fast-rl")]).exit_code == 0

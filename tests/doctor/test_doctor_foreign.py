@@ -260,10 +260,10 @@ def test_episodes_of_verifiers_are_read_once(tmp_path):
 def test_what_is_read_in_part_has_a_note(tmp_path):
     HONEST["several true answers"](tmp_path / "verl")
     text = doctor(tmp_path / "verl").to_text()
-    for note in ("not read: data_source, uid", "384 true answers not compared", "a quarter of their characters"):
+    for note in ("not read: data_source", "384 true answers not compared", "a quarter of their characters"):
         assert note in text
     HONEST["weights of rewards"](tmp_path / "trl")
-    assert "weights the log does not have; neither is read" in doctor(tmp_path / "trl").to_text()
+    assert "the sum that the advantages follow: 1 accuracy, 0.001 length" in doctor(tmp_path / "trl").to_text()
     HONEST["another metric of the evaluation"](tmp_path / "metrics")
     assert "score is val-core/a/acc/mean@4; 1 other" in doctor(tmp_path / "metrics").to_text()
     (tmp_path / "state").mkdir()

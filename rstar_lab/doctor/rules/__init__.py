@@ -1,8 +1,8 @@
-"""The rules of the doctor, one file each: its function `check`."""
-
-from importlib import import_module
-from pkgutil import iter_modules
+"""The rules of the doctor, by what they read: tables of `Rule`."""
 
 from rstar_lab.doctor.rule import Rule
+from rstar_lab.doctor.rules import answers, calls, groups, metrics, texts, tokens
 
-RULES: tuple[Rule, ...] = tuple(import_module(f"{__name__}.{module.name}").check for module in iter_modules(__path__))
+RULES: tuple[Rule, ...] = tuple(
+    rule for module in (groups, answers, metrics, texts, tokens, calls) for rule in module.RULES
+)

@@ -1,0 +1,114 @@
+"""Rules over the answers of rollouts, their true answers and their rewards."""
+
+import pandas as pd
+
+from rstar_lab.doctor.rule import Evidence, Log, among, plain_answer
+from rstar_lab.doctor.rules.catalogue import listed
+
+
+def _no_answer(log: Log) -> pd.Series:
+    return log.rollouts.answer.isna() | (log.rollouts.answer.astype(str).str.strip() == "")
+
+
+def wrong_is_rewarded(log: Log) -> Evidence | None:
+    rows = log.rollouts[log.right.notna() & log.rewarded]
+    wrong = log.right[rows.index] == False  # noqa: E712  an object column with None
+    return among(rows, wrong, "rewarded rollouts with a known truth have another answer or a hedge", above=0.01)
+
+
+def right_is_not_rewarded(log: Log) -> Evidence | None:
+    rows = log.rollouts[(log.right == True) & log.rollouts.reward.notna()]  # noqa: E712
+    low = ~log.rewarded[rows.index] & ((rows.reward <= 0) | (log.rollouts.reward.nunique() == 2))
+    return among(rows, low, "rollouts whose answer equals the true one have no reward", above=0.01, least=5)
+
+
+def rewarded_without_answer(log: Log) -> Evidence | None:
+    """Rewarded rollouts without an answer, in a log where most rewarded rollouts have one."""
+    rows = log.rollouts[log.rewarded]
+    without = _no_answer(log)[rows.index]
+    if without.mean() > 0.6:  # the format of the answers is not known
+        return None
+    return among(
+        rows, without, "rewarded rollouts have no answer", above=0.02, cost=min(1.0, 2 * float(without.mean()))
+    )
+
+
+def candidates_are_rewarded(log: Log) -> Evidence | None:
+    rows = log.rollouts[log.rewarded & log.rollouts.candidates.notna()]
+    return among(rows, rows.candidates >= 3, "rewarded rollouts name three or more different answers", above=0.01)
+
+
+def same_answer_other_reward(log: Log) -> Evidence | None:
+    """Rollouts of one problem with the same answer have the same reward, if the reward is for the answer."""
+    rows = log.rollouts[~_no_answer(log) & log.rollouts.reward.notna()]
+    rows = rows[plain_answer(rows.answer).str.fullmatch(r"[-+]?\d[\d./]*")]  # "done" says nothing
+    if rows.reward.nunique() != 2 or (rows.groupby("group_id").reward.nunique() > 1).mean() < 0.1:
+        return None
+    rows = rows.assign(high=log.rewarded[rows.index].astype(float), plain=plain_answer(rows.answer))
+    by = rows.groupby(["problem_id", "plain"]).high
+    size, rate = by.transform("size"), by.transform("mean")
+    rows = rows[size >= 2]
+    equal = rate[rows.index].where(rows.high > 0, 1 - rate[rows.index])  # share of equal answers with the same reward
+    minority = (equal < 1) & (equal <= 0.5 + 1e-9)
+    what = "rollouts have another reward than half of those with the same answer to the same problem"
+    return among(rows, minority, what, above=0.15, least=50, cost=0.8)
+
+
+def answers_in_another_format(log: Log) -> Evidence | None:
+    late = log.last()
+    late = late[late.truncated.notna() & ~late.truncated.fillna(True).astype(bool)]
+    without = _no_answer(log)[late.index] & (late.reward <= 0)
+    return among(late, without, "finished rollouts of the last steps have no answer", above=0.35)
+
+
+def true_answers_look_wrong(log: Log) -> Evidence | None:
+    rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna()]
+    answers, truths = plain_answer(rows.answer), plain_answer(rows.truth)
+    known = log.right[rows.index].notna() | answers.str.fullmatch(r"\w{1,20}")  # words that are no formula
+    rows, answers, truths = rows[known], answers[known], truths[known]
+    if truths.nunique() < 10:  # with few possible answers, such as A to D, rollouts agree on wrong ones
+        return None
+    right = log.right[rows.index] == True  # noqa: E712  an object column with None
+    answers = answers.where(~right, truths)
+    same = answers.groupby([rows.problem_id, answers]).transform("size")
+    size = answers.groupby(rows.problem_id).transform("size")
+    # One row per problem: an answer that at least three rollouts and half of those of the problem give.
+    agreed = rows[(same >= 3) & (same >= 0.5 * size)].drop_duplicates("problem_id")
+    # A hard problem is solved by some rollouts. If its true answer is wrong, by none.
+    solved = right.groupby(rows.problem_id).transform("any")
+    what = "problems on whose answer most rollouts agree have another true answer, which no rollout gives"
+    return among(agreed, ~solved[agreed.index], what, above=0.05, least=15, cost=0.6)
+
+
+def truncation(log: Log) -> Evidence | None:
+    late = log.last()
+    late = late[late.truncated.notna()]
+    return among(late, late.truncated.astype(bool), "rollouts of the last steps end at a limit", above=0.3)
+
+
+def truncated_is_rewarded(log: Log) -> Evidence | None:
+    rows = log.rollouts[log.rollouts.truncated.notna() & log.rewarded]
+    return among(rows, rows.truncated.astype(bool), "rewarded rollouts were cut off", above=0.02, cost=0.6)
+
+
+_CHECKED = ("rollouts.answer", "rollouts.truth", "rollouts.reward")
+RULES = (
+    listed("wrong answers are rewarded", _CHECKED, wrong_is_rewarded, rollouts=20, evaluations=True),
+    listed("right answers get no reward", _CHECKED, right_is_not_rewarded, rollouts=5, evaluations=True),
+    listed(
+        "rollouts without an answer are rewarded", ("rollouts.answer", "rollouts.reward"),
+        rewarded_without_answer, rollouts=20, evaluations=True,
+    ),
+    listed(
+        "lists of answers are rewarded", ("rollouts.candidates", "rollouts.reward"),
+        candidates_are_rewarded, rollouts=20, evaluations=True,
+    ),
+    listed(
+        "equal answers have different rewards", ("rollouts.answer", "rollouts.reward", "rollouts.problem_id"),
+        same_answer_other_reward, rollouts=50, evaluations=True,
+    ),
+    listed("answers in another format", ("rollouts.answer", "rollouts.truncated", "rollouts.reward"), answers_in_another_format),
+    listed("true answers look wrong", ("rollouts.answer", "rollouts.truth", "rollouts.problem_id"), true_answers_look_wrong),
+    listed("truncation", ("rollouts.truncated",), truncation, rollouts=20),
+    listed("truncated rollouts are rewarded", ("rollouts.truncated", "rollouts.reward"), truncated_is_rewarded, rollouts=20),
+)  # fmt: skip

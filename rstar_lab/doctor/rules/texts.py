@@ -1,0 +1,303 @@
+"""Rules over the texts of prompts and rollouts."""
+
+import re
+import zlib
+from collections import Counter, defaultdict
+
+import numpy as np
+import pandas as pd
+
+from rstar_lab.doctor.rule import LEVEL, SHOWN, Evidence, Log, among, examples, percent, share
+from rstar_lab.doctor.rules.catalogue import listed
+from rstar_lab.runs.tables import UNUSABLE
+
+MARK = r"(?i)(?:answer|solution|key|result|target)\W{0,12}(?:is|=|:)?\W{0,4}"
+_TOKEN = re.compile(r"\w+(?:[.,/]\w+)*|[^\w\s]")
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_ROLE = r"<\|(?:im_start|start_header_id|user|system)\|?>|<tool_response>"
+LEAST_PROMPTS = 8  # different prompts from which the shared beginning is taken
+
+
+def control_tokens(log: Log) -> Evidence | None:
+    texts = log.texts()
+    marked = texts.own.str.contains(_ROLE, regex=True)
+    return among(texts, marked, "rollouts contain a role marker written by the model", above=0.02)
+
+
+def copies(log: Log) -> Evidence | None:
+    texts = log.texts()
+    texts = texts[texts.own.str.strip().str.len() > 40]
+    size = texts.groupby("group_id").own.transform("size")
+    texts = texts[size >= 4]
+    size = size[texts.index]
+    copied = texts.duplicated(["group_id", "own"], keep=False)
+    # A policy with little entropy repeats itself. Its log-probs say how often: compare with rollouts that are drawn independently.
+    same = (texts.engine_log_prob * texts.model_tokens).astype(float).map(np.exp)
+    if texts.empty or same.isna().any():
+        above = 0.3 if len(texts) and texts.own.str.len().median() > 200 else 0.6
+        return among(texts, copied, "rollouts have the same text as another one of their group", above=above, least=40)
+    expected = float((1 - (1 - same) ** (size - 1)).mean())
+    what = (
+        f"rollouts have the same text as another one of their group; {expected:.0%} are expected from their log-probs"
+    )
+    found = among(texts, copied, what, above=max(0.3, 2 * expected), least=40)
+    if found:
+        return found
+    # Samples that are drawn greedily raise what is expected of single rollouts, but make far more pairs of equal texts.
+    others = texts.groupby(["group_id", "own"]).own.transform("size") - 1
+    pairs, expected = float((others / (size - 1)).mean()), float(same.mean())
+    return among(texts, copied, what, above=0.3, least=40) if pairs > 2 * expected + 0.1 else None
+
+
+def empty_rollouts(log: Log) -> Evidence | None:
+    texts = log.texts()
+    known_failures = texts.stop_reason.isin(UNUSABLE)  # left out of the loss
+    empty = (texts.own.str.strip() == "") & (texts.reward <= 0) & ~known_failures
+    return among(texts, empty, "rollouts contain no text of the model and have no reward", above=0.005)
+
+
+def no_reasoning(log: Log) -> Evidence | None:
+    texts = log.texts()
+    texts = texts[(texts.reward > 0) & (texts.own.str.strip() != "")]
+    steps = sorted(texts.step.unique())
+    early, late = texts[texts.step.isin(steps[:2])], texts[texts.step.isin(steps[-2:])]
+    if len(steps) < 4 or min(len(early), len(late)) < 20:
+        return None
+    before, after = share(_bare(early.own), early, LEVEL), share(_bare(late.own), late, LEVEL)
+    if not (after[1] > before[2] and after[0] > 0.5):
+        return None
+    what = "rewarded rollouts have an answer without reasoning or tool call"
+    text = f"{percent(share(_bare(late.own), late))} of {len(late)} {what}, {before[0]:.0%} at the start"
+    return Evidence(text, {"first": before[0], "last": after[0]}, steps[-2:], examples(late[_bare(late.own)]), 0.6)
+
+
+def _bare(texts: pd.Series) -> pd.Series:
+    """Return which texts have fewer than five words besides their answer."""
+    plain = texts.str.replace(r"(?s)<answer>.*?</answer>|\\boxed\{[^}]*\}|</?\w+>", " ", regex=True)
+    return (plain.str.count(r"\S+") < 5) & ~texts.str.contains("<tool_call>", regex=False)
+
+
+def repetition(log: Log) -> Evidence | None:
+    texts = log.texts()
+    texts = texts[texts.own.str.len() >= 400]
+    loops = texts.own.map(
+        lambda text: len(zlib.compress(text[:20_000].encode("utf-8", "replace"))) < 0.1 * len(text[:20_000])
+    )
+    return among(texts, loops.astype(bool), "long rollouts repeat the same words over and over", above=0.2)
+
+
+def unreadable(log: Log) -> Evidence | None:
+    """Compare the words of the last steps with those of the first ones."""
+    texts = log.texts()
+    steps = sorted(texts.step.unique())
+    if len(steps) < 4:
+        return None
+    known: set[str] = set(_WORD.findall(" ".join(texts.own[texts.step == steps[0]]).lower()))
+    usual = _new_words(texts[texts.step == steps[1]], known).mean()
+    known |= set(_WORD.findall(" ".join(texts.own[texts.step == steps[1]]).lower()))
+    late = texts[texts.step.isin(steps[-2:])]
+    new = _new_words(late, known)
+    late = late[new.notna()]
+    if not usual < 0.4 or late.empty:
+        return None
+    what = f"rollouts of the last steps consist of words that the first steps do not have (new in an early step: {usual:.0%})"
+    return among(late, new[late.index] > max(0.6, 2 * usual), what, above=0.15)
+
+
+def _new_words(texts: pd.DataFrame, known: set[str]) -> pd.Series:
+    """Return the share of the letters of each text that are in unknown words; NaN for texts with fewer than 20 letters."""
+    words = texts.own.str.lower().map(_WORD.findall)
+    letters = words.map(lambda own: sum(map(len, own)))
+    return words.map(lambda own: sum(len(word) for word in own if word not in known)) / letters.where(letters >= 20)
+
+
+def other_question(log: Log) -> Evidence | None:
+    """Compare the rare words of each question with the texts of all questions of the step."""
+    texts = log.texts().dropna(subset=["question"])
+    hits, rows = [], []
+    for _, own in texts.groupby("step"):
+        tokens = {question: set(_TOKEN.findall(question.lower())) for question in own.question.unique()}
+        counts = Counter(token for found in tokens.values() for token in found if len(token) > 1)
+        rare = {
+            question: {token for token in found if 0 < counts[token] <= max(1, 0.2 * len(tokens))}
+            for question, found in tokens.items()
+        }
+        rare = {question: found for question, found in rare.items() if len(found) >= 2}
+        for index, question, text in own.head(256)[["question", "own"]].itertuples():
+            if question in rare and len(rare) > 2:
+                words = set(_TOKEN.findall(text.lower()))
+                shares = {other: len(found & words) / len(found) for other, found in rare.items()}
+                if max(shares.values()) >= 0.5:
+                    rows.append(index)
+                    hits.append(shares[question] < max(shares.values()) - 0.25)
+    chosen = texts.loc[rows]
+    what = "rollouts contain the rare words of another question, and not those of their own"
+    return among(chosen, pd.Series(hits, index=chosen.index, dtype=bool), what, above=0.3, least=40, cost=0.9)
+
+
+def same_text_everywhere(log: Log) -> Evidence | None:
+    texts = log.texts()
+    texts = texts[texts.own.str.strip().str.len() > 60]
+    known = texts.groupby("own").problem_id.transform("nunique") > 1
+    return among(
+        texts, known, "rollouts have exactly the text of a rollout of another problem", above=0.2, least=40, cost=0.8
+    )
+
+
+def replayed(log: Log) -> Evidence | None:
+    texts = log.texts(12)
+    likely = (texts.engine_log_prob * texts.model_tokens).astype(float).map(np.exp).mean()
+    texts = texts[texts.own.str.strip().str.len() > 100]
+    if texts.step.nunique() < 3 or likely > 0.05:
+        return None
+    first = texts.groupby(["question", "own"], dropna=False).step.transform("min")
+    late = texts[texts.step > texts.step.min()]
+    return among(
+        late,
+        late.step > first[late.index],
+        "rollouts have exactly the text of a rollout of an earlier step",
+        above=0.1,
+        least=40,
+    )
+
+
+def repeated_problems(log: Log) -> Evidence | None:
+    known = log.texts(12).dropna(subset=["question"]).drop_duplicates(["problem_id"])
+    # Questions about a picture can have the same text, but then have other answers.
+    plain = known.question.str.replace(r"\W+", " ", regex=True).str.strip().str.lower() + "\n" + known.truth.map(str)
+    return among(
+        known, plain.duplicated(keep=False), "problems have the question of another one", above=0.02, least=10, cost=0.3
+    )
+
+
+def evaluation_leak(log: Log) -> Evidence | None:
+    assert log.evaluations is not None
+    known = log.evaluations.arrow("SELECT DISTINCT question FROM transcripts").column("question").to_pylist()
+    held_out = {_plain(question) for question in known if question}
+    texts = log.texts(12).dropna(subset=["question"]).drop_duplicates("problem_id")
+    leaked = texts.question.map(_plain).isin(held_out)
+    if leaked.sum() < 2:
+        return None
+    text = f"{int(leaked.sum())} of {len(texts)} training problems that were read are problems of an evaluation set"
+    return Evidence(text, {"share": float(leaked.mean())}, (), examples(texts[leaked]), 0.7)
+
+
+def _plain(question: str) -> str:
+    return re.sub(r"\W+", " ", question).strip().lower()
+
+
+def leaked_answer(log: Log) -> Evidence | None:
+    texts = log.texts().dropna(subset=["question", "truth"]).drop_duplicates("problem_id")
+    pairs = list(zip(texts.question, texts.truth.astype(str), strict=True))
+    marked = [_names_answer(question, truth, pairs) for question, truth in pairs]
+    if sum(marked) < 0.01 * len(marked) or not sum(marked):
+        marked = _predicted(
+            [(f"{prompt}\n{question}", truth) for prompt, (question, truth) in zip(texts.prompt, pairs, strict=True)]
+        )
+    what = "problems name the true answer as the answer in their question"
+    return among(texts, pd.Series(marked, index=texts.index, dtype=bool), what, above=0.01, least=10, cost=0.8)
+
+
+def _names_answer(question: str, truth: str, pairs: list[tuple[str, str]]) -> bool:
+    found = re.search(MARK + re.escape(truth) + r"(?!\d)", question) if truth else None
+    if found is None or not truth[-1].isalpha():
+        return found is not None
+    # "Answer: yes or no" is the instruction, and stands in questions with other true answers, too.
+    whole = re.match(r"\w", question[found.end() :]) is None
+    return whole and not any(found[0] in other for other, own in pairs if own != truth)
+
+
+def _predicted(pairs: list[tuple[str, str]]) -> list[bool]:
+    """Return for each (prompt, true answer) whether words of the prompt predict its answer.
+
+    Words predict the answer if what follows or precedes them is the answer of the prompt in 90% of the prompts that have them, and
+    chance does not explain it: the answers of other problems stand there as often as they are equal by chance.
+    """
+    places: dict[tuple[str, ...], list[tuple[int, bool, str]]] = defaultdict(list)
+    truths = [tuple(_TOKEN.findall(truth.lower())) for _, truth in pairs]
+    equal = Counter(truths)
+    for number, (prompt, _) in enumerate(pairs):
+        tokens, truth = _TOKEN.findall(prompt.lower()[:20_000]), truths[number]
+        masked = [re.sub(r"\d+", "#", token) for token in tokens]
+        width = len(truth)
+        for at in range(len(tokens) - width + 1 if width else 0):
+            here = tuple(tokens[at : at + width])
+            if not here[0][0].isalnum() or (truth[0][0].isdigit() and not here[0][0].isdigit()):
+                continue
+            for context in (("<", *masked[max(0, at - 3) : at]), (">", *masked[at + width : at + width + 3])):
+                if any(word.isalpha() for word in context):
+                    places[context].append((number, here == truth, " ".join(here)))
+    leaked: set[int] = set()
+    chance = max(0.02, sum(count**2 for count in equal.values()) / max(1, len(pairs)) ** 2)
+    for found in places.values():
+        own = {number for number, hit, _ in found if hit}
+        values = {value for _, hit, value in found if hit}
+        if (
+            len(own) >= 5
+            and len(own) >= 0.9 * len({number for number, _, _ in found})
+            and len(values) > 3
+            and chance ** len(own) < 1e-7
+        ):
+            leaked |= own
+    return [number in leaked for number in range(len(pairs))]
+
+
+def prompt_changes(log: Log) -> Evidence | None:
+    return _changed_tokens(log) if log.has("tokens") else _changed_texts(log)
+
+
+def _changed_texts(log: Log) -> Evidence | None:
+    texts = log.texts()
+    by_step = texts.groupby("step").prompt.agg(lambda prompts: prompts.mode().iloc[0])
+    if len(by_step) < 3 or by_step.nunique() < 2:
+        return None
+    changed = by_step.index[by_step != by_step.iloc[0]]
+    if by_step.nunique() > len(by_step) // 2 + 1:  # a prompt that names the problem differs in every step
+        return None
+    text = f"the system prompt of step {int(changed[0])} differs from that of step {int(by_step.index[0])}"
+    return Evidence(text, {}, [int(step) for step in changed], examples(texts[texts.step.isin(changed)]), 0.5)
+
+
+def _changed_tokens(log: Log) -> Evidence | None:
+    """Compare the beginning of the prompts with what the prompts of the first steps share."""
+    rows = log.tokens()
+    rows = rows[rows.prompt_ids.map(lambda ids: ids is not None and len(ids) > 0)]
+    shared: tuple[int, ...] = ()
+    early: set[tuple[int, ...]] = set()
+    for _, own in rows.groupby("step"):  # the few problems of one step can begin with the same words by chance
+        early |= {tuple(ids) for ids in own.prompt_ids}
+        if len(early) >= LEAST_PROMPTS:
+            shared = _shared_beginning(early)
+            break
+    if len(shared) < 2 or rows.step.nunique() < 3:
+        return None
+    other = rows.prompt_ids.map(lambda ids: tuple(ids[: len(shared)]) != shared)
+    shares = other.groupby(rows.step).mean()
+    steps = shares.index[shares > 0.9].astype(int).tolist()
+    if not steps:
+        return None
+    text = f"the prompts of step {steps[0]} lack the first {len(shared)} tokens, which all earlier prompts share"
+    return Evidence(text, {}, steps, rows.traj_id[other & rows.step.isin(steps)].head(SHOWN).tolist(), 0.5)
+
+
+def _shared_beginning(prompts: set[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the tokens with which all prompts begin; none if there is only one prompt."""
+    first, last = min(prompts), max(prompts)
+    return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)]
+
+
+RULES = (
+    listed("control tokens in the text", ("texts",), control_tokens),
+    listed("copies of rollouts", ("texts", "rollouts.group_id"), copies, rollouts=40),
+    listed("empty rollouts count as failures", ("texts", "rollouts.reward"), empty_rollouts, evaluations=True),
+    listed("answers without reasoning", ("texts", "rollouts.reward"), no_reasoning),
+    listed("texts repeat themselves", ("texts",), repetition),
+    listed("texts become unreadable", ("texts",), unreadable),
+    listed("rollouts answer another question", ("texts",), other_question, rollouts=40, evaluations=True),
+    listed("texts do not depend on the question", ("texts", "rollouts.problem_id"), same_text_everywhere, rollouts=40),
+    listed("rollouts are trained on again", ("texts",), replayed, rollouts=40),
+    listed("repeated problems", ("texts", "rollouts.problem_id"), repeated_problems),
+    listed("evaluation problems in training", ("texts", "evaluations"), evaluation_leak),
+    listed("the prompt contains the answer", ("texts", "rollouts.truth"), leaked_answer, rollouts=10, evaluations=True),
+    listed("the prompt changes", ("texts",), prompt_changes),
+)  # fmt: skip
