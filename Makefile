@@ -14,6 +14,7 @@ BIN = $(VENV)/bin
 # Set-up is skipped only in an active environment that `make setup` did not make.
 READY = $(if $(INSTALLED),$(if $(wildcard $(VENV)/.done),setup),setup)
 PYTEST = $(BIN)/python -m pytest
+NEXT = test "$(VIRTUAL_ENV)$(CONDA_PREFIX)" || echo 'To use rstar-lab in this shell: source $(BIN)/activate'
 # uv does not read pip's settings, so pass pip's folder of wheels on if it has a torch build; otherwise uv selects the index for torch.
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torch-backend $(TORCH_BACKEND))
@@ -38,12 +39,14 @@ $(VENV)/.done: pyproject.toml constraints/$(BACKEND).txt constraints/$(BACKEND).
 	@# Outputs of executed notebooks do not show up as changes (.gitattributes).
 	@if [ -x $(BIN)/nbstripout ] && git rev-parse --git-dir >/dev/null 2>&1; then git config filter.nbstripout.clean "$(abspath $(BIN))/nbstripout --keep-id --extra-keys metadata.language_info" && git config filter.nbstripout.smudge cat; fi
 	@touch $@
+	@$(NEXT)
 
 services:  ## install Redis, g++ and Chromium for the tests with apt (only as root or with sudo)
 	@sh tests/services.sh
 
 demo: $(READY)  ## train a tool-using model from random weights (7 minutes) and write a report
 	$(BIN)/rstar-lab demo
+	@$(NEXT)
 
 # Three test files at a time on two cores: half of the tests wait for processes to start (tests/conftest.py gives the order).
 # Tests that fail are run once more, one at a time,

@@ -28,7 +28,7 @@ name: str = ""  # name of the run; empty: the name of the recipe
 profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
 job_id: str = ""  # attach to this job instead of submitting a new one
-wait: bool = True  # block until the job ends (needed for papermill); False: run the rest when it has ended
+wait: bool = True  # wait until the job ends; the curve is live meanwhile
 
 # %%
 from html import escape
@@ -36,9 +36,9 @@ from pathlib import Path
 
 import pandas as pd
 import plotly.express as px
-from IPython.display import HTML
+from IPython.display import HTML, display
 
-from rstar_lab.analysis import inspect, open_runs, phase_table
+from rstar_lab.analysis import inspect, open_runs, phase_table, watch
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.jobs import attach, find_job_runs_dir, submit
 from rstar_lab.common.parameters import check_parameters
@@ -57,13 +57,15 @@ job
 # %% [markdown]
 # ## Watch the job
 #
-# `job.watch()` prints the log. Interrupting the cell stops the printing, not the job. If the job is killed, submit it
+# A live curve and the log. Interrupting the cell stops the printing, not the job. If the job is killed, submit it
 # again: it continues from its last checkpoint. After a reload of the page, interrupt the cell and run it again: it prints the
 # log from its beginning.
 
 # %%
+run = name or Path(recipe).stem
+display(watch(Path(runs_dir) / f"{run}-sft"))
 if wait:
-    status = job.watch()
+    status = await job.watched()
     assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
 
 # %% [markdown]
@@ -74,7 +76,6 @@ if wait:
 
 # %%
 assert job.status() == "finished", f"job {job.id} is {job.status()}: run the cells from here on when it has finished"
-run = name or Path(recipe).stem
 traces = pd.read_json(open_runs(runs_dir, run_ids=[f"{run}-sft"]).run_dir(f"{run}-sft") / "traces.jsonl", lines=True)
 kinds = traces.groupby("kind").agg(conversations=("kind", "size"), correct=("correct", "mean"), calls=("outcomes", lambda o: o.str.len().mean()))
 kinds.sort_values("conversations", ascending=False).style.format({"correct": "{:.0%}", "calls": "{:.2f}"})

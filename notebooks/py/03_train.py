@@ -26,7 +26,7 @@ name: str = ""  # name of the run; empty: the name of the recipe
 profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
 job_id: str = ""  # attach to this job; empty: to a running job of this run, else submit a new one
-wait: bool = True  # block until the job ends (needed for papermill); False: watch live below
+wait: bool = True  # wait until the job ends; the curves are live meanwhile
 
 # %%
 from pathlib import Path
@@ -51,17 +51,20 @@ job
 # %% [markdown]
 # ## Watch the job
 #
-# `job.watch()` prints the log. Interrupting the cell stops the printing, not the job. After a reload of the page, interrupt
-# the cell and run it again: it prints the log from its beginning.
-
-# %%
-if wait:
-    status = job.watch()
-    assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
+# The curves are live: they move on from SFT to RL while the job writes its runs.
 
 # %%
 root = Path(runs_dir)
 watch(root / f"{run}-sft", root / f"{run}-rl")
+
+# %% [markdown]
+# The log of the job. Interrupting the cell stops the printing, not the job. After a reload of the page, interrupt the cell and
+# run it again: it prints the log from its beginning.
+
+# %%
+if wait:
+    status = await job.watched()
+    assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
 
 # %% [markdown]
 # ## Result

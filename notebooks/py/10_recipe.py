@@ -28,7 +28,7 @@ profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
 dry_run_profile: str = "one_gpu"  # hardware whose memory and time are predicted; empty: no prediction
 job_id: str = ""  # attach to this job instead of submitting one
-wait: bool = True  # block until the job ends (needed for papermill); False: run the rest when it has ended
+wait: bool = True  # wait until the job ends; the curves are live meanwhile
 
 # %% [markdown]
 # ## Change the recipe
@@ -87,16 +87,17 @@ job
 # %% [markdown]
 # ## Watch the job
 #
-# Interrupting the cell stops the printing, not the job. Run the cell again to continue. After a reload of the page, interrupt
-# it first: it prints the log from its beginning.
+# Live curves, then the log. Interrupting the cell stops the printing, not the job. Run the cell again to continue. After a
+# reload of the page, interrupt it first: it prints the log from its beginning.
+
+# %%
+run = name or Path(recipe).stem
+watch(Path(runs_dir) / f"{run}-sft", Path(runs_dir) / f"{run}-rl")
 
 # %%
 if wait:
-    status = job.watch()
+    status = await job.watched()
     assert status == "finished", f"job {job.id}: {status}; the end of its log:\n{job.logs(tail=20)}"
-
-# %%
-watch(job.run_dir) if job.run_dir else "the run is still queued: run this cell again"
 
 # %% [markdown]
 # ## The stages
@@ -105,7 +106,6 @@ watch(job.run_dir) if job.run_dir else "the run is still queued: run this cell a
 
 # %%
 assert job.status() == "finished", f"job {job.id} is {job.status()}: run the cells from here on when it has finished"
-run = name or Path(recipe).stem
 training = open_runs(runs_dir, run_ids=[f"{run}-rl"])
 info = RunReader(training.run_dir(f"{run}-rl")).info
 stages = pd.DataFrame(info["result"]["stages"])

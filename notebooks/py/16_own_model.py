@@ -28,7 +28,7 @@ recipe: str = "own_model.yaml"  # recipe to write, or to use if it exists; its n
 overrides: dict = {}  # recipe keys: {"stages.0.steps": 5, "rl.limits.max_response_tokens": 512}
 profile: str = "laptop"  # hardware: laptop, one_gpu, h100x8, mi300x_8x8
 runs_dir: str = ""  # folder of runs; empty: the profile's shared storage, on a laptop the nearest runs/ folder
-wait: bool = True  # block until the job ends (needed for papermill); False: watch live below
+wait: bool = True  # wait until the job ends; the curves are live meanwhile
 
 # %%
 import subprocess
@@ -85,13 +85,13 @@ rstar_lab("preflight", recipe, "--profile", profile, *(word for key, value in ov
 
 # %%
 job = submit(str(recipe), profile, overrides, runs_dir=runs_dir)
-if wait:
-    status = job.watch()
-    assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
+run = recipe.stem
+watch(Path(runs_dir) / f"{run}-sft", Path(runs_dir) / f"{run}-rl")
 
 # %%
-run = recipe.stem
-watch(Path(runs_dir) / f"{run}-rl")
+if wait:
+    status = await job.watched()
+    assert status == "finished", f"job {job.id}: {status}; its log ends:\n{job.logs(tail=20)}"
 
 # %% [markdown]
 # ## Result

@@ -1,5 +1,6 @@
 """Submit a recipe as a job, and find the job again: from this notebook, from another one, or after a restart."""
 
+import asyncio
 import contextlib
 import secrets
 import sys
@@ -144,27 +145,37 @@ class Job:
         Args:
             timeout_s: Give up after this time. Default: never.
         """
-        last_tenth = None
+        progress = _Progress()
         try:
             for line in self.follow(timeout_s=timeout_s):
-                event = parse_event(line)
-                if event is None:
-                    print(printable(line), flush=True)
-                elif "done" in event:
-                    tenth = (event["event"], 10 * event["done"] // (event["total"] or 1))
-                    if tenth != last_tenth:
-                        print(printable(_progress_line(event)), flush=True)
-                    last_tenth = tenth
-                else:
-                    for text in map(event.get, ("line", "nothing_learnt")):  # of the first step and of the end
-                        if isinstance(text, str):
-                            print(printable(text), flush=True)
+                progress.print(line)
         except KeyboardInterrupt:
-            print(
-                f"\n{self.id} continues; find it again with attach({self.id!r}) or `rstar-lab jobs logs {self.id} --follow`",
-                flush=True,
-            )
+            print(f"\n{self._how_to_find()}", flush=True)
         return self.status()
+
+    async def watched(self, *, every_s: float = 1.0) -> JobStatus:
+        """Print the job's progress until it ends, as `watch` does, without blocking the event loop: `await job.watched()` in a
+        notebook keeps the figures of `rstar_lab.analysis.watch` moving.
+
+        Args:
+            every_s: Seconds between two reads.
+        """
+        progress = _Progress()
+        try:
+            while True:
+                status, lines = await asyncio.to_thread(lambda: (self.status(), self.logs().splitlines(keepends=True)))
+                progress.print_new(lines, ended=status.ended)
+                if status.ended:
+                    return status
+                await asyncio.sleep(every_s)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            print(f"\n{self._how_to_find()}", flush=True)
+            return self.status()
+
+    def _how_to_find(self) -> str:
+        return (
+            f"{self.id} continues; find it again with attach({self.id!r}) or `rstar-lab jobs logs {self.id} --follow`"
+        )
 
     def wait(self, *, timeout_s: float | None = None) -> JobStatus:
         """Wait until the job ends, without printing.
@@ -339,6 +350,36 @@ def list_jobs(runs_dir: str | Path = "runs") -> list[Job]:
             if path.is_symlink() or path.is_dir():
                 jobs.append(Job(JobFolder(path), problem=problem))
     return sorted(jobs, key=lambda job: (job.spec.created, job.id))
+
+
+class _Progress:
+    """Prints the log of a job: text as it is, one line per tenth of a phase, and what a phase says at its end."""
+
+    def __init__(self) -> None:
+        self._printed = 0
+        self._tenth: tuple[str, int] | None = None
+
+    def print_new(self, lines: list[str], *, ended: bool) -> None:
+        """Print the lines of a growing log that were not printed yet. The last line may be incomplete until the job has ended."""
+        complete = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
+        for line in complete[self._printed :]:
+            self.print(line.rstrip("\n"))
+        self._printed = len(complete)
+
+    def print(self, line: str) -> None:
+        """Print a line of the log."""
+        event = parse_event(line)
+        if event is None:
+            print(printable(line), flush=True)
+        elif "done" in event:
+            tenth = (event["event"], 10 * event["done"] // (event["total"] or 1))
+            if tenth != self._tenth:
+                print(printable(_progress_line(event)), flush=True)
+            self._tenth = tenth
+        else:
+            for text in map(event.get, ("line", "nothing_learnt")):  # of the first step and of the end
+                if isinstance(text, str):
+                    print(printable(text), flush=True)
 
 
 def _progress_line(event: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Job and run folders from other people: they are listed, and nothing that they name runs, is contacted or is shown as markup."""
 
+import asyncio
 import base64
 import dataclasses
 import json
@@ -503,6 +504,9 @@ def test_events_that_a_program_prints_do_not_end_board_or_watch(tmp_path, event,
     board = JobBoard(tmp_path)
     board.to_html()
     assert attach("mine", runs_dir=tmp_path).watch() == JobStatus.FINISHED
+    printed = capsys.readouterr().out
+    assert asyncio.run(attach("mine", runs_dir=tmp_path).watched()) == JobStatus.FINISHED
+    assert capsys.readouterr().out == printed
     assert job_row(attach("mine", runs_dir=tmp_path))["status"] == "finished"
 
 
