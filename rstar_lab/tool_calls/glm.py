@@ -10,7 +10,7 @@ from rstar_lab.tool_calls.call import ReadAhead, Schemas, ToolCall, read_value
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"\s*([\w.:-]+)\s*(?=<arg_key>|</tool_call>|\Z)")
-_KEY = re.compile(r"\s*<arg_key>(.{0,256}?)</arg_key>\s*<arg_value>", re.DOTALL)
+_KEY = re.compile(r"\s*<arg_key>([^<]{0,256})</arg_key>\s*<arg_value>")
 _TOKEN = re.compile(
     r"(?P<next><tool_call>[\w.:-]+\s*<arg_key>)"
     r"|(?P<value></arg_value>)(?=\s*(?:<arg_key>[^<]*</arg_key>\s*<arg_value>|</tool_call>|\Z))"

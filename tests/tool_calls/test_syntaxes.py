@@ -225,6 +225,7 @@ X6 = [
     ("glm", "<tool_call>f<arg_key>code</arg_key><arg_value>x</tool_call>", [X]),
     ("glm", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', [ERROR]),
     ("glm", "<tool_call>f<arg_key>code</arg_key><arg_value>x", [ERROR]),
+    ("glm", "<tool_call>f<arg_key>query</arg_key>a</arg_value><arg_key>n</arg_key><arg_value>1</arg_value></tool_call>", [ERROR]),
     ("glm", "The tag <tool_call> is not needed: \\boxed{4}", []),
     ("harmony", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"code": "x"}', [X]),
     ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"code": "x"', [ERROR]),

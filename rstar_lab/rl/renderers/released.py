@@ -48,8 +48,7 @@ def _schema(name: str, description: str, arguments: Mapping[str, str]) -> dict[s
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-PYTHON_TOOL = _schema(
-    "python_code_with_standard_io",
+_STDIO: tuple[str, dict[str, str]] = (
     "Execute Python code with standard input and capture standard output. This function takes a Python code string and "
     "an input string, provides the input string through standard input (stdin) to the code, and captures and returns "
     "any output produced through standard output (stdout). If the executed code raises an exception, the error message "
@@ -60,6 +59,8 @@ PYTHON_TOOL = _schema(
         "input": "A string that will be provided as standard input to the code when it calls input().",
     },
 )
+PYTHON_TOOL = _schema("python_code_with_standard_io", *_STDIO)
+CARD_TOOL = _schema("execute_python_code_with_standard_io", *_STDIO)  # in the card of rstar2-reproduce/rStar2-Agent-14B
 JUPYTER_TOOL = _schema(
     "jupyter_code",
     "Execute python code in a Jupyter notebook cell and return result",
@@ -164,7 +165,7 @@ CHAT_TEMPLATE = (
 
 # --- the format ------------------------------------------------------------------------------------------------------
 
-_TOOLS = {"python": PYTHON_TOOL, "python_released": PYTHON_TOOL, "jupyter": JUPYTER_TOOL}
+_TOOLS = {"python": CARD_TOOL, "python_released": PYTHON_TOOL, "jupyter": JUPYTER_TOOL}
 _TOOLS |= {tool["function"]["name"]: tool for tool in _TOOLS.values()}
 
 

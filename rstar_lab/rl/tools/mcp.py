@@ -124,7 +124,7 @@ class McpTool:
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
         name = self.schema["function"]["name"]
         result = await run_with_retries(lambda: self.server.call(name, arguments, traj_id))
-        return replace(result, code=json.dumps(arguments, sort_keys=True))
+        return replace(result, code=json.dumps(arguments, sort_keys=True, ensure_ascii=False))
 
     async def close(self, traj_id: str) -> None:
         await self.server.close(traj_id)

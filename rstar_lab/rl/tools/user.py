@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import Any, get_type_hints
 
 import httpx
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.http_answers import limit_answers
@@ -71,7 +73,7 @@ class UserTool:
                 result = await run_with_retries(lambda: self._run(self._instance(traj_id), values, traj_id))
         else:
             result = await run_with_retries(lambda: self._run(self.own, values))
-        return replace(result, code=json.dumps(arguments, sort_keys=True))
+        return replace(result, code=json.dumps(arguments, sort_keys=True, ensure_ascii=False))
 
     def state(self, traj_id: str) -> Any:
         """Return the instance of a trajectory; None if it made no call, or if the tool is a function."""
@@ -120,7 +122,7 @@ class UserTool:
             try:
                 async with limit:
                     value = await (function(**values) if self.is_async else run_in_daemon_thread(function, **values))
-                outcome, text = Outcome.OK, value if isinstance(value, str) else json.dumps(value, default=str)
+                outcome, text = Outcome.OK, as_text(value)
             except ToolUnavailable:
                 raise
             except Exception as error:
@@ -184,6 +186,13 @@ def load_user_tool(name: str, time_limit_s: float) -> Tool:
     return UserTool(name, own, time_limit_s)
 
 
+def as_text(value: Any) -> str:
+    """Return the result of a tool as the model reads it: text as it is, any other value as JSON with all its letters."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)
+
+
 async def run_with_retries(run: Callable[[], Any]) -> ToolResult:
     """Run a call. Infrastructure failures are retried before the model sees them."""
     for attempt in range(1 + RETRIES):
@@ -194,6 +203,38 @@ async def run_with_retries(run: Callable[[], Any]) -> ToolResult:
             if attempt < RETRIES:
                 await asyncio.sleep(0.05 * 2**attempt)
     return ToolResult(Outcome.SANDBOX_ERROR, "The tool could not be run. This is no fault of the call.")
+
+
+_SECTION = re.compile(r"[ \t]*(?:Args|Arguments|Parameters|Params)[ \t]*:?[ \t]*")
+_ARGUMENT = re.compile(r"([ \t]+)(\w+)[ \t]*(?:\((?:[^()]|\([^()]*\))*\))?[ \t]*:[ \t]*(\S.*)")
+_CHOICES = re.compile(r"\(choices:[ \t]*\[?([^\[\]()]*)\]?[ \t]*\)[ \t.]*$", re.IGNORECASE)
+
+
+def google_style(docstring: str) -> str:
+    """Return a docstring in the form that transformers reads: `Args:`, arguments without types, choices as a JSON list."""
+    lines, inside = [], False
+    for line in docstring.splitlines():
+        if _SECTION.fullmatch(line):
+            inside, line = True, "Args:"
+        elif inside and line[:1].strip():
+            inside = False  # the next section
+        elif inside and (match := _ARGUMENT.fullmatch(line)):
+            line = f"{match[1]}{match[2]}: {_CHOICES.sub(_choices, match[3])}"
+        elif inside:
+            line = _CHOICES.sub(_choices, line)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _choices(match: re.Match[str]) -> str:
+    items = [item.strip() for item in match[1].split(",") if item.strip()]
+    values = [
+        item if _JSON_ITEM.fullmatch(item) else json.dumps(item.strip("'\""), ensure_ascii=False) for item in items
+    ]
+    return f"(choices: [{', '.join(values)}])"
+
+
+_JSON_ITEM = re.compile(r'"[^"\\]*"|-?\d+(?:\.\d+)?|true|false|null')
 
 
 def describe(
@@ -219,12 +260,19 @@ def describe(
 
     try:
         hints = get_type_hints(function)
-        described.__name__, described.__doc__ = name.rpartition(":")[2], inspect.getdoc(function)
+        described.__name__, described.__doc__ = name.rpartition(":")[2], google_style(inspect.getdoc(function) or "")
         described.__annotations__ = {p.name: hints[p.name] for p in visible if p.name in hints}
         described.__signature__ = inspect.Signature(visible)  # type: ignore[attr-defined]
         schema = get_json_schema(described)
         arguments: dict[str, TypeAdapter[Any]] = {p.name: TypeAdapter(hints[p.name]) for p in visible}
-    except (DocstringParsingException, TypeHintParsingException, PydanticUserError, NameError, TypeError) as error:
+    except (
+        DocstringParsingException,
+        TypeHintParsingException,
+        PydanticUserError,
+        NameError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise UserError(f"rl.tools: {name}: {' '.join(str(error).split())}") from None
     schema["function"].pop("return", None)
     return schema, arguments, supplied

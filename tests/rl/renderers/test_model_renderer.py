@@ -1,6 +1,5 @@
 """The prompt format `model`: any chat model with its own template, tokens and syntax of tool calls."""
 
-import copy
 import json
 import re
 from dataclasses import replace
@@ -294,20 +293,3 @@ def test_models_can_be_saved_and_loaded_with_their_template(family, tmp_path):
         "qwen3",
         "gemma3_text",
     )
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "does not end"),
-        ("{% if tools %}{{ 7 ** 999999999 > 0 }}{% endif %}", "does not end"),
-        ("{{ 'a' * 10 ** 11 }}", "needs more than 1024 MiB"),
-    ],
-)
-def test_a_template_that_does_not_end_is_refused(text, problem):
-    """A model folder comes from other people. Nothing in this process can interrupt the power of two numbers."""
-    tokenizer = copy.deepcopy(chat_tokenizer("qwen2.5"))
-    tokenizer.chat_template = text + tokenizer.chat_template
-    with pytest.raises(UserError, match=f"chat template of .* {problem}.*rl.prompt.format=paper"):
-        ModelRenderer(STYLE, (), tokenizer)

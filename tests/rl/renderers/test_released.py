@@ -8,7 +8,6 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl import parse_tool_calls, render_prompt, render_tool_results
-from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.renderers import released
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.released import ReleasedRenderer
@@ -76,7 +75,7 @@ class EchoSandbox:
 
 
 async def test_rollout_tools_and_codec_use_the_released_texts():
-    tools = make_tools(CODE_TOOLS[:1], EchoSandbox(), prompt_format="released")
+    tools = make_tools(["python_released"], EchoSandbox(), prompt_format="released")
     assert list(tools) == ["python_code_with_standard_io"]
 
     async def response(text: str, max_chars: int = 256) -> str:
@@ -111,7 +110,7 @@ async def test_rollout_tools_and_codec_use_the_released_texts():
             return [ord(character) for character in text]
 
     codec = Codec(CharTokenizer(), tools, PromptStyle("released"))
-    expected = render_prompt("q", tools=["python"], prompt_format="released")
+    expected = render_prompt("q", tools=["python_released"], prompt_format="released")
     assert "".join(map(chr, codec.prompt_ids("q"))) == expected
     assert "".join(map(chr, codec.tool_response_ids(["a", "b"]))) == render_tool_results(["a", "b"], "released")
 
@@ -119,3 +118,10 @@ async def test_rollout_tools_and_codec_use_the_released_texts():
 @pytest.mark.parametrize("side", ["left", "middle", "right"])
 def test_one_character_of_a_response_can_be_kept(side):
     assert ReleasedRenderer.truncate("a" * 50, 1, side).count("a") - "(truncated)".count("a") <= 1
+
+
+def test_the_tool_of_the_public_checkpoint_differs_from_that_of_the_repository_by_its_name():
+    card, repository = (ReleasedRenderer.code_tool(name)["function"] for name in ("python", "python_released"))
+    assert card["name"] == "execute_python_code_with_standard_io" and card | {"name": repository["name"]} == repository
+    named = render_prompt("q", tools=["execute_python_code_with_standard_io"], prompt_format="released")
+    assert named == render_prompt("q", tools=["python"], prompt_format="released")

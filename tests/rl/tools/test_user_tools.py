@@ -103,6 +103,46 @@ def test_the_schema_matches_signature_and_docstring():
     assert json.dumps(function["parameters"]) in prompt
 
 
+GOOGLE_STYLES = [
+    'Args:\n    city: The city.\n    unit: A unit. (choices: ["celsius", "fahrenheit"])',
+    "Args:\n    city (str): The city.\n    unit (str, optional): A unit. (choices: [celsius, fahrenheit])",
+    "Arguments:\n    city : The city.\n    unit : A unit. (choices: ['celsius', 'fahrenheit'])",
+    'Args:\n    city (dict[str, tuple(int)]): The city.\n    unit: A unit. (choices: ["celsius", "fahrenheit",])',
+    "Parameters:\n    city: The city.\n    unit: A unit. (choices: celsius, fahrenheit)\n\nReturns:\n    The weather (str): as text.",
+]
+
+
+@pytest.mark.parametrize("arguments", GOOGLE_STYLES)
+def test_the_usual_forms_of_a_docstring_are_read(arguments):
+    def weather(city: str, unit: str = "celsius") -> str:
+        return city
+
+    weather.__doc__ = f"Ask for the weather.\n\n{arguments}\n"
+    properties = UserTool("m:weather", weather, 1.0).schema["function"]["parameters"]["properties"]
+    assert properties["city"]["description"] == "The city."
+    assert properties["unit"]["enum"] == ["celsius", "fahrenheit"] and properties["unit"]["description"] == "A unit."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("größer", "größer"), ({"w": "größer"}, '{"w": "größer"}'), (["答案", 1], '["答案", 1]'), ({(1, 2): "x"}, '{"1,2": "x"}'),
+        ({"at": object}, "class 'object'"), ({1}, "[1]"),
+    ],
+)  # fmt: skip
+async def test_results_keep_their_letters(value, text):
+    def f(x: str) -> object:
+        """Return something.
+
+        Args:
+            x: Anything.
+        """
+        return value
+
+    result = await call(UserTool("m:f", f, 5.0), {"x": "é"})
+    assert text in result.text and result.outcome is Outcome.OK and result.code == '{"x": "é"}'
+
+
 @pytest.mark.parametrize(
     ("arguments", "outcome", "text"),
     [
