@@ -52,7 +52,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "gspo": {"rl.method.loss": "gspo", "rl.method.clip_low": 3e-3, "rl.method.clip_high": 4e-3},
     "one-update": {"rl.mini_batches": 1, "rl.old_log_probs": "trainer"},
     "low-lr": {"rl.lr": LR / 2},
-    "evaluated": {"evaluate.every": 2},
+    "evaluated": {"evaluate.during.every": 2},
     "lora": {"rl.lora": {"rank": 8}, "rl.lr": 5e-3},
     "other-problems": {"stages.0.problems.synthetic.families": ["exclusive_or", "common_divisor"]},
     "cooler": {"rl.temperature": 0.8},

@@ -492,7 +492,7 @@ PLANTED: dict[str, Planted] = {
                 (0.1, 0.3, 0.6), problems=_copies),
         Planted("evaluation-in-training", "a share of the training problems are evaluation problems",
                 ("evaluation problems in training",), (0.1, 0.3, 0.6), problems=_leaked_sets,
-                keys=lambda _: {"evaluate.every": 4}),
+                keys=lambda _: {"evaluate.during.every": 4}),
         Planted("too-hard", "the problems are too hard for the policy", ("all rollouts wrong", "few groups train the policy"),
                 keys=lambda _: {"stages.0.problems.synthetic.families": ["power_remainder", "common_multiple"],
                                 "stages.0.problems.synthetic.levels": [4]}),
@@ -526,7 +526,7 @@ PLANTED: dict[str, Planted] = {
         Planted("limit-too-low", "responses end at n tokens", ("truncation",), (12, 20, 28),
                 keys=lambda tokens: {"rl.limits.max_response_tokens": int(tokens)}),
         Planted("stale-evaluation", "every evaluation reports the first one", ("the held-out score never changes",),
-                patch=_stale_evaluation, keys=lambda _: {"evaluate.every": 2}),
+                patch=_stale_evaluation, keys=lambda _: {"evaluate.during.every": 2}),
         # SFT
         Planted("sft-lr-too-high", "the learning rate of SFT is n times that of the recipe",
                 ("the SFT loss rises", "gradient spikes"), (10, 30, 100),

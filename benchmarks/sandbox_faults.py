@@ -40,7 +40,7 @@ STEPS = 12
 KEYS: dict[str, Any] = {
     "processes": 1, "sft": None, "stages.0.steps": STEPS, "rl.problems_per_step": 8, "rl.limits.max_response_tokens": 64,
     "rl.token_arrays": "sampled", "rl.checkpoint_every": 100, "engine.count": 2, "engine.mismatch_limit": 1e9,
-    "evaluate.every": STEPS, "evaluate.sets.held_out.synthetic.count": 128, "evaluate.max_response_tokens": 64,
+    "evaluate.during.every": STEPS, "evaluate.sets.held_out.synthetic.count": 128, "evaluate.max_response_tokens": 64,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ Shrunk:
 | steps | 2 per stage (3 if there is one stage), a checkpoint after each |
 | precision | auto, which is fp32 on a CPU |
 | hand_off.window, filter.samples, evaluate.samples | 1, 2, 2 |
-| evaluate.every | 1, unless 0 |
+| evaluate.during.every | 1, unless 0 |
 | hardware | two nodes of one CPU rank and one vLLM engine each under verl; two training processes and two engines under the local trainer |
 | fsdp_size, sequence_parallel | 1 if the profile has several replicas of the model, at most 2 |
 """
@@ -65,7 +65,7 @@ def shrink_recipe(recipe: Recipe, folder: Path) -> Recipe:
     data["evaluate"] |= {
         "samples": 2,
         "max_response_tokens": SHORTEST_RESPONSE,
-        "every": min(1, data["evaluate"]["every"]),
+        "during": data["evaluate"]["during"] | {"every": min(1, data["evaluate"]["during"]["every"])},
     }
     return parse_recipe(data, "rehearsal")
 

@@ -43,7 +43,7 @@ arms: dict = {
 }  # arms: name, and the recipe keys that it changes
 overrides: dict = {
     "rl.problems_per_step": 8,
-    "evaluate.every": 8,
+    "evaluate.during.every": 8,
     "evaluate.sets.held_out.synthetic.count": 96,
     "evaluate.samples": 2,
 }  # recipe keys of all arms, SFT included
@@ -124,7 +124,7 @@ plot_ablation(runs, "label", metrics) if runs else None
 plot_ablation(runs, "label", metrics[:4], x="tokens") if runs else None
 
 # %% [markdown]
-# Held-out pass@1 over all tokens, generated and trained on, if the runs were evaluated (`evaluate.every`):
+# Held-out pass@1 over all tokens, generated and trained on, if the runs were evaluated (`evaluate.during.every`):
 
 # %%
 sums = ablation_sums(runs) if runs else pd.DataFrame()

@@ -68,7 +68,7 @@ keys = {
     "rl.mini_batches": 1,
     "rl.lr": lr,
     "rl.token_arrays": "sampled",
-    "evaluate.every": max(1, steps // 3),
+    "evaluate.during.every": max(1, steps // 3),
     "evaluate.sets.held_out.synthetic.count": 200,
     "evaluate.samples": 2,
 }

@@ -38,7 +38,7 @@ def ablation_sums(runs: RunsLike, metrics: Sequence[str] = METRICS) -> pd.DataFr
     """Return one row per run and step: arm, seed, run_id, step, and the numerator and denominator of each metric.
 
     metrics: those in the rollup, and `eval/<set>/<name>`. held_out: mean pass@1 of the sets of `evaluate.sets`, at the steps that
-    `evaluate.every` evaluates. informative_groups: share of groups whose kept rollouts differ in reward. tokens: tokens generated
+    `evaluate.during.every` evaluates. informative_groups: share of groups whose kept rollouts differ in reward. tokens: tokens generated
     by the model plus tokens trained on in this step. The frame is the only input of `ablation_report`.
     Raises RunStoreError if there is no run, a run has no label, or a metric is not in the rollup.
     """
@@ -256,7 +256,7 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
 def require_held_out(sums: pd.DataFrame) -> None:
     """Raise RunStoreError if the runs have no held-out evaluations."""
     if "held_out_numerator" not in sums:
-        raise RunStoreError("the runs were not evaluated during training: set evaluate.every and evaluate.sets")
+        raise RunStoreError("the runs were not evaluated during training: set evaluate.during.every and evaluate.sets")
 
 
 def plot_lines(frame: pd.DataFrame, lines: str, order: Sequence[str], by: str, x: str, hover: str) -> go.Figure:

@@ -22,7 +22,7 @@ def learning_curves(runs: RunsLike, evaluation: str = "held_out") -> pd.DataFram
     """Return one row per run and evaluation: arm, seed, step, tokens (trained so far), seconds (of the steps so far, without the
     evaluations), pass1.
 
-    evaluation: name of the evaluation set, which `evaluate.every` evaluates. Raises UserError if no run has it.
+    evaluation: name of the evaluation set, which `evaluate.during.every` evaluates. Raises UserError if no run has it.
     """
     runs = as_runs(runs)
     column = f"eval/{evaluation}/pass1"
@@ -46,7 +46,7 @@ def learning_curves(runs: RunsLike, evaluation: str = "held_out") -> pd.DataFram
         )
         frames.append(frame[frame.pass1.notna()])
     if not frames:
-        raise UserError(f"{runs.path}: no run has evaluations of {evaluation!r}; train with evaluate.every")
+        raise UserError(f"{runs.path}: no run has evaluations of {evaluation!r}; train with evaluate.during.every")
     return pd.concat(frames, ignore_index=True)
 
 

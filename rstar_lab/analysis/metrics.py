@@ -255,7 +255,7 @@ def held_out_metrics(runs: RunsLike) -> list[str]:
 def _logged(runs: Runs, names: Sequence[str]) -> pd.DataFrame:
     measured = runs.trainer_metrics()
     if missing := [name for name in names if name not in measured.columns]:
-        there = ", ".join(evaluations(runs)) or "none; set evaluate.every to evaluate during training"
+        there = ", ".join(evaluations(runs)) or "none; set evaluate.during.every to evaluate during training"
         raise RunStoreError(f"no run has {missing[0]}; evaluations: {there}")
     frame = measured[["run_id", "stage", "step", *names]].copy()
     frame[list(names)] = frame[list(names)].apply(pd.to_numeric, errors="coerce")

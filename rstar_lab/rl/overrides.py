@@ -15,7 +15,7 @@ from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.explain import explain, release_line
 from rstar_lab.rl.recipe.rl import RlSection
-from rstar_lab.rl.section import USER_FUNCTION, ByType
+from rstar_lab.rl.section import NEAR, USER_FUNCTION, ByType
 from rstar_lab.untrusted.files import DataError, YamlLoader, parse_yaml, read_text
 from rstar_lab.untrusted.recipes import ForeignRecipe
 
@@ -38,6 +38,16 @@ class _UniqueKeyLoader(YamlLoader):
                 seen.add(key)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
+        """Read `010` as 10 and `48:00:00` as text; YAML 1.1 reads them as 8 and 172800."""
+        text = str(self.construct_scalar(node))
+        if ":" in text:
+            return text
+        return int(text, 10) if re.fullmatch(r"[-+]?[0-9_]+", text) else super().construct_yaml_int(node)
+
+
+_UniqueKeyLoader.add_constructor("tag:yaml.org,2002:int", _UniqueKeyLoader.construct_yaml_int)
+
 
 def load_recipe(
     source: str | Path, overrides: Mapping[str, Any] | None = None, profile: Profile | None = None
@@ -59,9 +69,10 @@ def load_recipe(
         raise RecipeError(f"recipe {error}") from error
     if not isinstance(data, dict):
         raise RecipeError(f"recipe {path}: the file must be a mapping of keys")
-    data.setdefault("name", _run_name(path.stem))
     for key, value in (overrides or {}).items():
         _set(data, key, value)
+    data = {key: value for key, value in data.items() if value is not None}  # a section without keys has its defaults
+    data.setdefault("name", _run_name(path.stem))
     if profile is not None:
         data = resolve_recipe_paths(data, profile)
     return parse_recipe(data, where=str(source if path.parent == RECIPES else path))
@@ -74,7 +85,7 @@ def recipe_file(source: str | Path) -> Path:
         path = RECIPES / f"{source}.yaml"
     if not path.is_file():
         problem = "is a folder, not a file" if path.is_dir() else "no such file"
-        near = difflib.get_close_matches(str(source), shipped_recipes(), n=1)
+        near = difflib.get_close_matches(str(source), shipped_recipes(), n=1, cutoff=NEAR)
         hint = f"did you mean {near[0]}? " if near else ""
         raise RecipeError(f"recipe {source}: {problem}; {hint}shipped recipes: {', '.join(shipped_recipes())}")
     return path
@@ -135,7 +146,8 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         if value[:1] in ("“", "”", "‘", "’"):
             raise RecipeError(f"--set {pair}: the value begins with a typographic quotation mark; type ' or \"")
         try:
-            parsed = _number(yaml.safe_load(value))
+            parsed = yaml.load(value, _UniqueKeyLoader)
+            parsed = parsed if value.strip()[:1] in ("'", '"') else _number(parsed)
         except yaml.YAMLError as error:
             raise RecipeError(f"--set {pair}: the value is not YAML: {' '.join(str(error).split())}") from None
         if isinstance(parsed, dict) and (
@@ -179,6 +191,8 @@ def _set(data: Any, dotted: str, value: Any) -> None:
         return
     if parents:
         _drop_keys_of_other_types(here, parents[-1], last, value)
+    if dotted == "evaluate.sets" and isinstance(during := here.get("during"), dict):
+        during.pop("sets", None)  # it names the sets that are replaced
     here[last] = value
 
 

@@ -215,7 +215,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         writer.write_vocabulary(vocabulary(tokenizer))
         engines, tools = await session.engines(model_dir), await session.tools()
         environments = await session.environments()
-        context = await session.context(tokenizer)
+        context = await session.context(tokenizer, in_training=True)
 
         async def evaluate_step(step: int) -> HeldOut:
             def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
@@ -302,26 +302,29 @@ async def evaluate_sets(
     *,
     parent: str,
     step: int,
-    final: bool = False,
+    model: str | None = None,
 ) -> HeldOut:
     """Evaluate the recipe's sets with the weights that the engines hold after `step` of run `parent`.
 
-    rollouts_of: (problems, run id) -> generator of the rollouts, for `store_evaluation`. final: whether these are the
-    weights at the end of the training.
+    rollouts_of: (problems, run id) -> generator of the rollouts, for `store_evaluation`. model: name of the model that the
+    weights are, such as `sft`, `rl-one` (after stage one) or `rl`, which is evaluated with `evaluate`; None: an evaluation during
+    the training, with `evaluate.during`.
 
     Returns pass1, low, high and response_tokens of each set; low and high are absent for a set of one problem. The
-    rollouts are stored as run `<recipe>-<set>-step<step>`, or `<recipe>-<set>-rl` at the end. If an earlier attempt was
+    rollouts are stored as run `<recipe>-<set>-step<step>`, or `<recipe>-<set>-<model>`. If an earlier attempt was
     interrupted, all rollouts are generated again, because its weights may differ.
     """
     results: dict[str, dict[str, float]] = {}
-    for name, problems in session.held_out.items():
-        suffix = f"{name}-rl" if final else f"{name}-step{step:06d}"
+    settings = session.recipe.evaluate if model else session.recipe.evaluate.in_training()
+    for name in settings.sets:
+        problems = session.held_out[name]
+        suffix = f"{name}-{model}" if model else f"{name}-step{step:06d}"
         with open_run(session, suffix, "evaluate", (), parent={"run": parent, "step": step}) as writer:
             writer.cut(0)
             result = await store_evaluation(
                 problems,
                 rollouts_of(problems, writer.run_dir.name),
-                samples=session.recipe.evaluate.samples,
+                samples=settings.samples,
                 writer=writer,
                 seed=session.recipe.seed,
             )

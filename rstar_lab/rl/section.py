@@ -25,6 +25,7 @@ class Section(BaseModel):
     )
 
 
+NEAR = 0.75  # similarity of a name that is suggested: a wrong suggestion is worse than none
 USER_FUNCTION = "own"  # tag of the member of a union that a `module:function` of the user selects
 
 Positive = Annotated[int, Field(gt=0)]
@@ -98,7 +99,7 @@ class ByType:
                 return value
             choice = ", ".join(names) + (" or a module:function" if USER_FUNCTION in members else "")
             text = f"{name!r} is not one of {choice}" if self.key in value else f"required: one of {choice}"
-            if near := difflib.get_close_matches(str(name), names, n=1, cutoff=0.5):
+            if near := difflib.get_close_matches(str(name), names, n=1, cutoff=NEAR):
                 text += f"; did you mean {near[0]}?"
             raise PydanticCustomError("by_type", "{text}", {"text": text, "key": self.key})
 

@@ -105,14 +105,19 @@ class RunSession:
             self._environments = make_environments(self.recipe.rl, loaded, tools, self.run_programs)
         return self._environments
 
-    async def context(self, tokenizer: Any, rl: RlSection | None = None) -> RolloutContext:
-        """Return the context of training rollouts with the keys `rl`; None: of evaluation rollouts."""
+    async def context(
+        self, tokenizer: Any, rl: RlSection | None = None, *, in_training: bool = False
+    ) -> RolloutContext:
+        """Return the context of training rollouts with the keys `rl`; None: of evaluation rollouts, of those `in_training` or of
+        the others."""
         tools = await self.tools()
         codec = Codec(tokenizer, tools, self.recipe.rl.prompt_style)
         if self._starting is not None:
             (await asyncio.shield(self._starting)).probe = codec.prompt_ids(PROBE)
         if rl is None:
-            context = RolloutContext.for_evaluation(codec, tools, self.reward, self.recipe)
+            evaluate = self.recipe.evaluate
+            settings = evaluate.in_training() if in_training else evaluate
+            context = RolloutContext.for_evaluation(codec, tools, self.reward, self.recipe, settings)
         else:
             context = RolloutContext.for_training(codec, tools, self.reward, rl)
         return context.with_environments(await self.environments())
@@ -170,7 +175,8 @@ class RunSession:
     def max_sequence_tokens(self, model_dir: Path) -> int:
         """Return the maximum tokens of prompt and response together in any stage or evaluation; at most the model's context."""
         responses = [self.recipe.settings(stage).limits.max_response_tokens for stage in self.recipe.stages]
-        responses.append(self.recipe.evaluate.max_response_tokens)
+        evaluate = self.recipe.evaluate
+        responses += [evaluate.max_response_tokens, evaluate.in_training().max_response_tokens]
         path = model_dir / "config.json"  # for a served model, the folder may contain only the tokenizer
         config = json.loads(path.read_text()) if path.exists() else {}
         return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)

@@ -171,7 +171,7 @@ def test_frontier_has_a_point_per_evaluation_over_the_tokens_so_far(evaluated, f
     assert per_run.tokens.iloc[0] > 1000, "generated and trained tokens"
     for trace in figure.data:
         assert len(trace.x) == len(trace.y)
-    with pytest.raises(RunStoreError, match=r"set evaluate\.every"):
+    with pytest.raises(RunStoreError, match=r"set evaluate\.during\.every"):
         plot_frontier(ablation_sums(open_runs(folder)))
 
 

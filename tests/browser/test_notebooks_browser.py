@@ -31,7 +31,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "arms": {"GRPO": {"rl.method.roc.rule": "none"}, "RoC (paper)": {"rl.method.roc.rule": "paper"}},
         "seeds": [0, 1],
         "steps": 2,
-        "overrides": SMALL | {"evaluate.every": 1, "evaluate.sets.held_out.synthetic.count": 8},
+        "overrides": SMALL | {"evaluate.during.every": 1, "evaluate.sets.held_out.synthetic.count": 8},
     },
     "09_cluster": {"overrides": SMALL | {"name": "small", "stages.0.steps": 1, "evaluate.sets": {}}},
     "10_recipe": {"overrides": SMALL | STAGES | {"evaluate.samples": 1}},

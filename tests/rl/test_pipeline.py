@@ -16,7 +16,7 @@ from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import local_rollouts
 from rstar_lab.rl.models.model import attention_implementation
 from rstar_lab.rl.overrides import parse_recipe
-from rstar_lab.rl.recipe import EngineSection
+from rstar_lab.rl.recipe import DuringSection, EngineSection
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession, device
@@ -69,7 +69,12 @@ async def test_sft_of_a_given_model_resumes_without_a_link_to_it(tmp_path, monke
 
 
 async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
-    evaluate = {"sets": {"held": {"synthetic": {"count": 1}}}, "samples": 4, "every": 2, "max_response_tokens": 200}
+    evaluate = {
+        "sets": {"held": {"synthetic": {"count": 1}}},
+        "samples": 4,
+        "during": {"every": 2},
+        "max_response_tokens": 200,
+    }
     recipe = parse_recipe({"name": "r", "model": "tiny", "runs": str(tmp_path), "evaluate": evaluate})
     session = RunSession(recipe, Reporter(True))
     session.held_out = {"held": [problem("easy", 1.0), problem("mixed", 0.5)]}
@@ -96,7 +101,7 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
 async def test_the_trainer_evaluates_every_n_steps(tmp_path):
     class Evaluating(Trainer):
         def __init__(self, recipe, **options):
-            every = recipe.evaluate.model_copy(update={"every": 2})
+            every = recipe.evaluate.model_copy(update={"during": DuringSection(every=2)})
             super().__init__(recipe.model_copy(update={"evaluate": every}), **options)
             self.evaluate = self.count
 

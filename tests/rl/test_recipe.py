@@ -31,7 +31,7 @@ def test_shipped_recipes_load_by_path_and_by_name(path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rl.clip_lo=0.1", "rl.clip_lo: unknown key; did you mean method.clip_low"),
+        ("rl.clip_lo=0.1", "rl.clip_lo: unknown key; did you mean rl.method.clip_low"),
         ("stages.0.step=3", "stages.0.step: unknown key; did you mean steps"),
         ("enginee.count=1", "enginee: unknown key; did you mean engine"),
         ("rl.lr=fast", "rl.lr: .*number"),
@@ -137,7 +137,7 @@ SCRIPT = {  # keys of the release's script, each with what its error must name
     "actor_rollout_ref.rollout.n": r"rl\.method\.roc\.oversample",
     "actor_rollout_ref.rollout.name": "SGLang is not supported",
     "actor_rollout_ref.rollout.val_kwargs.n": r"evaluate\.samples",
-    "trainer.test_freq": r"evaluate\.every",
+    "trainer.test_freq": r"evaluate\.during\.every",
     "trainer.critic_warmup": "no critic",
     "trainer.balance_batch": "no counterpart",
     "rl.down_sample_to_n": r"set rl\.group_size",
@@ -153,8 +153,8 @@ def test_names_of_the_release_name_the_recipe_key(key):
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("++trainer.test_freq", r"set evaluate\.every"),
-        ("~trainer.test_freq", r"set evaluate\.every"),
+        ("++trainer.test_freq", r"set evaluate\.during\.every"),
+        ("~trainer.test_freq", r"set evaluate\.during\.every"),
         ("optim.lr", r"set rl\.lr"),
         ("ref.fsdp_config.param_offload", r"parallelism\.offload_params"),
         ("model.path", "set model"),

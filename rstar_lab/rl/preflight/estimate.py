@@ -371,8 +371,8 @@ class OtherTime:
 def other_time(recipe: Recipe, trainer: str, costs: Costs) -> OtherTime:
     """Estimate SFT, difficulty filters and evaluations.
 
-    Filter: `samples` rollouts of each problem. Evaluation: `samples` rollouts of each problem of all sets, every
-    `evaluate.every` steps and after the last step; the local trainer also evaluates the model before RL and after each stage.
+    Filter: `samples` rollouts of each problem. Evaluation: `samples` rollouts of each problem of all sets, of the model before RL and
+    after each stage; the local trainer also evaluates the model before SFT. `evaluate.during` is counted apart.
     """
     seconds: dict[str, float] = {}
     missing: list[str] = []
@@ -395,14 +395,16 @@ def other_time(recipe: Recipe, trainer: str, costs: Costs) -> OtherTime:
             problems = sum(count(section, part) for section in recipe.stage_problems(stage))
             if problems:
                 seconds[part] = costs.generate(problems * stage.filter.samples, limit)
-    evaluate = recipe.evaluate
-    sizes = [count(section, f"evaluation of {name}", SET_SIZES.get(name, 0)) for name, section in evaluate.sets.items()]
-    if sum(sizes):
-        steps = sum(stage.steps for stage in recipe.stages)
-        times = 1 + (steps // evaluate.every if evaluate.every else 0)
-        times += len(recipe.stages) if trainer == "local" else 0
-        one = costs.generate(sum(sizes) * evaluate.samples, evaluate.max_response_tokens)
-        seconds[f"evaluation ({times} times)"] = times * one
+    steps, every = sum(stage.steps for stage in recipe.stages), recipe.evaluate.during.every
+    models = 1 + len(recipe.stages) + (trainer == "local" and recipe.sft is not None)
+    parts = [("evaluation", models, recipe.evaluate)]
+    parts += [("evaluation during RL", steps // every, recipe.evaluate.in_training())] if every else []
+    for part, times, evaluate in parts:
+        sizes = [
+            count(section, f"evaluation of {name}", SET_SIZES.get(name, 0)) for name, section in evaluate.sets.items()
+        ]
+        one = costs.generate(sum(sizes) * evaluate.samples, evaluate.max_response_tokens) if sum(sizes) else 0.0
+        seconds[f"{part} ({times} times)"] = times * one
     return OtherTime({part: value for part, value in seconds.items() if value}, list(dict.fromkeys(missing)))
 
 

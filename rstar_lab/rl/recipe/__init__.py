@@ -17,12 +17,12 @@ from rstar_lab.rl.recipe.rl import (
     Sync,
     UserCorrectionSection,
 )
-from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
+from rstar_lab.rl.recipe.services import DuringSection, EngineSection, EvaluateSection, SandboxSection
 from rstar_lab.rl.recipe.sft import SftConfig, SftSection
 from rstar_lab.rl.section import RecipeError, Section
 
 __all__ = [
-    "CODE_TOOLS", "Async", "DifficultyFilter", "EngineSection", "EnvironmentEntry", "EvaluateSection", "HandOff",
+    "CODE_TOOLS", "Async", "DifficultyFilter", "DuringSection", "EngineSection", "EnvironmentEntry", "EvaluateSection", "HandOff",
     "LimitsSection", "MixEntry", "ModelPrompt", "NoCorrection", "OneStepOff", "PaperPrompt",
     "Problems", "RatioCorrection", "Recipe", "RecipeError", "ReleasedPrompt", "RlSection", "SandboxSection",
     "Section", "SftConfig", "SftSection", "Stage", "Sync", "Synthetic", "UserCorrectionSection",

@@ -2,13 +2,15 @@
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
 from rstar_lab.rl.problems import FIELDS
 from rstar_lab.rl.recipe.rl import RlSection
-from rstar_lab.rl.section import ByType, Section
+from rstar_lab.rl.recipe.synonyms import synonym_line
+from rstar_lab.rl.section import NEAR, ByType, Section
 
 PAGE = "docs/coming-from-rstar.md"
 ROOTS = (
@@ -101,7 +103,7 @@ RELEASE_KEYS = {
     "total_training_steps": "set stages.0.steps",
     "total_epochs": "set stages.0.steps",
     "save_freq": "set rl.checkpoint_every",
-    "test_freq": "set evaluate.every",
+    "test_freq": "set evaluate.during.every",
     "val_before_train": "leave it out: `rstar-lab run` evaluates the model before RL",
     "val_only": "run `rstar-lab evaluate`",
     "critic_warmup": "leave it out: there is no critic",
@@ -169,6 +171,7 @@ def _line(item: Any, root: type[Section], stage: type[Section] | None) -> str:
     key = ".".join((*place.parts, *filter(None, (item.get("ctx", {}).get("key"),))))
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] != "extra_forbidden":
+        message += _remedy(item, place)
         return f"{key}: {message}" if key else message
     name = place.parts[-1]
     if owners := [kind for kind, other in place.others.items() if name in other.model_fields]:
@@ -179,12 +182,28 @@ def _line(item: Any, root: type[Section], stage: type[Section] | None) -> str:
     keys = {known: known for known in (place.section.model_fields if place.section else FIELDS)}
     if place.section in (RlSection, stage):
         keys |= _keys_inside(RlSection) | {known: known for known in RlSection.model_fields}
-    near = [keys[found] for found in difflib.get_close_matches(name, keys, n=1, cutoff=0.5)]
-    ours = name not in RELEASE_KEYS and difflib.get_close_matches(name, keys, n=1, cutoff=0.8)
-    if name not in root.model_fields and not ours and all(lines := [release_line(leaf) for leaf in unset]):
+    near = [keys[found] for found in difflib.get_close_matches(name, keys, n=1, cutoff=NEAR)]
+    if name not in keys and (line := synonym_line(key)):
+        return line
+    if (
+        name not in root.model_fields
+        and (name in RELEASE_KEYS or not near)
+        and all(lines := [release_line(leaf) for leaf in unset])
+    ):
         return "; ".join(filter(None, lines))
     text = f"{key}: unknown key" + (f" of {place.kind}" if place.kind else "")
-    return text + (f"; did you mean {near[0]}?" if near else "")
+    parent = f"{key.removesuffix(name)}" if near and "." in near[0] else ""
+    return text + (f"; did you mean {parent}{near[0]}?" if near else "")
+
+
+def _remedy(item: Any, place: "_Place") -> str:
+    """Return how to write a value of the wrong kind; empty if the message says enough."""
+    value = item["input"]
+    if item["type"] == "string_type" and isinstance(value, int | float | date):
+        return f'; write it in quotes, as "{value}" (with --set: \'{place.parts[-1]}="{value}"\')'
+    if item["type"] in ("model_type", "dict_type") and place.below:
+        return f"; give its keys, as in {{{next(iter(place.below.model_fields))}: VALUE}}"
+    return ""
 
 
 def _keys_inside(section: type[Section]) -> dict[str, str]:
@@ -209,6 +228,7 @@ class _Place:
         self.parts: list[str] = []
         self.section: type[Section] | None = root
         self.kind, self.others = "", dict[str, type[Section]]()
+        self.below: type[Section] | None = None  # the section that the value should be
         annotation: Any = root
         for part in location:
             annotation, by_type = _bare(annotation)
@@ -233,6 +253,8 @@ class _Place:
                 annotation = get_args(annotation)[0 if get_origin(annotation) is tuple else 1]
             else:
                 annotation, self.section = None, None
+        below = _bare(annotation)[0]
+        self.below = below if isinstance(below, type) and issubclass(below, Section) else None
 
 
 def _bare(annotation: Any) -> tuple[Any, ByType | None]:

@@ -172,7 +172,7 @@ class OpenPrompt(Section):
 
 
 class PaperPrompt(OpenPrompt):
-    """Prompts as the paper describes them."""
+    """Prompts in the format that the paper describes (section 2). The sentences are ours; those of the release: `released`."""
 
     format: Literal["paper"] = "paper"
     """Name of the format."""

@@ -94,14 +94,32 @@ class SandboxSection(Section):
         return self
 
 
+class DuringSection(Section):
+    """Evaluation during RL. A key without a value has that of `evaluate`."""
+
+    every: NotNegative = 0
+    """Evaluate every this many RL steps. The results are the metrics `eval/<set>/pass1`; the rollouts are separate runs. 0: never."""
+    sets: tuple[str, ...] = ()
+    """Names of the sets of `evaluate.sets`. Default: all."""
+    samples: Positive | None = None
+    """Rollouts per problem."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus sampling threshold."""
+    max_turns: Positive | None = None
+    """Maximum model turns of a rollout."""
+    max_response_tokens: Positive | None = None
+    """Maximum tokens of a response."""
+
+
 class EvaluateSection(Section):
     """Evaluation: problem sets and how they are sampled."""
 
     sets: dict[str, Problems] = Field({})
     """Problem sets by name. `rstar-lab run` evaluates all models on each; training never sees their problems."""
-    every: NotNegative = 0
-    """Evaluate `sets` every this many RL steps. The results are the metrics `eval/<set>/pass1`; the rollouts are separate
-    runs. 0: none during RL."""
+    during: DuringSection = DuringSection()
+    """Evaluation during RL, with settings of its own."""
     samples: Positive = 16
     """Rollouts per problem. Default: paper, section 5."""
     temperature: float = Field(0.6, ge=0)
@@ -119,3 +137,15 @@ class EvaluateSection(Section):
         if wrong := [name for name in sets if not re.fullmatch(r"[A-Za-z0-9._-]+", name)]:
             raise ValueError(f"{wrong[0]!r} is a part of run ids: use letters, digits, '.', '_' and '-'")
         return sets
+
+    @model_validator(mode="after")
+    def _check_during(self) -> "EvaluateSection":
+        if unknown := [name for name in self.during.sets if name not in self.sets]:
+            raise ValueError(f"during.sets: {unknown[0]} is not one of sets: {', '.join(self.sets) or 'none'}")
+        return self
+
+    def in_training(self) -> "EvaluateSection":
+        """Return the settings of the evaluations during RL."""
+        changes = self.during.model_dump(exclude={"every", "sets"}, exclude_none=True)
+        sets = {name: section for name, section in self.sets.items() if name in (self.during.sets or self.sets)}
+        return self.model_copy(update={**changes, "sets": sets})

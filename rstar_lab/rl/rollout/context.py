@@ -9,7 +9,7 @@ from rstar_lab.rl.environments.episode import Episode, MathsEpisode
 from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import Recipe, RlSection
+from rstar_lab.rl.recipe import EvaluateSection, Recipe, RlSection
 from rstar_lab.rl.renderers.base import TruncateSide
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.tools.base import ForkableTool, ForkFailed, Tool
@@ -132,10 +132,15 @@ class RolloutContext:
 
     @classmethod
     def for_evaluation(
-        cls, codec: Codec, tools: Mapping[str, Tool], reward: Callable[[str, str], float], recipe: Recipe
+        cls,
+        codec: Codec,
+        tools: Mapping[str, Tool],
+        reward: Callable[[str, str], float],
+        recipe: Recipe,
+        settings: EvaluateSection | None = None,
     ) -> Self:
-        """Return the context of the evaluation rollouts of a recipe."""
-        settings = recipe.evaluate
+        """Return the context of the evaluation rollouts of a recipe. settings: default: `evaluate` of the recipe."""
+        settings = settings or recipe.evaluate
         limits = RolloutLimits(
             settings.max_response_tokens,
             settings.max_turns,

@@ -120,7 +120,7 @@ class Trainer:
     ):
         """model: the model with which the first stage starts, on its device. problems: problems of each stage, by its
         name.
-        helpers: processes that share the updates. evaluate: called every `evaluate.every` steps.
+        helpers: processes that share the updates. evaluate: called every `evaluate.during.every` steps.
         environments: entries of `rl.environments`, by name. teacher: scores
         the rollouts of methods that need one. older: engine with an older policy, see `MethodHooks.slots`."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
@@ -144,7 +144,8 @@ class Trainer:
         busy_s = self.engines.clock.seconds()
         driver = TrainerStep(self, stage, rl, pool, number)
         step = await run_step(driver, timer)
-        if self.evaluate and self.recipe.evaluate.every and number % self.recipe.evaluate.every == 0:
+        every = self.recipe.evaluate.during.every
+        if self.evaluate and every and number % every == 0:
             with timer("evaluate_s"):
                 step = replace(step, held_out=await self.evaluate_weights(self.evaluate, number))
         self.state.add_rollouts(step.sampled.trajectories, rl)

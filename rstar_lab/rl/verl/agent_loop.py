@@ -98,7 +98,7 @@ class WorkerState:
 
     settings: Settings
     context: RolloutContext
-    evaluation: RolloutContext
+    evaluations: Mapping[str, RolloutContext]  # by the sampling of `OversamplingManager.generate_evaluation`
     transcripts: Any
     groups: Groups = field(default_factory=Groups)
 
@@ -123,10 +123,16 @@ class WorkerState:
             Codec(tokenizer, tools, keys.prompt_style),
             make_reward(keys.reward, keys.answer, keys.reward_timeout_s, run),
         )
+        evaluate = settings.recipe.evaluate
         return cls(
             settings,
             RolloutContext.for_training(codec, tools, reward, keys).with_environments(environments),
-            RolloutContext.for_evaluation(codec, tools, reward, settings.recipe).with_environments(environments),
+            {
+                kind: RolloutContext.for_evaluation(codec, tools, reward, settings.recipe, found).with_environments(
+                    environments
+                )
+                for kind, found in (("during", evaluate.in_training()), ("model", evaluate))
+            },
             find_writer(settings.run),
         )
 
@@ -166,7 +172,7 @@ class RstarAgentLoop(AgentLoopBase):
         worker = await _worker_state
         problem, sample, seed = Problem(**kwargs["problem"]), int(kwargs["session_id"]), worker.settings.recipe.seed
         if run := kwargs.get("evaluation"):
-            context = worker.context if kwargs["training"] else worker.evaluation
+            context = worker.evaluations.get(kwargs["sampling"], worker.context)
             task, group_size = evaluation_task(problem, run=run, sample=sample, seed=seed), int(kwargs["samples"])
         else:
             step, group = int(kwargs["group_step"]), int(kwargs["group"])

@@ -44,8 +44,8 @@ FIXED_KEYS = {
     "actor_rollout_ref.actor.clip_ratio": "set rl.method.clip_low and rl.method.clip_high",
     "actor_rollout_ref.actor.kl_loss": "set rl.method.kl_coefficient",
     "actor_rollout_ref.actor.entropy_coeff": "the loss of rstar_lab has no entropy term",
-    "trainer.test_freq": "verl would validate on training problems: set evaluate.every",
-    "trainer.val": "rstar_lab evaluates the sets of the recipe: set evaluate.every",
+    "trainer.test_freq": "verl would validate on training problems: set evaluate.during.every",
+    "trainer.val": "rstar_lab evaluates the sets of the recipe: set evaluate.during.every",
     "trainer.default_local_dir": "checkpoints belong to the run: set --runs-dir",
     "trainer.resume_mode": "a run always resumes from its checkpoint: use --set name=... for another run",
 }
@@ -79,7 +79,8 @@ def overrides(
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.limits.max_response_tokens
     evaluate = settings.recipe.evaluate
-    evaluated = MAX_PROMPT_TOKENS + (evaluate.max_response_tokens if evaluate.sets else 0)
+    most = max(evaluate.max_response_tokens, evaluate.in_training().max_response_tokens)
+    evaluated = MAX_PROMPT_TOKENS + (most if evaluate.sets else 0)
     tokens = tokens_per_gpu(profile, longest)
     is_async = keys.schedule.type == "async"
     groups = max(keys.problems_per_step, keys.asynchronous.groups(keys.problems_per_step) if is_async else 0)

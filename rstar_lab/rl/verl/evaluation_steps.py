@@ -21,6 +21,7 @@ from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.sampler import RocReplayBuffer, RocReplayBufferAsync, fetch_rollouts
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.watchdog import Watchdog
+from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
 PARTITION = "val"  # of the transfer queue
@@ -37,12 +38,12 @@ class ServerRollouts:
         self.manager, self.buffer, self.window = manager, buffer, window
 
     def generator(
-        self, run: str, *, step: int, training: bool, on_progress: Callable[[], None] = lambda: None
+        self, run: str, *, step: int, sampling: str, on_progress: Callable[[], None] = lambda: None
     ) -> Generate:
         """Return the generator of the rollouts of run `run`, for `store_evaluation`.
 
-        step: training step whose weights the servers hold. training: sample with the settings of the stage, not those of
-        `evaluate`. on_progress: called whenever rollouts have finished.
+        step: training step whose weights the servers hold. sampling: settings of the rollouts: `stage`, `during`
+        (evaluate.during) or `model` (evaluate). on_progress: called whenever rollouts have finished.
         """
 
         async def generate(chunks: Sequence[list[RolloutTask]]) -> AsyncGenerator[list[Trajectory]]:
@@ -58,7 +59,7 @@ class ServerRollouts:
             for tasks in chunks:
                 while not all(task.traj_id in found for task in tasks):
                     if new := [waiting.popleft() for _ in range(min(most - in_flight, len(waiting)))]:
-                        self.manager.generate_evaluation(new, run=run, samples=samples, step=step, training=training)
+                        self.manager.generate_evaluation(new, run=run, samples=samples, step=step, sampling=sampling)
                         in_flight += len(new)
                     count = min(part, in_flight)
                     trajectories = await asyncio.to_thread(self._take, count, step)
@@ -89,7 +90,7 @@ def filter_stage(settings: Settings, rollouts: ServerRollouts, *, on_progress: C
     if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():
         return
     run = filter_run(settings.run, stage.name)
-    generate = rollouts.generator(run, step=step, training=True, on_progress=on_progress)
+    generate = rollouts.generator(run, step=step, sampling="stage", on_progress=on_progress)
     asyncio.run(
         filter_problems(
             settings.problems, stage.filter, generate,
@@ -130,25 +131,33 @@ class EvaluationSteps:
         filter_stage(self.settings, self.other_rollouts, on_progress=partial(self.watchdog.enter, "filter", step))
         self.watchdog.leave()
 
-    def _evaluate(self, *, final: bool) -> HeldOut:
-        """Evaluate the recipe's sets with the weights after this step; see `evaluate_sets`.
+    def _begin_stage(self) -> None:
+        """Run the filter of the stage, and before the first step evaluate the model that RL starts from."""
+        if self.global_steps == 0 and self.settings.first_step == 1:
+            self._evaluate_served("sft" if self.settings.recipe.sft else "base")
+        self._filter_stage()
 
-        final: whether these are the weights at the end of the training.
-        """
+    def _evaluate(self, model: str | None = None) -> HeldOut:
+        """Evaluate the recipe's sets with the weights after this step. model: see `evaluate_sets`."""
         if not self.session.held_out:
             return {}
         self.watchdog.enter("evaluation", self.global_steps)
         self._begin_evaluation()
-
-        def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
-            on_progress = partial(self.watchdog.enter, "evaluation", self.global_steps)
-            return self.other_rollouts.generator(run, step=self.global_steps, training=False, on_progress=on_progress)
-
-        held_out = asyncio.run(
-            evaluate_sets(
-                self.session, rollouts_of, parent=self.writer.run_dir.name, step=self.global_steps, final=final
-            )
-        )
+        held_out = self._evaluate_served(model)
         self._end_evaluation()
         self.watchdog.enter("update", self.global_steps)
         return held_out
+
+    def _evaluate_served(self, model: str | None) -> HeldOut:
+        """Evaluate the weights that the servers hold. A model that is evaluated already is not evaluated again."""
+        session, step = self.session, self.global_steps
+        runs = [session.runs_dir / session.run_id(f"{name}-{model}") for name in session.held_out]
+        if model and all((run / "run.json").exists() and RunReader(run).status == "finished" for run in runs):
+            return {}
+
+        def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
+            on_progress = partial(self.watchdog.enter, "evaluation", step)
+            sampling = "model" if model else "during"
+            return self.other_rollouts.generator(run, step=step, sampling=sampling, on_progress=on_progress)
+
+        return asyncio.run(evaluate_sets(session, rollouts_of, parent=self.writer.run_dir.name, step=step, model=model))

@@ -90,12 +90,12 @@ class OversamplingManager(AgentLoopManagerTQ):
         ray.get(self.llm_client.scheduler.begin_step.remote(rollouts))
 
     def generate_evaluation(
-        self, problems: Sequence[Problem], *, run: str, samples: int, step: int, training: bool
+        self, problems: Sequence[Problem], *, run: str, samples: int, step: int, sampling: str
     ) -> None:
         """Roll out problems outside of a step, `samples` times each, into partition "val" of the transfer queue.
 
         run: id of the run that stores the rollouts, which their traj_ids contain. step: training step whose weights the
-        servers hold. training: sample with the settings of the stage, not those of `evaluate`.
+        servers hold. sampling: settings of the rollouts: `stage`, `during` (evaluate.during) or `model` (evaluate).
         """
         count = len(problems)
         uids = [str(uuid4()) for _ in problems]
@@ -105,7 +105,7 @@ class OversamplingManager(AgentLoopManagerTQ):
         )
         tensordict_utils.assign_non_tensor_stack(prompts, "problem", [problem.model_dump() for problem in problems])
         for name, value in (
-            ("global_steps", step), ("validate", True), ("evaluation", run), ("training", training), ("samples", samples),
+            ("global_steps", step), ("validate", True), ("evaluation", run), ("sampling", sampling), ("samples", samples),
             ("__rollout_n__", samples),
         ):  # fmt: skip
             tensordict_utils.assign_non_tensor_data(prompts, name, value)

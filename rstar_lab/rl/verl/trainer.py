@@ -320,14 +320,14 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         step, state, rl = self.replay_buffer.last, self.state, self.settings.rl
         self.agent_loop_manager.close_groups(step.trajectories + step.dropped_trajectories)
         state.add_rollouts(step.trajectories, rl)
-        every = self.settings.recipe.evaluate.every
-        held_out: HeldOut = self._evaluate(final=False) if every and self.global_steps % every == 0 else {}
+        every = self.settings.recipe.evaluate.during.every
+        held_out: HeldOut = self._evaluate() if every and self.global_steps % every == 0 else {}
         # Before verl writes the checkpoint: a run resumed from it must find the step in the store.
         self._write_step(step, metrics, timing_raw, held_out)
         state.step, state.stage_step = self.global_steps, state.stage_step + 1
         state.finished = self.over and self.settings.is_last
-        if state.finished:
-            self._evaluate(final=True)
+        if self.over:
+            self._evaluate("rl" if state.finished else f"rl-{self.settings.stage.name}")
         return batch
 
     def _buffered(self, step: StepSelection) -> BufferedGroups | None:
@@ -388,7 +388,7 @@ class RstarTrainer(RecipeTrainer, PPOTrainerSync):
     """The trainer of mode sync."""
 
     def on_train_begin(self) -> None:
-        self._filter_stage()
+        self._begin_stage()
 
     def _begin_evaluation(self) -> None:
         self.checkpoint_manager.update_weights(self.global_steps)  # wakes the servers
@@ -424,7 +424,7 @@ class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
     replay_buffer: RocReplayBufferAsync
 
     def on_train_begin(self) -> None:
-        self._filter_stage()
+        self._begin_stage()
         keys = self.settings.rl
         self.groups_left = (self.settings.stage.steps - self.state.stage_step) * keys.problems_per_step
         self.replay_buffer.versions = self.versions

@@ -171,7 +171,7 @@ def test_a_laptop_says_what_fits_and_how_long(tmp_path):
     (stage,) = numbers["stages"]
     assert "SFT " in duration and stage["steps"] == 10 and 0 < 10 * stage["step_s"] < numbers["hours"] * 3600
     filtered = data["stages"][0] | {"filter": {"samples": 4}}
-    evaluate = {"sets": {"held": {"synthetic": {"count": 20}}}, "samples": 2, "every": 5}
+    evaluate = {"sets": {"held": {"synthetic": {"count": 20}}}, "samples": 2, "during": {"every": 5}}
     parts = checks(stages=[filtered], evaluate=evaluate)[1][1]["parts_h"]
     assert parts["filter of stage a"] > 0 and parts["evaluation (4 times)"] > 0
     with pytest.raises(Warn, match=r"does not fit; set engine\.count=1, processes=1"):
@@ -186,7 +186,7 @@ def test_the_time_of_a_job_includes_sft_filters_and_evaluations(tmp_path):
     file = tmp_path / "42k.jsonl"
     file.write_text("".join(f'{{"question": "q{i}", "answer": "1"}}\n' for i in range(600)))
     changes = {f"stages.{number}.problems.file": str(file) for number in range(3)}
-    recipe = load_recipe("qwen3_14b_mi300x", {**changes, "evaluate.every": 100})
+    recipe = load_recipe("qwen3_14b_mi300x", {**changes, "evaluate.during.every": 100})
     found = estimate.other_time(recipe, "verl", estimate.gpu_costs(model, recipe, profile))
     conversations = sum(entry.count for entry in recipe.sft.conversations)
     seconds = 4 * model.forward_flops(600, 600) * 3 * conversations / (64 * profile.hardware.bf16_tflops * 1e12)

@@ -220,7 +220,7 @@ KEYS = {
     "reward": "slow_engine:reward",
 }  # fmt: skip
 EVALUATE = {
-    "sets": {"held": {"synthetic": {"count": 2, "seed": 9}}}, "every": 3, "samples": 1, "max_response_tokens": 64,
+    "sets": {"held": {"synthetic": {"count": 2, "seed": 9}}}, "during": {"every": 3}, "samples": 1, "max_response_tokens": 64,
 }  # fmt: skip
 SLOW = "verl.+actor_rollout_ref.rollout.engine_kwargs.rstar={factory: 'slow_engine:serve'}"
 

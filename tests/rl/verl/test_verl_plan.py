@@ -209,8 +209,8 @@ def test_mode_async_selects_verls_asynchronous_trainer_and_fixes_its_keys(tmp_pa
     assert found["trainer.v1.sampler.custom_sampler.name"] == "RocReplayBufferAsync"
     assert found["data.gen_batch_size"] == 1, "groups start one by one"
     for key, words in (
-        ("trainer.test_freq", r"set evaluate\.every"),
-        ("trainer.val_before_train", r"set evaluate\.every"),
+        ("trainer.test_freq", r"set evaluate\.during\.every"),
+        ("trainer.val_before_train", r"set evaluate\.during\.every"),
         ("actor_rollout_ref.rollout.name", "SGLang is not supported"),
         ("actor_rollout_ref.rollout.n", r"rl\.group_size"),
         ("actor_rollout_ref.actor.entropy_coeff", "no entropy term"),

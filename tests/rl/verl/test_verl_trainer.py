@@ -33,7 +33,7 @@ OPTIONS = {
 }  # fmt: skip
 
 EVALUATE = {
-    "sets": {"held": {"synthetic": {"count": 3, "seed": 9}}}, "every": 2, "samples": 2, "max_response_tokens": 700,
+    "sets": {"held": {"synthetic": {"count": 3, "seed": 9}}}, "during": {"every": 2}, "samples": 2, "max_response_tokens": 700,
 }  # fmt: skip
 
 
