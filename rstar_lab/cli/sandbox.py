@@ -85,14 +85,10 @@ def serve(
         bool,
         typer.Option(
             "--token/--no-token",
-            help="Without a token and tenants: make one and store it in a file where SandboxClient finds it. "
+            help="Without a token: make one and store it in a file where SandboxClient finds it. "
             "--no-token: serve every user of this machine.",
         ),
     ] = True,
-    tenants: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="TOML file: a table per tenant with its token and quotas."),
-    ] = None,
     drain_s: Drain = 30.0,
     strict: Strict = False,
     redis_tls: RedisTls = False,
@@ -112,10 +108,9 @@ def serve(
     from rstar_lab.sandbox.serve import ServeOptions, run_server
 
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None
-    own = bool(token or tenants)
     run_server(
         ServeOptions(**options, token=token),
-        lambda ready: print_result(as_json, ready, _ready_text(ready, token_file, own=own)),
+        lambda ready: print_result(as_json, ready, _ready_text(ready, token_file, own=bool(token))),
     )
 
 

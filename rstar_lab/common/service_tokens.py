@@ -3,24 +3,25 @@
 Other users of a machine can connect to its loopback addresses. So a service without a configured token makes one and stores it in a
 file that only its user can read; clients of this user look there. The name of the file is that of the host and the port. The service
 holds a lock on the file, so that the file of a service that was killed is not used, and the next service removes it.
+
+A client of `localhost` may connect to ::1 although the service listens on 127.0.0.1. So the service also holds the port of the other
+address. If another process has that port already, only clients that name the address of the service find the token.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import socket
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rstar_lab.common.errors import UserError
 
-LISTENERS_S = 10.0
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -44,21 +45,22 @@ def _name(host: str, port: int) -> str:
     return f"{socket.gethostname() if host in LOOPBACK or everywhere else host.replace(':', '_')}-{port}"
 
 
-@lru_cache(maxsize=64)
-def _listeners(port: int, period: int) -> set[int]:
-    """Return the ids of the users who listen on a TCP port of this machine (Linux only; empty elsewhere).
+def _exact_name(host: str, port: int) -> str:
+    """Return the name of the file for clients that name this loopback address."""
+    return f"{socket.gethostname()}-{host.replace(':', '_')}-{port}"
 
-    period: number of the current period of LISTENERS_S seconds. Reading the kernel's tables takes milliseconds.
+
+def _hold_other_loopback(host: str, port: int, stack: contextlib.ExitStack) -> bool:
+    """Bind the port on the other loopback address, ::1 or 127.0.0.1, until the stack closes.
+
+    Returns False if another process has it. No SO_REUSEADDR: with that option, another process could bind the port too.
     """
-    users = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/net", table).read_text().splitlines():
-                if f":{port:04X} " in line:
-                    _, local, _, state, _, _, _, user, *_ = line.split()
-                    if local.endswith(f":{port:04X}") and state == "0A":  # listens
-                        users.add(int(user))
-    return users
+    family, address = (socket.AF_INET, "127.0.0.1") if ":" in host else (socket.AF_INET6, "::1")
+    try:
+        stack.enter_context(socket.socket(family)).bind((address, port))
+    except OSError as error:  # a machine without this address cannot connect to it either
+        return error.errno != errno.EADDRINUSE
+    return True
 
 
 def _is_stale(path: Path) -> bool:
@@ -74,25 +76,19 @@ def _is_stale(path: Path) -> bool:
 
 
 def find_token(url: str) -> str | None:
-    """Return the token of a service that this user has started; None if there is none, or if another user listens on the port: a client
-    of `localhost` may connect to ::1 although the service listens on 127.0.0.1.
+    """Return the token of a service that this user has started; None if there is none.
 
     Args:
         url: address of the service. A loopback address means this host.
     """
     try:
         parts = urlsplit(url)
-        name = _name(parts.hostname or "", parts.port or 0)
+        host, port = parts.hostname or "", parts.port or 0
     except ValueError:
         return None
-    for folder in _folders():
-        path = folder / name
-        if "/" not in name and _is_private(folder) and _is_private(path) and not _is_stale(path):
-            if parts.hostname in LOOPBACK and _listeners(parts.port or 0, int(time.monotonic() // LISTENERS_S)) - {
-                0,
-                os.geteuid(),
-            }:
-                return None
+    names = [_exact_name(host, port), _name(host, port)] if host in LOOPBACK else [_name(host, port)]
+    for path in [folder / name for folder in _folders() for name in names]:
+        if "/" not in path.name and _is_private(path.parent) and _is_private(path) and not _is_stale(path):
             with contextlib.suppress(OSError, ValueError):
                 return path.read_text().strip() or None
     return None
@@ -111,7 +107,9 @@ def published_token(host: str, port: int) -> Iterator[tuple[str, Path]]:
     """
     token = secrets.token_hex(24)
     with contextlib.ExitStack() as stack:
-        path = _store(_name(host, port), token, stack)
+        shared = host not in LOOPBACK or _hold_other_loopback(host, port, stack)
+        address = "127.0.0.1" if host == "localhost" else host
+        path = _store(_name(host, port) if shared else _exact_name(address, port), token, stack)
         try:
             yield token, path
         finally:

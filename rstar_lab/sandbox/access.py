@@ -1,11 +1,13 @@
 """Access control for the HTTP service: token, host name, content type, and limits on size and time of a request."""
 
 import asyncio
+import contextlib
 import hmac
 import json
+import re
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from starlette.exceptions import HTTPException
@@ -20,25 +22,28 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus metri
 ON_AUTHENTICATED = "rstar_lab.on_authenticated"
 # Seconds in which a client must have sent its whole request body.
 BODY_TIMEOUT_S = 60.0
+# Bytes and seconds of a refused request that are read and dropped before its connection is closed.
+LINGER_BYTES, LINGER_S = 16 * 1024**2, 2.0
+LOOPBACK_HOST = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:\d*)?", re.IGNORECASE)
 
 
 class BusyError(Exception):
     """The service has no room for a request; the client should retry after `retry_after_s` seconds."""
 
-    def __init__(self, retry_after_s: int, *, stopping: bool = False, reason: str = "the queue is full") -> None:
-        state = "the service is stopping" if stopping else reason
+    def __init__(self, retry_after_s: int, *, stopping: bool = False) -> None:
+        state = "the service is stopping" if stopping else "the queue is full"
         super().__init__(f"{state}; try again in {retry_after_s} s")
         self.retry_after_s = retry_after_s
         self.status = 503 if stopping else 429
 
 
 class ByteBudget(Protocol):
-    """Limits the bytes of all requests that are held in memory. Called in the context of the request."""
+    """Limits the bytes of all requests that are held in memory."""
 
-    def reserve_body(self, size: int) -> None:
+    def reserve_bytes(self, size: int) -> None:
         """Raise BusyError if there is no room."""
 
-    def release_body(self, size: int) -> None: ...
+    def release_bytes(self, size: int) -> None: ...
 
 
 def check_exposure(host: str, token: str | None, remedy: str = "") -> None:
@@ -78,18 +83,9 @@ class AccessMiddleware:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        token: str | None,
-        max_body: int,
-        loopback_only: bool,
-        budget: ByteBudget,
-        authenticate: Callable[[bytes], bool] | None = None,
+        self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool, budget: ByteBudget
     ) -> None:
-        """authenticate: returns whether an Authorization header is valid, instead of `token`."""
         self.app = app
-        self.authenticate = authenticate
         self.budget = budget
         self.token = f"Bearer {token}".encode() if token else None
         self.max_body = max_body
@@ -103,43 +99,32 @@ class AccessMiddleware:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = dict(scope["headers"])
-        if refusal := self.refusal(scope, headers):
-            await refuse(send, *refusal)
+        authentic = self.token is None or hmac.compare_digest(headers.get(b"authorization", b""), self.token)
+        if refusal := self.refusal(scope, headers, authentic):
+            await refuse(send, *refusal, receive=receive)
             return
-        on_authenticated = scope.get(ON_AUTHENTICATED)
-        if on_authenticated and self.is_authentic(headers.get(b"authorization", b"")):
-            on_authenticated()
+        if authentic and ON_AUTHENTICATED in scope:
+            scope[ON_AUTHENTICATED]()
         body = LimitedBody(receive, self.budget, self.max_body)
         try:
             # Not the announced length: a client that announces much and sends nothing would take the room of others.
             body.reserve(min(1, int(headers.get(b"content-length", b"0"))))
             await self.app(scope, body.receive, send)
         except BusyError as error:
-            retry_after = (b"retry-after", str(error.retry_after_s).encode())
-            await refuse(send, error.status, str(error), [retry_after])
+            await refuse(send, error.status, str(error), [(b"retry-after", str(error.retry_after_s).encode())])
         finally:
             body.release()
 
-    def is_authentic(self, given: bytes) -> bool:
-        if self.authenticate is not None:
-            return self.authenticate(given)
-        return self.token is None or hmac.compare_digest(given, self.token)
-
-    def refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
-        given = headers.get(b"authorization", b"")
-        if scope["path"] not in OPEN_PATHS and not self.is_authentic(given):
+    def refusal(self, scope: Scope, headers: dict[bytes, bytes], authentic: bool) -> tuple[int, str] | None:
+        """Return the status and message of a request that must not be answered; else None."""
+        length = headers.get(b"content-length", b"0")
+        if scope["path"] not in OPEN_PATHS and not authentic:
             return 401, "send the token as `Authorization: Bearer TOKEN`"
-        if (
-            self.loopback_only
-            and not self.token
-            and not self.authenticate
-            and not is_loopback(headers.get(b"host", b""))
-        ):
+        if self.loopback_only and not self.token and not LOOPBACK_HOST.fullmatch(headers.get(b"host", b"")):
             return (
                 400,
                 "without a token this service accepts only requests to localhost; the Host header names another host",
             )
-        length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 15:
             return 400, "content-length is not a number"
         if int(length) > self.max_body:
@@ -163,11 +148,11 @@ class LimitedBody:
     def reserve(self, size: int) -> None:
         """Reserve bytes of the budget so that `size` bytes are reserved in total. Raises BusyError if there is no room."""
         if size > self._reserved:
-            self._budget.reserve_body(size - self._reserved)
+            self._budget.reserve_bytes(size - self._reserved)
             self._reserved = size
 
     def release(self) -> None:
-        self._budget.release_body(self._reserved)
+        self._budget.release_bytes(self._reserved)
         self._reserved = 0
 
     async def receive(self) -> Message:
@@ -196,25 +181,34 @@ def too_large(max_body: int) -> str:
     return f"the request is larger than {max_body} bytes: send smaller batches"
 
 
-def is_loopback(host: bytes) -> bool:
-    name = host.decode("latin-1").lower()
-    name = name.split("]")[0].lstrip("[") if name.startswith("[") else name.rsplit(":", 1)[0] if ":" in name else name
-    return name in LOOPBACK
+async def refuse(
+    send: Send,
+    status: int,
+    detail: str,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    receive: Receive | None = None,
+) -> None:
+    """Send an error. receive: also close the connection, after at most LINGER_BYTES and LINGER_S of the rest of the request.
 
-
-async def refuse(send: Send, status: int, detail: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    A connection that is closed at once can lose the answer: the kernel then sends a reset for the bytes that were not read.
+    """
     body = json.dumps({"detail": detail}).encode()
     extra = [(b"www-authenticate", b"Bearer")] if status == 401 else []
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                *extra,
-                *headers,
-            ],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
+    if receive:
+        extra.append((b"connection", b"close"))
+    all_headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *extra,
+        *headers,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
+    await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
+    if receive:
+        left, more = LINGER_BYTES, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while more and left > 0:
+                    message = await receive()
+                    left, more = left - len(message.get("body", b"")), message.get("more_body", False)
+        await send({"type": "http.response.body", "body": b""})

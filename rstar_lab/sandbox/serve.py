@@ -17,7 +17,6 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.service_tokens import published_token
 from rstar_lab.hardware.processes import raise_open_files
@@ -28,7 +27,6 @@ from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.server import make_app
 from rstar_lab.sandbox.service import Service
-from rstar_lab.sandbox.tenants import Tenant, load_tenants
 from rstar_lab.sandbox.transport import require_tls
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Verification, Work
 from rstar_lab.verify import Undecided, verify, warm_up
@@ -139,7 +137,7 @@ class WorkerOptions(SandboxOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(SandboxOptions):
-    """Options of `sandbox serve`. own_token: make a token if there is neither `token` nor `tenants` (service_tokens.py)."""
+    """Options of `sandbox serve`. own_token: make a token if there is no `token` (service_tokens.py)."""
 
     host: str
     port: int
@@ -147,7 +145,6 @@ class ServeOptions(SandboxOptions):
     redis: str | None
     token: str | None
     own_token: bool
-    tenants: Path | None
 
 
 class DrainingServer(uvicorn.Server):
@@ -181,22 +178,18 @@ class DrainingServer(uvicorn.Server):
 
 def run_server(options: ServeOptions, announce: Announce) -> None:
     """Run the service until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
-    if options.tenants is None:
-        check_exposure(options.host, options.token)
-    if options.token and options.tenants:
-        raise UserError("--tenants: each tenant has its own token; remove --token-file and RSTAR_LAB_SANDBOX_TOKEN")
-    tenants = load_tenants(options.tenants) if options.tenants else []
+    check_exposure(options.host, options.token)
     listener = listen(options.host, options.port)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with contextlib.ExitStack() as stack:
         token_file = None
-        if options.own_token and not options.token and not tenants:
+        if options.own_token and not options.token:
             token, path = stack.enter_context(published_token(options.host, listener.getsockname()[1]))
             options, token_file = replace(options, token=token), str(path)
-        uvloop.run(serve(options, tenants, listener, lambda ready: announce({**ready, "token_file": token_file})))
+        uvloop.run(serve(options, listener, lambda ready: announce({**ready, "token_file": token_file})))
 
 
-async def serve(options: ServeOptions, tenants: Sequence[Tenant], listener: socket.socket, announce: Announce) -> None:
+async def serve(options: ServeOptions, listener: socket.socket, announce: Announce) -> None:
     if options.redis:
         if options.redis_tls:
             require_tls(options.redis)
@@ -205,14 +198,9 @@ async def serve(options: ServeOptions, tenants: Sequence[Tenant], listener: sock
         backend: Any = await RedisBackend(options.redis, wait_s=options.queue_timeout_s).start()
     else:
         backend = await local_backend(options)
-    service = Service(backend, max_calls=options.max_queue, max_bytes=MAX_QUEUED_BYTES, memory_mb=options.memory_mb)
-    app = make_app(
-        service,
-        time_limit_s=options.time_limit_s,
-        token=options.token,
-        tenants=tenants,
-        loopback_only=options.host in LOOPBACK,
-    )
+    service = Service(backend, max_calls=options.max_queue, max_bytes=MAX_QUEUED_BYTES)
+    loopback_only = options.host in LOOPBACK
+    app = make_app(service, time_limit_s=options.time_limit_s, token=options.token, loopback_only=loopback_only)
     config = uvicorn.Config(
         app,
         http=limited_protocol(),

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -22,7 +22,6 @@ from rstar_lab.sandbox.files import run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.session_files import SessionFileError, SessionFiles
-from rstar_lab.sandbox.tenants import ACCOUNT, Account, Accounts, Tenant
 from rstar_lab.sandbox.wire import MAX_BATCH, Body, Work, WorkModel, dumps, failure, result_to_dict
 
 log = logging.getLogger(__name__)
@@ -92,15 +91,13 @@ def make_app(
     *,
     time_limit_s: float,
     token: str | None = None,
-    tenants: Iterable[Tenant] = (),
     loopback_only: bool = False,
     max_body: int = MAX_BODY,
 ) -> FastAPI:
     """Return the application. The backend of `service` must be started; the application closes it at the end.
 
     time_limit_s: time limit of C++ programs, without compilation (the limit of Python programs is set in the backend).
-    token: required bearer token. tenants: their tokens are accepted instead of `token`. loopback_only: the service listens on
-    loopback. max_body: largest request body in bytes.
+    token: required bearer token. loopback_only: the service listens on loopback. max_body: largest request body in bytes.
     """
 
     @asynccontextmanager
@@ -116,21 +113,7 @@ def make_app(
         lifespan=lifespan,
         responses=ERRORS,
     )
-    accounts = Accounts(tenants)
-    service.tenants = len(accounts)
-
-    def authenticate(authorization: bytes) -> bool:
-        ACCOUNT.set(accounts.find(authorization))
-        return ACCOUNT.get() is not None
-
-    app.add_middleware(
-        AccessMiddleware,
-        token=token,
-        max_body=max_body,
-        loopback_only=loopback_only,
-        budget=service,
-        authenticate=authenticate if accounts else None,
-    )
+    app.add_middleware(AccessMiddleware, token=token, max_body=max_body, loopback_only=loopback_only, budget=service)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -153,11 +136,10 @@ def make_app(
     async def admitted(request: Request, calls: int, run: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `run` once the queue has room for its calls. Raises BusyError or GoneError."""
         service.admit(calls)
-        account = ACCOUNT.get()
         try:
             return await while_connected(request, run())
         finally:
-            service.release(calls, account)
+            service.release(calls)
 
     def reply(model: BaseModel, hide: Any = None) -> Response:
         body = dumps(model.model_dump(mode="json", exclude=hide))
@@ -185,7 +167,7 @@ def make_app(
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         return {
             "service": "rstar_lab sandbox: runs Python and C++ programs that a model wrote",
-            "try": example_request(address, "TOKEN" if token or accounts else ""),
+            "try": example_request(address, "TOKEN" if token else ""),
             "api": f"{address}/openapi.json, with the token",
         }
 
@@ -237,7 +219,7 @@ def make_app(
         work = [model.work() for model in body.calls]
         streamed = {index for index, model in enumerate(body.calls) if getattr(model, "stream", False)}
         service.admit(len(work))
-        lines = result_lines(service, work, ACCOUNT.get(), streamed)
+        lines = result_lines(service, work, streamed)
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
     @app.post("/files/write", tags=["files of sessions"], status_code=204)
@@ -253,7 +235,7 @@ def make_app(
     )
     async def read_file(request: Request, body: FileToRead) -> Response:
         """Return the content of a file of a session, at most 64 MiB."""
-        chunks = file_chunks(service, body, ACCOUNT.get())
+        chunks = file_chunks(service, body)
         first = await while_connected(request, anext(chunks))
 
         async def content() -> AsyncIterator[bytes]:
@@ -271,10 +253,8 @@ def make_app(
     return app
 
 
-async def result_lines(
-    service: Service, work: list[Work], account: Account | None = None, streamed: Collection[int] = ()
-) -> AsyncIterator[bytes]:
-    """Yield the body of a response to /calls; then release the calls, which were admitted for `account`.
+async def result_lines(service: Service, work: list[Work], streamed: Collection[int] = ()) -> AsyncIterator[bytes]:
+    """Yield the body of a response to /calls; then release the calls, which were admitted.
 
     streamed: indices of the calls whose output is sent while they run.
     """
@@ -329,17 +309,17 @@ async def result_lines(
             task.cancel()
         service.release_bytes(unsent)
         unsent = 0
-        service.release(len(work), account)
+        service.release(len(work))
 
 
-async def file_chunks(service: Service, file: FileToRead, account: Account | None) -> AsyncGenerator[bytes, None]:
+async def file_chunks(service: Service, file: FileToRead) -> AsyncGenerator[bytes, None]:
     """Yield the content of a file of a session. The request counts as one call in flight until the end."""
     service.admit(1)
     try:
         async for chunk in ServiceFiles(service).read_chunks(file.session, file.path):
             yield chunk
     finally:
-        service.release(1, account)
+        service.release(1)
 
 
 class ResponseBudget:

@@ -11,9 +11,8 @@ from prometheus_client.registry import Collector
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.access import BusyError
-from rstar_lab.sandbox.call import Call, CallResult, OnOutput
+from rstar_lab.sandbox.call import CallResult, OnOutput
 from rstar_lab.sandbox.call_log import call_id, log_failure
-from rstar_lab.sandbox.tenants import ACCOUNT, Account
 from rstar_lab.sandbox.wire import Work, failure
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -55,9 +54,6 @@ class Metrics:
         )
         self.refused = Counter(
             "rstar_lab_sandbox_refused", "calls refused because the queue was full", registry=self.registry
-        )
-        self.tenants = Counter(
-            "rstar_lab_sandbox_tenant_calls", "results by tenant", ["tenant", "outcome"], registry=self.registry
         )
         for name, (description, read) in gauges.items():
             Gauge(f"rstar_lab_sandbox_{name}", description, registry=self.registry).set_function(read)
@@ -104,17 +100,17 @@ class Backend(Protocol):
 
 
 class Service:
-    """A backend with a bounded queue and metrics. memory_mb: the backend's default memory limit of a call."""
+    """A backend with a bounded queue and metrics.
 
-    def __init__(self, backend: Backend, *, max_calls: int, max_bytes: int, memory_mb: int = 2048) -> None:
+    max_calls: calls in flight. max_bytes: bytes of all requests and unread responses that are held in memory.
+    """
+
+    def __init__(self, backend: Backend, *, max_calls: int, max_bytes: int) -> None:
         self.backend = backend
-        self.memory_mb = memory_mb
         self.max_calls = max_calls
         self.max_bytes = max_bytes
         self.calls = 0
         self.bytes = 0
-        # Number of tenants that share the service.
-        self.tenants = 0
         self.draining = False
         self.running: set[asyncio.Task[CallResult]] = set()
         self.recent = ThroughputEstimate()
@@ -130,46 +126,20 @@ class Service:
         )
 
     def admit(self, calls: int) -> None:
-        """Count calls as accepted, or raise BusyError if the queue is full, the service stops, or a tenant's quota is used up.
+        """Count calls as accepted, or raise BusyError if the queue is full or the service stops.
 
         A request with more than `max_calls` calls is accepted if no other call is in flight.
         """
         if self.draining or (self.calls and self.calls + calls > self.max_calls):
             self._refuse(calls)
-        if account := ACCOUNT.get():
-            try:
-                account.admit(calls)
-            except BusyError:
-                self.metrics.refused.inc(calls)
-                raise
         self.calls += calls
 
-    def release(self, calls: int, account: Account | None) -> None:
-        """Release calls that were admitted while `account` was the current one."""
+    def release(self, calls: int) -> None:
+        """Release admitted calls."""
         self.calls -= calls
-        if account:
-            account.release(calls)
-
-    def reserve_body(self, size: int) -> None:
-        """Count bytes of a request that have arrived as held, or raise BusyError if there is no room.
-
-        One tenant can hold its share of the room, or one request.
-        """
-        account = ACCOUNT.get()
-        share = self.max_bytes // max(1, self.tenants)
-        if not self.has_room(size) or (account and account.bytes and account.bytes + size > share):
-            self._refuse(1)
-        self.bytes += size
-        if account:
-            account.bytes += size
-
-    def release_body(self, size: int) -> None:
-        self.bytes -= size
-        if account := ACCOUNT.get():
-            account.bytes -= size
 
     def reserve_bytes(self, size: int) -> None:
-        """Count the bytes of a response as held, or raise BusyError if there is no room."""
+        """Count bytes of a request or response as held, or raise BusyError if there is no room."""
         if not self.has_room(size):
             self._refuse(1)
         self.bytes += size
@@ -198,7 +168,7 @@ class Service:
 
     async def _run(self, work: Work, on_output: OnOutput | None) -> CallResult:
         started = time.monotonic()
-        task = asyncio.create_task(self._run_for(ACCOUNT.get(), work, on_output))
+        task = asyncio.create_task(self.backend.run(work, on_output))
         self.running.add(task)
         try:
             result = await task
@@ -215,21 +185,6 @@ class Service:
             self.running.discard(task)
         self.recent.tick()
         self.metrics.observe(result, time.monotonic() - started)
-        return result
-
-    async def _run_for(self, account: Account | None, work: Work, on_output: OnOutput | None) -> CallResult:
-        """Run work within the quotas of a tenant; None: without quotas."""
-        if account is None:
-            return await self.backend.run(work, on_output)
-        if refused := account.refuse_session(work):
-            return refused
-        needed_mb = (work.memory_mb or self.memory_mb) if isinstance(work, Call) else 0
-        try:
-            async with account.memory(needed_mb):
-                result = account.result(work, await self.backend.run(account.own(work), on_output))
-        finally:
-            account.forget_session(work)
-        self.metrics.tenants.labels(account.tenant.name, result.outcome.value).inc()
         return result
 
     async def drain(self, seconds: float) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.sandbox import SandboxClient
-from rstar_lab.sandbox.access import check_exposure, is_loopback
+from rstar_lab.sandbox.access import LOOPBACK_HOST, check_exposure
 from rstar_lab.sandbox.launch import serving
 
 JSON = {"Content-Type": "application/json"}
@@ -110,7 +110,7 @@ def test_a_guessed_request_is_told_where_one_that_works_is_shown(http):
      (b"127.0.0.1.evil.example:80", False), (b"localhost.evil.example", False)],
 )  # fmt: skip
 def test_loopback_names_are_recognised(host, loopback):
-    assert is_loopback(host) == loopback
+    assert bool(LOOPBACK_HOST.fullmatch(host)) == loopback
 
 
 def test_a_web_page_cannot_reach_a_service_without_token(http):

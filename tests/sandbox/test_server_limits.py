@@ -62,7 +62,7 @@ async def test_a_batch_of_too_many_submissions_is_refused(echo_service):
 
 
 async def test_a_body_without_room_is_refused(echo_service):
-    echo_service.reserve_body(900_000)
+    echo_service.reserve_bytes(900_000)
     async with client_of(echo_service) as client:
         reply = await client.post("/run", content=b" " * 200_000, headers=JSON)
         assert (reply.status_code, "retry-after" in reply.headers) == (429, True)
@@ -70,7 +70,7 @@ async def test_a_body_without_room_is_refused(echo_service):
 
 
 async def test_chunked_bodies_are_counted(echo_service):
-    echo_service.reserve_body(900_000)
+    echo_service.reserve_bytes(900_000)
     async with client_of(echo_service) as client:
         reply = await client.post("/run", content=chunks(50_000, 4), headers=JSON)
         assert reply.status_code == 429
@@ -140,7 +140,7 @@ def test_the_body_of_a_rejected_request_is_not_read(echo_service):
     async def app(*_):
         raise AssertionError("not reached")
 
-    echo_service.reserve_body(1_000_000)
+    echo_service.reserve_bytes(1_000_000)
     middleware = AccessMiddleware(app, token=None, max_body=10**6, loopback_only=False, budget=echo_service)
     headers = [(b"content-length", b"1000"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/run", "headers": headers}
