@@ -53,10 +53,6 @@ Isolation = Annotated[
     str,
     typer.Option(help="namespaces, or gvisor: a container with gVisor's kernel for every call. Requires runsc."),
 ]
-Audit = Annotated[
-    bool,
-    typer.Option("--audit", help="Count system calls that the filter refuses, by name, in /metrics and in the log."),
-]
 Drain = Annotated[float, typer.Option("--drain", min=0, help="Seconds that running calls may continue after SIGTERM.")]
 RedisTls = Annotated[bool, typer.Option("--redis-tls", help="Refuse a Redis connection without TLS (rediss://).")]
 # The text of the commands names the variables: the column of option texts is too narrow for them.
@@ -96,7 +92,6 @@ def serve(
     packages: Packages = None,
     preload: Preload = None,
     isolation: Isolation = "namespaces",
-    audit: Audit = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve the sandbox and the APIs of code-judge and SandboxFusion over HTTP. Code runs here, or on workers with --redis.
@@ -105,11 +100,11 @@ def serve(
     and RSTAR_LAB_SANDBOX_TOKEN instead of --token-file.
     """
     options = {name: value for name, value in locals().items() if name not in ("as_json", "token_file")}
-    from rstar_lab.sandbox.serve import ServeOptions, run_server
+    from rstar_lab.sandbox.serve import Options, run_server
 
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN) or None
     run_server(
-        ServeOptions(**options, token=token),
+        Options(**options, token=token),
         lambda ready: print_result(as_json, ready, _ready_text(ready, token_file, own=bool(token))),
     )
 
@@ -140,7 +135,6 @@ def worker(
     packages: Packages = None,
     preload: Preload = None,
     isolation: Isolation = "namespaces",
-    audit: Audit = False,
     as_json: AsJson = False,
 ) -> None:
     """Take calls from Redis and run them on this machine. Any number of workers can share a Redis.
@@ -148,11 +142,9 @@ def worker(
     Set RSTAR_LAB_REDIS_URL instead of --redis to keep the password out of the process list.
     """
     options = {name: value for name, value in locals().items() if name != "as_json"}
-    from rstar_lab.sandbox.serve import WorkerOptions, run_worker
+    from rstar_lab.sandbox.serve import Options, run_worker
 
-    run_worker(
-        WorkerOptions(**options), lambda ready: print_result(as_json, ready, f"sandbox worker: {ready['worker']}")
-    )
+    run_worker(Options(**options), lambda ready: print_result(as_json, ready, f"sandbox worker: {ready['worker']}"))
 
 
 @app.command(epilog=examples("rstar-lab sandbox check --strict"))

@@ -22,7 +22,7 @@ class _Body(httpx.SyncByteStream, httpx.AsyncByteStream):
     def __init__(self, response: httpx.Response, max_bytes: int, max_s: float):
         self._stream: Any = response.stream
         self._url, self._max_bytes, self._max_s = response.url, max_bytes, max_s
-        self._bytes, self._end = 0, time.monotonic() + max_s
+        self._bytes, self._end = 0, response.request.extensions["rstar_lab.end"]
 
     def _count(self, chunk: bytes) -> bytes:
         self._bytes += len(chunk)
@@ -54,8 +54,15 @@ def limit_answers(client: Client, max_bytes: int = MAX_BYTES, max_s: float = MAX
     Args:
         client: The client. It asks for answers without compression.
         max_bytes: Bytes of a body.
-        max_s: Seconds from the headers of an answer to its end. Lower the client's `read` timeout to limit a pause.
+        max_s: Seconds from the start of a request to the end of its answer. Until the headers arrive, only the client's own
+            timeouts apply; its `read` timeout limits a pause.
     """
+
+    def start(request: httpx.Request) -> None:
+        request.extensions["rstar_lab.end"] = time.monotonic() + max_s
+
+    async def start_async(request: httpx.Request) -> None:
+        start(request)
 
     def limit(response: httpx.Response) -> None:
         if response.headers.get("Content-Encoding", "identity") != "identity":
@@ -66,5 +73,6 @@ def limit_answers(client: Client, max_bytes: int = MAX_BYTES, max_s: float = MAX
         limit(response)
 
     client.headers["Accept-Encoding"] = "identity"
-    client.event_hooks = {"response": [limit if isinstance(client, httpx.Client) else limit_async]}
+    sync = isinstance(client, httpx.Client)
+    client.event_hooks = {"request": [start if sync else start_async], "response": [limit if sync else limit_async]}
     return client

@@ -25,6 +25,7 @@ from rstar_lab.rl.methods.method import EXCLUSIONS
 from rstar_lab.rl.methods.user_functions import user_metric
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.checks import check_rollouts
+from rstar_lab.rl.rollout.metrics import exceptions_in_ok_calls
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
@@ -324,7 +325,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     `metrics/<name>`: mean of a user's metric over the rollouts that have it, or the value of a user's function of all
     rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of
     rollouts whose answer equals the true answer as text, but whose reward is not above 0. `control_tokens`: share of
-    rollouts in which the model wrote a misplaced control token. `used_tool`, `answered`: share of rollouts with a tool call, and
+    rollouts in which the model wrote a misplaced control token. `ok_with_exception`: number of calls of
+    `exceptions_in_ok_calls`, if there are any. `used_tool`, `answered`: share of rollouts with a tool call, and
     with an answer in the asked format. own: names of user functions,
     `module:name` (recipe key `rl.metrics`).
     """
@@ -358,6 +360,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     } | {name: _mean(values[name]) for name in sorted(values)}
     if failed := sum(t.stop_reason is StopReason.ENVIRONMENT_ERROR for t in trajectories):
         metrics["environment_failures"] = failed
+    if hidden := exceptions_in_ok_calls(trajectories):
+        metrics["ok_with_exception"] = hidden
     if undecided := sum(t.stop_reason is StopReason.UNDECIDED for t in trajectories):
         metrics["undecided"] = undecided
     if branched := sum("branch_turn" in t.metrics for t in trajectories):

@@ -22,18 +22,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus metri
 ON_AUTHENTICATED = "rstar_lab.on_authenticated"
 # Seconds in which a client must have sent its whole request body.
 BODY_TIMEOUT_S = 60.0
+RETRY_AFTER_S = 1
 # Bytes and seconds of a refused request that are read and dropped before its connection is closed.
 LINGER_BYTES, LINGER_S = 16 * 1024**2, 2.0
 LOOPBACK_HOST = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:\d*)?", re.IGNORECASE)
 
 
 class BusyError(Exception):
-    """The service has no room for a request; the client should retry after `retry_after_s` seconds."""
+    """The service has no room for a request; the client should retry after RETRY_AFTER_S seconds."""
 
-    def __init__(self, retry_after_s: int, *, stopping: bool = False) -> None:
+    def __init__(self, *, stopping: bool = False) -> None:
         state = "the service is stopping" if stopping else "the queue is full"
-        super().__init__(f"{state}; try again in {retry_after_s} s")
-        self.retry_after_s = retry_after_s
+        super().__init__(f"{state}; try again in {RETRY_AFTER_S} s")
         self.status = 503 if stopping else 429
 
 
@@ -92,9 +92,6 @@ class AccessMiddleware:
         self.loopback_only = loopback_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -111,7 +108,7 @@ class AccessMiddleware:
             body.reserve(min(1, int(headers.get(b"content-length", b"0"))))
             await self.app(scope, body.receive, send)
         except BusyError as error:
-            await refuse(send, error.status, str(error), [(b"retry-after", str(error.retry_after_s).encode())])
+            await refuse(send, error.status, str(error), [(b"retry-after", b"%d" % RETRY_AFTER_S)])
         finally:
             body.release()
 
@@ -172,7 +169,7 @@ class LimitedBody:
         try:
             self.reserve(self._read)
         except BusyError as error:
-            headers = {"Retry-After": str(error.retry_after_s), "Connection": "close"}
+            headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
             raise HTTPException(error.status, str(error), headers=headers) from error
         return message
 

@@ -44,6 +44,11 @@ class CallResult:
     queue_s: float = 0.0
 
 
+def failure(outcome: Outcome, message: str = "", *, duration_s: float = 0.0, queue_s: float = 0.0) -> CallResult:
+    """Return the result of a call that did not run or whose result is lost. The message goes to stderr."""
+    return CallResult(outcome, "", message, None, duration_s, queue_s)
+
+
 # The name of a copy of a session: the name of the first session, this separator, a random text.
 COPY_SEPARATOR = "~"
 

@@ -8,7 +8,10 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult, OnOutput
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
 from rstar_lab.sandbox.runtime import protocol
-from rstar_lab.sandbox.supervisor_pool import PRELOAD
+
+# Names of the zygotes, each of which has imported more libraries than the previous one, and of that with the user's modules.
+TIERS = ("bare", "numpy", "sympy", "scipy")
+PRELOAD = "preload"
 
 
 def tier_of(code: str, preload: Sequence[str] = (), *, session: bool = False) -> str:
@@ -71,16 +74,27 @@ def make_job(call: Call, limits: Limits, on_output: OnOutput | None) -> Job:
     return Job(call, message, request.timeout_s + request.wall_slack_s, on_output)
 
 
-def to_call_result(result: protocol.Result, output_bytes: int, queue_s: float, note: str = "") -> CallResult:
-    """Return the CallResult. output_bytes: limit of each output. note: text that precedes stderr."""
-    return CallResult(
-        Outcome(result.outcome),
-        _text(result.stdout, result.stdout_cut, output_bytes),
-        note + _text(result.stderr, result.stderr_cut, output_bytes),
-        None if result.value is None else result.value.decode("utf-8", "backslashreplace"),
-        result.duration_s,
-        queue_s,
+class Answer(NamedTuple):
+    """What a supervisor returns. alive: the session's interpreter still runs. dying: killed processes are not gone yet."""
+
+    result: CallResult
+    alive: bool
+    dying: bool
+
+
+def unpack_answer(body: bytes, output_bytes: int) -> Answer:
+    """Return the answer of a supervisor. output_bytes: limit of each output."""
+    outcome, alive, dying, has_value, *cut, duration_s, value, stdout, _ = protocol.RESULT_HEAD.unpack_from(body)
+    start = protocol.RESULT_HEAD.size
+    middle, end = start + value, start + value + stdout
+    result = CallResult(
+        Outcome(protocol.OUTCOMES[outcome]),
+        _text(body[middle:end], cut[0], output_bytes),
+        _text(body[end:], cut[1], output_bytes),
+        body[start:middle].decode("utf-8", "backslashreplace") if has_value else None,
+        duration_s,
     )
+    return Answer(result, alive, dying)
 
 
 def _text(data: bytes, cut: bool, output_bytes: int) -> str:
@@ -92,8 +106,3 @@ def _text(data: bytes, cut: bool, output_bytes: int) -> str:
         text = text[: len(text) * limit // size]
         note = f"\n[output cut: it is larger than {limit} bytes in JSON]\n"
     return text + note
-
-
-def without_output(outcome: Outcome, duration_s: float, queue_s: float, note: str = "") -> CallResult:
-    """Return a result without output of the program. note: its stderr."""
-    return CallResult(outcome, "", note, None, duration_s, queue_s)

@@ -88,8 +88,8 @@ def check_layers(missing: dict[str, str], *, strict: bool) -> None:
 
 async def _probe(isolation: str) -> dict[str, str]:
     pool = POOLS[isolation](1)
-    await pool.start()
     try:
+        await pool.start()
         return dict(pool.missing)
     finally:
         await pool.close()

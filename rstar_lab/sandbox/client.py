@@ -1,23 +1,24 @@
 """SandboxClient: a remote sandbox service with the interface of LocalSandbox."""
 
 import asyncio
-import json
+import logging
 import os
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.http_answers import limit_answers
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.common.service_tokens import find_token
-from rstar_lab.sandbox.call import Call, CallResult, ForkError, Output
+from rstar_lab.sandbox.call import Call, CallResult, ForkError, Output, failure
 from rstar_lab.sandbox.interface import Sandbox
 from rstar_lab.sandbox.wire import (
     SessionEnd,
@@ -25,8 +26,7 @@ from rstar_lab.sandbox.wire import (
     Verification,
     Work,
     dumps,
-    failure,
-    result_from_dict,
+    line_from_json,
     session_of,
     work_to_dict,
 )
@@ -34,8 +34,14 @@ from rstar_lab.sandbox.wire import (
 BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # of a batch; calls without a result are sent again
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 5.0
+# Statuses of a service that can answer later: it is stopping or overloaded, or a proxy does not reach it.
+TRANSIENT = frozenset({408, 425, 429, 499, *range(500, 600)})
 # A call that ends as `sandbox_error` this often is not run again: the failure may be its own.
 MOST_SANDBOX_ERRORS = 8
+# Seconds between two lines of the log about failures, which a service with a full queue can cause all the time.
+LOG_EVERY_S = 60.0
+_NAMES = TypeAdapter(list[str])
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +76,8 @@ class SandboxClient(Sandbox):
     url: address of the service, such as http://127.0.0.1:8088. token: default: the environment variable
     RSTAR_LAB_SANDBOX_TOKEN, else the token file of a service that this user has started. connections: largest number of
     concurrent requests.
-    `run` raises UserError if the token is refused, and ValueError if the service rejects an argument.
+    `run` raises UserError if the token is refused or the server is not a sandbox service, and ValueError if the service rejects an
+    argument.
     """
 
     def __init__(self, url: str, token: str | None = None, *, deadline_s: float = 600.0, connections: int = 32) -> None:
@@ -88,7 +95,8 @@ class SandboxClient(Sandbox):
         self.waiting: deque[Waiting] = deque()
         self.tasks: set[asyncio.Task[None]] = set()
         self.flush_planned = False
-        self.closed = False
+        self.closed = self.failing = False
+        self.logged = -LOG_EVERY_S
 
     async def start(self) -> Self:
         return self
@@ -104,27 +112,41 @@ class SandboxClient(Sandbox):
         return await self.submit(call)
 
     async def stream_call(self, call: Call) -> AsyncGenerator[Output | CallResult, None]:
-        body = dumps({"calls": [{**work_to_dict(call), "stream": True}]})
-        headers = self._headers()
+        end = asyncio.get_running_loop().time() + self.deadline_s
         result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: the response ended before the result")
         try:
-            async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=headers) as response:
-                if response.status_code != 200:
-                    refused(self.url, response, await response.aread())
-                    yield failure(Outcome.QUEUE_TIMEOUT, f"{self.url} is busy or stopping")
-                    return
-                async for line in response.aiter_lines():
-                    with readable_line():
-                        data = json.loads(line)
-                        del data["index"]
-                        part = Output(**data) if "stream" in data else result_from_dict(data)
-                    if isinstance(part, Output):
-                        yield part
+            async with aclosing(self._lines([{**work_to_dict(call), "stream": True}])) as lines:
+                while True:
+                    async with asyncio.timeout_at(end):
+                        line = await anext(lines, None)
+                    if line is None:
+                        break
+                    if isinstance(line[1], Output):
+                        yield line[1]
                     else:
-                        result = part
+                        result = line[1]
         except (httpx.HTTPError, OSError) as error:
-            result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: {type(error).__name__}: {error}")
+            result = self._failure(error)
         yield result
+
+    async def _lines(self, calls: list[dict[str, Any]]) -> AsyncGenerator[tuple[int, CallResult | Output], None]:
+        """Send calls in one request; yield (index, result or output) as they arrive.
+
+        Raises httpx.HTTPError or OSError for a failure that may be transient, ValueError for invalid calls, and UserError if
+        the server refuses the token or is not a sandbox service.
+        """
+        request = self.http.stream(
+            "POST", f"{self.url}/calls", content=dumps({"calls": calls}), headers=self._headers()
+        )
+        async with request as response:
+            if response.status_code != 200:
+                raise_refusal(self.url, response, await response.aread())
+            async for line in response.aiter_lines():
+                try:
+                    answer = line_from_json(line, len(calls))
+                except ValueError as error:
+                    raise UserError(f"{self.url}: not an answer of a sandbox service: {line[:80]!r}") from error
+                yield answer
 
     async def close_session(self, name: str) -> None:
         await self.submit(SessionEnd(name))
@@ -135,7 +157,7 @@ class SandboxClient(Sandbox):
             raise ValueError(result.stderr)
         if result.outcome is not Outcome.OK or result.value is None:
             raise ForkError(result.stderr or str(result.outcome))
-        return json.loads(result.value)
+        return _NAMES.validate_json(result.value)
 
     async def verify(self, response_text: str, answer: str) -> bool:
         """Run rstar_lab.verify.verify on the service. Raises RuntimeError if there is no result before the deadline."""
@@ -157,7 +179,21 @@ class SandboxClient(Sandbox):
         if item.future.done():
             return item.future.result()
         item.future.cancel()
-        return item.last or failure(Outcome.QUEUE_TIMEOUT, f"no result from {self.url} within {self.deadline_s:g} s")
+        return item.last or self._late()
+
+    def _late(self) -> CallResult:
+        return failure(Outcome.QUEUE_TIMEOUT, f"no result from {self.url} within {self.deadline_s:g} s")
+
+    def _failure(self, error: Exception) -> CallResult:
+        """Return the result for a failure of the connection or the server; log the first of several in a row."""
+        if isinstance(error, TimeoutError):
+            return self._late()
+        text = f"{self.url}: {type(error).__name__}: {error}"
+        if not self.failing and time.monotonic() - self.logged > LOG_EVERY_S:
+            self.logged = time.monotonic()
+            log.warning("%s; calls are sent again until their deadline (%g s)", text, self.deadline_s)
+        self.failing = True
+        return failure(Outcome.QUEUE_TIMEOUT if is_busy(error) else Outcome.SANDBOX_ERROR, text)
 
     def _headers(self) -> dict[str, str]:
         # A service that was started again has another token.
@@ -188,37 +224,43 @@ class SandboxClient(Sandbox):
         try:
             async with self.slots:
                 batch = [item for item in batch if not item.future.done()]
-                pause = await self.request(batch) if batch else 0.0
+                if batch:
+                    await self.request(batch)
         except (httpx.HTTPError, OSError) as error:
-            sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-            result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: {type(error).__name__}: {error}")
+            pause = retry_after(error.response) if isinstance(error, httpx.HTTPStatusError) else 0.0
+            unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout) or is_busy(error)
+            result = self._failure(error)
             for item in batch:
                 if not item.future.done():
-                    item.last = result
-                    if sent and item.in_session:
+                    item.last = item.last if item.last and isinstance(error, TimeoutError) else result
+                    if item.in_session and not unsent:
                         item.future.set_result(result)
-        except Exception as error:
+        except ValueError as error:
             if len(batch) > 1:  # one call is invalid: send each in its own request to find out which
                 await asyncio.gather(*(self.send([item]) for item in batch))
                 return
             batch[0].future.set_exception(error)
+        except Exception as error:
+            for item in batch:
+                if not item.future.done():
+                    item.future.set_exception(error)
         unanswered = [item for item in batch if not item.future.done()]
         if unanswered:
             await self.retry(unanswered, pause)
 
-    async def request(self, batch: list[Waiting]) -> float:
-        """Send a batch and set its results. Returns the seconds to wait before unanswered calls are sent again."""
-        body = dumps({"calls": [work_to_dict(item.work) for item in batch]})
-        headers = self._headers()
-        async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=headers) as response:
-            if response.status_code != 200:
-                return refused(self.url, response, await response.aread())
-            async for line in response.aiter_lines():
-                with readable_line():
-                    data = json.loads(line)
-                    item, result = batch[data.pop("index")], result_from_dict(data)
-                self.give(item, result)
-        return 0.0
+    async def request(self, batch: list[Waiting]) -> None:
+        """Send a batch and set its results. Raises what `_lines` raises, and TimeoutError after the last deadline of the batch."""
+        # httpx ends an answer that arrives too slowly at the deadline itself, with the reason.
+        left_s = max(item.deadline for item in batch) - time.monotonic() + 0.5
+        async with asyncio.timeout(left_s), aclosing(self._lines([work_to_dict(item.work) for item in batch])) as lines:
+            answered = 0
+            async for index, result in lines:
+                if isinstance(result, CallResult):
+                    answered += 1
+                    self.give(batch[index], result)
+        if answered < len(batch):
+            raise httpx.RemoteProtocolError("the response ended before all results")
+        self.failing = False
 
     def give(self, item: Waiting, result: CallResult) -> None:
         if item.future.done():
@@ -238,29 +280,24 @@ class SandboxClient(Sandbox):
             item.attempts += 1
             self.retries += 1
             if time.monotonic() + pause > item.deadline:
-                last = item.last or failure(Outcome.QUEUE_TIMEOUT, f"{self.url} was busy until the deadline")
-                item.future.set_result(last)
+                item.future.set_result(item.last or self._late())
         await asyncio.sleep(pause)
         for item in unanswered:
             if not item.future.done():
                 self.enqueue(item)
 
 
-@contextmanager
-def readable_line() -> Iterator[None]:
-    """Raise httpx.RemoteProtocolError, a failure of the infrastructure, for a line of another form than that of a service."""
-    try:
-        yield
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise httpx.RemoteProtocolError(f"not an answer of a sandbox service ({type(error).__name__})") from error
+def is_busy(error: Exception) -> bool:
+    """Return whether a service has refused a request that it can answer later: its queue is full, or it is stopping."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (429, 503)
 
 
-def refused(url: str, response: httpx.Response, body: bytes) -> float:
-    """Return the seconds to wait before a refused request is sent again, or raise the error for the caller."""
+def raise_refusal(url: str, response: httpx.Response, body: bytes) -> NoReturn:
+    """Raise the error for a response with a status other than 200; see `SandboxClient._lines`."""
     status = response.status_code
-    if status in (429, 503):
-        return retry_after(response)
     detail = error_detail(body)
+    if status in TRANSIENT:
+        raise httpx.HTTPStatusError(f"{status}: {detail}", request=response.request, response=response)
     if status == 401:
         raise UserError(
             f"{url}: wrong token, or none; set RSTAR_LAB_SANDBOX_TOKEN or pass `token` to SandboxClient. The token file of a "
@@ -268,25 +305,34 @@ def refused(url: str, response: httpx.Response, body: bytes) -> float:
         )
     if status in (400, 413, 415, 422):
         raise ValueError(f"{url}: {detail}")
-    if status == 404:
-        raise UserError(
-            f"{url}: no sandbox service (POST /calls returned 404); start one with `rstar-lab sandbox serve`"
-        )
-    raise httpx.HTTPStatusError(f"{status}: {detail}", request=response.request, response=response)
+    raise UserError(
+        f"{url}: no sandbox service (POST /calls returned {status}: {detail}); start one with `rstar-lab sandbox serve`"
+    )
 
 
 def retry_after(response: httpx.Response) -> float:
-    try:
-        return min(60.0, max(0.0, float(response.headers.get("Retry-After", 1))))
-    except ValueError:
-        return 1.0
+    """Return the seconds that a service asks its client to wait: 0 to 60."""
+    seconds = response.headers.get("Retry-After", "")
+    return min(60.0, float(seconds)) if seconds.isdecimal() else 0.0
+
+
+class _Problem(BaseModel):
+    loc: list[str | int] = []
+    msg: str = ""
+
+
+class _Error(BaseModel):
+    """The body of an error of a service."""
+
+    detail: str | list[_Problem]
 
 
 def error_detail(body: bytes) -> str:
+    """Return the message of an error of a service; of another server, the start of its answer."""
     try:
-        detail: Any = json.loads(body)["detail"]
-    except (ValueError, KeyError, TypeError):
+        detail = _Error.model_validate_json(body).detail
+    except ValidationError:
         return body[:200].decode(errors="replace")
-    if isinstance(detail, list):
-        return "; ".join(f"{'.'.join(map(str, item.get('loc', [])))}: {item.get('msg', '')}" for item in detail)
-    return str(detail)
+    if isinstance(detail, str):
+        return detail
+    return "; ".join(f"{'.'.join(map(str, problem.loc))}: {problem.msg}" for problem in detail)

@@ -7,15 +7,17 @@ not printed).
 import base64
 import uuid
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.cpp import cpp_call, cpp_outcome
 from rstar_lab.sandbox.wire import MAX_BATCH, Verification
 from rstar_lab.verify.released import with_grader
+
+SubmissionId = Annotated[str, BeforeValidator(lambda given: given or str(uuid.uuid4())), Field(validate_default=True)]
 
 
 class Submission(BaseModel):
@@ -25,7 +27,7 @@ class Submission(BaseModel):
     recognised by its tags. With options {"as": "response"}, `solution` is a response even without tags; use it in rewards.
     """
 
-    sub_id: str | None = Field(None, description="returned with the result; default: a random id")
+    sub_id: SubmissionId = Field("", description="returned with the result; default: a random id")
     type: Literal["python", "cpp", "math"]
     options: dict[str, str] | None = Field(None, description='math only: {"as": "response" | "answer"}')
     solution: str = Field(description="the program")
@@ -34,17 +36,11 @@ class Submission(BaseModel):
         None, description="compared with standard output, without white space at both ends"
     )
 
-    def model_post_init(self, _context: object) -> None:
-        self.sub_id = self.sub_id or str(uuid.uuid4())
-
 
 class BatchSubmission(BaseModel):
-    sub_id: str | None = None
+    sub_id: SubmissionId = ""
     type: Literal["batch"] = "batch"
     submissions: list[Submission] = Field(min_length=1, max_length=MAX_BATCH)
-
-    def model_post_init(self, _context: object) -> None:
-        self.sub_id = self.sub_id or str(uuid.uuid4())
 
 
 class ResultReason(StrEnum):
@@ -63,8 +59,8 @@ REASONS = {
 }
 
 
-class JudgeResult(BaseModel):
-    """Result of /judge: whether the program ran and whether its output is as expected."""
+class SubmissionResult(BaseModel):
+    """Whether the program ran and whether its output is as expected. /judge returns no stdout and stderr."""
 
     sub_id: str
     success: bool = Field(description="run_success, and the output equals expected_output if that is set")
@@ -73,21 +69,11 @@ class JudgeResult(BaseModel):
     reason: ResultReason = ResultReason.UNSPECIFIED
     outcome: Outcome
     value: str | None = None
-
-
-class SubmissionResult(JudgeResult):
-    """Result of /run: that of /judge, with the program's output."""
-
     stdout: str | None = None
     stderr: str | None = None
 
 
-class BatchJudgeResult(BaseModel):
-    sub_id: str
-    results: list[JudgeResult]
-
-
-class BatchSubmissionResult(BaseModel):
+class BatchResult(BaseModel):
     sub_id: str
     results: list[SubmissionResult]
 
@@ -140,7 +126,7 @@ def to_result(submission: Submission, result: CallResult) -> SubmissionResult:
         expected = submission.expected_output
         right = expected is None or result.stdout.strip() == expected.strip()
     return SubmissionResult(
-        sub_id=submission.sub_id or "",
+        sub_id=submission.sub_id,
         success=ran and right,
         run_success=ran,
         cost=result.duration_s,

@@ -5,6 +5,7 @@ driver; `cpp_outcome` converts it.
 """
 
 import ast
+import math
 import signal
 from dataclasses import dataclass, replace
 
@@ -94,13 +95,13 @@ def commands(result: CallResult) -> tuple[Command | None, Command | None]:
 
     A value that the driver does not write is a program that failed: without Landlock, it can change the driver's memory.
     """
-    if result.outcome is not Outcome.OK or result.value is None:
+    if result.outcome is not Outcome.OK:
         return None, None
     try:
-        built, ran = (part if part is None else Command(*part) for part in ast.literal_eval(result.value))
-        ends = [command.return_code for command in (built, ran) if command]
-        if not all(isinstance(end, int | None) for end in ends):
-            raise ValueError("not a return code")
+        built, ran = (part if part is None else Command(*part) for part in ast.literal_eval(result.value or ""))
+        for command in filter(None, (built, ran)):
+            if not isinstance(command.return_code, int | None) or not math.isfinite(command.seconds + 0.0):
+                raise ValueError("not a return code and seconds")
     except Exception:  # `literal_eval` raises errors of many types
         return Command(0, 0.0), Command(1, 0.0)
     return built, ran

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
+from rstar_lab.sandbox.call import failure
+from rstar_lab.sandbox.call_request import TIERS, Answer
 from rstar_lab.sandbox.runtime import cgroup, crowd, kernel, pressure, protocol, rootfs
 from rstar_lab.sandbox.supervisor_pool import (
     END_S,
     ENVIRONMENT,
     START_TIMEOUT_S,
-    TIERS,
     SupervisorConnection,
     SupervisorDied,
 )
@@ -112,7 +114,7 @@ class Container(SupervisorConnection):
     process: subprocess.Popen[bytes]
     group: cgroup.Group | None
 
-    async def call(self, message: bytes, wall_s: float) -> protocol.Result:
+    async def call(self, message: bytes, wall_s: float) -> Answer:
         """Run a call; see SupervisorConnection. The outcome is `memory` if the OOM killer ended the container."""
         request = protocol.unpack_limits(message)
         if self.group:
@@ -121,14 +123,14 @@ class Container(SupervisorConnection):
             return await super().call(message, wall_s)
         except SupervisorDied:
             if self.group and self.group.out_of_memory():
-                return protocol.Result("memory", False, False, False, False, 0.0, 0.0, b"", b"", None)
+                return Answer(failure(Outcome.MEMORY), False, False)
             raise
 
 
 class GvisorPool:
     """Starts containers, which wait for one call each. Has the methods of SupervisorPool.
 
-    Raises UserError if runsc is not installed, or for `audit` or `preload`, which are not supported.
+    Raises UserError if runsc is not installed, or for `preload`, which is not supported.
     """
 
     def __init__(
@@ -137,11 +139,10 @@ class GvisorPool:
         *,
         readable: Sequence[str] = (),
         packages: str | None = None,
-        audit: bool = False,
         preload: Sequence[str] = (),
     ) -> None:
-        if audit or preload:
-            raise UserError("isolation: gvisor does not support audit and preload; use namespaces")
+        if preload:
+            raise UserError("isolation: gvisor does not support preload; use namespaces")
         self.missing: dict[str, str] = {}
         self._runsc = find_runsc()
         self._workers = workers

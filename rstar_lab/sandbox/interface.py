@@ -3,7 +3,7 @@
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
-from typing import Any, Self
+from typing import Self
 
 from rstar_lab.sandbox.call import Call, CallResult, Output
 from rstar_lab.sandbox.session_files import SessionFiles
@@ -16,8 +16,8 @@ class Sandbox(SessionFiles):
     """
 
     @abstractmethod
-    async def start(self) -> Any:
-        """Prepare for calls. Optional: the first call does it otherwise."""
+    async def start(self) -> Self:
+        """Prepare for calls and return the sandbox. Optional: the first call does it otherwise."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -68,19 +68,7 @@ class Sandbox(SessionFiles):
     ) -> AsyncGenerator[Output | CallResult, None]:
         """Run code; yield its output while it runs (every 50 to 200 ms), then its result, which contains all output.
 
-        A streamed call is not retried. Close the generator to cancel the call.
-
-        Args:
-            code: Python program; its last expression becomes `CallResult.value`.
-            stdin: Standard input.
-            seed: Seed of random numbers. Default: different in every call.
-            timeout_s: CPU time limit in seconds. Default: that of the sandbox.
-            memory_mb: Memory limit of all its processes, in MiB. Default: that of the sandbox.
-            session: Name of a session whose variables the program sees. Default: none.
-
-        Raises:
-            ValueError: For a limit above its maximum.
-            RuntimeError: If the sandbox is closed or cannot start.
+        A streamed call is not retried. Close the generator to cancel the call. Arguments and errors: as for `run`.
         """
         return self.stream_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
 
@@ -116,10 +104,8 @@ class Sandbox(SessionFiles):
         """Fork the live interpreter of a session.
 
         A copy has the state of the original: variables, modules, and a copy of the working folder. Memory is shared
-        until it is written. Threads
-        and child processes of the original are not copied, and random numbers differ between copies. A copy can
-        outlive the original, and exists
-        only in memory, like any session.
+        until it is written. Threads and child processes of the original are not copied, and random numbers differ
+        between copies. A copy can outlive the original, and exists only in memory, like any session.
 
         Args:
             session: Name of the session.

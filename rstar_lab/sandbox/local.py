@@ -7,18 +7,18 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.sandbox.call import Call, CallResult, ForkError, OnOutput, Output, stream_output
+from rstar_lab.sandbox.call import Call, CallResult, ForkError, OnOutput, Output, failure, stream_output
 from rstar_lab.sandbox.call_log import log_event
-from rstar_lab.sandbox.call_request import Job, make_job, make_request, tier_of, to_call_result, without_output
-from rstar_lab.sandbox.check import POOLS, LayersMissing, Pool, check_isolation, check_layers
+from rstar_lab.sandbox.call_request import Answer, Job, make_job, make_request, tier_of
+from rstar_lab.sandbox.check import POOLS, Pool, check_isolation, check_layers
 from rstar_lab.sandbox.interface import Sandbox
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.packages import check_readable, install_packages
-from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.monitor import STARVED_TIMEOUTS
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
 from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Forker, Session, Sessions
@@ -54,9 +54,8 @@ class LocalSandbox(Sandbox):
     of them are short; more calls wait in a queue. strict: raise LayersMissing if an isolation layer is missing, instead of
     logging a warning. readable: files and folders of this machine that programs can read. packages: requirements file of
     packages that programs can import; they are installed at the first start. isolation: `namespaces`, or `gvisor`, which runs
-    every call and session in its own container with gVisor's kernel (requires `runsc`). audit: count and log the system calls
-    that the seccomp filter refuses, except those of sessions. preload: modules that are imported once, for all programs whose
-    code names them.
+    every call and session in its own container with gVisor's kernel (requires `runsc`). preload: modules that are imported
+    once, for all programs whose code names them.
     All methods must be called from one event loop. docs/sandbox-boundary.md describes the isolation and its limits.
     """
 
@@ -69,7 +68,6 @@ class LocalSandbox(Sandbox):
         readable: Sequence[str | Path] = (),
         packages: str | Path | None = None,
         isolation: str = "namespaces",
-        audit: bool = False,
         preload: Sequence[str] = (),
     ) -> None:
         if workers is not None and workers < 1:
@@ -81,11 +79,9 @@ class LocalSandbox(Sandbox):
         self._packages, self._preload = packages, list(preload)
         self._pool_options: dict[str, Any] = {
             "readable": [check_readable(path) for path in readable],
-            "audit": audit,
             "preload": self._preload,
         }
         self.outcomes: Counter[Outcome] = Counter()
-        # Counts of EVENTS, and in audit mode of refused system calls.
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
         self.in_flight = 0
         self._scheduler = Scheduler(self.workers, limits.make_room)
@@ -122,12 +118,13 @@ class LocalSandbox(Sandbox):
         """Missing isolation layers: name -> reason. Empty before `start`."""
         return dict(self._pool.missing) if self._pool else {}
 
-    async def start(self) -> None:
-        """Start the zygotes; otherwise the first call starts them.
+    async def start(self) -> Self:
+        """Start the zygotes and return the sandbox; otherwise the first call starts them.
 
         Raises RuntimeError if they cannot start, and LayersMissing if `strict` is set and an isolation layer is missing.
         """
         await self._running_pool()
+        return self
 
     async def drain(self) -> None:
         """Wait until no call is in flight."""
@@ -192,47 +189,40 @@ class LocalSandbox(Sandbox):
         self.events[event] += 1
         log_event(event, detail)
 
-    def _count_denied(self, denied: dict[str, int]) -> None:
-        """Count the refused system calls of a call (audit mode)."""
-        if denied:
-            self.events.update({f"denied:{name}": count for name, count in denied.items()})
-            log_event("denied system calls", ", ".join(f"{name} {count}" for name, count in sorted(denied.items())))
-
     async def _run_once(self, job: Job) -> CallResult:
         queued = time.monotonic()
         tier = tier_of(job.call.code, self._preload)
         await self._wait_for_tier(tier)
         try:
             async with self._slot() as slot:
-                started = time.monotonic()
+                started, outcome = time.monotonic(), Outcome.SANDBOX_ERROR
                 for attempt in range(1 if job.on_output else ATTEMPTS):
                     if attempt:
                         self._count("retry", f"attempt {attempt + 1} of {ATTEMPTS}")
                         await asyncio.sleep(RETRY_PAUSE_S * attempt)
                     try:
-                        result = await self._run_on_supervisor(tier, job, slot)
-                        return to_call_result(result, self.limits.output_bytes, started - queued)
+                        answer = await self._run_on_supervisor(tier, job, slot)
+                        return replace(answer.result, queue_s=started - queued)
                     except SupervisorDied:
                         self._count("supervisor_died")
-                        continue
                     except SupervisorUnresponsive as error:
                         self._count("supervisor_unresponsive")
-                        outcome = Outcome(error.outcome or Outcome.SANDBOX_ERROR)
-                        return without_output(outcome, time.monotonic() - started, started - queued)
-                return without_output(Outcome.SANDBOX_ERROR, time.monotonic() - started, started - queued)
+                        outcome = error.outcome
+                        break
+                return failure(outcome, duration_s=time.monotonic() - started, queue_s=started - queued)
         except TimeoutError:
-            return without_output(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
+            return failure(Outcome.QUEUE_TIMEOUT, queue_s=time.monotonic() - queued)
 
-    async def _run_on_supervisor(self, tier: str, job: Job, slot: Slot) -> protocol.Result:
+    async def _run_on_supervisor(self, tier: str, job: Job, slot: Slot) -> Answer:
         pool = await self._running_pool()
         connection = await pool.acquire(tier)
         try:
-            result = await self._call(connection, job, slot)
+            answer = await self._call(connection, job, slot)
         except BaseException:
             pool.discard(connection)
             raise
         pool.release(connection)
-        return result
+        return answer
 
     async def _run_cell(self, job: Job) -> CallResult:
         call = job.call
@@ -254,32 +244,31 @@ class LocalSandbox(Sandbox):
                     reason = self._sessions.pop_loss(session.name)
                     note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
                 try:
-                    result = await self._on_session(session, tier, job, slot)
+                    answer = await self._on_session(session, tier, job, slot)
                 except SessionRefused:
                     self._count("session_refused")
                     session.connection = None
                     refused = "[session not started: the sandbox is short of memory or processes; close sessions or try later]\n"
-                    return without_output(Outcome.SANDBOX_ERROR, 0.0, started - queued, refused)
+                    return failure(Outcome.SANDBOX_ERROR, refused, queue_s=started - queued)
                 except (SupervisorDied, SupervisorUnresponsive) as error:
                     died = isinstance(error, SupervisorDied)
                     self._count("supervisor_died" if died else "supervisor_unresponsive", f"session {call.session}")
                     session.connection = None
                     self._sessions.record_loss(session.name, "it was lost")
-                    outcome = Outcome.SANDBOX_ERROR
-                    if isinstance(error, SupervisorUnresponsive) and error.outcome:
-                        outcome = Outcome(error.outcome)
-                    return without_output(outcome, time.monotonic() - started, started - queued, note)
-                if not result.alive and session.connection is not None:
+                    outcome = Outcome.SANDBOX_ERROR if isinstance(error, SupervisorDied) else error.outcome
+                    return failure(outcome, note, duration_s=time.monotonic() - started, queue_s=started - queued)
+                result = answer.result
+                if not answer.alive and session.connection is not None:
                     session.end()
                     self._sessions.record_loss(session.name, f"its interpreter ended ({result.outcome})")
                     note += ENDED
-                return to_call_result(result, self.limits.output_bytes, started - queued, note)
+                return replace(result, stderr=note + result.stderr, queue_s=started - queued)
         except TimeoutError:
-            return without_output(Outcome.QUEUE_TIMEOUT, 0.0, time.monotonic() - queued)
+            return failure(Outcome.QUEUE_TIMEOUT, queue_s=time.monotonic() - queued)
         finally:
             self._sessions.done(session)
 
-    async def _on_session(self, session: Session, tier: str, job: Job, slot: Slot) -> protocol.Result:
+    async def _on_session(self, session: Session, tier: str, job: Job, slot: Slot) -> Answer:
         pool = await self._running_pool()
         if session.connection is None:
             session.connection = await pool.start_supervisor(tier, session=True)
@@ -290,17 +279,14 @@ class LocalSandbox(Sandbox):
             pool.discard(connection)
             raise
 
-    async def _call(self, connection: SupervisorConnection, job: Job, slot: Slot) -> protocol.Result:
+    async def _call(self, connection: SupervisorConnection, job: Job, slot: Slot) -> Answer:
         connection.on_long = lambda: self._scheduler.mark_long(slot)
         connection.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
         if job.on_output:
             connection.on_output = job.on_output
         slot.on_preempt, slot.on_resume = connection.preempt, connection.resume
-        try:
-            starved_s = STARVED_TIMEOUTS * job.wall_s if "cgroup" in self.missing_layers else 0.0
-            return await connection.call(job.message, job.wall_s + starved_s)
-        finally:
-            self._count_denied(connection.denied)
+        starved_s = STARVED_TIMEOUTS * job.wall_s if "cgroup" in self.missing_layers else 0.0
+        return await connection.call(job.message, job.wall_s + starved_s)
 
     async def _wait_for_tier(self, tier: str) -> None:
         """Wait until the tier's zygote is ready. Called before a call takes a slot, so that imports delay no other call."""
@@ -329,10 +315,10 @@ class LocalSandbox(Sandbox):
             if self._pool is None:
                 folder = await asyncio.to_thread(install_packages, self._packages) if self._packages else None
                 pool = POOLS[self.isolation](self.workers, packages=folder, **self._pool_options)
-                await pool.start()
                 try:
+                    await pool.start()
                     check_layers(pool.missing, strict=self.strict)
-                except LayersMissing:
+                except BaseException:  # also a cancelled start: its processes would stay
                     await pool.close()
                     raise
                 self._pool = pool

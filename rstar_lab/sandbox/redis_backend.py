@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 import time
@@ -15,10 +14,10 @@ from redis.exceptions import RedisError
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import transport
-from rstar_lab.sandbox.call import CallResult, OnOutput
+from rstar_lab.sandbox.call import CallResult, OnOutput, failure
 from rstar_lab.sandbox.limits import MAX_TIMEOUT_S
 from rstar_lab.sandbox.transport import InvalidSignatureError, Signer
-from rstar_lab.sandbox.wire import Work, dumps, failure, result_from_dict, session_of, work_to_dict
+from rstar_lab.sandbox.wire import Work, dumps, result_from_json, session_of, work_to_dict
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +62,7 @@ class RedisBackend:
         self.something_to_send = asyncio.Event()
         self.workers: dict[str, int] = {}
         self.last_delivered = (0, 0)
+        self.last = b"0"  # entry of the last result that was read
         self.count = 0
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -72,7 +72,7 @@ class RedisBackend:
         await self.refresh_workers()
         self.tasks = [
             asyncio.create_task(forever(self.send_batch, "send calls")),
-            asyncio.create_task(forever(Reader(self).read_results, "read results")),
+            asyncio.create_task(forever(self.read_results, "read results")),
             asyncio.create_task(forever(self.watch, "watch the queue")),
         ]
         return self
@@ -175,7 +175,7 @@ class RedisBackend:
             async with self.redis.pipeline(transaction=False) as pipe:
                 for pending in batch:
                     fields = {"id": pending.call_id, "client": self.client, "wait": self.wait_s, "body": pending.body}
-                    fields["sig"] = self.signer.sign_call(pending.call_id, self.client, pending.body)
+                    fields["sig"] = self.signer.sign("call", pending.call_id, self.client, pending.body)
                     pipe.xadd(pending.stream, fields)  # type: ignore[arg-type]
                 entries = await pipe.execute() if batch else []
         except BaseException:
@@ -253,34 +253,25 @@ class RedisBackend:
             else:
                 self.enqueue(pending)
 
-
-class Reader:
-    """Reads the results of one client in order, and continues where it stopped after a lost connection."""
-
-    def __init__(self, backend: RedisBackend) -> None:
-        self.backend = backend
-        self.last: bytes = b"0"
-
     async def read_results(self) -> None:
-        backend = self.backend
-        reply: Any = await backend.redis.xread({backend.results: self.last}, count=BATCH, block=transport.BLOCK_MS)
+        """Read results in order; continue where the last call of this method stopped, also after a lost connection."""
+        reply: Any = await self.redis.xread({self.results: self.last}, count=BATCH, block=transport.BLOCK_MS)
         for entry, fields in reply[0][1] if reply else []:
             self.last = entry
-            pending = backend.pending.get(fields.get(b"id", b"").decode(errors="replace"))
+            pending = self.pending.get(fields.get(b"id", b"").decode(errors="replace"))
             if pending:
                 pending.entry = None  # deleted by the worker
                 try:
-                    backend.signer.check_result(fields[b"id"], fields[b"body"], fields.get(b"sig", b""))
-                    result = result_from_dict(json.loads(fields[b"body"]))
+                    self.signer.check(fields.get(b"sig", b""), "result", fields[b"id"], fields[b"body"])
+                    result = result_from_json(fields[b"body"])
                 except InvalidSignatureError as error:
                     result = failure(Outcome.SANDBOX_ERROR, f"a result has {error}")
-                except (KeyError, TypeError, ValueError) as error:
-                    result = failure(
-                        Outcome.SANDBOX_ERROR, f"cannot read the result; does the worker have another version? {error}"
-                    )
-                backend.answer(pending, result)
+                except (KeyError, ValueError) as error:
+                    why = f"cannot read the result; does the worker have another version? {error}"
+                    result = failure(Outcome.SANDBOX_ERROR, why)
+                self.answer(pending, result)
         if reply:
-            await backend.redis.xtrim(backend.results, minid=self.last.decode(), approximate=False)
+            await self.redis.xtrim(self.results, minid=self.last.decode(), approximate=False)
 
 
 def entry_number(entry: bytes) -> tuple[int, int]:

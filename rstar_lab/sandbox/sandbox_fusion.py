@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field
 
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call
-from rstar_lab.sandbox.cpp import Command, commands, cpp_call, cpp_outcome
-from rstar_lab.sandbox.files import FilesResult, check_files
+from rstar_lab.sandbox.cpp import commands, cpp_call, cpp_outcome
+from rstar_lab.sandbox.files import FilesResult
 
 LANGUAGES = ("python", "cpp")
 
@@ -55,10 +55,9 @@ class RunCodeResponse(BaseModel):
 
 
 def to_call(request: RunCodeRequest, max_timeout_s: float) -> Call:
-    """Return the call for a request. Raises ValueError for a language or file that is not supported."""
+    """Return the call for a request. Raises ValueError for a language that is not supported."""
     if request.language not in LANGUAGES:
         raise ValueError(f"language: {request.language!r} is not supported; use {' or '.join(LANGUAGES)}")
-    check_files(request.files)
     memory_mb = request.memory_limit_MB if request.memory_limit_MB > 0 else None
     timeout_s = min(request.run_timeout, max_timeout_s)
     if request.language == "python":
@@ -81,22 +80,14 @@ def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse
     if request.language == "cpp":
         built, _ = commands(result)
         result = cpp_outcome(result)
-        compiled = compile_result(built) if built else None
+        compiled = command_result(built.return_code, built.seconds, "", built.stderr) if built else None
     if result.outcome in INFRASTRUCTURE_FAILURES:
         return RunCodeResponse(
             status=RunStatus.SANDBOX_ERROR, message=result.stderr or result.outcome, outcome=result.outcome
         )
     ran = None
     if compiled is None or compiled.return_code == 0:
-        ran = CommandRunResult(
-            status=CommandRunStatus.FINISHED,
-            execution_time=result.duration_s,
-            return_code=return_code(result.outcome),
-            stdout=result.stdout,
-            stderr=result.stderr,
-        )
-        if result.outcome is Outcome.TIMEOUT:
-            ran.status = CommandRunStatus.TIME_LIMIT_EXCEEDED
+        ran = command_result(return_code(result.outcome), result.duration_s, result.stdout, result.stderr)
     return RunCodeResponse(
         status=RunStatus.SUCCESS if result.outcome is Outcome.OK else RunStatus.FAILED,
         message=staged.message,
@@ -108,11 +99,10 @@ def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse
     )
 
 
-def compile_result(built: Command) -> CommandRunResult:
-    status = CommandRunStatus.TIME_LIMIT_EXCEEDED if built.return_code is None else CommandRunStatus.FINISHED
-    return CommandRunResult(
-        status=status, execution_time=built.seconds, return_code=built.return_code, stdout="", stderr=built.stderr
-    )
+def command_result(code: int | None, seconds: float, stdout: str, stderr: str) -> CommandRunResult:
+    """Return how a command ended. code: None for a timeout."""
+    status = CommandRunStatus.TIME_LIMIT_EXCEEDED if code is None else CommandRunStatus.FINISHED
+    return CommandRunResult(status=status, execution_time=seconds, return_code=code, stdout=stdout, stderr=stderr)
 
 
 def return_code(outcome: Outcome) -> int | None:

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.service_tokens import published_token
 from rstar_lab.hardware.processes import raise_open_files
@@ -30,6 +32,8 @@ from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.transport import require_tls
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Verification, Work
 from rstar_lab.verify import Undecided, verify, warm_up
+
+log = logging.getLogger(__name__)
 
 # Limit in CPU seconds of the first attempt to verify an answer; most answers need about 0.01. An answer that needs more is
 # verified again without this limit, in other threads, so that it does not delay short ones.
@@ -48,8 +52,15 @@ class LocalBackend:
 
     async def start(self) -> "LocalBackend":
         await self.sandbox.start()
-        self.quick.submit(warm_up)
+        # A daemon thread: it would otherwise keep a process alive that is stopped meanwhile.
+        threading.Thread(target=self._warm_up, daemon=True).start()
         return self
+
+    def _warm_up(self) -> None:
+        try:
+            warm_up()
+        except (UserError, OSError) as error:
+            log.warning("answers cannot be verified: %s", error)
 
     async def aclose(self) -> None:
         await self.sandbox.aclose()
@@ -110,8 +121,11 @@ Announce = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxOptions:
-    """What `sandbox serve` and `sandbox worker` have in common, named as in cli/sandbox.py."""
+class Options:
+    """Options of `sandbox serve` and `sandbox worker`, named as in cli/sandbox.py.
+
+    own_token: make a token if there is no `token` (service_tokens.py). The last five are those of `serve` alone.
+    """
 
     workers: int | None
     time_limit_s: float
@@ -120,31 +134,24 @@ class SandboxOptions:
     queue_timeout_s: float
     drain_s: float
     strict: bool
+    redis: str | None
     redis_tls: bool
     readable: Sequence[Path] | None
     packages: Path | None
     isolation: str
-    audit: bool
     preload: Sequence[str] | None
+    host: str = ""
+    port: int = 0
+    max_queue: int = 0
+    token: str | None = None
+    own_token: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions(SandboxOptions):
-    """Options of `sandbox worker`."""
-
-    redis: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(SandboxOptions):
-    """Options of `sandbox serve`. own_token: make a token if there is no `token` (service_tokens.py)."""
-
-    host: str
-    port: int
-    max_queue: int
-    redis: str | None
-    token: str | None
-    own_token: bool
+def end_cleanly() -> None:
+    """Let SIGTERM and SIGHUP end this process like Ctrl+C until the server or worker has handlers of its own."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as with nohup
+            signal.signal(number, signal.default_int_handler)
 
 
 class DrainingServer(uvicorn.Server):
@@ -162,6 +169,8 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self.handle_exit)
         self.announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -176,9 +185,10 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def run_server(options: ServeOptions, announce: Announce) -> None:
+def run_server(options: Options, announce: Announce) -> None:
     """Run the service until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
     check_exposure(options.host, options.token)
+    end_cleanly()
     listener = listen(options.host, options.port)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with contextlib.ExitStack() as stack:
@@ -189,7 +199,7 @@ def run_server(options: ServeOptions, announce: Announce) -> None:
         uvloop.run(serve(options, listener, lambda ready: announce({**ready, "token_file": token_file})))
 
 
-async def serve(options: ServeOptions, listener: socket.socket, announce: Announce) -> None:
+async def serve(options: Options, listener: socket.socket, announce: Announce) -> None:
     if options.redis:
         if options.redis_tls:
             require_tls(options.redis)
@@ -204,6 +214,7 @@ async def serve(options: ServeOptions, listener: socket.socket, announce: Announ
     config = uvicorn.Config(
         app,
         http=limited_protocol(),
+        lifespan="off",
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -214,10 +225,13 @@ async def serve(options: ServeOptions, listener: socket.socket, announce: Announ
     host, port = listener.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
     ready = {"url": f"http://{name}:{port}", "workers": backend.capacity}
-    await DrainingServer(config, service, options.drain_s, lambda: announce(ready)).serve(sockets=[listener])
+    try:
+        await DrainingServer(config, service, options.drain_s, lambda: announce(ready)).serve(sockets=[listener])
+    finally:
+        await backend.aclose()
 
 
-async def local_backend(options: SandboxOptions) -> LocalBackend:
+async def local_backend(options: Options) -> LocalBackend:
     limits = Limits(
         timeout_s=options.time_limit_s,
         memory_mb=options.memory_mb,
@@ -232,21 +246,22 @@ async def local_backend(options: SandboxOptions) -> LocalBackend:
             readable=options.readable or (),
             packages=options.packages,
             isolation=options.isolation,
-            audit=options.audit,
             preload=options.preload or (),
         )
     ).start()
 
 
-def run_worker(options: WorkerOptions, announce: Announce) -> None:
+def run_worker(options: Options, announce: Announce) -> None:
     """Run a worker until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
+    end_cleanly()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     uvloop.run(work(options, announce))
 
 
-async def work(options: WorkerOptions, announce: Announce) -> None:
+async def work(options: Options, announce: Announce) -> None:
     from rstar_lab.sandbox.worker import Worker
 
+    assert options.redis is not None
     raise_open_files()
     if options.redis_tls:
         require_tls(options.redis)
@@ -254,8 +269,9 @@ async def work(options: WorkerOptions, announce: Announce) -> None:
     try:
         worker = Worker(options.redis, backend, drain_s=options.drain_s)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.stopping.set)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, worker.stopping.set)
         await worker.serve(lambda: announce({"worker": worker.name, "workers": backend.workers}))
     finally:
         await backend.aclose()

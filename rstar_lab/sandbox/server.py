@@ -3,26 +3,24 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import Base64Bytes, BaseModel, Field
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
-from rstar_lab.sandbox.access import CONTENT_TYPE, AccessMiddleware, BusyError
-from rstar_lab.sandbox.call import Call, CallResult, OnOutput, OutputDecoder
-from rstar_lab.sandbox.files import run_with_files
+from rstar_lab.sandbox.access import CONTENT_TYPE, RETRY_AFTER_S, AccessMiddleware, BusyError
+from rstar_lab.sandbox.call import OnOutput, OutputDecoder, failure
+from rstar_lab.sandbox.files import decode_files, run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.service import Service
-from rstar_lab.sandbox.session_files import SessionFileError, SessionFiles
-from rstar_lab.sandbox.wire import MAX_BATCH, Body, Work, WorkModel, dumps, failure, result_to_dict
+from rstar_lab.sandbox.wire import MAX_BATCH, Body, Work, WorkModel, dumps, result_to_dict, work_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,6 +28,7 @@ T = TypeVar("T")
 # JSON bytes of the outputs in one response; a streamed response counts only bytes that are not sent yet. Results beyond this
 # limit have no output.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+OUTPUTS = ("stdout", "stderr", "value")
 MAX_BODY = MAX_STDIN_BYTES + 64 * 1024 * 1024
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "not JSON, or not addressed to this service"},
@@ -42,37 +41,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-SESSION = Field(min_length=1, max_length=256, description="name of the session; it is started if it does not exist")
-
-
 class Calls(Body):
     """Request body of POST /calls."""
 
     calls: list[WorkModel] = Field(min_length=1, max_length=MAX_BATCH)
-
-
-class FilesToWrite(Body):
-    """Request body of POST /files/write."""
-
-    session: str = SESSION
-    files: dict[str, Base64Bytes] = Field(min_length=1, max_length=MAX_BATCH, description="path -> base64 content")
-
-
-class FileToRead(Body):
-    """Request body of POST /files/read."""
-
-    session: str = SESSION
-    path: str
-
-
-class ServiceFiles(SessionFiles):
-    """Files of the sessions of a service."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    async def run_call(self, call: Call) -> CallResult:
-        return await self.service.run(call)
 
 
 def example_request(url: str, token: str = "") -> str:
@@ -94,23 +66,15 @@ def make_app(
     loopback_only: bool = False,
     max_body: int = MAX_BODY,
 ) -> FastAPI:
-    """Return the application. The backend of `service` must be started; the application closes it at the end.
+    """Return the application. The backend of `service` must be started.
 
     time_limit_s: time limit of C++ programs, without compilation (the limit of Python programs is set in the backend).
     token: required bearer token. loopback_only: the service listens on loopback. max_body: largest request body in bytes.
     """
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            await service.backend.aclose()
-
     app = FastAPI(
         title="rstar_lab sandbox",
         description="Runs model-written code. `/run` and `/judge` as code-judge, `/run_code` as SandboxFusion.",
-        lifespan=lifespan,
         responses=ERRORS,
     )
     app.add_middleware(AccessMiddleware, token=token, max_body=max_body, loopback_only=loopback_only, budget=service)
@@ -123,11 +87,7 @@ def make_app(
 
     @app.exception_handler(BusyError)
     async def busy(_: Request, error: BusyError) -> Response:
-        return JSONResponse({"detail": str(error)}, error.status, headers={"Retry-After": str(error.retry_after_s)})
-
-    @app.exception_handler(SessionFileError)
-    async def file_error(_: Request, error: SessionFileError) -> Response:
-        return JSONResponse({"detail": str(error)}, 503 if error.outcome in INFRASTRUCTURE_FAILURES else 422)
+        return JSONResponse({"detail": str(error)}, error.status, headers={"Retry-After": str(RETRY_AFTER_S)})
 
     @app.exception_handler(GoneError)
     async def gone(_: Request, __: GoneError) -> Response:
@@ -141,22 +101,33 @@ def make_app(
         finally:
             service.release(calls)
 
-    def reply(model: BaseModel, hide: Any = None) -> Response:
-        body = dumps(model.model_dump(mode="json", exclude=hide))
-        return CountedResponse(service, body)
+    def reply(content: dict[str, Any]) -> Response:
+        return CountedResponse(service, dumps(content))
 
     async def submit(
         request: Request, submissions: list[code_judge.Submission], *, outputs: bool
-    ) -> list[code_judge.SubmissionResult]:
-        """Run submissions; return results in order. outputs: whether the response contains stdout and stderr."""
-        budget = ResponseBudget(MAX_RESPONSE_BYTES if outputs else 0)
+    ) -> list[dict[str, Any]]:
+        """Run submissions; return results in order. outputs: whether they contain stdout and stderr."""
+        left = MAX_RESPONSE_BYTES
 
-        async def run_one(submission: code_judge.Submission) -> code_judge.SubmissionResult:
+        async def run_one(submission: code_judge.Submission) -> dict[str, Any]:
+            nonlocal left
             try:
                 result = await service.run(code_judge.to_work(submission, time_limit_s))
             except ValueError as error:
                 result = failure(Outcome.INVALID_ARGUMENTS, str(error))
-            return budget.trim(code_judge.to_result(submission, result))
+            row = code_judge.to_result(submission, result).model_dump(mode="json")
+            size = sum(json_size(row[name]) for name in OUTPUTS if row[name])
+            if not outputs:
+                del row["stdout"], row["stderr"]
+            elif size > left:
+                note = (
+                    f"[output left out: the response is limited to {MAX_RESPONSE_BYTES} bytes; send smaller batches]\n"
+                )
+                row |= {"stdout": "", "stderr": note, "value": None}
+            else:
+                left -= size
+            return row
 
         return await admitted(request, len(submissions), lambda: asyncio.gather(*map(run_one, submissions)))
 
@@ -178,73 +149,46 @@ def make_app(
     @app.get("/status", tags=["code-judge"], response_model=code_judge.Status)
     async def status() -> Response:
         backend = service.backend
-        return reply(code_judge.Status(queue=backend.queued, num_workers=backend.capacity))
+        return reply({"queue": backend.queued, "num_workers": backend.capacity})
 
     @app.post("/run", tags=["code-judge"], response_model=code_judge.SubmissionResult)
     async def run(request: Request, submission: code_judge.Submission) -> Response:
         return reply((await submit(request, [submission], outputs=True))[0])
 
-    @app.post("/judge", tags=["code-judge"], response_model=code_judge.JudgeResult)
+    @app.post("/judge", tags=["code-judge"], response_model=code_judge.SubmissionResult)
     async def judge(request: Request, submission: code_judge.Submission) -> Response:
-        return reply((await submit(request, [submission], outputs=False))[0], hide={"stdout", "stderr"})
+        return reply((await submit(request, [submission], outputs=False))[0])
 
     # code-judge limits how long a short batch waits; here both kinds of batch wait for the queue.
-    @app.post("/run/batch", tags=["code-judge"], response_model=code_judge.BatchSubmissionResult)
-    @app.post("/run/long-batch", tags=["code-judge"], response_model=code_judge.BatchSubmissionResult)
+    @app.post("/run/batch", tags=["code-judge"], response_model=code_judge.BatchResult)
+    @app.post("/run/long-batch", tags=["code-judge"], response_model=code_judge.BatchResult)
     async def run_batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
-        results = await submit(request, batch.submissions, outputs=True)
-        return reply(code_judge.BatchSubmissionResult(sub_id=batch.sub_id or "", results=results))
+        return reply({"sub_id": batch.sub_id, "results": await submit(request, batch.submissions, outputs=True)})
 
-    @app.post("/judge/batch", tags=["code-judge"], response_model=code_judge.BatchJudgeResult)
-    @app.post("/judge/long-batch", tags=["code-judge"], response_model=code_judge.BatchJudgeResult)
+    @app.post("/judge/batch", tags=["code-judge"], response_model=code_judge.BatchResult)
+    @app.post("/judge/long-batch", tags=["code-judge"], response_model=code_judge.BatchResult)
     async def judge_batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
-        results = await submit(request, batch.submissions, outputs=False)
-        hidden = {"results": {"__all__": {"stdout", "stderr"}}}
-        return reply(code_judge.BatchSubmissionResult(sub_id=batch.sub_id or "", results=results), hide=hidden)
+        return reply({"sub_id": batch.sub_id, "results": await submit(request, batch.submissions, outputs=False)})
 
     @app.post("/run_code", tags=["SandboxFusion"], response_model=sandbox_fusion.RunCodeResponse)
     async def run_code(request: Request, body: sandbox_fusion.RunCodeRequest) -> Response:
         try:
-            call = sandbox_fusion.to_call(body, MAX_TIMEOUT_S)
-            staged = await admitted(request, 1, lambda: run_with_files(service.run, call, body.files, body.fetch_files))
+            call, files = sandbox_fusion.to_call(body, MAX_TIMEOUT_S), decode_files(body.files)
+            staged = await admitted(request, 1, lambda: run_with_files(service.run, call, files, body.fetch_files))
         except ValueError as error:
-            return reply(sandbox_fusion.refused(str(error)))
-        return reply(sandbox_fusion.to_response(body, staged))
+            return reply(sandbox_fusion.refused(str(error)).model_dump(mode="json"))
+        return reply(sandbox_fusion.to_response(body, staged).model_dump(mode="json"))
 
     @app.post("/calls", tags=["calls"], response_class=StreamingResponse)
     async def calls(body: Calls) -> Response:
         """Run calls. The response has one line of JSON for each call, in the order in which they finish:
         `{"index", "outcome", "stdout", "stderr", "value", "duration_s", "queue_s"}`. A call with `stream` has additional lines
         before that, `{"index", "stream", "text"}`, with the output since the previous line."""
-        work = [model.work() for model in body.calls]
+        work = [work_of(model) for model in body.calls]
         streamed = {index for index, model in enumerate(body.calls) if getattr(model, "stream", False)}
         service.admit(len(work))
         lines = result_lines(service, work, streamed)
         return StreamingResponse(lines, media_type="application/x-ndjson")
-
-    @app.post("/files/write", tags=["files of sessions"], status_code=204)
-    async def write_files(request: Request, body: FilesToWrite) -> None:
-        """Write files of at most 48 MiB in a session. Paths are relative to its working folder; missing folders are created."""
-        await admitted(request, len(body.files), lambda: ServiceFiles(service).write_files(body.session, body.files))
-
-    @app.post(
-        "/files/read",
-        tags=["files of sessions"],
-        response_class=StreamingResponse,
-        responses={200: {"content": {"application/octet-stream": {}}}},
-    )
-    async def read_file(request: Request, body: FileToRead) -> Response:
-        """Return the content of a file of a session, at most 64 MiB."""
-        chunks = file_chunks(service, body)
-        first = await while_connected(request, anext(chunks))
-
-        async def content() -> AsyncIterator[bytes]:
-            async with aclosing(chunks):
-                yield first
-                async for chunk in chunks:
-                    yield chunk
-
-        return StreamingResponse(content(), media_type="application/octet-stream")
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
@@ -310,33 +254,6 @@ async def result_lines(service: Service, work: list[Work], streamed: Collection[
         service.release_bytes(unsent)
         unsent = 0
         service.release(len(work))
-
-
-async def file_chunks(service: Service, file: FileToRead) -> AsyncGenerator[bytes, None]:
-    """Yield the content of a file of a session. The request counts as one call in flight until the end."""
-    service.admit(1)
-    try:
-        async for chunk in ServiceFiles(service).read_chunks(file.session, file.path):
-            yield chunk
-    finally:
-        service.release(1)
-
-
-class ResponseBudget:
-    """Removes the output of results once a response has reached its limit in bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.left = limit
-
-    def trim(self, result: code_judge.SubmissionResult) -> code_judge.SubmissionResult:
-        """Remove stdout, stderr and value of a result that does not fit. Its outcome stays."""
-        size = sum(json_size(text) for text in (result.stdout, result.stderr, result.value) if text)
-        if not self.limit or size <= self.left:
-            self.left -= min(size, self.left)
-            return result
-        note = f"[output left out: the response is limited to {self.limit} bytes; send smaller batches]\n"
-        return result.model_copy(update={"stdout": "", "stderr": note, "value": None})
 
 
 def json_size(text: str) -> int:

@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.access import BusyError
-from rstar_lab.sandbox.call import CallResult, OnOutput
+from rstar_lab.sandbox.call import CallResult, OnOutput, failure
 from rstar_lab.sandbox.call_log import call_id, log_failure
-from rstar_lab.sandbox.wire import Work, failure
+from rstar_lab.sandbox.wire import Work
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
@@ -38,26 +38,17 @@ class Metrics:
         self, gauges: dict[str, tuple[str, Callable[[], float]]], events: Callable[[], Mapping[str, int]]
     ) -> None:
         """gauges: name -> (description, function that returns the value). events: returns event -> count."""
-        self.registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
+        prefix = "rstar_lab_sandbox_"
+        arrival = "seconds from the arrival of a call to its"
         self.latency = Histogram(
-            "rstar_lab_sandbox_call_seconds",
-            "seconds from the arrival of a call to its result",
-            ["outcome"],
-            buckets=SECONDS,
-            registry=self.registry,
+            f"{prefix}call_seconds", f"{arrival} result", ["outcome"], buckets=SECONDS, registry=registry
         )
-        self.queueing = Histogram(
-            "rstar_lab_sandbox_queue_seconds",
-            "seconds from the arrival of a call to its start",
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self.refused = Counter(
-            "rstar_lab_sandbox_refused", "calls refused because the queue was full", registry=self.registry
-        )
+        self.queueing = Histogram(f"{prefix}queue_seconds", f"{arrival} start", buckets=SECONDS, registry=registry)
+        self.refused = Counter(f"{prefix}refused", "calls refused because the queue was full", registry=registry)
         for name, (description, read) in gauges.items():
-            Gauge(f"rstar_lab_sandbox_{name}", description, registry=self.registry).set_function(read)
-        self.registry.register(_Events(events))
+            Gauge(f"{prefix}{name}", description, registry=registry).set_function(read)
+        registry.register(_Events(events))
 
     def observe(self, result: CallResult, seconds: float) -> None:
         """Count a result. seconds: from the arrival of its call."""
@@ -113,7 +104,6 @@ class Service:
         self.bytes = 0
         self.draining = False
         self.running: set[asyncio.Task[CallResult]] = set()
-        self.recent = ThroughputEstimate()
         self.metrics = Metrics(
             {
                 "queue_depth": ("calls that have not started", lambda: backend.queued),
@@ -156,8 +146,7 @@ class Service:
 
     def _refuse(self, calls: int) -> None:
         self.metrics.refused.inc(calls)
-        seconds = self.recent.seconds_for(max(1, self.calls + calls - self.max_calls))
-        raise BusyError(seconds, stopping=self.draining)
+        raise BusyError(stopping=self.draining)
 
     async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
         """Run admitted work and return its result. Exceptions of the backend become results with an outcome."""
@@ -183,7 +172,6 @@ class Service:
             result = failure(Outcome.SANDBOX_ERROR, f"{type(error).__name__}: {error}")
         finally:
             self.running.discard(task)
-        self.recent.tick()
         self.metrics.observe(result, time.monotonic() - started)
         return result
 
@@ -195,20 +183,3 @@ class Service:
             await asyncio.sleep(0.05)
         for task in list(self.running):
             task.cancel()
-
-
-class ThroughputEstimate:
-    """Estimates results per second, to tell refused clients when to retry."""
-
-    def __init__(self) -> None:
-        self.per_s = 0.0
-        self.last = time.monotonic()
-
-    def tick(self) -> None:
-        """Count one result; the estimate averages over about one second."""
-        now = time.monotonic()
-        gap, self.last = max(now - self.last, 1e-6), now
-        self.per_s += (1 / gap - self.per_s) * min(1.0, gap) if self.per_s else 1 / gap
-
-    def seconds_for(self, calls: int) -> int:
-        return int(min(5, max(1, calls / self.per_s))) if self.per_s else 1

@@ -190,13 +190,13 @@ class Forker:
             raise ForkError("the session has ended")
         timer = asyncio.get_running_loop().call_later(BLOCKED_S, self.on_waiting, True)
         try:
-            result = await connection.call(self._message(protocol.FORK, str(count)), ANSWER_S)
+            answer = await connection.call(self._message(protocol.FORK, str(count)), ANSWER_S)
         except (SupervisorDied, SupervisorUnresponsive) as error:
             raise ForkError("the session has ended") from error
         finally:
             timer.cancel()
             self.on_waiting(False)
-        offered = [protocol.Copy(*fields) for fields in json.loads(result.value or b"[]")]
+        offered = [protocol.Copy(*fields) for fields in json.loads(answer.result.value or "[]")]
         if offered and original.fork_group is None:
             ForkGroup(original).join(original)
         adopted = await asyncio.gather(*(self._adopt(original, copy) for copy in offered), return_exceptions=True)
@@ -218,11 +218,11 @@ class Forker:
         assert original.connection is not None and original.fork_group is not None
         connection: SupervisorConnection = await self.pool.start_supervisor(original.connection.zygote, session=True)
         try:
-            result = await connection.call(self._message(protocol.ADOPT, json.dumps(copy)), ANSWER_S)
+            answer = await connection.call(self._message(protocol.ADOPT, json.dumps(copy)), ANSWER_S)
         except BaseException:
             self.pool.discard(connection)
             raise
-        if not result.alive:
+        if not answer.alive:
             self.pool.discard(connection)
             raise ForkError("the copy has ended")
         session = Session(f"{first_session(original.name)}{COPY_SEPARATOR}{uuid.uuid4().hex[:16]}")

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import os
 import signal
 import socket
@@ -14,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import Outcome
+from rstar_lab.sandbox.call_request import PRELOAD, TIERS, Answer, unpack_answer
 from rstar_lab.sandbox.runtime import protocol
 
-TIERS = ("bare", "numpy", "sympy", "scipy")
-PRELOAD = "preload"
 START_TIMEOUT_S = 60.0
 # Seconds after a call's limit and slack until the program of a supervisor without an answer is killed, and until the supervisor is.
 # With control groups of version 2, a supervisor can wait for memory that its program takes again and again.
@@ -26,6 +27,9 @@ LATE_S, SILENCE_S = 1.5, 2.5
 IDLE_PER_WORKER = 16
 # Seconds that a supervisor has to end its program after its connection was closed, before it is killed.
 END_S = 5.0
+# Seconds in which a zygote must answer after one of its supervisors did not. If it does not, all processes are replaced.
+PONG_S = 20.0
+log = logging.getLogger(__name__)
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/box/work",
@@ -52,9 +56,9 @@ class SupervisorDied(Exception):
 
 
 class SupervisorUnresponsive(Exception):
-    """A supervisor did not answer in time and is killed. outcome: of the limit that it had reported as exceeded; else None."""
+    """A supervisor did not answer in time and is killed. outcome: of the limit that it had reported as exceeded."""
 
-    def __init__(self, outcome: str | None) -> None:
+    def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
         self.outcome = outcome
 
@@ -78,10 +82,8 @@ class SupervisorConnection(asyncio.Protocol):
         # Whether the supervisor has ended its session between two cells.
         self.session_ended = False
         self.dying = False
-        # The outcome of the running call if it has exceeded a limit.
-        self.exceeded: str | None = None
-        # Refused system calls of the running call, by name (audit mode).
-        self.denied: dict[str, int] = {}
+        # The outcome of the running call without an answer: that of a limit that it has exceeded.
+        self.exceeded = Outcome.SANDBOX_ERROR
         self.on_long: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[bool], None] = lambda waiting: None
         self.on_output: Callable[[int, bytes], None] = lambda number, data: None
@@ -90,7 +92,8 @@ class SupervisorConnection(asyncio.Protocol):
         self.on_lost: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._pending_result: asyncio.Future[protocol.Result] | None = None
+        self._pending_result: asyncio.Future[Answer] | None = None
+        self._output_bytes = 0  # limit of each output of the running call
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -119,23 +122,21 @@ class SupervisorConnection(asyncio.Protocol):
                 if self._pending_result and not self._pending_result.done():
                     self._pending_result.set_exception(SessionRefused())
             elif kind == protocol.EXCEEDED:
-                self.exceeded = protocol.OUTCOMES[body[0]]
+                self.exceeded = Outcome(protocol.OUTCOMES[body[0]])
             elif kind == protocol.OUTPUT:
                 self.on_output(body[0], body[1:])
-            elif kind == protocol.DENIED:
-                self.denied = json.loads(body)
             elif kind == protocol.ENDED:
                 self.session_ended = True
             elif kind == protocol.READY:
                 self.dying = False
                 self.on_ready()
             elif kind == protocol.RESULT and self._pending_result and not self._pending_result.done():
-                result = protocol.unpack_result(body)
-                self.dying = result.dying
-                self._pending_result.set_result(result)
+                answer = unpack_answer(body, self._output_bytes)
+                self.dying = answer.dying
+                self._pending_result.set_result(answer)
 
-    async def call(self, message: bytes, wall_s: float) -> protocol.Result:
-        """Send a packed request and return its result. wall_s: seconds after which the supervisor ends the call.
+    async def call(self, message: bytes, wall_s: float) -> Answer:
+        """Send a packed request and return its answer. wall_s: seconds after which the supervisor ends the call.
 
         Raises SupervisorDied, or SupervisorUnresponsive if no result arrives in time.
         """
@@ -145,14 +146,14 @@ class SupervisorConnection(asyncio.Protocol):
             raise SupervisorDied
         loop = asyncio.get_running_loop()
         self.on_ready = lambda: None
-        self.exceeded = None
-        self.denied = {}
+        self.exceeded = Outcome.SANDBOX_ERROR
         self._pending_result = loop.create_future()
+        self._output_bytes = protocol.unpack_limits(message).output_bytes
         self._transport.write(message)
         late = loop.call_later(wall_s + LATE_S, lambda: self.on_late())
         timer = loop.call_later(wall_s + SILENCE_S, self._on_no_answer)
         try:
-            result = await self._pending_result
+            answer = await self._pending_result
         except asyncio.CancelledError:
             self.close()
             raise
@@ -162,9 +163,9 @@ class SupervisorConnection(asyncio.Protocol):
             self.on_long = lambda: None
             self.on_waiting = lambda waiting: None
             self.on_output = lambda number, data: None
-        if result.outcome == "killed" and loop.time() > late.when():  # perhaps by `on_late`
+        if answer.result.outcome is Outcome.KILLED and loop.time() > late.when():  # perhaps by `on_late`
             raise SupervisorUnresponsive(self.exceeded)
-        return result
+        return answer
 
     def _on_no_answer(self) -> None:
         if self._pending_result and not self._pending_result.done():
@@ -194,7 +195,7 @@ class SupervisorPool:
     """The zygotes and supervisors of one sandbox. All of them end with `close`, or when this process ends.
 
     readable: additional files and folders that programs can read. packages: folder with additional packages.
-    audit: count refused system calls. preload: modules that an additional zygote imports.
+    preload: modules that an additional zygote imports.
     """
 
     def __init__(
@@ -203,18 +204,18 @@ class SupervisorPool:
         *,
         readable: Sequence[str] = (),
         packages: str | None = None,
-        audit: bool = False,
         preload: Sequence[str] = (),
     ) -> None:
         self.missing: dict[str, str] = {}
         self.supervisors: set[SupervisorConnection] = set()
         self._workers = workers
-        self._view = {"readable": list(readable), "packages": packages, "audit": audit, "preload": list(preload)}
+        self._view = {"readable": list(readable), "packages": packages, "preload": list(preload)}
         self._tiers = (*TIERS, PRELOAD) if preload else TIERS
         self._preload_error = ""
         self._idle: dict[str, list[SupervisorConnection]] = {tier: [] for tier in self._tiers}
         self._broken = False
         self._numbers = itertools.count(1)
+        self._asked: dict[str, asyncio.TimerHandle] = {}  # zygotes that have not answered a PING yet
         self._process: subprocess.Popen | None = None
         self._controls: dict[str, socket.socket] = {}
         self._ready: dict[str, asyncio.Future[bool]] = {}
@@ -229,6 +230,7 @@ class SupervisorPool:
 
     async def start(self) -> None:
         """Start the zygotes. Returns when the first one is ready, while the others still import; with `preload`, when all are ready.
+        The caller must call `close`, also after an error.
 
         Raises RuntimeError if the first zygote does not start, and UserError if a module of `preload` cannot be imported.
         """
@@ -259,10 +261,8 @@ class SupervisorPool:
         except TimeoutError:
             started = False
         if not started:
-            await self.close()
             raise RuntimeError("the sandbox could not start its first process; its error is printed above, on stderr")
         if PRELOAD in self._ready and not await self._ready[PRELOAD]:
-            await self.close()
             raise UserError(f"--preload: {self._preload_error or 'its import ended the process; see stderr'}")
 
     def _on_control_message(self, tier: str, control: socket.socket) -> None:
@@ -280,12 +280,29 @@ class SupervisorPool:
             else:
                 # The zygote ended during its imports: treat its libraries as not installed.
                 ready.set_result(False)
-        elif not ready.done():
+        elif ready.done():
+            if asked := self._asked.pop(tier, None):
+                asked.cancel()
+        else:
             if tier == PRELOAD:
                 self._preload_error = message[1:].decode().strip()
             elif tier == "bare" and message[:1] == b"+":
                 self.missing = json.loads(message[1:])
             ready.set_result(message[:1] == b"+")
+
+    def _check_zygote(self, tier: str) -> None:
+        """Ask a zygote, one of whose supervisors did not answer, for an answer, and give it PONG_S seconds."""
+
+        def give_up() -> None:
+            log.warning(
+                "the sandbox's zygote %s has not answered for %g s; all its processes are replaced", tier, PONG_S
+            )
+            self._broken = True
+
+        if tier not in self._asked:
+            self._asked[tier] = asyncio.get_running_loop().call_later(PONG_S, give_up)
+            with contextlib.suppress(OSError):
+                self._controls[tier].send(protocol.PING.to_bytes(4, "little"))
 
     async def wait_for_tier(self, tier: str) -> str:
         """Wait until the tier's zygote is ready and return its name. If its libraries are not installed, use the tier below.
@@ -333,6 +350,10 @@ class SupervisorPool:
         with contextlib.suppress(OSError):
             self._controls[connection.zygote].send((connection.number | flag).to_bytes(4, "little"))
 
+    def _on_late(self, connection: SupervisorConnection) -> None:
+        self._kill(connection, protocol.KILL_PROGRAM)
+        self._check_zygote(connection.zygote)
+
     async def start_supervisor(self, tier: str, *, session: bool = False) -> SupervisorConnection:
         """Fork a supervisor from the tier's zygote, or from the tier below if its libraries are not installed.
 
@@ -351,7 +372,7 @@ class SupervisorPool:
                 raise SupervisorDied from error
         connection = SupervisorConnection(tier, name, number)
         connection.on_lost = lambda: self._forget(connection)
-        connection.on_late = lambda: self._kill(connection, protocol.KILL_PROGRAM)
+        connection.on_late = lambda: self._on_late(connection)
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
         self.supervisors.add(connection)
@@ -364,6 +385,8 @@ class SupervisorPool:
             connection.on_lost = lambda: None
             connection.close()
         self.supervisors.clear()
+        for timer in self._asked.values():
+            timer.cancel()
         for control in self._controls.values():
             loop.remove_reader(control)
             control.close()

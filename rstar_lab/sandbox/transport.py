@@ -3,8 +3,8 @@
 A call is an entry of the stream `calls` (a call of a session: of its worker's own stream). Workers read it through a consumer
 group, so that it belongs to one worker until it is acknowledged. A result is an entry of the stream `results:CLIENT`. One
 script acknowledges a call, deletes it and adds its result, so that only the first worker that acknowledges can answer. Times
-come from Redis (entry ids), so the clocks of nodes need not agree. Calls and results are signed, so that write access to Redis
-alone allows neither running code nor forging results.
+come from Redis (entry ids), so the clocks of nodes need not agree. If RSTAR_LAB_SANDBOX_KEY is set, calls and results are signed, so
+that write access to Redis alone allows neither running code nor forging results. Without it, everyone with the password of Redis can.
 """
 
 import contextlib
@@ -197,28 +197,17 @@ class Signer:
         if self._key and len(self._key) < MIN_KEY:
             raise UserError(f"{KEY}: the key must have at least {MIN_KEY} characters; `openssl rand -hex 32` makes one")
 
-    def sign_call(self, call_id: str, client: str, body: bytes) -> str:
-        return self._sign(b"call", call_id.encode(), client.encode(), body)
-
-    def sign_result(self, call_id: bytes, body: bytes) -> str:
-        return self._sign(b"result", call_id, body)
-
-    def check_call(self, call_id: bytes, client: str, body: bytes, signature: bytes) -> None:
-        """Raise InvalidSignatureError unless the signature was made for this call, and for results to this client."""
-        self._check(signature, b"call", call_id, client.encode(), body)
-
-    def check_result(self, call_id: bytes, body: bytes, signature: bytes) -> None:
-        """Raise InvalidSignatureError unless the signature was made for this result of this call."""
-        self._check(signature, b"result", call_id, body)
-
-    def _sign(self, *parts: bytes) -> str:
+    def sign(self, kind: str, *parts: str | bytes) -> str:
+        """Return the signature. kind, parts: `call`, id, client and body of a call; or `result`, id of the call and body."""
         if not self._key:
             return ""
         mac = hmac.new(self._key, digestmod=hashlib.sha256)
-        for part in parts:
-            mac.update(len(part).to_bytes(8, "little") + part)
+        for part in (kind, *parts):
+            data = part.encode() if isinstance(part, str) else part
+            mac.update(len(data).to_bytes(8, "little") + data)
         return mac.hexdigest()
 
-    def _check(self, signature: bytes, *parts: bytes) -> None:
-        if self._key and not hmac.compare_digest(signature, self._sign(*parts).encode()):
+    def check(self, signature: bytes, kind: str, *parts: str | bytes) -> None:
+        """Raise InvalidSignatureError unless the signature is that of `sign` for the same arguments."""
+        if self._key and not hmac.compare_digest(signature, self.sign(kind, *parts).encode()):
             raise InvalidSignatureError(f"no valid signature: set the same {KEY} for all services and workers")

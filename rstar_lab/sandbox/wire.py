@@ -5,17 +5,24 @@ JSON is written in ASCII, so that lone surrogates (from bytes that are not UTF-8
 
 import json
 import re
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, Self
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
+from pydantic_core import from_json
 
-from rstar_lab.common.outcomes import Outcome
-from rstar_lab.sandbox.call import Call, CallResult, first_session
+from rstar_lab.sandbox.call import Call, CallResult, Output, first_session
 
 MAX_BATCH = 4096  # calls in one request
 # A model's response contains tags of the chat format; an answer alone does not.
 RESPONSE_TAGS = re.compile(r"</?(answer|reason|tool_call)>")
+FORBID = ConfigDict(extra="forbid")
+
+
+class Body(BaseModel):
+    """A part of a request. Unknown keys are an error."""
+
+    model_config = FORBID
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,8 @@ class Verification:
 
     response_text: str
     answer: str
+    kind: Literal["math"] = "math"
+    __pydantic_config__: ClassVar = FORBID
 
     @classmethod
     def of(cls, solution: str, answer: str | None, kind: str | None = None) -> Self:
@@ -46,6 +55,8 @@ class SessionEnd:
     """Request to end the interpreter of a session."""
 
     session: str
+    kind: Literal["end"] = "end"
+    __pydantic_config__: ClassVar = FORBID
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +64,16 @@ class SessionFork:
     """Request to fork the interpreter of a session `n` times. The value of the result is a JSON list of the copies' names."""
 
     session: str
-    n: int
+    n: Annotated[int, Field(ge=1, le=MAX_BATCH, description="copies")]
+    kind: Literal["fork"] = "fork"
+    __pydantic_config__: ClassVar = FORBID
 
 
 Work = Call | Verification | SessionEnd | SessionFork
 
 
-class Body(BaseModel):
-    """A part of a request. Unknown keys are an error."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
 class CallModel(Body):
-    """Validates a Call received from a client."""
+    """A Call received from a client."""
 
     kind: Literal["code"] = "code"
     code: str = Field(description="the Python program")
@@ -79,56 +86,29 @@ class CallModel(Body):
     )
     stream: bool = Field(False, description="send output while the call runs")
 
-    def work(self) -> Call:
-        return Call(self.code, self.stdin, self.seed, self.timeout_s, self.memory_mb, self.session)
 
-
-class SessionEndModel(Body):
-    kind: Literal["end"]
-    session: str
-
-    def work(self) -> SessionEnd:
-        return SessionEnd(self.session)
-
-
-class SessionForkModel(Body):
-    """Validates a SessionFork received from a client."""
-
-    kind: Literal["fork"]
-    session: str
-    n: int = Field(ge=1, le=MAX_BATCH, description="copies")
-
-    def work(self) -> SessionFork:
-        return SessionFork(self.session, self.n)
-
-
-class VerificationModel(Body):
-    """Validates a Verification received from a client."""
-
-    kind: Literal["math"]
-    response_text: str
-    answer: str
-
-    def work(self) -> Verification:
-        return Verification(self.response_text, self.answer)
-
-
-def kind_of(work: Any) -> str:
+def _kind_of(work: Any) -> str:
     """Return the kind of work that is not validated yet; default: code."""
     return str(work.get("kind", "code") if isinstance(work, dict) else getattr(work, "kind", ""))
 
 
 WorkModel = Annotated[
     Annotated[CallModel, Tag("code")]
-    | Annotated[VerificationModel, Tag("math")]
-    | Annotated[SessionEndModel, Tag("end")]
-    | Annotated[SessionForkModel, Tag("fork")],
-    Discriminator(kind_of),
+    | Annotated[Verification, Tag("math")]
+    | Annotated[SessionEnd, Tag("end")]
+    | Annotated[SessionFork, Tag("fork")],
+    Discriminator(_kind_of),
 ]
-WORK: TypeAdapter[CallModel | VerificationModel | SessionEndModel | SessionForkModel] = TypeAdapter(WorkModel)
+_WORK: TypeAdapter[CallModel | Verification | SessionEnd | SessionFork] = TypeAdapter(WorkModel)
+_RESULT = TypeAdapter(CallResult)
+_OUTPUT = TypeAdapter(Output)
 
 
-KINDS = {Call: "code", Verification: "math", SessionEnd: "end", SessionFork: "fork"}
+def work_of(model: CallModel | Verification | SessionEnd | SessionFork) -> Work:
+    """Return validated work."""
+    if not isinstance(model, CallModel):
+        return model
+    return Call(model.code, model.stdin, model.seed, model.timeout_s, model.memory_mb, model.session)
 
 
 def session_of(work: Work) -> str | None:
@@ -145,22 +125,30 @@ def dumps(value: Any) -> bytes:
 
 
 def work_to_dict(work: Work) -> dict[str, Any]:
-    return {"kind": KINDS[type(work)], **{name: value for name, value in asdict(work).items() if value is not None}}
+    return {"kind": "code", **{name: value for name, value in asdict(work).items() if value is not None}}
 
 
 def work_from_json(body: bytes) -> Work:
     """Parse work. Raises ValueError or RecursionError for invalid input."""
-    return WORK.validate_python(json.loads(body)).work()
+    return work_of(_WORK.validate_python(json.loads(body)))
 
 
 def result_to_dict(result: CallResult) -> dict[str, Any]:
     return asdict(result)
 
 
-def result_from_dict(data: dict[str, Any]) -> CallResult:
-    return replace(CallResult(**data), outcome=Outcome(data["outcome"]))
+def result_from_json(body: bytes) -> CallResult:
+    """Parse a result. Raises ValueError for anything else."""
+    return _RESULT.validate_python(from_json(body, allow_inf_nan=False))
 
 
-def failure(outcome: Outcome, message: str, *, queue_s: float = 0.0) -> CallResult:
-    """Return the result of a call that did not run or whose result is lost. The message goes to stderr."""
-    return CallResult(outcome, "", message, None, 0.0, queue_s)
+def line_from_json(line: str, calls: int) -> tuple[int, CallResult | Output]:
+    """Parse a line of the response to a request with this number of calls: the call's index, and its result or new output.
+
+    Raises ValueError for anything else.
+    """
+    data = from_json(line, allow_inf_nan=False)
+    index = data.get("index") if isinstance(data, dict) else None
+    if not isinstance(index, int) or not 0 <= index < calls:
+        raise ValueError("no index of a call")
+    return index, (_OUTPUT if "stream" in data else _RESULT).validate_python(data)

@@ -10,32 +10,22 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import transport
-from rstar_lab.sandbox.call import CallResult
+from rstar_lab.sandbox.call import failure
 from rstar_lab.sandbox.call_log import call_id, log_failure
 from rstar_lab.sandbox.redis_backend import end, forever
+from rstar_lab.sandbox.serve import LocalBackend
 from rstar_lab.sandbox.transport import InvalidSignatureError, Signer
-from rstar_lab.sandbox.wire import Work, dumps, failure, result_to_dict, work_from_json
+from rstar_lab.sandbox.wire import dumps, result_to_dict, work_from_json
 
 log = logging.getLogger(__name__)
 
 RESULTS_BATCH = 64
-
-
-class Backend(Protocol):
-    """Runs the calls; see serve.LocalBackend."""
-
-    workers: int
-
-    async def run(self, work: Work) -> CallResult: ...
-
-    @property
-    def prefetch_limit(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ class Delivery:
 class Worker:
     """Moves calls from Redis to `backend` and results back, in batches."""
 
-    def __init__(self, url: str, backend: Backend, *, drain_s: float) -> None:
+    def __init__(self, url: str, backend: LocalBackend, *, drain_s: float) -> None:
         self.url = url
         self.drain_s = drain_s
         self.backend = backend
@@ -156,7 +146,7 @@ class Worker:
             result = failure(Outcome.QUEUE_TIMEOUT, f"not started within {delivery.wait_s:g} s", queue_s=waited_s)
         else:
             try:
-                self.signer.check_call(delivery.call_id, delivery.client, delivery.body, delivery.signature)
+                self.signer.check(delivery.signature, "call", delivery.call_id, delivery.client, delivery.body)
                 with call_id(delivery.call_id.decode(errors="replace")):
                     result = await self.backend.run(work_from_json(delivery.body))
                     log_failure(result)
@@ -180,7 +170,7 @@ class Worker:
                     pipe.eval(
                         transport.PUBLISH, 2, delivery.stream, transport.results_of(delivery.client),
                         transport.GROUP, delivery.entry, delivery.call_id, body, transport.RESULTS_KEPT_MS,
-                        self.signer.sign_result(delivery.call_id, body),
+                        self.signer.sign("result", delivery.call_id, body),
                     )  # fmt: skip
                 published = await pipe.execute()
         except BaseException:

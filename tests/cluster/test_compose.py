@@ -35,8 +35,20 @@ def test_the_file_follows_the_compose_specification():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_calls_and_results_in_redis_are_signed():
+    keys = [SERVICES[name]["environment"]["RSTAR_LAB_SANDBOX_KEY"] for name in ("sandbox", "worker")]
+    assert all(key.startswith("${SANDBOX_KEY") for key in keys)
+
+
 def test_secrets_come_from_variables_and_ports_listen_on_loopback():
-    assert set(SECRETS) == {"REDIS_PASSWORD", "SANDBOX_TOKEN", "JUPYTER_TOKEN", "MONITOR_TOKEN", "GRAFANA_PASSWORD"}
+    assert set(SECRETS) == {
+        "REDIS_PASSWORD",
+        "SANDBOX_KEY",
+        "SANDBOX_TOKEN",
+        "JUPYTER_TOKEN",
+        "MONITOR_TOKEN",
+        "GRAFANA_PASSWORD",
+    }
     assert set(re.findall(r"\$\{(\w+)", TEXT)) == set(SECRETS)
     for name, service in SERVICES.items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name

@@ -160,6 +160,17 @@ def test_manifests_refer_to_each_other_and_have_no_secret():
     assert "Secret" not in {item["kind"] for item in DOCUMENTS}, "the user makes it with kubectl"
 
 
+def test_calls_and_results_in_redis_are_signed():
+    with_redis = [
+        pod
+        for pod in pods()
+        if "rstar-lab" in str(pod["containers"][0].get("command")) and "RSTAR_LAB_REDIS_URL" in str(pod)
+    ]
+    assert len(with_redis) == 2 and all(
+        "RSTAR_LAB_SANDBOX_KEY" in str(pod["containers"][0]["env"]) for pod in with_redis
+    )
+
+
 def test_pods_that_run_model_written_code_have_no_api_token_and_no_network():
     with_token = [pod for pod in pods() if pod.get("automountServiceAccountToken") is not False]
     assert [pod["containers"][0]["name"] for pod in with_token] == ["submitter"]

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
+from collections.abc import AsyncIterator
 
 import pytest
 
-from rstar_lab.common.outcomes import Outcome
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.hardware.processes import free_port
-from rstar_lab.sandbox import Call, SandboxClient
+from rstar_lab.sandbox import Call, CallResult, SandboxClient
 from rstar_lab.sandbox.launch import serving
 
 
@@ -74,24 +75,67 @@ async def test_an_unreachable_service_gives_a_failure_at_the_deadline():
     assert result.outcome is Outcome.SANDBOX_ERROR and "ConnectError" in result.stderr and client.retries > 0
 
 
-@pytest.mark.slow
-async def test_a_silent_service_gives_a_failure_at_the_deadline():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        async with SandboxClient(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline_s=1.0) as client:
-            assert (await client.run("1")).outcome is Outcome.QUEUE_TIMEOUT
+@contextlib.asynccontextmanager
+async def answering(head: bytes, body: bytes = b"", drip_s: float = 0.0) -> AsyncIterator[str]:
+    """Yield the URL of a server that sends this answer to each request, and after it a space every `drip_s` seconds."""
 
-
-@pytest.mark.parametrize("line", ["5", "[" * 100_000, "{}", '{"index": 7}', '{"index": 0, "outcome": "x"}', "<html>"])
-async def test_an_answer_of_another_form_is_a_failure_of_the_service(line):
     async def serve(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(line) + 1}\r\n\r\n{line}\n".encode())
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while head:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(head + body)
+                while drip_s:
+                    writer.write(b" ")
+                    await asyncio.sleep(drip_s)
+            await asyncio.sleep(60)
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
-        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-        async with SandboxClient(url, token="x") as client:
-            result = await client.run("1", session="s")  # without a session it would be sent again
-    assert result.outcome is Outcome.SANDBOX_ERROR and "not an answer of a sandbox service" in result.stderr
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+
+def head(body: bytes, status: int = 200) -> bytes:
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+
+
+@pytest.mark.parametrize("drip_s", [0.0, 0.1])
+async def test_a_silent_or_slow_service_gives_a_failure_at_the_deadline(drip_s):
+    async with answering(head(b" " * 10_000) if drip_s else b"", drip_s=drip_s) as url, asyncio.timeout(10):
+        async with SandboxClient(url, token="x", deadline_s=0.5, connections=1) as client:
+            for _ in range(2):  # the request of the first call does not keep the connection
+                assert (await client.run("1")).outcome in INFRASTRUCTURE_FAILURES
+            async for item in client.stream("1"):
+                assert isinstance(item, CallResult) and item.outcome in INFRASTRUCTURE_FAILURES
+
+
+LINE = '{"index": 0, "outcome": "ok", "stdout": "", "stderr": "", "value": null, "duration_s": 0}'
+FOREIGN = ["5", "[" * 100_000, "{}", LINE.replace("0", "7", 1), LINE.replace("ok", "won"), "<html>", LINE[:-1]]
+FOREIGN += [
+    LINE.replace('""', "5", 1),
+    LINE.replace("null", "[1]"),
+    LINE.replace("0}", "NaN}"),
+    LINE.replace("index", "i"),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [*((200, line) for line in FOREIGN), (404, "[" * 100_000), (403, ""), (301, "x")]
+)
+async def test_another_server_is_one_error_that_names_it(status, body):
+    async with answering(head(body.encode() + b"\n", status), body.encode() + b"\n") as url:
+        async with SandboxClient(url, token="x") as client, asyncio.timeout(10):
+            with pytest.raises(UserError, match=f"^{url}: n(ot an answer of a|o) sandbox service"):
+                await client.run("1")
+            with pytest.raises(UserError, match=f"^{url}: n(ot an answer of a|o) sandbox service"):
+                await anext(client.stream("1"))
+            assert client.retries == 0
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, b"[" * 100_000), (502, b"<html>"), (200, b"")])
+async def test_what_may_be_transient_is_repeated_and_logged_once(status, body, caplog):
+    async with answering(head(body, status), body) as url, SandboxClient(url, token="x", deadline_s=1.0) as client:
+        result = await client.run("1")
+    assert result.outcome is Outcome.SANDBOX_ERROR and url in result.stderr and client.retries > 1
+    assert len(caplog.messages) == 1 and url in caplog.messages[0]
 
 
 async def test_a_cancelled_call_is_ended_on_the_service(client):

@@ -23,7 +23,7 @@ QUICK = settings(
 
 OPERATIONS = [("GET", "/"), ("GET", "/ping"), ("GET", "/status"), ("GET", "/metrics"), ("POST", "/run"), ("POST", "/run/batch"),
               ("POST", "/run/long-batch"), ("POST", "/judge"), ("POST", "/judge/batch"), ("POST", "/judge/long-batch"),
-              ("POST", "/run_code"), ("POST", "/calls"), ("POST", "/files/write"), ("POST", "/files/read")]  # fmt: skip
+              ("POST", "/run_code"), ("POST", "/calls")]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ FIELDS = ["type", "solution", "input", "expected_output", "options", "sub_id", "
 BODIES = st.binary(max_size=60) | st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=8).map(
     lambda value: json.dumps(value).encode()
 )
-PATHS = ["/run", "/judge", "/run/batch", "/judge/long-batch", "/run_code", "/calls", "/files/write", "/files/read"]
+PATHS = ["/run", "/judge", "/run/batch", "/judge/long-batch", "/run_code", "/calls"]
 
 
 @settings(QUICK, max_examples=80)

@@ -130,6 +130,26 @@ async def test_ordinary_programs_work(sandbox, name):
     assert result.stderr == ""
 
 
+OVERWRITES = {  # programs that raise, and end the process with status 0 when the exception is handled
+    "exit handler": "import atexit, os\natexit.register(os._exit, 0)\n1 / 0",
+    "exit handler of a thread": "import threading, os\nthreading._register_atexit(os._exit, 0)\n1 / 0",
+    "standard error": "import sys, os\nclass E:\n def write(self, text): os._exit(0)\nsys.stderr = E()\n1 / 0",
+    "text of the exception": "import os\nclass E(Exception):\n def __str__(self): os._exit(0)\nraise E",
+    "text of the exit status": "import os\nclass E:\n def __str__(self): os._exit(0)\nraise SystemExit(E())",
+    "a slow thread": "import threading, os, time\ndef end():\n time.sleep(.2)\n os._exit(0)\n"
+    "threading.Thread(target=end).start()\n1 / 0",
+}
+
+
+@pytest.mark.parametrize("session", [None, "overwrites"])
+@pytest.mark.parametrize("name", OVERWRITES)
+async def test_a_handler_of_the_program_does_not_turn_an_exception_into_ok(sandbox, name, session):
+    result = await sandbox.run(OVERWRITES[name], session=session)
+    assert result.outcome == Outcome.EXCEPTION
+    if session:
+        await sandbox.close_session(session)
+
+
 async def test_calls_have_different_random_numbers(sandbox):
     code = "import random, numpy\nrandom.random(), numpy.random.rand(), numpy.random.default_rng().random()"
     values = {(await sandbox.run(code)).value for _ in range(8)}

@@ -113,10 +113,10 @@ def test_a_late_supervisor_gets_help_and_its_result_counts(monkeypatch, outcome)
     async def late():
         link = SupervisorConnection("bare", "bare", 1)
         link.connection_made(SimpleNamespace(write=len, abort=list))
-        fields = (protocol.OUTCOMES.index(outcome), False, False, False, False, False, 0.1, 0.1, 0, 0, 0)
-        body = protocol._RESULT.pack(*fields)
+        body = protocol.RESULT_HEAD.pack(protocol.OUTCOMES.index(outcome), *[False] * 5, 0.1, 0, 0, 0)
+        request = protocol.Request(None, False, False, 1.0, 1.0, 64, 8, 8, 1, 1024, 1024)
         link.on_late = lambda: link.data_received(protocol.HEAD.pack(len(body), protocol.RESULT) + body)
-        return (await link.call(b"", 0.0)).outcome
+        return (await link.call(protocol.pack_request(request, b"", b""), 0.0)).result.outcome
 
     if outcome == "memory":
         assert asyncio.run(late()) == "memory"

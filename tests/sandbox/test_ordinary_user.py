@@ -14,19 +14,19 @@ from helpers.sandbox_processes import ROOT
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, SandboxClient
+from rstar_lab.sandbox.call import failure
 from rstar_lab.sandbox.client import MOST_SANDBOX_ERRORS, Waiting
 from rstar_lab.sandbox.runtime.monitor import exceeds_user_limits
 from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
-from rstar_lab.sandbox.wire import failure
 
 pytestmark = pytest.mark.slow
 
 RUN = """
 import asyncio, json, sys
 from rstar_lab.sandbox import Limits, LocalSandbox
-hostile, honest, audit = json.loads(sys.argv[1])
+hostile, honest = json.loads(sys.argv[1])
 async def main():
-    async with LocalSandbox(Limits(timeout_s=3, memory_mb=256), workers=2, audit=audit) as sandbox:
+    async with LocalSandbox(Limits(timeout_s=3, memory_mb=256), workers=2) as sandbox:
         await sandbox.run("print(1)")
         running = asyncio.create_task(sandbox.run(hostile))
         await asyncio.wait({running}, timeout=0.7)
@@ -211,7 +211,7 @@ if __name__ == "__main__":
 TIMER = "import ctypes\ntimer = ctypes.c_void_p()\nprint(ctypes.CDLL(None).timer_create(0, 0, ctypes.byref(timer)))"
 
 
-def run_beside(hostile: str, honest: str, *, audit: bool = False) -> tuple[str, list[list[str]]]:
+def run_beside(hostile: str, honest: str) -> tuple[str, list[list[str]]]:
     """Run a hostile program and honest ones as an ordinary user; return its outcome, and theirs with their output."""
     python = shutil.which("python3", path="/usr/bin")
     if os.geteuid() != 0 or python is None or shutil.which("setpriv") is None:
@@ -224,7 +224,7 @@ def run_beside(hostile: str, honest: str, *, audit: bool = False) -> tuple[str, 
         shutil.copytree(ROOT / "rstar_lab", f"{folder}/rstar_lab", ignore=ignored)
         become = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
         done = subprocess.run(
-            [*become, python, "-c", RUN, json.dumps([hostile, honest, audit])],
+            [*become, python, "-c", RUN, json.dumps([hostile, honest])],
             capture_output=True,
             text=True,
             timeout=300,
@@ -237,7 +237,6 @@ def run_beside(hostile: str, honest: str, *, audit: bool = False) -> tuple[str, 
     return outcome, honest_results
 
 
-@pytest.mark.parametrize("audit", [False, True])
 @pytest.mark.parametrize(
     ("hostile", "outcome", "honest", "output"),
     [
@@ -272,8 +271,8 @@ def run_beside(hostile: str, honest: str, *, audit: bool = False) -> tuple[str, 
         "orphans",
     ],
 )
-def test_neighbours_do_not_notice_and_the_program_is_responsible(hostile, outcome, honest, output, audit):
-    ended, honest_results = run_beside(hostile, honest, audit=audit)
+def test_neighbours_do_not_notice_and_the_program_is_responsible(hostile, outcome, honest, output):
+    ended, honest_results = run_beside(hostile, honest)
     assert ended == outcome if outcome else ended != "sandbox_error"
     assert honest_results == [["ok", output]]
 

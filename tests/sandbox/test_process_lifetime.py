@@ -13,7 +13,7 @@ import pytest
 from helpers.sandbox_processes import ROOT, sandbox_processes
 
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.sandbox import Call, Limits, LocalSandbox
+from rstar_lab.sandbox import Call, Limits, LocalSandbox, supervisor_pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -113,6 +113,20 @@ async def test_a_killed_supervisor_leaves_no_program_running():
         await kill_later(list(parents), 0)
         assert (await call).outcome == Outcome.OK
         assert not psutil.wait_procs(programs, timeout=10)[1]
+
+
+async def test_a_zygote_that_does_not_answer_is_replaced(monkeypatch, caplog):
+    monkeypatch.setattr(supervisor_pool, "PONG_S", 1.0)
+    async with LocalSandbox(Limits(timeout_s=1, wall_slack_s=0.5), workers=1) as sandbox:
+        await sandbox.run("1", session="s")
+        for process in psutil.Process(sandbox._pool._process.pid).children(recursive=True):
+            process.suspend()
+        await sandbox.run("2")
+        async with asyncio.timeout(60):
+            while (await sandbox.run("3")).value != "3":
+                pass
+    assert sandbox.events["zygotes_restarted"] == 1
+    assert any("has not answered for 1 s" in message for message in caplog.messages)
 
 
 async def test_control_groups_are_removed():

@@ -78,16 +78,17 @@ async def test_an_unsigned_result_is_a_sandbox_error(redis, monkeypatch):
 def test_a_signature_belongs_to_one_call_and_one_body(monkeypatch):
     monkeypatch.setenv(KEY, SECRET)
     signer = Signer()
-    right = signer.sign_call("1", "c", b"body").encode()
-    signer.check_call(b"1", "c", b"body", right)
+    right = signer.sign("call", "1", "c", b"body").encode()
+    signer.check(right, "call", b"1", "c", b"body")
     for wrong in [
-        (b"2", "c", b"body", right),
-        (b"1", "d", b"body", right),
-        (b"1", "c", b"bodY", right),
-        (b"1", "c", b"body", b""),
+        (right, "call", b"2", "c", b"body"),
+        (right, "call", b"1", "d", b"body"),
+        (right, "call", b"1", "c", b"bodY"),
+        (b"", "call", b"1", "c", b"body"),
+        (right, "result", b"1", "c", b"body"),
     ]:
         with pytest.raises(Exception, match="no valid signature"):
-            signer.check_call(*wrong)
+            signer.check(*wrong)
     monkeypatch.setenv(KEY, "short")
     with pytest.raises(UserError, match="at least 16"):
         Signer()

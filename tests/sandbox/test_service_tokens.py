@@ -1,6 +1,7 @@
 """Tests of the tokens that services make for themselves, and of what a service accepts from clients without one."""
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
@@ -17,7 +18,7 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.service_tokens import find_token, published_token
 from rstar_lab.hardware.processes import raise_open_files
-from rstar_lab.sandbox import SandboxClient
+from rstar_lab.sandbox import SandboxClient, http_limits
 from rstar_lab.sandbox.http_limits import MAX_HEADER_BYTES, Connections
 from rstar_lab.sandbox.launch import serving
 
@@ -83,7 +84,7 @@ def test_a_file_that_others_can_change_or_read_is_not_used(state, tmp_path, defe
         assert find_token("http://127.0.0.1:8088") is None
 
 
-def test_the_port_of_the_other_loopback_address_is_held_or_its_clients_get_no_token():
+def test_the_port_of_the_other_loopback_address_is_held():
     """A client of `localhost` may connect to ::1, where another user could listen."""
     addresses = [
         ("127.0.0.1", socket.AF_INET, "::1", socket.AF_INET6),
@@ -195,6 +196,33 @@ async def test_headers_are_limited_before_authentication():
             assert receive_all(connection).startswith(b"HTTP/1.1 400")
         async with SandboxClient(ready["url"]) as client:  # a body is not limited like headers
             assert (await client.run(f"print(len({'x' * (8 << 20)!r}))")).stdout == f"{8 << 20}\n"
+
+
+@pytest.mark.slow
+def test_a_refused_request_is_not_read_to_its_end():
+    """After 401, the service read 300 MB of a chunked body."""
+    head = b"POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving("serve", "--port", "0", "--workers", "1") as ready:
+        with connect(ready["url"]) as connection:
+            connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 401")
+            sent = 0
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                while sent < 200 << 20:
+                    connection.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+                    sent += 1 << 20
+            assert sent < 64 << 20
+        with connect(ready["url"]) as connection:  # the answer is not lost, although the body arrives after it
+            connection.sendall(head + b"Content-Length: 4194304\r\n\r\n" + bytes(4 << 20))
+            assert receive_all(connection).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize(("files", "most"), [(256, 128), (1400, 888), (1 << 20, 16_384)])
+def test_a_service_that_may_open_few_files_says_so(monkeypatch, caplog, files, most):
+    monkeypatch.setattr(http_limits, "raise_open_files", lambda: files)
+    assert http_limits.limited_protocol().registry.most == most
+    said = [f"this process may open only {files} files (ulimit -n), so it accepts only {most} connections"]
+    assert caplog.messages == (said if most < http_limits.MAX_STRANGERS else [])
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import re
 import signal
 import time
 
+from rstar_lab.sandbox.runtime import procfs
+
 # The group of a sandbox is named PREFIX-PID, with the process id of its owner.
 PREFIX = "rstar-sandbox"
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
@@ -437,7 +439,9 @@ def remove_stale_groups() -> None:
             with contextlib.suppress(OSError):
                 for entry in os.listdir(parent):
                     owner = entry.removeprefix(PREFIX + "-").split("-")[0]
-                    if not entry.startswith(PREFIX + "-") or os.path.exists(f"/proc/{owner}"):
+                    if not entry.startswith(PREFIX + "-") or (
+                        owner.isdigit() and procfs.state(int(owner)) not in ("", "Z")
+                    ):
                         continue
                     stale = os.path.join(parent, entry)
                     with contextlib.suppress(OSError):

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rstar_lab.sandbox.runtime import kernel, procfs, program
-from rstar_lab.sandbox.runtime.audit import DeniedCalls
 from rstar_lab.sandbox.runtime.cgroup import KILL_S, Group
 from rstar_lab.sandbox.runtime.isolation import Isolation, fork_into
 from rstar_lab.sandbox.runtime.protocol import Copy, Request
@@ -110,8 +109,6 @@ class Program:
         self.cell = -1
         self._status: int | None = None
         self._secret = b""
-        # Sessions are not audited: copies share the filter of the original, and a session can run while no supervisor answers.
-        self.denied = DeniedCalls() if environment.isolation.audit and not request.session else None
         theirs: socket.socket | None = None
         if request.session:
             self.channel, theirs = socket.socketpair()
@@ -143,9 +140,6 @@ class Program:
             finally:
                 os._exit(70)
         self.pidfd = kernel.end_descriptor(self.pid)
-        if self.denied:
-            self.denied.pidfd = self.pidfd
-            self.denied.theirs.close()
 
     def _become(
         self, environment: ProgramEnvironment, request: Request, code: memoryview, channel: socket.socket | None
@@ -159,11 +153,7 @@ class Program:
         if channel is not None:
             os.dup2(channel.fileno(), 3)
             os.dup2(self.cell, 4)
-        first_fd, audit_fd = 5 if channel else 3, -1
-        if self.denied:
-            os.dup2(self.denied.theirs.fileno(), first_fd)
-            first_fd, audit_fd = first_fd + 1, first_fd
-        environment.isolation.enter(request, environment.number, environment.scratch, first_fd, audit_fd=audit_fd)
+        environment.isolation.enter(request, environment.number, environment.scratch, 5 if channel else 3)
         self._started[0] = 1
         self._started.close()
         if channel is not None:
@@ -293,8 +283,6 @@ class Program:
 
     def _close(self) -> None:
         self._started.close()
-        if self.denied:
-            self.denied.close()
         if self.channel is not None:
             self.channel.close()
             os.close(self.cell)
@@ -317,7 +305,6 @@ class AdoptedProgram(Program):
         self.streams = Streams(streams)
         self.report = program.Report(report)
         os.close(report)
-        self.denied = None
         self.group = group
         self.has_copies = True
         self.init, self.pid = 0, copy.pid

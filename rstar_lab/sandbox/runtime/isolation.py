@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from rstar_lab.sandbox.runtime import audit, kernel, landlock, procfs, rootfs, seccomp
+from rstar_lab.sandbox.runtime import kernel, landlock, procfs, rootfs, seccomp
 from rstar_lab.sandbox.runtime.protocol import Request
 
 # All layers, in the order in which `sandbox check` prints them.
@@ -100,10 +100,10 @@ def _is_mapped(uid: int) -> bool:
 class Isolation:
     """Isolates the calling process, a fork of a supervisor, with every layer that is not missing."""
 
-    def __init__(self, missing: Missing, root: bool, readable: list[str], *, audit: bool = False) -> None:
-        """audit: count refused system calls (`audit.DeniedCalls`)."""
+    def __init__(self, missing: Missing, root: bool, readable: list[str], scratch: str = "") -> None:
+        """scratch: folder on the host for programs without a private file system."""
         self.missing = missing
-        self.audit = audit
+        self.scratch = scratch
         self.root = root
         self._first_uid, self._uids = (
             (FIRST_UID, UIDS) if _is_mapped(FIRST_UID + UIDS) else (FIRST_MAPPED_UID, MAPPED_UIDS)
@@ -113,7 +113,6 @@ class Isolation:
         self._readable = ["/"] if self.has("mount_namespace") else readable
         self._rules: landlock.Rules | None = None
         self._filter: seccomp.Filter | None = None
-        self._audit_filter: seccomp.Filter | None = None
 
     def has(self, layer: str) -> bool:
         return layer not in self.missing
@@ -143,8 +142,6 @@ class Isolation:
             self.missing.setdefault("landlock", "the kernel does not support Landlock")
         try:
             self._filter = seccomp.Filter(kernel_memory=self.has("cgroup"))
-            if self.audit:
-                self._audit_filter = seccomp.Filter(kernel_memory=self.has("cgroup"), audit=True)
         except OSError as error:
             self.missing.setdefault("seccomp", str(error))
 
@@ -155,13 +152,11 @@ class Isolation:
         scratch: str = "",
         first_fd: int = 0,
         report: Report | None = None,
-        audit_fd: int = -1,
     ) -> None:
         """Apply all layers to this process.
 
         scratch: writable folder on the host, used if there is no mount namespace. first_fd: close descriptors from here on.
         report: called with (layer, error) for a layer that fails. Without it the first failure raises OSError.
-        audit_fd: socket below `first_fd` over which the supervisor takes the notifications of refused system calls.
         """
         # The OOM killer kills programs before their supervisor.
         try:
@@ -194,9 +189,7 @@ class Isolation:
             self._apply(report, "landlock", self._rules.enforce, scratch)
         if first_fd:
             kernel.close_from(first_fd)
-        if self._audit_filter is not None and audit_fd >= 0:
-            self._apply(report, "seccomp", audit.install_and_hand_over, self._audit_filter, audit_fd)
-        elif self._filter is not None:
+        if self._filter is not None:
             self._apply(report, "seccomp", self._filter.install)
 
     def _apply(self, report: Report | None, layer: str, action: Callable[..., object], *arguments: object) -> None:
@@ -215,7 +208,7 @@ class Isolation:
         import shutil
 
         shutil.rmtree(previous, ignore_errors=True)
-        folder = f"/tmp/rstar-sandbox-{os.getpid()}-{os.urandom(8).hex()}"
+        folder = f"{self.scratch}/{os.urandom(8).hex()}"
         os.mkdir(folder, 0o700)
         if self.root and self.has("user_id"):
             os.chown(folder, self.uid(number), -1)

@@ -19,6 +19,7 @@ import struct
 import sys
 import traceback
 import types
+from collections.abc import Callable
 
 from rstar_lab.sandbox.runtime import kernel, rootfs
 
@@ -84,6 +85,16 @@ class Report:
         self._map.madvise(mmap.MADV_DONTFORK)
 
 
+def report_of(pid: int, report: Report) -> Callable[[int, bytes | None], None]:
+    """Return a function that writes the report of the process `pid`; in a process that it has forked, it does nothing."""
+
+    def write(ending: int, value: bytes | None) -> None:
+        if os.getpid() == pid:
+            report.write(ending, value)
+
+    return write
+
+
 def reseed(seed: int | None) -> None:
     """Seed the random generators; None draws fresh state."""
     random.seed(seed)
@@ -112,7 +123,7 @@ def warm_up(code: str) -> None:
     with open(os.devnull, "w") as nowhere:
         sys.stdout = sys.stderr = nowhere
         for text in (code, "1 / 0", "x = ("):
-            run_cell(text.encode(), new_main().__dict__, 1000)
+            run_cell(text.encode(), new_main().__dict__, 1000, lambda *_: None)
     sys.stdout, sys.stderr = out, err
     linecache.clearcache()
 
@@ -175,38 +186,43 @@ def print_exception(error: BaseException) -> None:
             os.write(2, text.encode("utf-8", "backslashreplace"))
 
 
-def run_cell(code: bytes, namespace: dict, max_bytes: int, filename: str = FILENAME) -> tuple[int, bytes | None]:
-    """Run code; return how it ended (DONE, RAISED, ...) and the repr of its last expression, cut to `max_bytes`."""
+def run_cell(
+    code: bytes,
+    namespace: dict,
+    max_bytes: int,
+    report: Callable[[int, bytes | None], None],
+    filename: str = FILENAME,
+) -> None:
+    """Run code; report how it ended (DONE, RAISED, ...) and the repr of its last expression, cut to `max_bytes`.
+
+    Reports before it prints an exception or leaves: what then runs can be code of the program (`__str__`, sys.stderr, exit handlers),
+    which could end the process with status 0.
+    """
     try:
         body, last = compile_cell(code, filename)
     except BaseException as error:
+        report(INVALID, None)
         error.__traceback__ = None
         print_exception(error)
-        return INVALID, None
+        return
+    text = None
     try:
         exec(body, namespace)
-        if last is None:
-            return DONE, None
-        value = eval(last, namespace)
-        if value is None:
-            return DONE, None
-        namespace["_"] = value
-        text = repr(value).encode("utf-8", "backslashreplace")
-        if len(text) > max_bytes:
-            text = text[:max_bytes] + b"... [value cut at %d bytes]" % max_bytes
-        return DONE, text
+        value = None if last is None else eval(last, namespace)
+        if value is not None:
+            namespace["_"] = value
+            text = repr(value).encode("utf-8", "backslashreplace")
+            if len(text) > max_bytes:
+                text = text[:max_bytes] + b"... [value cut at %d bytes]" % max_bytes
+        report(DONE, text)
     except SystemExit as leaving:
-        if leaving.code is None or leaving.code == 0:
-            return DONE, None
-        if not isinstance(leaving.code, int):
+        failed = leaving.code is not None and leaving.code != 0
+        report(RAISED if failed else DONE, None)
+        if failed and not isinstance(leaving.code, int):
             print(leaving.code, file=sys.stderr)
-        return RAISED, None
-    except MemoryError as error:
-        print_exception(error)
-        return NO_MEMORY, None
     except BaseException as error:
+        report(NO_MEMORY if isinstance(error, MemoryError) else RAISED, None)
         print_exception(error)
-        return RAISED, None
 
 
 def finish() -> None:
@@ -344,15 +360,12 @@ def run_session(channel: int, cell: int, max_bytes: int, report: Report) -> None
                 sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
                 if seed:
                     reseed(int(seed))
-                ending, value = run_cell(code, namespace, max_bytes, f"cell {number}")
+                run_cell(code, namespace, max_bytes, report_of(me, report), f"cell {number}")
                 flush()
-                if os.getpid() != me:
-                    return
-                report.write(ending, value)
             except KeyboardInterrupt:
-                if os.getpid() != me:
-                    return
-                report.write(RAISED, None)
+                report_of(me, report)(RAISED, None)
+            if os.getpid() != me:
+                return
             report.answer()
             os.write(channel, b".")
     finally:
@@ -404,10 +417,8 @@ def run_program(code: bytes, seed: int | None, max_bytes: int, report: Report) -
         gc.enable()
         namespace = new_main().__dict__
         save_main(code)
-        ending, value = run_cell(code, namespace, max_bytes)
+        run_cell(code, namespace, max_bytes, report_of(me, report))
         finish()
-        if os.getpid() == me:
-            report.write(ending, value)
     except BaseException:
         os._exit(1)
     finally:

@@ -13,7 +13,6 @@ From a supervisor:
 LONG            the call has used LONG_CPU_S
 WAITING, ACTIVE the call sleeps or is blocked; it runs again
 OUTPUT          new output of a streamed call; one byte: 1 stdout, 2 stderr; then the bytes
-DENIED          refused system calls of this call (audit mode): JSON, name -> count
 EXCEEDED        the call has exceeded a limit; one byte: its outcome
 RESULT          the result of the call
 READY           killed processes are gone; from a gVisor container also: the imports are done
@@ -33,14 +32,18 @@ HEAD = struct.Struct("=Ic")
 CALL, YIELD, RESUME = b"c", b"y", b"g"
 FORK, ADOPT, RELEASE, END = b"k", b"o", b"e", b"x"
 LONG, WAITING, ACTIVE, RESULT, READY = b"l", b"w", b"a", b"r", b"d"
-REFUSED, ENDED, EXCEEDED, DENIED, OUTPUT = b"f", b"n", b"t", b"s", b"u"
+REFUSED, ENDED, EXCEEDED, OUTPUT = b"f", b"n", b"t", b"u"
 _REQUEST = struct.Struct("=?q??ddIIIIIIII")
-_RESULT = struct.Struct("=B?????ddIII")
+# Position in OUTCOMES; whether the session's interpreter still runs; whether killed processes are not gone yet (READY follows when
+# they are); whether there is a value; whether stdout, and stderr, are cut; seconds; sizes of value, stdout and stderr, which follow.
+RESULT_HEAD = struct.Struct("=B?????dIII")
 _BUFFER = 1 << 16
 
 # The outcomes that a supervisor can report; sent as positions in this tuple.
 OUTCOMES = ("ok", "syntax_error", "exception", "timeout", "memory", "output_limit", "killed", "sandbox_error")
 MAX_SEED = 2**63
+# Sent to a zygote instead of the number of a supervisor: it sends a byte back.
+PING = 0
 # Flags in the number of a supervisor: a requested one is for a session; of a running one, the program is killed.
 FOR_SESSION, KILL_PROGRAM = 1 << 31, 1 << 30
 
@@ -59,24 +62,6 @@ class Request(NamedTuple):
     file_mb: int
     output_bytes: int
     value_bytes: int
-
-
-class Result(NamedTuple):
-    """The result of a call.
-
-    alive: the session's interpreter still runs. dying: killed processes are not gone yet; READY follows when they are.
-    """
-
-    outcome: str
-    alive: bool
-    dying: bool
-    stdout_cut: bool
-    stderr_cut: bool
-    duration_s: float
-    cpu_s: float
-    stdout: bytes
-    stderr: bytes
-    value: bytes | None
 
 
 class Copy(NamedTuple):
@@ -100,25 +85,6 @@ def unpack_limits(message: bytes) -> Request:
     """Return the limits of a packed request."""
     seeded, seed, *rest = _REQUEST.unpack_from(message, HEAD.size)[:-2]
     return Request(seed if seeded else None, *rest)
-
-
-def unpack_result(body: bytes) -> Result:
-    fields = _RESULT.unpack_from(body)
-    outcome, alive, dying, has_value, stdout_cut, stderr_cut, duration_s, cpu_s, value, stdout, stderr = fields
-    start = _RESULT.size
-    middle, end = start + value, start + value + stdout
-    return Result(
-        OUTCOMES[outcome],
-        alive,
-        dying,
-        stdout_cut,
-        stderr_cut,
-        duration_s,
-        cpu_s,
-        body[middle:end],
-        body[end : end + stderr],
-        body[start:middle] if has_value else None,
-    )
 
 
 class Closed(Exception):
@@ -215,7 +181,6 @@ class Channel:
         alive: bool,
         dying: bool,
         duration_s: float,
-        cpu_s: float,
         value: memoryview | None,
         outputs: tuple[int, int],
         max_bytes: int,
@@ -224,7 +189,7 @@ class Channel:
         sizes = [os.fstat(fd).st_size for fd in outputs]
         kept = [min(size, max_bytes) for size in sizes]
         body = memoryview(b"") if value is None else value
-        fields = _RESULT.pack(
+        fields = RESULT_HEAD.pack(
             OUTCOMES.index(outcome),
             alive,
             dying,
@@ -232,11 +197,10 @@ class Channel:
             sizes[0] > max_bytes,
             sizes[1] > max_bytes,
             duration_s,
-            cpu_s,
             len(body),
             *kept,
         )
-        total = _RESULT.size + len(body) + sum(kept)
+        total = RESULT_HEAD.size + len(body) + sum(kept)
         self._send(HEAD.pack(total, RESULT) + fields, body)
         for fd, size in zip(outputs, kept, strict=True):
             at = 0

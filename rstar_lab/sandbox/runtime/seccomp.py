@@ -48,7 +48,7 @@ _LAST = 460
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 COLUMN = {"x86_64": 0, "aarch64": 1}
 
-_ALLOW, _KILL, _NOTIFY, _ERROR = 0x7FFF0000, 0x80000000, 0x7FC00000, 0x50000
+_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x50000
 _SUCCESS, _EPERM, _ENOMEM, _EINVAL, _ENOTTY, _ENOSYS, _EAFNOSUPPORT = 0, 1, 12, 22, 25, 38, 97
 _LOAD, _RETURN, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT = 0x20, 0x06, 0x15, 0x35, 0x45
 
@@ -186,28 +186,6 @@ def allowed_numbers(machine: str) -> set[int]:
     return {number for number in numbers if number is not None}
 
 
-def refusal_errors(machine: str) -> dict[int, int]:
-    """Return number -> errno of the calls that are refused with certain arguments. Other refused calls fail with EPERM."""
-    errors = {}
-    for name, block in _argument_rules().items():
-        number = NUMBERS[name][COLUMN[machine]]
-        for code, _, _, value in block:
-            if number is not None and code == _RETURN and value not in (_ALLOW, _ERROR | _SUCCESS):
-                errors[number] = value & ~_ERROR
-    return errors
-
-
-def _notify_of_refusals(program: list[Instruction]) -> list[Instruction]:
-    """Replace errors by notifications, except for reported success and for ENOSYS, which libc expects."""
-    kept = (_ERROR | _SUCCESS, _ERROR | _ENOSYS)
-    return [
-        (code, yes, no, _NOTIFY)
-        if code == _RETURN and value >> 16 == _ERROR >> 16 and value not in kept
-        else (code, yes, no, value)
-        for code, yes, no, value in program
-    ]
-
-
 def describe() -> str:
     """Return the filter as text: allowed calls by group, calls with checked arguments, and examples of refused ones."""
     lines = [f"allowed ({group}): {names}" for group, names in ALLOWED.items()]
@@ -242,11 +220,10 @@ def _without_kernel_memory(column: int) -> dict[int, list[Instruction]]:
     return {number: rules[name] for name, number in numbers.items() if number is not None}
 
 
-def build(machine: str, *, kernel_memory: bool = True, audit: bool = False) -> bytes:
+def build(machine: str, *, kernel_memory: bool = True) -> bytes:
     """Return the filter's instructions as an array of struct sock_filter. Raises KeyError for an unknown machine.
 
     kernel_memory: allow calls that take memory which no process has mapped. Only a control group counts it.
-    audit: report refused calls to a listener instead, which must refuse them.
     """
     column = COLUMN[machine]
     blocks: dict[int, list[Instruction]] = {0: _errno(_EPERM), _LAST + 1: _errno(_ENOSYS), 0x40000000: _errno(_EPERM)}
@@ -281,27 +258,20 @@ def build(machine: str, *, kernel_memory: bool = True, audit: bool = False) -> b
         (_LOAD, 0, 0, 0),
     ]
     program = head + search(0, len(starts))
-    if audit:
-        program = _notify_of_refusals(program)
     return b"".join(struct.pack("=HBBI", code, yes, no, k) for code, yes, no, k in program)
 
 
 class Filter:
     """A compiled filter that many forks can install."""
 
-    def __init__(self, *, kernel_memory: bool, audit: bool = False) -> None:
+    def __init__(self, *, kernel_memory: bool) -> None:
         machine = platform.machine()
         if machine not in COLUMN or sys.maxsize < 2**32:
             raise OSError(f"no seccomp filter for {machine}")
-        program = build(machine, kernel_memory=kernel_memory, audit=audit)
+        program = build(machine, kernel_memory=kernel_memory)
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(self._code)))
 
-    @property
-    def address(self) -> int:
-        """Address of the struct sock_fprog."""
-        return ctypes.addressof(self._header)
-
     def install(self) -> None:
         """Install the filter for this process and its children. Requires no_new_privs."""
-        kernel.prctl(kernel.PR_SET_SECCOMP, 2, self.address)
+        kernel.prctl(kernel.PR_SET_SECCOMP, 2, ctypes.addressof(self._header))

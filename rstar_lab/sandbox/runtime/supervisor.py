@@ -21,7 +21,6 @@ from rstar_lab.sandbox.runtime.pressure import Pressure
 from rstar_lab.sandbox.runtime.protocol import (
     ACTIVE,
     ADOPT,
-    DENIED,
     END,
     ENDED,
     EXCEEDED,
@@ -175,7 +174,7 @@ class Supervisor:
         """Run one cell of a session; the first one starts the interpreter."""
         if self.session_ended:  # the cell was sent before the message that the session has ended arrived
             self.channel.wipe()
-            self._send_result(request, "killed", None, streams, 0.0, 0.0)
+            self._send_result(request, "killed", None, streams, 0.0)
             return
         self._prepare(request)
         if self.running is None:
@@ -202,14 +201,14 @@ class Supervisor:
             return
         ending, value = self.report.read(request.value_bytes)
         outcome = exceeded or ENDINGS.get(ending, "killed")
-        duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
+        duration_s = monitor.wall_s()
         monitor.leave_crowd()
         alive = usage(running, self.group)[1] <= IDLE_TASKS
         if not alive:
             running.end()
             self._keep_namespace(running)
             self.running = None
-        self._send_result(request, outcome, value, running.streams, duration_s, cpu_s, alive=alive)
+        self._send_result(request, outcome, value, running.streams, duration_s, alive=alive)
         if not alive:
             running.streams.close()
 
@@ -224,7 +223,7 @@ class Supervisor:
         self.offered += [fd for _, fds in copies for fd in fds]
         text = json.dumps([Copy(pid, os.getpid(), fds) for pid, fds in copies]).encode()
         duration_s = time.monotonic() - started
-        self._send_result(request, "ok", memoryview(text), streams, duration_s, 0.0, alive=True)
+        self._send_result(request, "ok", memoryview(text), streams, duration_s, alive=True)
 
     def _adopt(self, request: Request, code: memoryview, streams: Streams) -> None:
         """Become the supervisor of a copy of a session's interpreter."""
@@ -234,10 +233,10 @@ class Supervisor:
         try:
             self.running = running = AdoptedProgram(copy, self.group)
         except OSError:
-            self._send_result(request, "sandbox_error", None, streams, 0.0, 0.0)
+            self._send_result(request, "sandbox_error", None, streams, 0.0)
             return
         self.report = running.report
-        self._send_result(request, "ok", None, streams, 0.0, 0.0, alive=True)
+        self._send_result(request, "ok", None, streams, 0.0, alive=True)
 
     def _manage_copies(self, kind: bytes) -> None:
         """Handle the messages that follow a fork."""
@@ -289,7 +288,7 @@ class Supervisor:
         """Send the result of a call whose program could not be forked: its own memory limit, or a limit of the host."""
         self.channel.wipe()
         out_of_memory = self.group is not None and self.group.limit_was_reached()
-        self._send_result(request, "memory" if out_of_memory else "sandbox_error", None, streams, 0.0, 0.0)
+        self._send_result(request, "memory" if out_of_memory else "sandbox_error", None, streams, 0.0)
 
     def _wait(self, monitor: CallMonitor, running: Program) -> tuple[str | None, bool]:
         """Wait until the program or its cell ends, or exceeds a limit.
@@ -301,8 +300,6 @@ class Supervisor:
         poller.register(self.channel, select.POLLIN)
         if running.channel is not None:
             poller.register(running.channel, select.POLLIN)
-        if running.denied is not None:
-            poller.register(running.denied, select.POLLIN)
         reported_long = reported_waiting = False
         tick_s = monitor.next_tick_s(0.0)
         checked = time.monotonic()
@@ -318,8 +315,6 @@ class Supervisor:
                         monitor.resume()
                 elif fd == running.pidfd:
                     return None, False
-                elif running.denied is not None and fd == running.denied.fileno():
-                    running.denied.handle()
                 elif (done := running.cell_done()) is not None:
                     return None, done
             if time.monotonic() < checked + tick_s and not monitor.preempted:
@@ -355,9 +350,7 @@ class Supervisor:
         if exceeded:
             # Sent first, so that the outcome is known even if it takes too long to end the processes.
             self.channel.send_message(EXCEEDED, bytes([OUTCOMES.index(exceeded)]))
-        if running.denied and running.denied.counts:
-            self.channel.send_message(DENIED, json.dumps(running.denied.counts).encode())
-        duration_s, cpu_s = monitor.wall_s(), monitor.cpu_s()
+        duration_s = monitor.wall_s()
         # Killed before the limit on the CPU time of a crowd is lifted: its threads could otherwise get all CPU time.
         running.kill()
         monitor.leave_crowd()
@@ -367,14 +360,14 @@ class Supervisor:
         # Hundreds of processes die slowly, and so does a process that waits for a lock that they hold.
         dying = exceeded is not None and not running.gone(DEATH_S)
         if exceeded and dying:
-            self._send_result(request, exceeded, None, running.streams, duration_s, cpu_s, dying=True)
+            self._send_result(request, exceeded, None, running.streams, duration_s, dying=True)
         outcome, value = self._ending(request, exceeded, running)
         self._keep_namespace(running)
         self.running = None
         if dying:
             self.channel.send_message(READY)
         else:
-            self._send_result(request, outcome, value, running.streams, duration_s, cpu_s)
+            self._send_result(request, outcome, value, running.streams, duration_s)
 
     def _ending(self, request: Request, exceeded: str | None, running: Program) -> tuple[str, memoryview | None]:
         """End the program; return its outcome and value. The kernel's information overrides the program's report."""
@@ -406,7 +399,6 @@ class Supervisor:
         value: memoryview | None,
         streams: Streams,
         duration_s: float,
-        cpu_s: float,
         *,
         alive: bool = False,
         dying: bool = False,
@@ -417,7 +409,7 @@ class Supervisor:
         if too_much and outcome != "sandbox_error":
             outcome = "output_limit"
         value = value if outcome == "ok" else None
-        self.channel.send_result(outcome, alive, dying, duration_s, cpu_s, value, streams.outputs, request.output_bytes)
+        self.channel.send_result(outcome, alive, dying, duration_s, value, streams.outputs, request.output_bytes)
 
 
 def run_supervisor(

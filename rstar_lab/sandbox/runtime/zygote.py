@@ -10,14 +10,15 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
 from collections import deque
 from typing import Any
 
-from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs
-from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, KILL_PROGRAM, REFUSED, Request
+from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs, temporary
+from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, KILL_PROGRAM, PING, REFUSED, Request
 from rstar_lab.sandbox.runtime.supervisor import run_supervisor
 
 COMMON = ["bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools"]
@@ -31,9 +32,12 @@ TIERS = {
 }
 # Signals that Python ignores in every program.
 PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
+# Where the folder for programs without a private file system is created, and its prefix.
+TEMPORARY, FOLDER = "/tmp", "rstar-programs"
 # Name of the tier of modules that the user chose.
 PRELOAD = "preload"
-# Typical programs of each tier, run once in the zygote.
+# Typical programs of each tier, run once in the zygote: they do lazy imports and fill caches. A first `solve` takes 48 CPU ms in a
+# process that has only imported sympy, and 16 CPU ms after another equation was solved.
 WARM_UP_PROGRAMS = {
     "bare": """
 import collections, fractions, itertools, math, random, re
@@ -49,41 +53,17 @@ np.random.rand(3), np.linspace(0, 1, 5), np.array([1, 2, 3]), np.roots([1, -3, 2
     "sympy": """
 from sympy import *
 x, y, n = symbols("x y n")
-print(solve(x**2 - 5*x + 6, x), solve([x + y - 3, x - y - 1], [x, y]), factor(x**2 - 1), expand((x + 1)**3))
-print(simplify(sin(x)**2 + cos(x)**2), diff(x**3, x), integrate(x**2, x), limit(sin(x)/x, x, 0), Rational(1, 3) + 1)
-print(factorint(360), gcd(12, 18), isprime(97), sqrt(8), N(pi, 10), Matrix([[1, 2], [3, 4]]).det(), latex(x**2 / 2))
-print(summation(n, (n, 1, 10)), binomial(10, 3), series(exp(x), x, 0, 4), Eq(x, 1), divisors(12), solveset(x**2 - 4, x))
+print(solve(x**2 - 5*x + 6, x), solve([x + y - 3, x - y - 1], [x, y]), factor(x**2 - 1), expand((x + 1)**3), solve(x**3 - x, x))
+print(simplify(sin(x)**2 + cos(x)**2 + sqrt(8)), diff(x**2 * sin(x), x), integrate(x * exp(x), x), limit(sin(x)/x, x, 0))
+print(factorint(1001), gcd(12, 18), isprime(97), sqrt(8), N(pi, 10), Matrix([[2, 1], [1, 2]]).eigenvals(), latex(x**2 / 2))
+print(summation(n, (n, 1, y)), binomial(10, 3), series(exp(x), x, 0, 4), Eq(x, 1), divisors(12), solveset(x**2 - 4, x))
+print(Matrix([[1, 2], [3, 4]]).det(), Rational(1, 3) + 1)
 """,
     "scipy": """
 from scipy import integrate, optimize
 optimize.brentq(lambda x: x * x - 2, 0, 2), integrate.quad(lambda x: x, 0, 1), optimize.minimize(lambda x: x @ x, [1.0])
 """,
 }
-
-
-def _warm_up_sympy() -> None:
-    """Do the lazy imports and fill the caches of sympy once, for all forked programs, in about 1.5 CPU seconds.
-
-    A first `solve` takes 48 CPU ms in a process that has only imported sympy, and 16 CPU ms after another equation was solved.
-    """
-    import sympy as sp
-
-    x, y, k, n = sp.symbols("x y k n")
-    sp.solve(x**3 - x, x)
-    sp.solve([x + y - 1, x - y], [x, y])
-    sp.factorint(1001)
-    sp.simplify(sp.sin(x) ** 2 + sp.cos(x) ** 2 + sp.sqrt(8))
-    sp.integrate(x * sp.exp(x), x)
-    sp.diff(x**2 * sp.sin(x), x)
-    sp.limit(sp.sin(x) / x, x, 0)
-    sp.series(sp.exp(x), x, 0, 3)
-    sp.summation(k, (k, 1, n))
-    sp.expand((x + 1) ** 3)
-    sp.N(sp.pi, 5)
-    str(sp.Matrix([[2, 1], [1, 2]]).eigenvals())
-
-
-LIBRARY_WARM_UPS = {"sympy": _warm_up_sympy}
 
 _DRY = Request(None, False, False, 10.0, 2.0, 256, 64, 64, 16, 1024, 1024)
 
@@ -112,7 +92,6 @@ class Zygote:
         """Run typical code once, so that programs need not repeat first-time work."""
         program.open_streams()
         program.warm_up(WARM_UP_PROGRAMS[self.tier])
-        isolation.freeze_heap()
 
     def serve(self) -> None:
         """Fork a supervisor for every received socket, until the control socket closes."""
@@ -142,6 +121,8 @@ class Zygote:
                         self.refused.append(sock)
                     else:
                         self._fork(sock, number & ~FOR_SESSION)
+                elif number == PING:
+                    self.control.send(b".")
                 elif number & KILL_PROGRAM:
                     self._kill_program(number & ~KILL_PROGRAM)
                 else:
@@ -243,8 +224,7 @@ def run_zygotes(
     if names[0] == PRELOAD:
         layers.prepare_imports(_DRY)
     failure = import_all(TIERS[names[0]])
-    if not failure and names[0] in LIBRARY_WARM_UPS:
-        LIBRARY_WARM_UPS[names[0]]()
+    zygote.warm_up()  # before the fork, so that the other zygotes need not do it
     if names[1:]:
         pid = os.fork()
         if pid == 0:
@@ -254,20 +234,25 @@ def run_zygotes(
         zygote.zygotes.add(pid)
     for other in controls[1:]:
         other.close()
-    zygote.warm_up()
+    isolation.freeze_heap()
     with contextlib.suppress(BrokenPipeError):
         controls[0].sendall(f"{'-' if failure else '+'}{details or failure}\n".encode())
         zygote.serve()
 
 
 def run_first_zygote(
-    controls: list[socket.socket], missing: isolation.Missing, root: bool, usage: pressure.Pressure | None, audit: bool
+    controls: list[socket.socket],
+    missing: isolation.Missing,
+    root: bool,
+    usage: pressure.Pressure | None,
+    scratch: str,
 ) -> None:
     """Set up the isolation layers, test them once, and become the first zygote."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     readable = rootfs.readable()
     isolation.create_namespaces(missing)
-    layers = isolation.Isolation(missing, root, readable, audit=audit)
+    layers = isolation.Isolation(missing, root, readable, scratch=scratch)
     layers.prepare()
     for layer, error in isolation.dry_run(layers, _DRY).items():
         missing.setdefault(layer, error)
@@ -277,9 +262,10 @@ def run_first_zygote(
 def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> None:
     """Run the launcher: start the first zygote, and end all zygotes when the embedding program (`parent`) ends.
 
-    The launcher stays outside of the zygotes' PID namespace and removes their control groups at the end.
+    The launcher stays outside of the zygotes' PID namespace. At the end it removes their control groups and temporary folder; if it
+    is killed, the next launcher of the user does.
     view: `readable`: additional files and folders that programs can read. `packages`: folder of additional packages, or None.
-    `audit`: whether refused system calls are counted. `preload`: modules of an additional zygote.
+    `preload`: modules of an additional zygote.
     """
     rootfs.additional += view["readable"]
     if view["preload"]:
@@ -300,8 +286,11 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
         return
     controls = [socket.socket(fileno=fd) for fd in fds]
     stopping, stop = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     missing: isolation.Missing = {}
     cgroup.remove_stale_groups()
+    temporary.remove_stale_folders(TEMPORARY, FOLDER)
+    scratch, _ = temporary.make_locked_folder(TEMPORARY, FOLDER)
     name = f"{cgroup.PREFIX}-{os.getpid()}"
     group, usage = cgroup.create(name), None
     if group is None:
@@ -313,8 +302,7 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     root = isolation.create_pid_namespace(missing)
     pid = os.fork()
     if pid == 0:
-        kernel.run_and_exit(run_first_zygote, controls, missing, root, usage, view["audit"])
-    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
+        kernel.run_and_exit(run_first_zygote, controls, missing, root, usage, scratch)
     for control in controls:
         control.close()
     poller = select.poll()
@@ -324,5 +312,7 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+    shutil.rmtree(scratch, ignore_errors=True)
     if group:
         cgroup.destroy(group, name)
+    cgroup.remove_stale_groups()  # again: the processes of a killed sandbox may not have been gone at the start

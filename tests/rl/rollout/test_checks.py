@@ -18,6 +18,7 @@ from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.tools.code import CodeTool, JupyterTool
+from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.sandbox import CallResult, LocalSandbox
 
 TOKENIZER = train_tokenizer(["a text"], 300)
@@ -130,3 +131,22 @@ def test_problems_with_overlong_prompts_are_found_by_their_tokens():
         ]
         assert len(kept) + len(overlong) == len(problems)
     assert "stages.a.problems: 1 of 5 are left out" in overlong_message("a", problems[4:], 5)
+
+
+@pytest.mark.parametrize(
+    ("response", "count"),
+    [
+        ("Traceback (most recent call last):\n  ...\nZeroDivisionError: division by zero", 1),
+        ("1\nnumpy.linalg.LinAlgError: Singular matrix", 1),
+        ("Error: division by zero", 1),
+        ("KeyError", 1),
+        ("the mean error: 0.1\nNoErrorHere\nErrors: 3", 0),
+        ("42", 0),
+    ],
+)
+async def test_calls_that_print_an_exception_and_end_ok_are_counted(rollout, response, count):
+    def answered(outcome):
+        return replace(rollout, calls=(ToolCallRecord(0, 0, "python", "", outcome, response, 0, 0, 0),))
+
+    assert rollout_metrics([answered(Outcome.OK), rollout]).get("ok_with_exception", 0) == count
+    assert "ok_with_exception" not in rollout_metrics([answered(Outcome.EXCEPTION)])
