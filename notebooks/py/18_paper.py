@@ -18,7 +18,7 @@
 # Every figure is computed from the run store: accuracy over the RL steps (Figure 1), the stages (Figure 8 and the stage
 # table), pass@1 by benchmark beside the published rows, response lengths, tool calls, and the words where the model
 # reflects. Figures for which the runs have no data are left out. `rstar-lab report --paper RUNS` writes the same as one HTML
-# page.
+# page. [Reproduce the paper](../docs/reproduce-the-paper.md) has the commands that train and evaluate the runs.
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
@@ -29,7 +29,7 @@ import pandas as pd
 from IPython.display import display
 
 from rstar_lab.analysis import figures_of_the_paper, format_numbers, open_runs, results_table
-from rstar_lab.analysis.paper import published
+from rstar_lab.analysis.paper import OTHER_SET, SETS, published
 from rstar_lab.common.parameters import check_parameters
 from rstar_lab.runs import find_runs_dir
 
@@ -68,7 +68,7 @@ stages if stages is None else format_numbers(stages)
 # benchmarks, which this package does not run.
 
 # %%
-format_numbers(results_table(opened).set_index("model"))
+format_numbers(results_table(opened).set_index("model"), (*SETS, OTHER_SET))
 
 # %%
 format_numbers(results_table(opened, "response_tokens").set_index("model"))

@@ -374,10 +374,11 @@ def outcome_mix(runs: RunsLike, *, by: Sequence[str] = ("run_id", "step"), where
 _SHARE = re.compile(r"(^|_)(share|rate|part|kept)$|^after_(error|success)$")
 
 
-def format_numbers(frame: pd.DataFrame) -> pd.DataFrame:
+def format_numbers(frame: pd.DataFrame, shares: Sequence[str] = ()) -> pd.DataFrame:
     """Return a copy for display: shares as percentages, other floating-point numbers with at least three digits.
 
-    A column holds shares if one of its labels is a metric in percent (METRICS) or ends with share, rate, part or kept.
+    A column holds shares if it is in `shares`, or one of its labels is a metric in percent (METRICS) or ends with share, rate,
+    part or kept.
     Missing values are shown as "–".
     """
     shown = {}
@@ -385,7 +386,7 @@ def format_numbers(frame: pd.DataFrame) -> pd.DataFrame:
         values = frame.iloc[:, position]
         if pd.api.types.is_float_dtype(values):
             labels = column if isinstance(column, tuple) else (column,)
-            write = "{:.1%}".format if any(_is_share(str(label)) for label in labels) else _digits
+            write = "{:.1%}".format if column in shares or any(_is_share(str(label)) for label in labels) else _digits
             values = values.map(write, na_action="ignore").astype(object).where(values.notna(), "–")
         shown[position] = values
     return pd.DataFrame(shown, index=frame.index).set_axis(frame.columns, axis=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 MODEL = "rStar2-Agent-14B"
 SETS = ("math500", "aime24", "aime25", "hmmt25")
+OTHER_SET = "other set"  # column of the results table for evaluations on other problems
 TOOL_ERRORS = "tool_error_rate_correct"
 
 

@@ -12,7 +12,7 @@ from rstar_lab.analysis.figure_theme import line_styles
 from rstar_lab.analysis.figures import add_line, plot_ablation, plot_curves
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import curves, held_out_metrics, measure
-from rstar_lab.analysis.paper import SETS, compact, published, set_name
+from rstar_lab.analysis.paper import OTHER_SET, SETS, compact, published, set_name
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, open_runs, training_runs
 from rstar_lab.analysis.tokens import plot_high_entropy_words, plot_token_kinds, token_table
 from rstar_lab.runs import RunStoreError
@@ -46,7 +46,7 @@ def results_table(runs: RunsLike | None = None, metric: str = "pass1") -> pd.Dat
             if isinstance(sets, dict):  # several sets in one evaluation
                 values = {set_name(name): result.get(metric) for name, result in sets.items()}
             else:
-                values = {next((name for name in SETS if name in compact(run_id)), "other set"): row["value"]}
+                values = {next((name for name in SETS if name in compact(run_id)), OTHER_SET): row["value"]}
             # A result with an interval is [value, low, high].
             firsts = {name: value[0] if isinstance(value, list) else value for name, value in values.items()}
             rows.append({"model": run_id} | {name: float(value) for name, value in firsts.items() if value is not None})

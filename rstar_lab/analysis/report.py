@@ -20,9 +20,17 @@ from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcom
 from rstar_lab.analysis.inspector.export import article_html, content_hash, excerpt, verdict
 from rstar_lab.analysis.inspector.palette import page_css
 from rstar_lab.analysis.inspector.source import Source
-from rstar_lab.analysis.metrics import class_title, get_metric, held_out_metrics, measure, rollout_classes
-from rstar_lab.analysis.paper import reference
-from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.analysis.metrics import (
+    class_title,
+    format_numbers,
+    get_metric,
+    held_out_metrics,
+    measure,
+    rollout_classes,
+)
+from rstar_lab.analysis.paper import OTHER_SET, SETS, published, reference
+from rstar_lab.analysis.paper_figures import figures_of_the_paper
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, open_runs
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.untrusted.text import counted, escaped
 
@@ -32,6 +40,11 @@ METRICS = (
 )  # fmt: skip
 STATIC = Path(__file__).parent / "report_static"
 SAMPLE = 60  # trajectories
+PAPER_TITLES = {
+    "held-out accuracy": "Accuracy over the RL steps (Figure 1)", "training": "Training", "stages": "Stages (Figure 8)",
+    "results": "pass@1 by benchmark, beside the published results", "lengths": "Response tokens by benchmark",
+    "tokens": "Entropy before and after tool responses", "words": "Words with the highest entropy",
+}  # fmt: skip
 LABEL = 80  # characters of a question in the list
 TEXT_LIMIT = 200_000  # characters of a transcript; of longer ones, the beginnings of the messages are shown
 TOKEN_LIMIT = 4000  # longer responses are shown without token values, which would make the file large
@@ -59,14 +72,33 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
         _section("Trajectories", _trajectories(runs, sample)),
         _section("Recipe and provenance", _provenance(reader)),
     ]
+    return _page(reader.run_id, parts)
+
+
+def paper_html(runs: RunsLike) -> str:
+    """Return a page with the figures and tables of the paper, made from runs (`figures_of_the_paper`)."""
+    opened = as_runs(runs)
+    parts = []
+    for name, shown in figures_of_the_paper(opened).items():
+        figure = isinstance(shown, Figure)
+        shares = (*SETS, OTHER_SET) if name == "results" else ()
+        body = _figure(shown) if figure else format_numbers(shown, shares).to_html(index=False, border=0, na_rep="–")
+        parts.append(_section(PAPER_TITLES.get(name, name.capitalize()), body))
+    general = pd.DataFrame(published()["general"]).T
+    parts.append(_section("General benchmarks (published)", general.to_html(border=0, na_rep="–")))
+    return _page("rStar2-Agent: the figures of the paper, from these runs", parts)
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
+    """Return a page that needs no network and runs only its own scripts."""
     script, style = ((STATIC / name).read_text() for name in ("report.js", "report.css"))
     style, scripts = page_css() + style, [get_plotlyjs(), script]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts, style)}">'
-        f"<title>{escaped(reader.run_id)}</title><style>{style}</style>"
-        f"</head><body>{_without_map_styles(scripts[0])}<main><h1>{escaped(reader.run_id)}</h1>{''.join(parts)}</main>"
+        f"<title>{escaped(title)}</title><style>{style}</style>"
+        f"</head><body>{_without_map_styles(scripts[0])}<main><h1>{escaped(title)}</h1>{''.join(parts)}</main>"
         f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>\n"
     )
 

@@ -17,6 +17,7 @@ app = typer.Typer()
         "rstar-lab report tiny_fast-rl",
         "rstar-lab report tiny-rl --compare tiny_fast-rl --out report.html",
         "rstar-lab report tiny-rl --dataset out/tiny-rl-rollouts",
+        "rstar-lab report --paper runs",
         "rstar-lab report --lab executed.ipynb --json",
     )
 )
@@ -37,6 +38,12 @@ def report(
     ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of trajectories to include.")] = 60,
     runs_dir: RunsFolder = Path("runs"),
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper", help="Write the figures and tables of the paper, from a folder of runs (RUN, or --runs-dir)."
+        ),
+    ] = False,
     lab: Annotated[
         Path | None,
         typer.Option(
@@ -52,14 +59,21 @@ def report(
     With --lab, no report is written: the command lists every number and every block quote in the Markdown cells of an executed
     notebook that no output of the notebook contains. A number may be rounded, and a percentage may be a fraction of 1.
     """
-    if (run is None) == (lab is None):
-        raise UserError("report: give a RUN to report, or --lab NOTEBOOK to check a notebook")
+    if (run is None and not paper) == (lab is None):
+        raise UserError("report: give a RUN to report, --paper RUNS, or --lab NOTEBOOK to check a notebook")
     if lab is not None:
         _check(lab, as_json)
         return
-    from rstar_lab.analysis.report import report_html
+    from rstar_lab.analysis.report import paper_html, report_html
     from rstar_lab.runs.files import atomic_write
 
+    if paper:
+        target = out or Path("out") / "paper.html"
+        check_output(target)
+        with atomic_write(target) as file:
+            file.write(paper_html(Path(run) if run else runs_dir).encode())
+        print_result(as_json, {"report": str(target), "bytes": target.stat().st_size}, str(target))
+        return
     folder = find_run(str(run), runs_dir)
     other = find_run(compare, runs_dir) if compare else None
     target = out or Path("out") / f"{folder.name}.html"

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from helpers.analysis_runs import make_run
+from helpers.notebooks import GOLDEN
 from helpers.run_rows import rows
 
 from rstar_lab.analysis import open_runs
@@ -14,7 +15,7 @@ from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.metrics import curves, evaluations, measure
 from rstar_lab.analysis.paper import published, reference, set_name
 from rstar_lab.analysis.paper_figures import figures_of_the_paper, results_table
-from rstar_lab.analysis.report import report_html
+from rstar_lab.analysis.report import paper_html, report_html
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.writer import RunWriter
 
@@ -174,3 +175,9 @@ def test_published_numbers_are_complete_and_have_their_source():
     ]
     assert all(name.startswith(("Table ", "Figure ", "Section ")) for name in named)
     json.dumps(data)
+
+
+def test_the_page_of_the_paper_has_figures_and_published_rows(tmp_path):
+    page = paper_html(GOLDEN)
+    for part in ("Claude-Opus-4.0", "98.2%", "GPQA-Diamond", "tiny_fast-eval-rl", "Words with the highest entropy"):
+        assert part in page
