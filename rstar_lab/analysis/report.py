@@ -80,9 +80,11 @@ def paper_html(runs: RunsLike) -> str:
     opened = as_runs(runs)
     parts = []
     for name, shown in figures_of_the_paper(opened).items():
-        figure = isinstance(shown, Figure)
-        shares = (*SETS, OTHER_SET) if name == "results" else ()
-        body = _figure(shown) if figure else format_numbers(shown, shares).to_html(index=False, border=0, na_rep="–")
+        if isinstance(shown, Figure):
+            body = _figure(shown)
+        else:
+            shares = (*SETS, OTHER_SET) if name == "results" else ()
+            body = format_numbers(shown, shares).to_html(index=False, border=0, na_rep="–")
         parts.append(_section(PAPER_TITLES.get(name, name.capitalize()), body))
     general = pd.DataFrame(published()["general"]).T
     parts.append(_section("General benchmarks (published)", general.to_html(border=0, na_rep="–")))
