@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from IPython.display import display
 
+from rstar_lab.analysis.figure_image import figure_image
 from rstar_lab.analysis.figure_theme import apply_theme
 from rstar_lab.analysis.inspector.export import content_hash
 from rstar_lab.analysis.inspector.link import LinkedFigure
@@ -54,14 +55,11 @@ class Figure(go.Figure):
             case ".html":
                 data = _with_policy(self.to_html(include_plotlyjs=True, full_html=True))
             case ".png" | ".svg" | ".pdf":
-                size = {"width": width, "height": height or self.layout.height or 480}
                 try:
-                    data = self.to_image(format=path.suffix[1:], scale=2, **size)
-                except Exception as error:
-                    if not any(word in str(error).lower() for word in ("chrome", "browser", "kaleido")):
-                        raise
+                    data = figure_image(self, path.suffix[1:], width, height or self.layout.height or 480, 2)
+                except RunStoreError as error:
                     hint = "install Chromium (Debian: `apt-get install chromium`) or Chrome, or save as .html or .csv"
-                    raise RunStoreError(f"{path}: cannot render the figure without a browser: {hint}") from error
+                    raise RunStoreError(f"{path}: {error}: {hint}") from error
             case suffix:
                 raise RunStoreError(f"{path}: cannot save as {suffix!r}; choose .png, .svg, .pdf, .html, .json or .csv")
         with atomic_write(path) as file:

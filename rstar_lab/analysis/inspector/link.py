@@ -1,12 +1,10 @@
 """Figures linked to an inspector: a click or a box selection lists the rollouts behind the points."""
 
 import copy
-import functools
 import json
 import logging
 import os
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +13,10 @@ import plotly.graph_objects as go
 import traitlets
 from plotly.offline import get_plotlyjs
 
+from rstar_lab.analysis.figure_image import figure_image
 from rstar_lab.analysis.figure_theme import apply_theme, template
 from rstar_lab.analysis.inspector.widget import NotebookWidget, join_modules
+from rstar_lab.runs import RunStoreError
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector
@@ -61,29 +61,13 @@ def svg(figure: go.Figure) -> str | None:
 
     Returns None in a notebook server too, because the page draws the figure itself.
     """
-    if "JPY_SESSION_NAME" in os.environ or not _start_browser():
+    if "JPY_SESSION_NAME" in os.environ:
         return None
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The kopts argument is ignored")  # from plotly itself
-            image = figure.to_image(format="svg", width=WIDTH, height=figure.layout.height or 450)
-    except Exception as error:  # a broken browser must not hide the data
-        _LOG.warning("cannot draw a static image of the figure (%s); showing a table instead", error)
+        return figure_image(figure, "svg", WIDTH, figure.layout.height or 450).decode()
+    except RunStoreError as error:  # a broken browser must not hide the data
+        _LOG.info("%s; showing a table instead", error)
         return None
-    return bytes(image).decode()
-
-
-@functools.cache
-def _start_browser() -> bool:
-    """Start the browser that renders all images of this process (about 2 s). Returns False if there is none."""
-    try:
-        import kaleido
-
-        kaleido.start_sync_server(silence_warnings=True)
-    except Exception as error:
-        _LOG.info("no static images of figures: %s", error)
-        return False
-    return True
 
 
 class LinkedFigure(NotebookWidget):
