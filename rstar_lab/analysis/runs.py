@@ -5,7 +5,6 @@ a run that is being written up to its last committed step.
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from rstar_lab.analysis.filters import Where, selects_steps, sql_list, where_sql
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.queries import check_query
+from rstar_lab.analysis.text_search import excerpt, search_pattern
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.exchange.import_rows import REWARDS_FILE
 from rstar_lab.runs import RunStoreError
@@ -440,27 +440,23 @@ class Runs:
             steps = f"(run_id, step) IN (SELECT run_id, step FROM trajectories WHERE {condition})"
             chosen = self.sql(f"SELECT traj_id FROM trajectories WHERE {condition}").traj_id
             only = f" AND traj_id IN ({sql_list(chosen)})"
-        # The forms of the text in the JSON of the messages: with and without escapes.
-        needles = list(dict.fromkeys(json.dumps(text, ensure_ascii=ascii)[1:-1].lower() for ascii in (True, False)))
-        # Arrow and DuckDB search for a regular expression several times faster than for a plain string.
-        pattern = "|".join(map(re.escape, needles))
-        scope = (steps, self._views.state(), text.isascii())
+        pattern = search_pattern(text.lower())
+        scope = (steps, self._views.state())
         if self._searched is None or self._searched[0] != scope:
             files = self._views.files("transcripts", steps)
             if sum(map(uncompressed_text_bytes, files)) > _SEARCH_BYTES:
                 source = select_files_sql("transcripts", files)
                 query = f"SELECT * FROM ({source}) WHERE regexp_matches(messages, ?, 'i'){only} LIMIT {int(limit)}"
-                return _hits(self._views.arrow(query, [pattern]), needles)
+                return _hits(self._views.arrow(query, [pattern]), pattern)
             read = [read_steps(file, [*_FOUND, "messages"]) for file in files]
             table = pa.concat_tables(read) if read else TRANSCRIPTS.empty_table()
-            # Lower-casing Unicode is much slower than ASCII, and needed only if the searched text is not ASCII.
-            lower = pc.ascii_lower if text.isascii() else pc.utf8_lower
-            self._searched = scope, table.append_column("small", lower(table["messages"]))
+            # Several times faster than a search that ignores case. The pattern has both cases of the other letters.
+            self._searched = scope, table.append_column("small", pc.ascii_lower(table["messages"]))
         table = self._searched[1]
         table = table.filter(pc.match_substring_regex(table["small"], pattern))
         if only:
             table = table.filter(pc.is_in(table["traj_id"], pa.array(chosen)))
-        return _hits(table.slice(0, limit), needles)
+        return _hits(table.slice(0, limit), pattern)
 
     def _query(
         self, select: str, condition: str, order: str | None = None, limit: int | None = None, offset: int = 0
@@ -516,17 +512,10 @@ def as_runs(runs: RunsLike) -> Runs:
     return runs if isinstance(runs, Runs) else open_runs(runs)
 
 
-def _hits(table: pa.Table, needles: Sequence[str]) -> pd.DataFrame:
+def _hits(table: pa.Table, pattern: str) -> pd.DataFrame:
     frame = table.select(_FOUND).to_pandas()
-    frame["excerpt"] = [_around(messages, needles) for messages in table["messages"].to_pylist()]
+    frame["excerpt"] = [excerpt(messages, pattern) for messages in table["messages"].to_pylist()]
     return frame
-
-
-def _around(text: str, needles: Sequence[str]) -> str:
-    small = text.lower()
-    places = [(place, needle) for needle in needles if (place := small.find(needle)) >= 0]
-    at, needle = min(places, default=(0, ""))
-    return text[max(0, at - 60) : at + len(needle) + 100]
 
 
 def training_runs(table: pd.DataFrame) -> pd.DataFrame:

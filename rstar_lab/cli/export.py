@@ -18,7 +18,7 @@ SOURCES = ("atif", "inspect", "messages", "trl", "verl")
 @app.command(
     epilog=examples(
         "rstar-lab export tiny_fast-rl --format atif --out out/atif",
-        "rstar-lab export tiny_fast-rl --format sft --where 'reward > 0 AND errors = 0' --out out/clean.jsonl",
+        "rstar-lab export tiny_fast-rl --format sft --where 'reward > 0 AND errors = 0 AND p_format = 0' --out out/clean.jsonl",
     )
 )
 def export(

@@ -9,9 +9,9 @@ which is kept as it is, with its calls).
 
 import hashlib
 import json
+import math
 import re
 import shutil
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,11 +25,12 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.runs import TRAJECTORIES, RunStoreError, RunWriter
 from rstar_lab.runs.errors import READ_ERRORS
-from rstar_lab.runs.files import atomic_write, open_lines, parse_json
+from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reflection_words import count_reflection_words
 from rstar_lab.runs.schema import is_valid_name
 from rstar_lab.tool_calls import parse_stored_calls
+from rstar_lab.untrusted import files
 
 Row = dict[str, Any]
 TRUTHS = ("gts", "ground_truth", "truth", "answer", "solution", "label", "target", "gt")  # columns with the true answer
@@ -188,15 +189,15 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
         if row := rollout.get("stored"):  # a row of the run store
             traj_id = str(rollout["traj_id"])
             trajectories.append({name: row[name] for name in _STORED if name in row} | {"traj_id": traj_id})
-            text = json.dumps(messages)
+            text = json.dumps(messages, ensure_ascii=False)
             stored = {"traj_id": traj_id, "question": question, "truth": rollout.get("truth"), "messages": text}
             transcripts.append(stored | arrays)
             calls += [call | {"traj_id": traj_id} for call in rollout["call_rows"]]
             continue
         problem = rollout.get("problem_id") or digest(question if question is not None else str(number))
-        group = problem if rollout.get("group") is None else rollout["group"]
         # Ids in the store must be unique over all runs, but another run can contain the source's id.
         traj_id = f"{run_id}/{step:06d}/{number if (given := rollout.get('traj_id')) is None else given}"
+        group = problem if rollout.get("group") is None else str(rollout["group"])
         ids[traj_id] += 1
         if ids[traj_id] > 1:  # the source's id is that of the problem, for example
             traj_id += f"~{number}"
@@ -218,7 +219,13 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
         )
         samples[group] += 1
         transcripts.append(
-            {"traj_id": traj_id, "question": question, "truth": truth, "messages": json.dumps(messages), **arrays}
+            {
+                "traj_id": traj_id,
+                "question": question,
+                "truth": truth,
+                "messages": json.dumps(messages, ensure_ascii=False),
+                **arrays,
+            }
         )
         turn = -1
         indices: dict[int, int] = defaultdict(int)
@@ -243,22 +250,10 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
 
 def json_lines(file: Path) -> Iterator[tuple[str, Row]]:
     """Yield (place, row) for each object of a JSON-lines file. Raises UserError for a line that is not an object."""
-    place = str(file)
-    try:
-        with open_lines(file) as lines:
-            for number, line in enumerate(lines, 1):
-                line = line.removeprefix("\ufeff")  # byte order mark
-                if not line.strip():
-                    continue
-                place = f"{file}, line {number}"
-                row = parse_json(line)
-                if not isinstance(row, dict):
-                    raise UserError(f"{place} is not a JSON object")
-                yield place, row
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error}") from error
-    except ValueError as error:
-        raise UserError(f"{place} is not valid JSON: {error}") from error
+    for number, row in files.json_lines(file):
+        if not isinstance(row, dict):
+            raise UserError(f"{file}, line {number} is not a JSON object")
+        yield f"{file}, line {number}", row
 
 
 def content_text(value: Any) -> str:
@@ -300,9 +295,21 @@ def text_or_none(value: Any) -> str | None:
 def number_or_none(value: Any, place: str, name: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool | int | float):
-        return float(value) if abs(value) <= sys.float_info.max else None  # also for integers that no float can hold
-    raise UserError(f"{place}: field {name!r} is not a number: {str(value)[:80]!r}")
+    number = number_of(value)
+    if number is None and not isinstance(value, bool | int | float):  # numbers that are not finite are missing
+        raise UserError(f"{place}: field {name!r} is not a number: {str(value)[:80]!r}")
+    return number
+
+
+def number_of(value: Any) -> float | None:
+    """Return a finite number, also one that is written as text, as a float; None for anything else."""
+    if not isinstance(value, bool | int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def step_number(value: Any, place: str, name: str) -> int:

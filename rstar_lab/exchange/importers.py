@@ -6,7 +6,6 @@ metrics that need them are NaN.
 
 import json
 import math
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,16 @@ from rstar_lab.exchange.import_rows import (
     conversation_messages,
     json_lines,
     number_in_name,
+    number_of,
     number_or_none,
     reasoning_text,
     required_text,
     step_number,
     write_run,
 )
-from rstar_lab.runs.files import open_to_read, parse_json
 from rstar_lab.runs.messages import OTHER, ROLES, own_texts
+from rstar_lab.untrusted.files import DataError, check_zip, parse_json
+from rstar_lab.untrusted.parquet import read_parquet
 
 # --- verl ------------------------------------------------------------------------------------------------------------
 
@@ -45,8 +46,8 @@ def import_verl(
     """Import verl's `trainer.rollout_data_dir`: a folder of {step}.jsonl files, or one file.
 
     The text is split into turns and tool calls at `<tool_call>` and `<tool_response>`. The outcomes of calls are null:
-    verl does not record them. Problems are identified by their text. Numeric fields that verl adds from the reward
-    function (such as `acc`) are kept as reward columns (`Runs.rewards`).
+    verl does not record them. Problems are identified by their text, and groups by `uid` where it is stored.
+    Numeric fields that verl adds from the reward function (such as `acc`) are kept as reward columns (`Runs.rewards`).
     tokenizer: tokenizer.json or its folder, to count response_tokens and model_tokens; None: both are null.
     Raises UserError that names the file and line of a row that cannot be read.
     """
@@ -59,16 +60,14 @@ def import_verl(
             for place, row in json_lines(file):
                 question, output = required_text(row, "input", place), required_text(row, "output", place)
                 messages = conversation_messages(output)
-                extra = {
-                    name: number_or_none(value, place, name)
-                    for name, value in row.items()
-                    if name not in _VERL_FIELDS and isinstance(value, int | float)
-                }
+                numbers = {name: number_of(value) for name, value in row.items() if name not in _VERL_FIELDS}
+                extra = {name: value for name, value in numbers.items() if value is not None}
                 if reserved := extra.keys() & {"traj_id", "run_id"}:
                     raise UserError(f"{place}: a reward cannot be called {min(reserved)!r}; rename the field")
                 yield {
                     "step": step_number(row.get("step", number_in_name(file)), place, "step"),
                     "question": question,
+                    "group": row.get("uid"),
                     "messages": [{"role": "user", "content": question}, *messages],
                     "reward": number_or_none(row.get("score"), place, "score"),
                     "rewards": extra,
@@ -108,19 +107,12 @@ def import_trl(
     reward: the column that becomes the reward, or `sum` for the sum of all. Required if the file has several reward columns, because
     TRL logs one per reward function. All of them are kept as reward columns (`Runs.rewards`).
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = Path(source)
     files = _source_files(path, "*.parquet", "no completions parquet files of TRL")
 
     def rollouts() -> Iterator[Row]:
         for file in files:
-            try:
-                with open_to_read(file) as opened:
-                    table = pq.ParquetFile(opened).read()
-            except (OSError, pa.ArrowInvalid) as error:
-                raise UserError(f"{file} is not a complete Parquet file: {str(error).splitlines()[0]}") from error
+            table = read_parquet(file)
             if missing := {"step", "prompt", "completion"} - set(table.column_names):
                 raise UserError(f"{file} has no column {sorted(missing)[0]!r}; expected a TRL completions file")
             columns = _reward_columns(table)
@@ -176,7 +168,8 @@ def _messages(value: Any, role: str, place: str) -> list[Row]:
         return conversation_messages(value) if role == "assistant" else [{"role": role, "content": value}]
     if not isinstance(value, list):
         raise UserError(f"{place}: expected text or a list of messages, not {type(value).__name__}")
-    return openai_messages([{"role": role, **item} if isinstance(item, dict) else item for item in value], place)
+    sources = [{"role": role, **item} if isinstance(item, dict) else item for item in value]
+    return openai_messages(sources, place, of_parquet=True)
 
 
 # --- OpenAI-style messages -------------------------------------------------------------------------------------------
@@ -223,33 +216,49 @@ def from_messages(row: Row, place: str) -> Row:
 _ROLES = {"developer": "system", "function": "tool", "ipython": "tool", "model": "assistant", "human": "user"}
 
 
-def openai_messages(sources: list[Any], place: str) -> list[Row]:
-    """Return OpenAI-style messages with reasoning and tool calls in their text. Raises UserError for a message without role."""
+def openai_messages(sources: list[Any], place: str, *, of_parquet: bool = False) -> list[Row]:
+    """Return OpenAI-style messages with reasoning, refusals and tool calls in their text. Raises UserError for a message without role.
+
+    of_parquet: the messages are from a Parquet file, which gives every call the arguments of all calls, null where it has none.
+    """
     messages: list[Row] = []
     names: dict[str, str | None] = {}
     if any(not isinstance(source, dict) or not isinstance(source.get("role"), str) for source in sources):
         raise UserError(f"{place}: a message has no role")
     for source in (part for message in sources for part in _without_tool_parts(message)):
         role = _ROLES.get(source["role"], source["role"])
-        reasoning = next(
-            (source[key] for key in ("reasoning_content", "reasoning") if isinstance(source.get(key), str)), None
-        )
-        content = reasoning_text(reasoning) + content_text(source.get("content"))
+        reasoning = next((text for key in _REASONING if (text := _reasoning(source.get(key)))), None)
+        refusal = source["refusal"] if isinstance(source.get("refusal"), str) else ""
+        content = reasoning_text(reasoning) + content_text(source.get("content")) + refusal
         calls = source.get("tool_calls") or (
             [{"function": source["function_call"]}] if source.get("function_call") else []
         )
         for call in _json_or_text(calls):
-            if not isinstance(call, dict) or not isinstance(function := call.get("function") or call, dict):
+            function = (call.get("function") or call.get("custom") or call) if isinstance(call, dict) else None
+            if not isinstance(function, dict):
                 raise UserError(f"{place}: a tool call is not an object")
             name = None if function.get("name") is None else str(function["name"])
             names[str(call.get("id"))] = name
-            content += _call_text(name, _arguments(function))
+            content += _call_text(name, _arguments(function, of_parquet))
         message: Row = {"role": role if role in ROLES else OTHER, "content": content.strip("\n")}
         if role == "tool":
             name = source.get("name") or names.get(str(source.get("tool_call_id")))
             message |= {"tool": None if name is None else str(name), "outcome": source.get("outcome")}
         messages.append(message)
     return messages
+
+
+# Where providers put the reasoning of a message: DeepSeek and vLLM, OpenRouter, Ollama, LiteLLM.
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks")
+
+
+def _reasoning(value: Any) -> str:
+    """Return reasoning that is a text, or a list of parts with a text or a summary."""
+    if isinstance(value, str):
+        return value
+    parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+    texts = [next((part[key] for key in ("text", "thinking", "summary") if part.get(key)), "") for part in parts]
+    return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
 def _without_tool_parts(source: Row) -> list[Row]:
@@ -275,25 +284,24 @@ def _without_tool_parts(source: Row) -> list[Row]:
 def _json_or_text(value: Any) -> Any:
     """Return the value that a text holds as JSON, or the value."""
     try:
-        return parse_json(value) if isinstance(value, str) else value
-    except ValueError:
+        return parse_json(value, "text") if isinstance(value, str) else value
+    except DataError:
         return value
 
 
 def _call_text(name: str | None, arguments: Any) -> str:
-    return f"\n<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+    return f"\n<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
 
 
-def _arguments(function: Row) -> Any:
-    loaded = _json_or_text(function.get("arguments"))
-    # Parquet gives every call the arguments of all calls, null where it has none.
-    return {key: value for key, value in loaded.items() if value is not None} if isinstance(loaded, dict) else loaded
+def _arguments(function: Row, of_parquet: bool) -> Any:
+    given = function.get("arguments", function.get("input"))  # custom tools have one text as their input
+    if of_parquet and isinstance(given, dict):
+        return {key: value for key, value in given.items() if value is not None}
+    return _json_or_text(given)
 
 
 # --- inspect_ai ------------------------------------------------------------------------------------------------------
 
-# A log that unpacks to more bytes than this, and this many times its size, is not read.
-MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 256 * 2**20, 50
 # inspect_ai's error types; every other error is an exception of the model's code.
 _INSPECT_ERRORS = {
     "timeout": Outcome.TIMEOUT,
@@ -319,22 +327,26 @@ def import_inspect(
     path = Path(source)
     if not path.exists():
         raise UserError(f"{path} does not exist")
+    check_zip(path)
     try:
-        _check_eval_log(path)
         log = read_eval_log(str(path))
     except Exception as error:
         raise UserError(f"{path} is not an inspect_ai log: {error}") from error
 
+    chosen = _chosen_score(
+        path, list(dict.fromkeys(name for one in log.samples or [] for name in one.scores or {})), scorer
+    )
+
     def rollouts() -> Iterator[Row]:
         for sample in log.samples or []:
-            score = _score(path, sample.scores or {}, scorer)
+            score = (sample.scores or {}).get(chosen)
             messages = [_inspect_message(message) for message in sample.messages]
             outcomes = [message["outcome"] for message in messages if message["role"] == "tool"]
             usage = sample.model_usage or {}
             yield {
                 "step": 0,
                 "problem_id": str(sample.id),
-                "question": sample.input if isinstance(sample.input, str) else sample.input[-1].text,
+                "question": _question(sample.input),
                 "messages": messages,
                 "reward": None if score is None else _score_number(score.value),
                 "rewards": {name: _score_number(one.value) for name, one in (sample.scores or {}).items()},
@@ -351,15 +363,6 @@ def import_inspect(
             }
 
     return write_run(rollouts(), path, runs_dir, run_id or path.stem, "inspect_ai")
-
-
-def _check_eval_log(path: Path) -> None:
-    """Raise OSError or ValueError for a file that is no regular file, or a ZIP archive that unpacks to far more than its size."""
-    with open_to_read(path) as file:
-        if zipfile.is_zipfile(file):
-            unpacked = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
-            if unpacked > MAX_UNPACKED_BYTES + MAX_UNPACKED_RATIO * path.stat().st_size:
-                raise ValueError(f"it unpacks to {unpacked / 1e9:.1f} GB")
 
 
 # Texts of inspect_ai's scores, as its `value_to_float` reads them. Other texts, lists and mappings are not a reward.
@@ -401,14 +404,23 @@ def _inspect_message(source: Any) -> Row:
     return message
 
 
-def _score(path: Path, scores: dict[str, Any], scorer: str | None) -> Any:
-    if scorer == "first" and "first" not in scores:
-        return scores.get(next(iter(scores), ""))
-    if scorer is None and len(scores) > 1:
-        raise UserError(f"{path} has the scores {', '.join(scores)}: choose one with scorer=")
-    if scorer is not None and scores and scorer not in scores:
-        raise UserError(f"{path} has no score {scorer!r}; it has {', '.join(scores)}")
-    return scores.get(scorer or next(iter(scores), ""))
+def _question(given: Any) -> str:
+    """Return the last message of the user in the input of a sample, else its last message."""
+    if isinstance(given, str):
+        return given
+    asked = [message for message in given if message.role == "user"] or given
+    return str(asked[-1].text)
+
+
+def _chosen_score(path: Path, names: list[str], scorer: str | None) -> str:
+    """Return the name of the score that becomes the reward. names: of the scores of all samples."""
+    if (scorer is None and len(names) < 2) or (scorer == "first" and "first" not in names):
+        return next(iter(names), "")
+    if scorer is None:
+        raise UserError(f"{path} has the scores {', '.join(names)}: choose one with scorer=")
+    if names and scorer not in names:
+        raise UserError(f"{path} has no score {scorer!r}; it has {', '.join(names)}")
+    return scorer
 
 
 def _source_files(path: Path, pattern: str, missing: str) -> list[Path]:

@@ -89,11 +89,13 @@ class Inspector(NotebookWidget):
         self._condition(self.filters, {})  # raises for an unknown filter
         self.on_msg(self._on_message)
 
-    def show(self, label: str = "", **filters: Any) -> None:
+    def show(self, label: str | Mapping[str, Any] = "", **filters: Any) -> None:
         """List the rollouts that match `filters`, as a click on a curve does. `show()` without filters lists all.
 
-        label: description shown above the list.
+        label: description shown above the list; or a filter as a mapping, such as {"correct": True}.
         """
+        if isinstance(label, Mapping):
+            label, filters = "", {**label, **filters}
         self._condition(filters, {})  # raises for an unknown filter
         self.scope = (
             {

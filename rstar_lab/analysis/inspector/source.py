@@ -1,7 +1,5 @@
 """Data of an inspector: pages of the list, one rollout, its group, and text search, from a run store or data frames."""
 
-import json
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +19,7 @@ from rstar_lab.analysis.inspector.listing import (
     to_json_value,
 )
 from rstar_lab.analysis.queries import check_query, connect, time_limit
+from rstar_lab.analysis.text_search import search_pattern, unescaped
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import MODEL_ERRORS, Outcome
 from rstar_lab.runs.questions import QUESTION_LENGTH
@@ -180,17 +179,11 @@ class Source(Listing):
         `seconds`. Returns {"hits": {traj_id: text around the first match}, "first", "last": range of steps searched,
         "whole": whether the complete list was searched}.
         """
-        # The messages are JSON, and the arguments of a tool call are JSON inside JSON: search both escaped forms.
-        once = [json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
-        needles = dict.fromkeys([*once, *(json.dumps(text, ensure_ascii=False)[1:-1] for text in once)])
         any_case = text == text.lower()
-        column = "lower(messages)" if any_case else "messages"
-        places = ", ".join(f"nullif(strpos({column}, {sql_literal(needle)}), 0)" for needle in needles)
-        around = f"substr(messages, greatest(1, coalesce({places}) - {_SNIPPET}), {2 * _SNIPPET + len(text)})"
-        # Several times faster than lower() on all texts.
-        hit = (
-            f"regexp_matches(messages, {sql_literal('|'.join(map(re.escape, needles)))}, '{'i' if any_case else 'c'}')"
-        )
+        pattern, flag = search_pattern(text, any_case=any_case), "i" if any_case else "c"
+        around = f"(?s).{{0,{_SNIPPET}}}(?:{pattern}).{{0,{_SNIPPET}}}"
+        around = f"regexp_extract(messages, {sql_literal(around)}, 0, '{flag}')"
+        hit = f"regexp_matches(messages, {sql_literal(pattern)}, '{flag}')"
         only = (
             ""
             if where == "TRUE"
@@ -211,7 +204,7 @@ class Source(Listing):
                 raw=True,
                 transcripts=True,
             )
-            hits |= {str(traj_id): visible(_unescape(snippet)) for traj_id, snippet in matches}
+            hits |= {str(traj_id): visible(unescaped(snippet)) for traj_id, snippet in matches}
             done, stride = done + len(part), 2 * stride
         ends = {"last": steps[0], "first": steps[done - 1]} if done else {"last": None, "first": None}
         return {"hits": hits, **ends, "whole": done == len(steps) and len(hits) < SEARCH_LIMIT}
@@ -230,7 +223,3 @@ class Source(Listing):
         finder = getattr(self.store, "run_dir", None)
         folder = finder(run_id) if callable(finder) else None
         return Path(folder) if folder and Path(folder).is_dir() else None
-
-
-def _unescape(snippet: str) -> str:
-    return re.sub(r"\\[nrt]|\s+", " ", str(snippet)).replace('\\"', '"').replace("\\\\", "\\")

@@ -1,0 +1,42 @@
+"""Search for a text in the messages of transcripts, which are stored as JSON with or without escapes.
+
+The arguments of a tool call are JSON inside of JSON, so a character can be escaped twice.
+"""
+
+import json
+import re
+
+_UNICODE = re.compile(r"\\{1,2}u([0-9a-fA-F]{4})")
+
+
+def search_pattern(text: str, *, any_case: bool = True) -> str:
+    """Return a regular expression (RE2 and Python) that finds a text in stored messages. any_case: search with the flag `i`, for ASCII."""
+    return "".join(_one_of(char, any_case) for char in text)
+
+
+def _one_of(char: str, any_case: bool) -> str:
+    if char in '"\\':
+        return rf"\\{{1,3}}{re.escape(char)}"
+    cases = dict.fromkeys((char, char.lower(), char.upper()) if any_case and not char.isascii() else (char,))
+    forms = [form for case in cases for form in (re.escape(case), _escape(case))]
+    return f"(?:{'|'.join(dict.fromkeys(forms))})" if len(set(forms)) > 1 else forms[0]
+
+
+def _escape(text: str) -> str:
+    """Return the pattern of a text as JSON writes it, with each escape once or twice."""
+    return re.escape(json.dumps(text)[1:-1]).replace(r"\\", r"\\{1,2}")
+
+
+def excerpt(messages: str, pattern: str, before: int = 60, after: int = 100) -> str:
+    """Return the text around the first place that a pattern finds, with its escapes."""
+    found = re.search(pattern, messages, re.IGNORECASE)
+    start, end = found.span() if found else (0, 0)
+    return messages[max(0, start - before) : end + after]
+
+
+def unescaped(text: str) -> str:
+    """Return an excerpt of stored messages as one readable line."""
+    text = re.sub(r"\\{1,2}(u[0-9a-fA-F]{0,3})?$", "", text)  # half an escape
+    text = _UNICODE.sub(lambda found: chr(int(found[1], 16)), text)
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return re.sub(r"\\{1,2}[nrt]|\s+", " ", text).replace('\\"', '"').replace("\\\\", "\\")
