@@ -111,7 +111,7 @@ def test_bad_row_is_named_and_nothing_is_written(tmp_path):
     with pytest.raises(UserError, match=r"1.jsonl, line 2: field 'output' is missing"):
         import_verl(path, tmp_path / "runs")
     path.write_text('{"input": "q"\n')
-    with pytest.raises(UserError, match=r"1.jsonl, line 1 is not valid JSON"):
+    with pytest.raises(UserError, match=r"1.jsonl, line 1: not JSON"):
         import_verl(path, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError, match=r"no .jsonl files"):
