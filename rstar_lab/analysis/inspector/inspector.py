@@ -136,10 +136,11 @@ class Inspector(NotebookWidget):
         return self._condition(self.filters, self.scope)
 
     def _condition(self, filters: Mapping[str, Any], scope: Mapping[str, Any]) -> str:
-        parts = [self._where_sql(part) for part in (filters, scope.get("filter")) if part]
+        parts = [self.where_sql(part) for part in (filters, scope.get("filter")) if part]
         return " AND ".join(f"({part})" for part in parts) if len(parts) > 1 else parts[0] if parts else "TRUE"
 
-    def _where_sql(self, where: Where) -> str:
+    def where_sql(self, where: Where) -> str:
+        """Return a filter as an SQL condition on the rows of this list. Raises UserError for an unknown filter."""
         return where_sql(where, columns=self.source.columns, noted=self._all_notes)
 
     @property

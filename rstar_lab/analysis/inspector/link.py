@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -15,17 +15,27 @@ from plotly.offline import get_plotlyjs
 
 from rstar_lab.analysis.figure_image import figure_image
 from rstar_lab.analysis.figure_theme import apply_theme, template
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.inspector.widget import NotebookWidget, join_modules
 from rstar_lab.runs import RunStoreError
-
-if TYPE_CHECKING:
-    from rstar_lab.analysis.inspector.inspector import Inspector
 
 _MAX_LABELS = 3  # maximum number of points named in the label of a selection
 Point = int | tuple[int, int]  # index of a point, or row and column of a cell of a heat map
 MAX_ROWS = 20  # rows in the table
 WIDTH = 900  # pixels of the image
 _LOG = logging.getLogger(__name__)
+
+
+class RolloutList(Protocol):
+    """What figures need from an inspector. A protocol, because the inspector itself draws figures (of forks)."""
+
+    source: Any
+
+    def where_sql(self, where: Where) -> str: ...
+
+    def show(self, label: str = "", **filters: Any) -> None: ...
+
+    def show_and_reveal(self, label: str, **filters: Any) -> None: ...
 
 
 def static_bundle(figure: go.Figure, frame: pd.DataFrame | None = None) -> dict[str, Any]:
@@ -91,7 +101,7 @@ class LinkedFigure(NotebookWidget):
     linked = traitlets.Bool(False).tag(sync=True)
     dark_template = traitlets.Dict(template("dark").to_plotly_json()).tag(sync=True)
 
-    def __init__(self, figure: go.Figure, inspector: "Inspector | None", **state: Any) -> None:
+    def __init__(self, figure: go.Figure, inspector: RolloutList | None, **state: Any) -> None:
         self.inspector = inspector
         self.figure = figure = themed(figure)
         super().__init__(**{"figure_json": figure.to_json(), "linked": inspector is not None, **state})
@@ -128,7 +138,7 @@ def themed(figure: go.Figure) -> go.Figure:
     return themed
 
 
-def link(figure: go.Figure, inspector: "Inspector") -> "LinkedFigure | go.FigureWidget":
+def link(figure: go.Figure, inspector: RolloutList) -> "LinkedFigure | go.FigureWidget":
     """Link a figure to an inspector and return the widget to display.
 
     A `go.FigureWidget` is linked in place and returned. Raises UserError if a trace names an unknown filter.
@@ -147,11 +157,11 @@ def link(figure: go.Figure, inspector: "Inspector") -> "LinkedFigure | go.Figure
     return figure
 
 
-def check_links(inspector: "Inspector", figure: go.Figure) -> None:
+def check_links(inspector: RolloutList, figure: go.Figure) -> None:
     """Raise UserError if a trace names an unknown filter."""
     for trace in figure.data:
         for filters in _distinct(point_filter(inspector, trace, point) for point in _points(trace)):
-            inspector._where_sql(filters)
+            inspector.where_sql(filters)
 
 
 def figure_points(points: Iterable[Sequence[Any]]) -> list[tuple[int, Point]]:
@@ -159,7 +169,7 @@ def figure_points(points: Iterable[Sequence[Any]]) -> list[tuple[int, Point]]:
     return [(int(trace), _index(point)) for trace, point in points]
 
 
-def show_points(inspector: "Inspector", figure: go.Figure, points: Sequence[tuple[int, Point]]) -> None:
+def show_points(inspector: RolloutList, figure: go.Figure, points: Sequence[tuple[int, Point]]) -> None:
     """List the rollouts of these (trace, point) pairs, or all rollouts if there are no points.
 
     A point is an index, or (row, column) in a heat map.
@@ -179,7 +189,7 @@ def show_points(inspector: "Inspector", figure: go.Figure, points: Sequence[tupl
         inspector.show_and_reveal(label, any=filters)
 
 
-def point_filter(inspector: "Inspector", trace: Any, point: Point) -> dict[str, Any]:
+def point_filter(inspector: RolloutList, trace: Any, point: Point) -> dict[str, Any]:
     """Return the inspector's filters for one point of a trace, or for the cell (row, column) of a heat map."""
     meta = trace.meta if isinstance(trace.meta, Mapping) else {}
     filters = copy.deepcopy(dict(meta.get("filter") or {}))
