@@ -12,6 +12,7 @@ from helpers.analysis_runs import VOCABULARY, make_run
 from rstar_lab.analysis import open_runs, views
 from rstar_lab.analysis.runs import model_title
 from rstar_lab.analysis.views import select_files_sql
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
 
@@ -201,7 +202,7 @@ def test_errors_name_the_missing_or_damaged_run(folder, tmp_path):
     shutil.copytree(folder / "run0", tmp_path / "run0")
     torn = next((tmp_path / "run0/trajectories").glob("*/*.parquet"))
     torn.write_bytes(torn.read_bytes()[:-20])
-    with pytest.raises(RunStoreError, match=f"{torn.name} is truncated"):
+    with pytest.raises(UserError, match=f"{torn.name}: truncated"):
         open_runs(tmp_path).count()
 
 
