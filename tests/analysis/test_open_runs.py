@@ -226,7 +226,7 @@ def test_transcripts_are_read_only_on_request(folder, tmp_path):
         file.write_bytes(b"")
     runs = open_runs(tmp_path)
     assert len(runs.trajectories()) == 128 and len(runs.calls()) and len(runs.steps())
-    with pytest.raises(RunStoreError, match="truncated"):
+    with pytest.raises(UserError, match="truncated"):
         runs.transcript("run0/000001/0/0")
     assert RunReader(tmp_path / "run0").steps()
 

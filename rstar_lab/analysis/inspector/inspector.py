@@ -95,7 +95,8 @@ class Inspector(NotebookWidget):
         label: description shown above the list; or a filter as a mapping, such as {"correct": True}.
         """
         if isinstance(label, Mapping):
-            label, filters = "", {**label, **filters}
+            filters = {**label, **filters}
+            label = ""
         self._condition(filters, {})  # raises for an unknown filter
         self.scope = (
             {

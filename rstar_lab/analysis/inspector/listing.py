@@ -163,7 +163,7 @@ class Listing:
         query = f"SELECT {_id(in_memory)} FROM trajectories WHERE traj_id = {sql_literal(traj_id)} LIMIT 1"
         with query_errors():
             _, ids = self._trajectories.rows(query)
-        places = np.flatnonzero(self._ordered(where, sort, in_memory).id == ids[0][0]) if ids else []
+        places: Any = np.flatnonzero(self._ordered(where, sort, in_memory).id == ids[0][0]) if ids else ()
         return int(places[0]) if len(places) else None
 
     def _ordered(self, where: str, sort: Sequence[Any], in_memory: bool) -> pd.DataFrame:
