@@ -127,7 +127,7 @@ def test_every_command_has_examples_that_parse(monkeypatch):
         assert lines, f"{' '.join(path)}: no example in the help"
         assert command.help and all(option.help for option in command.params if option.name != "help"), path
         for line in lines:
-            words = shlex.split(line.partition(" > ")[0])
+            words = shlex.split(re.sub(r" > [\w.]+$", "", line))
             start = words.index("rstar-lab")
             for assignment in words[:start]:
                 monkeypatch.setenv(*assignment.split("=", 1))
