@@ -5,11 +5,9 @@ of its memory. Memory is what model, gradients, optimizer and activations add to
 allocate there. Engines are not included.
 """
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import build_model, make_selection, update_keys
+from benchmarks.process_pool import process_pool
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.recipe.sft import Lora
@@ -31,7 +30,7 @@ def lora_lines(shape: Architecture = SHAPE) -> Iterator[dict[str, Any]]:
     """Yield the lines `trainer_update_lora` (median seconds) and `trainer_memory_lora` (GB)."""
     measurements: dict[bool, list[Measurement]] = {False: [], True: []}
     for lora in (False, True, True, False):  # alternating, so that a change of the machine's speed affects both
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        with process_pool(1) as process:
             measurements[lora].append(process.submit(measure, shape, lora).result())
     seconds = {lora: [value for times, _ in runs for value in times] for lora, runs in measurements.items()}
     medians = {lora: statistics.median(values) for lora, values in seconds.items()}

@@ -3,9 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.process_pool import process_pool
 from benchmarks.workloads import Regime, makespans
 from rstar_lab.common.errors import UserError
 
@@ -68,8 +67,7 @@ def bench(grid: Path | None = None) -> Iterator[dict[str, Any]]:
     regimes = chosen.regimes()
     jobs = [(regime, seed) for seed in range(chosen.seeds) for regime in regimes]
     workers = min(len(os.sched_getaffinity(0)), len(jobs))
-    # Not fork, which is unsafe if the caller has threads.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with process_pool(workers) as pool:
         done = pool.map(makespans, *zip(*jobs, strict=True))
         times = list(track(done, "simulating", len(jobs), console=Console(stderr=True), transient=True))
     logs = {name: np.log([run[name] for run in times]).reshape(chosen.seeds, len(regimes)) for name in times[0]}

@@ -11,9 +11,12 @@ def main() -> None:
     # Must be set before torch is imported: OpenMP threads that spin while they wait starve the engines beside them.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     gc.set_threshold(50_000)  # garbage collection takes a fifth of the import time
+    from rstar_lab.hardware.ends import end_like_ctrl_c, exit_code
+
+    end_like_ctrl_c()
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:  # otherwise Ctrl-C is ignored, as after nohup
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        signal.signal(signal.SIGINT, lambda *_: os._exit(exit_code()))
     from rstar_lab.cli.command_line import run
     from rstar_lab.hardware.processes import raise_open_files
 

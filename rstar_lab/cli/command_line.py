@@ -13,8 +13,9 @@ import typer
 import typer.core
 
 from rstar_lab import __version__
-from rstar_lab.cli.shared import fail
+from rstar_lab.cli.shared import STOPPED, fail, print_error
 from rstar_lab.common.errors import UserError, os_error_message
+from rstar_lab.hardware.ends import end_now, exit_code, output_is_closed
 from rstar_lab.untrusted.text import printable
 
 
@@ -198,11 +199,14 @@ def run() -> None:
     except UserError as error:
         fail(str(error), 1)
     except (KeyboardInterrupt, Interrupted):
-        fail("stopped; run the same command again to continue", 130)
+        if not output_is_closed():  # as in `rstar-lab runs list | head -1`
+            print_error(STOPPED)
+        end_now(exit_code())
     except typer.Abort:
         fail("aborted", 1)
     except OSError as error:
         fail(os_error_message(error), 1)
     finally:
-        # All results are written. Libraries print tracebacks if Ctrl-C interrupts their exit.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # All results are written. Libraries print tracebacks if a signal interrupts their exit.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.hardware.ends import end_now, exit_code, output_is_closed
 from rstar_lab.untrusted.text import printable
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from rstar_lab.rl.recipe import Recipe
 
+STOPPED = "stopped; run the same command again to continue"
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of runs. Default: runs/, or the recipe's.")]
 RunsFolder = Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")]
@@ -84,12 +86,13 @@ def check_output(path: Path, *, folder: bool = False) -> None:
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine and return its result. Ctrl-C ends the process with one line and code 130."""
+    """Run a coroutine and return its result. Ctrl-C ends the process with one line and code 130, a signal or a closed output alike."""
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
         # Caught here because Typer would print only "Aborted!".
-        fail("stopped; run the same command again to continue", 130)
+        print_error(f"the output was closed: {STOPPED}" if output_is_closed() else STOPPED)
+        end_now(exit_code())
 
 
 def print_result(as_json: bool, value: Mapping[str, Any], text: str) -> None:
@@ -104,8 +107,13 @@ def print_table(table: "Table", rows: Iterable[Iterable[object]]) -> None:
     Console(highlight=False, markup=False).print(table)
 
 
-def fail(message: str, code: int) -> NoReturn:
-    """Print an error line and end the process."""
+def print_error(message: str) -> None:
+    """Print an error line."""
     line = Text.assemble(("error", "bold red"), f": {printable(message)}")
     Console(stderr=True, highlight=False, emoji=False).print(line, soft_wrap=True)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print an error line and end the process."""
+    print_error(message)
     sys.exit(code)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.hardware.ends import end_like_ctrl_c
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import JobStatus
 from rstar_lab.jobs.job import Job, list_jobs, submit
@@ -261,7 +262,8 @@ def _start_controller(plan: GridPlan) -> None:
 
 
 def main(path: str) -> None:
-    """Run the grid of a grid.json."""
+    """Run the grid of a grid.json. SIGTERM also stops its running jobs."""
+    end_like_ctrl_c()
     try:
         _run(GridPlan(**json.loads(Path(path).read_text())), lambda line: print(line, flush=True))
     except UserError as error:

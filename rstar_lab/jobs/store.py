@@ -27,7 +27,7 @@ from rstar_lab.runs.files import parse_json, read_text
 REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends before the job
 
 # Time for a stopped run to finish what it writes. Checkpoints are atomic, so a kill loses only the work since the last one.
-GRACE_S = 10.0
+GRACE_S = 20.0
 
 # Names of runs and jobs become names of folders, Slurm jobs and Kubernetes resources.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,149}")

@@ -61,6 +61,11 @@ def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
         )
         reader.start()
         code = process.wait()
+        if code < 0:
+            reader.join(timeout=5)
+            killed = f"error: the command of the job was killed by {signal.Signals(-code).name}"
+            reason = ", perhaps because the memory was full" if code == -signal.SIGKILL else ""
+            _append(folder.log, f"{killed}{reason}; submit the job again to continue\n", echo)
     except Stopped:
         stopped = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -35,12 +35,16 @@ from rstar_lab.rl.training.data_parallel import serve
 """
 
 
+class RankDied(UserError):
+    """Another process of the training has died."""
+
+
 @contextmanager
 def _helper_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise UserError("a helper process of the training died; run the same command to continue") from error
+        raise RankDied("a helper process of the training died; run the same command to continue") from error
 
 
 class Ranks:
@@ -212,9 +216,12 @@ def serve(address: str, rank: int, size: int, parent: int) -> None:
     os.write(1, _READY)
     _init(address, rank, size)
     ranks = Ranks(rank, size)
-    while (entry := ranks.share(None)) is not None:
-        module, function = entry.split(":")
-        getattr(importlib.import_module(module), function)(ranks)
+    try:
+        while (entry := ranks.share(None)) is not None:
+            module, function = entry.split(":")
+            getattr(importlib.import_module(module), function)(ranks)
+    except RankDied:
+        os._exit(1)  # rank 0 names the helper that died; if rank 0 died, whoever started it says so
     dist.destroy_process_group()
 
 
