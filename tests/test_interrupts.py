@@ -1,5 +1,6 @@
 """Ctrl-C and missing permissions: one line, a sensible exit code, no traceback. Real processes, as in a terminal."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -50,7 +51,7 @@ def test_ctrl_c_ends_the_log_of_a_job_and_not_the_job(tmp_path):
     spec = JobSpec("log", "toy", "laptop", "local", program, str(tmp_path), str(tmp_path), {}, "now")
     folder = JobFolder.of(tmp_path, "log")
     folder.save(spec)
-    local.Local().start(folder, spec)
+    folder.save(dataclasses.replace(spec, handle=local.Local().start(folder, spec)))
     code, errors = interrupt(["jobs", "logs", "log", "--follow", "--runs-dir", tmp_path], tmp_path, ready="hello")
     assert (code, errors) == (130, "")
     assert Job(folder).status() == JobStatus.RUNNING

@@ -64,6 +64,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
     "Data": {"data": "Synthesize problems; prepare problems and conversations."},
     "Sandbox": {"sandbox": "Run untrusted Python: serve the sandbox, start workers, check this machine."},
     "Cluster": {
+        "profiles": None,
         "jobs": "Submit recipes as jobs: on this machine, to Ray, Slurm or Kubernetes, or over ssh.",
         "plan": None,
         "rehearse": None,

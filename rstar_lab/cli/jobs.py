@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,23 @@ ProfileOption = Annotated[
         help="Hardware profile: a name from cluster/profiles, or a file. Default: laptop; with --host: rstar-lab/profile.yaml there."
     ),
 ]
+BackendOption = Annotated[
+    str | None, typer.Option(help="local, ray, slurm, ssh or kuberay. Default: the profile's backend.")
+]
+AddressOption = Annotated[str | None, typer.Option(help="URL of Ray's dashboard, http://HOST:8265.")]
+HostOption = Annotated[
+    str | None,
+    typer.Option(help="Run the job on this host over ssh: HOST, USER@HOST or an alias of ~/.ssh/config."),
+]
+StorageOption = Annotated[Path | None, typer.Option(help="Folder of runs. Default: storage.runs of the profile.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Print the job's progress until it ends.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Submit nothing; print the Slurm script, RayJob or Kubernetes manifest, and the job's command.",
+    ),
+]
 JobId = Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows it.")]
 
 
@@ -28,6 +45,7 @@ JobId = Annotated[str, typer.Argument(help="Id of the job, as `jobs list` shows 
         "rstar-lab jobs submit tiny_fast --watch",
         "rstar-lab jobs submit RECIPE --host HOST",
         "rstar-lab jobs submit RECIPE --profile h100x8 --backend kuberay",
+        "rstar-lab jobs submit RECIPE --profile mi300x_8x8 --dry-run",
     )
 )
 def submit(
@@ -38,32 +56,85 @@ def submit(
         str | None,
         typer.Option(help="run, train or sft with the profile's trainer, or verl (run with verl). Default: run."),
     ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="local, ray, slurm, ssh or kuberay. Default: the profile's backend.")
-    ] = None,
-    address: Annotated[str | None, typer.Option(help="URL of Ray's dashboard, http://HOST:8265.")] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(help="Run the job on this host over ssh: HOST, USER@HOST or an alias of ~/.ssh/config."),
-    ] = None,
+    backend: BackendOption = None,
+    address: AddressOption = None,
+    host: HostOption = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run; the job's id begins with it. Default: the recipe's name.")
     ] = None,
-    runs_dir: Annotated[Path | None, typer.Option(help="Folder of runs. Default: storage.runs of the profile.")] = None,
+    runs_dir: StorageOption = None,
     preflight: Annotated[bool, typer.Option(help="Check the recipe and the profile first.")] = True,
-    watch: Annotated[bool, typer.Option(help="Print the job's progress until it ends.")] = False,
+    watch: Watch = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Run RECIPE on the hardware of a profile, detached. Submitting the same recipe again resumes its run."""
-    from rstar_lab.jobs import job_row
+    options = {"command": command, "name": name, "preflight": preflight, "address": address}
+    _submit(
+        recipe, profile, overrides, options | {"runs_dir": runs_dir, "backend": backend, "host": host}, watch=watch,
+        dry_run=dry_run, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command(epilog=examples("rstar-lab jobs evaluate runs/my-rl --problems aime24 --profile mi300x_8x8"))
+def evaluate(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL|URL...", help="As of `rstar-lab evaluate`. Paths must exist on the node."),
+    ],
+    problems: Annotated[list[str], typer.Option(help="As of `rstar-lab evaluate`; repeat it for several sets.")],
+    samples: Annotated[int | None, typer.Option(help="Rollouts per problem. Default: that of the recipe.")] = None,
+    recipe: Annotated[str, typer.Option(help="Recipe with sampling, engine and sandbox settings.")] = "evaluate",
+    profile: ProfileOption = None,
+    overrides: Overrides = None,
+    backend: BackendOption = None,
+    address: AddressOption = None,
+    host: HostOption = None,
+    runs_dir: StorageOption = None,
+    watch: Watch = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model as a job on one node of a profile.
+
+    To use several nodes, start `rstar-lab serve MODEL` on each and give the URLs instead of a model.
+    """
+    arguments = [str(Path(place).absolute()) if not host and Path(place).exists() else place for place in models]
+    arguments += [part for name in problems for part in ("--problems", _absolute(name, host))]
+    arguments += ["--samples", str(samples)] if samples is not None else []
+    options = {"command": "evaluate", "arguments": arguments, "preflight": False, "address": address}
+    _submit(
+        recipe, profile, overrides, options | {"runs_dir": runs_dir, "backend": backend, "host": host}, watch=watch,
+        dry_run=dry_run, as_json=as_json,
+    )  # fmt: skip
+
+
+def _absolute(problems: str, host: str | None) -> str:
+    """Return `FILE` or `NAME=FILE` with an absolute path, for a job of this machine or of one that shares its files."""
+    name, equals, file = problems.rpartition("=")
+    return f"{name}{equals}{Path(file).absolute()}" if not host and Path(file).exists() else problems
+
+
+def _submit(
+    recipe: str,
+    profile: str | None,
+    overrides: list[str] | None,
+    options: dict[str, Any],
+    *,
+    watch: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from rstar_lab.jobs import job_row, preview
     from rstar_lab.jobs import submit as submit_job
     from rstar_lab.jobs.prepare import override_pairs
 
     pairs = override_pairs(overrides or [], "--set")
-    job = submit_job(
-        recipe, profile, pairs, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
-        preflight=preflight, log=lambda text: typer.echo(printable(text), err=True),
-    )  # fmt: skip
+    if dry_run:
+        text = preview(recipe, profile, pairs, **options)
+        print_result(as_json, {"dry_run": text}, text)
+        return
+    job = submit_job(recipe, profile, pairs, log=lambda text: typer.echo(printable(text), err=True), **options)
     print_result(as_json, job_row(job), job.id)
     if watch and (end := job.watch()).value != "finished":
         raise typer.Exit(1 if end.ended else 130)

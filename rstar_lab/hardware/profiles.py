@@ -163,6 +163,12 @@ def load_profile(name: str | Path) -> Profile:
 
     Raises UserError for an unknown name or key, with the nearest known one.
     """
+    path = profile_file(name)
+    return parse_profile(path.read_text(encoding="utf-8", errors="replace"), str(path))
+
+
+def profile_file(name: str | Path) -> Path:
+    """Return the file of a profile, given by name or path. Raises UserError for an unknown name."""
     path = Path(name)
     if path.suffix != ".yaml":
         path = FOLDER / f"{name}.yaml"
@@ -172,7 +178,7 @@ def load_profile(name: str | Path) -> Profile:
         raise UserError(
             f"no profile {name!r}{f', did you mean {near[0]!r}?' if near else ''}; choose one of {', '.join(known)}"
         )
-    return parse_profile(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    return path
 
 
 def parse_profile(text: str, source: str) -> Profile:

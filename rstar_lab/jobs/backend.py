@@ -1,5 +1,6 @@
 """What a backend of jobs does. `rstar_lab.jobs.backends` finds one by its name."""
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -8,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.jobs.preflight import JobDescription, preflight_rows, queue_state, summarize
-from rstar_lab.jobs.prepare import Submission, trainer_and_action, write_job
+from rstar_lab.jobs.prepare import Submission, machine_of, plan_job, trainer_and_action, write_job
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
 
@@ -53,6 +54,18 @@ class Backend(Protocol):
     def submit(self, job: Submission) -> JobFolder:
         """Write the job's folder and start it. Raises UserError."""
         return write_job(job, self.name, self.start)
+
+    def preview(self, job: Submission) -> str:
+        """Return the script or manifest that `submit` would send, and the job's command, as text. Submits and writes nothing."""
+        spec, _ = plan_job(job, self.name)
+        folder = JobFolder.of(Path(spec.runs_dir), spec.id).path
+        return "\n".join(
+            filter(None, (self.rendered(machine_of(job), spec, folder), f"command: {shlex.join(spec.command)}"))
+        )
+
+    def rendered(self, machine: Profile, spec: JobSpec, folder: Path) -> str:
+        """Return what `start` would send, as text; empty for a process of this machine."""
+        return ""
 
     def describe(
         self,

@@ -278,8 +278,51 @@ def submit(
     Raises:
         UserError: For an unknown profile, a secret among the overrides, or a failed preflight.
     """
+    chosen, request = _request(
+        recipe, profile, overrides, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
+        preflight=preflight, log=log, job_id=job_id, grid=grid, start=start, arguments=arguments,
+    )  # fmt: skip
+    return Job(chosen.submit(request))
+
+
+def preview(
+    recipe: str | Path, profile: str | None = None, overrides: Mapping[str, Any] | None = None, **options: Any
+) -> str:
+    """Return the Slurm script, RayJob or Kubernetes manifest and the command of a job as text, without submitting it.
+
+    The arguments are those of `submit`. Raises UserError.
+    """
+    chosen, request = _request(recipe, profile, overrides, **options)
+    if not chosen.elsewhere:
+        return chosen.preview(request)
+    from rstar_lab.jobs.ssh.backend import ssh_settings
+
+    settings = ssh_settings(request.machine, request.host)
+    there = backend_named(settings.backend).preview(request)
+    return f"sent over ssh to {settings.host}, where this is started:\n{there}"
+
+
+def _request(
+    recipe: str | Path,
+    profile: str | None,
+    overrides: Mapping[str, Any] | None,
+    *,
+    command: str | None = None,
+    name: str | None = None,
+    backend: str | None = None,
+    host: str | None = None,
+    job_id: str | None = None,
+    arguments: Sequence[str] = (),
+    runs_dir: str | Path | None = None,
+    address: str | None = None,
+    preflight: bool = True,
+    log: Callable[[str], None] = print,
+    grid: str | None = None,
+    start: bool = True,
+) -> tuple[Backend, Submission]:
+    """Check the arguments of `submit` and return the backend and the request."""
     machine, chosen = choose(profile, host=host, backend=backend)
-    trainer_and_action(command, machine, overrides or {})
+    trainer_and_action(command, machine, overrides or {}, arguments)
     overrides = dict(overrides or {}) | ({"name": name} if name else {})
     refuse_secrets(overrides)
     run_name = check_name(recipe_name(recipe, overrides), "name of the run")
@@ -290,7 +333,7 @@ def submit(
         recipe, profile, machine, overrides, run_name, job_id, command=command, runs_dir=runs_dir, address=address, host=host,
         preflight=preflight, log=log, grid=grid, start=start, arguments=list(arguments),
     )  # fmt: skip
-    return Job(chosen.submit(request))
+    return chosen, request
 
 
 def find_job_runs_dir(profile: str | None, runs_dir: str | Path = "", *, host: str = "") -> Path:
@@ -389,9 +432,6 @@ def _progress_line(event: Mapping[str, Any]) -> str:
     if event.get("loss") is not None and not parts:
         parts = [f"loss {event['loss']:.3f}"]
     return f"{event['event']} {event['done']}/{event['total']}  {' · '.join(parts)}".rstrip()
-
-
-__all__ = ["JobDescription", "describe"]
 
 
 def describe(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import ray_job, to_yaml
 from rstar_lab.jobs.secrets import redact, secret_values
@@ -49,6 +49,10 @@ class KubeRay(Backend):
                 _request_timeout=TIMEOUT_S,
             )
         return {"name": name, "namespace": namespace.name, "context": profile.kuberay.context}
+
+    def rendered(self, machine: Profile, spec: JobSpec, folder: Path) -> str:
+        """Return the manifest of the RayJob."""
+        return to_yaml(ray_job(machine, spec, folder, resource_name(spec.id)))
 
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Return the state of a job that has no exit.json. Raises UserError if the API server does not answer."""

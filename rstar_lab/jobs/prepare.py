@@ -1,9 +1,8 @@
 """Write the folder of a job: recipe, profile, code, secrets and command."""
 
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,64 +48,85 @@ class Submission:
     arguments: list[str]
 
 
+def machine_of(job: Submission) -> Profile:
+    """Return the profile of a job, with one node for an evaluation, which uses the engines of one node."""
+    if job.command != "evaluate":
+        return job.machine
+    return job.machine.model_copy(update={"hardware": job.machine.hardware.model_copy(update={"nodes": 1})})
+
+
+def plan_job(job: Submission, backend: str) -> tuple[JobSpec, dict[str, str]]:
+    """Return what the job runs, and the files of its folder by name. Writes nothing. Raises UserError for an unknown command."""
+    overrides, machine = job.overrides, machine_of(job)
+    trainer, action = trainer_and_action(job.command, machine, overrides, job.arguments)
+    runs = Path(job.runs_dir or machine.storage.runs).absolute()
+    folder, root, cwd = JobFolder.of(runs, job.job_id).path, tree_root(), Path.cwd()
+    files: dict[str, str] = {}
+
+    def stored(name: str, text: str) -> str:
+        files[name] = text
+        return str(folder / name)
+
+    content = read_recipe(job.recipe)
+    recipe_argument = str(job.recipe)
+    # A copy is needed because the file may change before the job starts, and because nodes may not see its folder. A shipped
+    # recipe that needs no change is passed by name.
+    if isinstance(content, dict) and (resolved := resolve_recipe_paths(content, machine)) != content:
+        text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+        recipe_argument = stored(f"{Path(job.recipe).stem}.yaml", text)
+    elif Path(job.recipe).is_file():
+        recipe_argument = stored(f"{Path(job.recipe).stem}.yaml", Path(job.recipe).read_text())
+    profile = job.profile or "laptop"
+    if machine != job.machine:
+        text = yaml.safe_dump(machine.model_dump(mode="json"), sort_keys=False)
+        profile = stored("profile-one-node.yaml", text)
+    elif Path(profile).is_file():
+        profile = stored(f"profile-{Path(profile).name}", Path(profile).read_text())
+    environment = dict(machine.env) | _expected_gpus(machine, trainer)
+    if backend != "local":
+        # The same folder of the tree, in which a recipe's own modules are.
+        cwd = folder / "code" / (cwd.relative_to(root) if cwd.is_relative_to(root) else Path())
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (f"{folder}/code", environment.get("PYTHONPATH"))))
+    keys = resolve_recipe_paths(overrides, machine)
+    sandbox_workers = _sandbox_workers(content, overrides, machine)
+    if backend == "kuberay" and sandbox_workers:
+        # Pods with GPUs lack the rights that the sandbox requires, so the sandbox runs in a separate Deployment.
+        sandbox_workers, keys["sandbox.url"] = 0, machine.kuberay.sandbox_url
+    in_image = backend != "local" and machine.container is not None
+    arguments = _command(trainer, action, recipe_argument, profile, keys, runs, job.arguments)
+    spec = JobSpec(
+        id=job.job_id, recipe=str(job.recipe), profile=profile, backend=backend,
+        command=["python3" if in_image else sys.executable, *arguments], cwd=str(cwd), runs_dir=str(runs),
+        overrides=overrides, created=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=None if action == "evaluate" else f"{job.run_name}-rl", environment=environment,
+        handle={"address": job.address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")} if backend == "ray" else {},
+        sandbox_workers=sandbox_workers, action=job.command, grid=job.grid, arguments=job.arguments,
+    )  # fmt: skip
+    return spec, files
+
+
 def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec], dict[str, Any]]) -> JobFolder:
     """Check a job, write its folder, and start it with `start`, which returns its handle. Raises UserError, and leaves no folder,
     if a check or the start fails."""
-    recipe, overrides, machine, log, job_id = job.recipe, job.overrides, job.machine, job.log, job.job_id
-    trainer, action = trainer_and_action(job.command, machine, overrides)
-    profile = job.profile or "laptop"
-    runs = Path(job.runs_dir or machine.storage.runs).absolute()
-    folder = JobFolder.of(runs, job_id)
+    spec, files = plan_job(job, backend)
+    trainer, action = trainer_and_action(job.command, job.machine, job.overrides, job.arguments)
     if job.preflight and action != "evaluate":  # its recipe has no model
-        run_preflight(recipe, profile, overrides, trainer, log, runs_here=backend == "local")
-    root = tree_root()
+        local = backend == "local"
+        run_preflight(job.recipe, job.profile or "laptop", job.overrides, trainer, job.log, runs_here=local)
+    folder = JobFolder.of(Path(spec.runs_dir), spec.id)
     folder.create()
     try:
         _check_owner(folder, job.run_name)
-        recipe_argument = _store_recipe(recipe, machine, folder.path)
-        profile_argument = _store_profile(profile, folder.path)
-        cwd, environment = Path.cwd(), dict(machine.env) | _expected_gpus(machine, trainer)
+        for name, text in files.items():
+            (folder.path / name).write_text(text)
         if backend != "local":
-            code = folder.path / "code"
-            log(f"{job_id}: sends {pack(root, code)} to {backend}")
-            # The same folder of the tree, in which a recipe's own modules are.
-            inside = cwd.relative_to(root) if cwd.is_relative_to(root) else Path()
-            cwd = code / inside if (code / inside).is_dir() else code
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(code), environment.get("PYTHONPATH"))))
-        _store_secrets(folder, machine, backend, log)
-        resolved = resolve_recipe_paths(overrides, machine)
-        sandbox_workers = _sandbox_workers(recipe, overrides, machine)
-        if backend == "kuberay" and sandbox_workers:
-            # Pods with GPUs lack the rights that the sandbox requires, so the sandbox runs in a separate Deployment.
-            sandbox_workers, resolved["sandbox.url"] = 0, machine.kuberay.sandbox_url
-        arguments = _command(trainer, action, recipe_argument, profile_argument, resolved, runs, job.arguments)
-        in_image = backend != "local" and machine.container is not None
-        python = "python3" if in_image else sys.executable
-        spec = JobSpec(
-            id=job_id,
-            recipe=str(recipe),
-            profile=profile_argument,
-            backend=backend,
-            command=[python, *arguments],
-            cwd=str(cwd),
-            runs_dir=str(runs),
-            overrides=overrides,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            run=None if action == "evaluate" else f"{job.run_name}-rl",
-            environment=environment,
-            handle={"address": job.address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")}
-            if backend == "ray"
-            else {},
-            sandbox_workers=sandbox_workers,
-            action=job.command,
-            grid=job.grid,
-            arguments=job.arguments,
-        )
+            job.log(f"{spec.id}: sends {pack(tree_root(), folder.path / 'code')} to {backend}")
+            Path(spec.cwd).mkdir(parents=True, exist_ok=True)  # a folder without files that git tracks
+        _store_secrets(folder, job.machine, backend, job.log)
         folder.save(spec)
         handle = start(folder, spec) if job.start else {}
     except BaseException as error:
-        # The job did not start: remove its folder.
-        folder.delete()
+        folder.delete()  # the job did not start
         if isinstance(error, OSError):
             raise UserError(os_error_message(error, folder.path)) from error
         raise
@@ -120,13 +140,19 @@ def _expected_gpus(profile: Profile, trainer: str) -> dict[str, str]:
     return {EXPECTED_GPUS: str(gpus)} if trainer == "local" and gpus else {}
 
 
-def trainer_and_action(command: str | None, profile: Profile, overrides: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (trainer, action) for a command of `submit`. Raises UserError for an unknown command."""
+def trainer_and_action(
+    command: str | None, profile: Profile, overrides: Mapping[str, Any], arguments: Sequence[str] = ()
+) -> tuple[str, str]:
+    """Return (trainer, action) for a command of `submit`. Raises UserError for an unknown or incomplete command."""
     trainer, action = ("verl", "run") if command == "verl" else (profile.trainer, command or "run")
     if action == "evaluate":
         trainer = "local"  # with the engines of the node, whatever trains
     if trainer == "verl" and action == "run" and overrides.get("stages") == []:
         action = "sft"  # verl has one entry point per phase, and this run has no other phase
+    if action == "evaluate" and not ("--problems" in arguments and not arguments[0].startswith("-")):
+        raise UserError(
+            "command evaluate: give models and --problems, as in `rstar-lab jobs evaluate MODEL --problems SET`"
+        )
     if (trainer, action) not in COMMANDS:
         raise UserError(f"command {command!r} is unknown; choose run, train, sft or verl, or evaluate")
     return trainer, action
@@ -171,31 +197,6 @@ def _check_owner(folder: JobFolder, run_name: str) -> None:
             )
 
 
-def _store_recipe(recipe: str | Path, profile: Profile, folder: Path) -> str:
-    """Write the recipe with resolved paths into the job's folder; return the path or name for the job's command. A copy
-    is needed because the file may change before the job starts, and because nodes may not see its folder. A shipped
-    recipe that needs no change is passed by name.
-    """
-    content = read_recipe(recipe)
-    if not isinstance(content, dict):
-        return str(recipe)
-    resolved = resolve_recipe_paths(content, profile)
-    target = folder / f"{Path(recipe).stem}.yaml"
-    if resolved != content:
-        target.write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
-        return str(target)
-    if Path(recipe).is_file():
-        shutil.copy2(recipe, target)
-        return str(target)
-    return str(recipe)
-
-
-def _store_profile(profile: str, folder: Path) -> str:
-    if not Path(profile).is_file():
-        return profile
-    return str(shutil.copy2(profile, folder / f"profile-{Path(profile).name}"))
-
-
 def _store_secrets(folder: JobFolder, profile: Profile, backend: str, log: Callable[[str], None]) -> None:
     """Write the profile's secret variables to a file that only this user can read.
 
@@ -211,9 +212,8 @@ def _store_secrets(folder: JobFolder, profile: Profile, backend: str, log: Calla
         log(f"{folder.path.name}: forwards the secrets {', '.join(forwarded)}")
 
 
-def _sandbox_workers(recipe: str | Path, overrides: Mapping[str, Any], profile: Profile) -> int:
+def _sandbox_workers(content: Any, overrides: Mapping[str, Any], profile: Profile) -> int:
     """Return the sandbox workers to start on each node; 0 if the recipe names a service, or the profile has none."""
-    content = read_recipe(recipe)
     section = (content.get("sandbox") or {}) if isinstance(content, dict) else {}
     url = overrides.get("sandbox.url") or section.get("url") or "local"
     if not profile.sandbox.redis or url != "local":

@@ -1,5 +1,6 @@
 """Jobs on a running Ray cluster, through its job API. The submitter and all nodes must see the runs folder."""
 
+import json
 import logging
 import math
 import os
@@ -10,7 +11,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.container import mounted_folders, ray_container
-from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
@@ -29,45 +30,23 @@ class Ray(Backend):
 
     def start(self, folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
         """Submit the supervisor as the job's entrypoint, in the packed tree and in the profile's container if it has one."""
-        client = _client(spec)
-        code = folder.path / "code"
-        entrypoint = shlex.join([spec.python, "-m", "rstar_lab.jobs.supervisor", str(folder.path)])
-        forwarded = [str(folder.secrets)] if folder.secrets.exists() else []
-        if forwarded:
-            # Sourced, because other users of the cluster can read the job's variables in Ray's dashboard.
-            file = shlex.quote(forwarded[0])
-            missing = f"error: this node cannot read {file}; set XDG_STATE_HOME to a folder that all nodes see"
-            entrypoint = f"{{ [ -r {file} ] && . {file}; }} || {{ echo {shlex.quote(missing)}; exit 1; }}; {entrypoint}"
-        # The trainer's ray.init repeats the profile's variables. By default Ray rejects a variable that the job also sets.
-        variables = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", **spec.environment}
-        runtime_env: dict[str, Any] = {"working_dir": str(code), "env_vars": variables}
-        profile = load_profile(spec.profile)
-        if profile.container is not None:
-            # Ray allows no working_dir beside a container. The job's folder is mounted, so the job starts in it.
-            entrypoint = f"cd {shlex.quote(str(code))} && {entrypoint}"
-            runtime_env = {
-                "container": ray_container(
-                    profile, [*mounted_folders(profile, spec.runs_dir, folder.path), *forwarded]
-                ),
-                "env_vars": {"PYTHONPATH": str(code), **variables},
-            }
+        client, request = _client(spec), _request(load_profile(spec.profile), spec, folder.path)
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
             logging.getLogger(name).setLevel(logging.WARNING)  # they log every upload to stderr
         deadline = time.monotonic() + AGENT_TIMEOUT_S
         while True:
             try:
-                client.submit_job(
-                    entrypoint=entrypoint,
-                    submission_id=spec.id,
-                    runtime_env=runtime_env,
-                    metadata={"recipe": spec.recipe, "profile": spec.profile},
-                )
+                client.submit_job(submission_id=spec.id, **request)
                 return {}
             except RuntimeError as error:
                 # The job API is ready before the agent that starts jobs.
                 if "No available agent" not in str(error) or time.monotonic() > deadline:
                     raise UserError(f"Ray rejected job {spec.id}: {_short(error)}") from error
                 time.sleep(1)
+
+    def rendered(self, machine: Profile, spec: JobSpec, folder: Path) -> str:
+        """Return the request to Ray's job API."""
+        return json.dumps(_request(machine, spec, folder), indent=1)
 
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Return the state of a job that has no exit.json. Raises UserError if the cluster does not answer or no longer
@@ -91,6 +70,28 @@ class Ray(Backend):
     def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
         """Return the job's output that Ray has stored, for a job without a log file."""
         return _client(spec).get_job_logs(spec.id)
+
+
+def _request(profile: Profile, spec: JobSpec, folder: Path) -> dict[str, Any]:
+    """Return the arguments of `submit_job`: the supervisor in the packed tree, and in the profile's container if it has one."""
+    code, secrets = str(folder / "code"), JobFolder(folder).secrets
+    entrypoint = shlex.join([spec.python, "-m", "rstar_lab.jobs.supervisor", str(folder)])
+    forwarded = [str(secrets)] if secrets.exists() else []
+    if forwarded:
+        # Sourced, because other users of the cluster can read the job's variables in Ray's dashboard.
+        file = shlex.quote(forwarded[0])
+        missing = f"error: this node cannot read {file}; set XDG_STATE_HOME to a folder that all nodes see"
+        entrypoint = f"{{ [ -r {file} ] && . {file}; }} || {{ echo {shlex.quote(missing)}; exit 1; }}; {entrypoint}"
+    # The trainer's ray.init repeats the profile's variables. By default Ray rejects a variable that the job also sets.
+    variables = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", **spec.environment}
+    runtime_env: dict[str, Any] = {"working_dir": code, "env_vars": variables}
+    if profile.container is not None:
+        # Ray allows no working_dir beside a container. The job's folder is mounted, so the job starts in it.
+        entrypoint = f"cd {shlex.quote(code)} && {entrypoint}"
+        mounts = [*mounted_folders(profile, spec.runs_dir, folder), *forwarded]
+        runtime_env = {"container": ray_container(profile, mounts), "env_vars": {"PYTHONPATH": code, **variables}}
+    metadata = {"recipe": spec.recipe, "profile": spec.profile}
+    return {"entrypoint": entrypoint, "runtime_env": runtime_env, "metadata": metadata}
 
 
 def _states_of_jobs(spec: JobSpec) -> dict[str, str]:

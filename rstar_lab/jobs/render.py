@@ -208,10 +208,13 @@ def _fill(template: str, **values: str) -> str:
 
 
 def main(profile: str, kind: str) -> str:
-    """Return the output of `python -m rstar_lab.jobs.render PROFILE kuberay|ray`."""
+    """Return the output of `python -m rstar_lab.jobs.render PROFILE kuberay|ray|slurm`, with placeholders of a job."""
     machine = load_profile(profile)
     if kind == "kuberay":
         return to_yaml(ray_cluster(machine))
+    if kind == "slurm":
+        spec = JobSpec("JOB", "RECIPE", profile, "slurm", ["python3"], "/", machine.storage.runs, {}, "")
+        return sbatch_script(machine, spec, JobFolder.of(Path(machine.storage.runs), spec.id).path)
     if kind == "ray":
         first, others = (["ray", *ray_start(machine, head=head)] for head in (True, False))
         exports = [f"export {name}={shlex.quote(value)}" for name, value in machine.env.items()]
@@ -221,11 +224,13 @@ def main(profile: str, kind: str) -> str:
         return "\n".join(
             [*exports, *token, "# the first node", " ".join(first), "# every other node", " ".join(others)]
         )
-    raise UserError(f"render {kind}: unknown; choose kuberay or ray")
+    raise UserError(f"render {kind}: unknown; choose kuberay, ray or slurm")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m rstar_lab.jobs.render PROFILE kuberay|ray|slurm")
     try:
-        print(main(*sys.argv[1:3]))
+        print(main(*sys.argv[1:]))
     except UserError as error:
         sys.exit(f"error: {error}")

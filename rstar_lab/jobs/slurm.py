@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import array_script, sbatch_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
@@ -33,6 +33,10 @@ class Slurm(Backend):
         # By default sbatch copies the whole environment, including secrets, into the job's record.
         output = _run("sbatch", "--parsable", "--export=NONE", str(script))
         return {"slurm_id": output.strip().split(";")[0]}
+
+    def rendered(self, machine: Profile, spec: JobSpec, folder: Path) -> str:
+        """Return the batch script."""
+        return sbatch_script(machine, spec, folder)
 
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Return the state of a job that has no exit.json. Raises UserError if the controller does not answer."""

@@ -23,6 +23,11 @@ GB = 1e9
 # Peak of the first stage. To add a row: `rstar-lab preflight RECIPE --profile P --dry-run --json`.
 PEAKS = json.loads(Path(__file__).with_name("dry_run_peaks.json").read_text())
 RATES = Rates(1e15, 1e12)
+SAME_MEMORY = (
+    "one_gpu_24gb",
+    "h100x8_local",
+    "a100x8",
+)  # the first as one_gpu for the local trainer, the others as h100x8
 
 
 def small(recipe: str, **changes):
@@ -160,7 +165,7 @@ def test_the_formula_of_preflight_agrees_with_the_dry_run(row):
 def test_every_recipe_has_a_dry_run_on_every_profile_with_gpus():
     """The training memory of the local trainer depends on the recipe alone, so `one_gpu` stands for all its profiles."""
     recipes = [path.stem for path in RECIPES.glob("*.yaml") if load_recipe(path.stem).stages]
-    profiles = [name for name in profile_names() if load_profile(name).hardware.gpus and name != "one_gpu_24gb"]
+    profiles = [name for name in profile_names() if load_profile(name).hardware.gpus and name not in SAME_MEMORY]
     assert len(profiles) == 3
     missing = {(recipe, profile) for recipe in recipes for profile in profiles} - {
         (row["recipe"], row["profile"]) for row in PEAKS

@@ -147,15 +147,22 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
 
 
 def fine_tune(arguments: list[str], sets: list[str], attempts: int) -> None:
-    """Run the SFT in a separate process; a failed attempt continues from its last checkpoint."""
+    """Run the SFT in a separate process."""
     command = [sys.executable, "-m", "rstar_lab.rl.verl.sft", *arguments]
-    command += [part for pair in sets for part in ("--set", pair)]
+    run_part("SFT", [*command, *(part for pair in sets for part in ("--set", pair))], attempts)
+
+
+def run_part(name: str, command: list[str], attempts: int) -> None:
+    """Run a part of the job in a separate process; a failed attempt continues from its last checkpoint.
+
+    An error of the user would occur again, so it is not tried again.
+    """
     for left in reversed(range(attempts)):
         if not (code := subprocess.run(command).returncode):
             return
-        if not left:
+        if code == USER_ERROR or not left:
             raise typer.Exit(code)
-        print(f"SFT exited with code {code}; continuing from its last checkpoint", flush=True)
+        print(f"{name} exited with code {code}; continuing from its last checkpoint", flush=True)
 
 
 def require_sandbox_service(recipe: Recipe, profile: Profile) -> None:
@@ -168,6 +175,7 @@ def require_sandbox_service(recipe: Recipe, profile: Profile) -> None:
 
 
 app = typer.Typer(add_completion=False)
+USER_ERROR = 2  # exit code, also of Typer for a wrong option
 
 
 @app.command()
@@ -206,7 +214,8 @@ def main(
         settings = next((s for s in plan() if s.stage.name == stage), None)
         if settings is None:
             raise UserError(f"--stage {stage}: the recipe has {', '.join(known.name for known in loaded.stages)}")
-        train_stage(settings, chosen, start, verls)
+        if has_steps_left(settings):  # of an earlier attempt that failed after its last step
+            train_stage(settings, chosen, start, verls)
         return
     attempts = 1 + ((2 if chosen.hardware.gpus else 0) if retries is None else retries)
     if any(map(has_steps_left, plan())):
@@ -214,22 +223,12 @@ def main(
             if loaded.sft is not None and not (start / "config.json").exists():
                 fine_tune([recipe, "--profile", profile, "--runs-dir", str(folder)], sets or [], attempts)
             for number in range(len(loaded.stages)):
-                for left in reversed(range(attempts)):
-                    settings = plan()[number]  # its first step depends on the stages before it
-                    if not has_steps_left(settings):
-                        break
-                    if attempts == 1 and settings.is_last:
-                        train_stage(settings, chosen, start, verls)  # the last stage needs no second process
-                        break
+                settings = plan()[number]  # its first step depends on the stages before it
+                if attempts == 1 and settings.is_last and has_steps_left(settings):
+                    train_stage(settings, chosen, start, verls)  # the last stage needs no second process
+                elif has_steps_left(settings):
                     command = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:]]
-                    if not (code := subprocess.run([*command, "--stage", settings.stage.name]).returncode):
-                        break
-                    if not left:
-                        raise typer.Exit(code)
-                    print(
-                        f"stage {settings.stage.name} exited with code {code}; continuing from its last checkpoint",
-                        flush=True,
-                    )
+                    run_part(f"stage {settings.stage.name}", [*command, "--stage", settings.stage.name], attempts)
     if as_json:
         run_dir = plan()[0].run_dir
         print(json.dumps({"run": str(run_dir), "steps": checkpointed(run_dir)}))
@@ -241,7 +240,8 @@ def run(app: typer.Typer) -> None:
     try:
         app()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
 
 
 if __name__ == "__main__":

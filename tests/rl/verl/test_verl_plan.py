@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from helpers.architectures import tiny_architecture
 from verl.utils.seqlen_balancing import calculate_workload
 
@@ -24,7 +25,7 @@ from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overr
 from rstar_lab.rl.verl.hooks import StageSchedule
 from rstar_lab.rl.verl.objective import assign, order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.settings import Settings, has_steps_left, model_before, stages_of
-from rstar_lab.rl.verl.train import drop_overlong, environment, secrets_file
+from rstar_lab.rl.verl.train import drop_overlong, environment, run_part, secrets_file
 from rstar_lab.rl.verl.trainer import _peak_memory
 from rstar_lab.rl.verl.unsupported import check, check_architecture, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
@@ -432,3 +433,11 @@ def test_the_commands_of_a_job_choose_the_platform_before_verl_does():
     """verl selects its platform when it is imported, from variables that these modules set."""
     script = "import sys, rstar_lab.rl.verl.sft, rstar_lab.rl.verl.train; sys.exit('verl' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(("code", "attempts"), [(2, 1), (3, 3)])
+def test_an_error_of_the_user_is_not_tried_again(tmp_path, code, attempts):
+    program = f"open({str(tmp_path / 'tries')!r}, 'a').write('x'); raise SystemExit({code})"
+    with pytest.raises(typer.Exit) as end:
+        run_part("SFT", [sys.executable, "-c", program], 3)
+    assert end.value.exit_code == code and (tmp_path / "tries").read_text() == "x" * attempts

@@ -1,0 +1,28 @@
+"""`rstar-lab profiles`."""
+
+from typing import Annotated
+
+import typer
+
+from rstar_lab.cli.shared import AsJson, examples, print_result
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("rstar-lab profiles", "rstar-lab profiles h100x8_local > mine.yaml"))
+def profiles(
+    name: Annotated[
+        str | None, typer.Argument(help="Print the file of this profile. Default: list all profiles.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the hardware profiles in the package, or print one. Their names can be used as --profile."""
+    from rstar_lab.hardware.profiles import load_profile, profile_file, profile_names
+
+    if name is not None:
+        text = profile_file(name).read_text(encoding="utf-8")
+        print_result(as_json, {"name": name, "text": text}, text.rstrip("\n"))
+        return
+    for profile in profile_names():
+        summary = load_profile(profile).description
+        print_result(as_json, {"name": profile, "summary": summary}, f"{profile:14} {summary}")
