@@ -22,6 +22,7 @@ from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spa
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment, load_environments, make_environments
 from rstar_lab.rl.methods.samplers import check_difficulty
 from rstar_lab.rl.methods.user_functions import user_chat_template, user_metric, user_trigger
+from rstar_lab.rl.models.config_facts import context_length
 from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem, ProblemError, without_copies
@@ -179,7 +180,7 @@ class RunSession:
         responses += [evaluate.max_response_tokens, evaluate.in_training().max_response_tokens]
         path = model_dir / "config.json"  # for a served model, the folder may contain only the tokenizer
         config = json.loads(path.read_text()) if path.exists() else {}
-        return min(config.get("max_position_embeddings", 2**20), max(responses) + 2048)
+        return min(context_length(config) or 2**20, max(responses) + 2048)
 
 
 def make_sandbox(section: SandboxSection) -> LocalSandbox | SandboxClient:

@@ -13,6 +13,7 @@ import torch
 
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.engines.weights import read_weights
+from rstar_lab.rl.models.config_facts import context_length
 from rstar_lab.rl.models.model import load_model
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class HfEngine:
     @property
     def _positions(self) -> int:
         """Maximum tokens of a sequence."""
-        return getattr(self._model.config, "max_position_embeddings", 2**20)
+        return context_length(self._model.config) or 2**20
 
     async def load_weights(self, path: Path | str, version: int) -> None:
         """Load a safetensors file of the whole model after the current batch."""

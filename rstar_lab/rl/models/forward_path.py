@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models import packed_attention
+from rstar_lab.rl.models.update_mode import noise_off
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -135,13 +136,8 @@ def _find_path(model: "PreTrainedModel") -> ForwardPath:
         path = replace(path, shared_width=0)
     if isinstance(next(model.parameters()), FakeTensor):  # fake tensors have no values to compare
         return replace(path, splits=path.packs and path.shared_width == math.inf)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return _compare(model, path, name)
-    finally:
-        model.train(was_training)
+    with noise_off(model), torch.no_grad():
+        return _compare(model, path, name)
 
 
 def _compare(model: "PreTrainedModel", path: ForwardPath, name: str) -> ForwardPath:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
+from rstar_lab.rl.models.config_facts import context_length, text_config
 from rstar_lab.rl.models.sources import ModelError, get_model, is_named
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.runs.files import parse_json, read_text
@@ -95,7 +96,7 @@ def architecture_of(model: str) -> Architecture | None:
         return KNOWN.get(Path(model).name.partition("@")[0].removesuffix("-Base").removesuffix("-Instruct"))
     try:
         config = parse_json(read_text(path))
-        config = config.get("text_config", config)
+        config = text_config(config)
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         experts = config.get("num_experts") or config.get("num_local_experts") or 0
         return Architecture(
@@ -109,7 +110,7 @@ def architecture_of(model: str) -> Architecture | None:
             tied=config.get("tie_word_embeddings", False),
             experts=experts,
             active_experts=config.get("num_experts_per_tok") or 0,
-            positions=config.get("max_position_embeddings") or 0,
+            positions=context_length(config) or 0,
             query_norm=str(config.get("model_type")).startswith(("qwen3", "gemma3", "olmo2")),
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:

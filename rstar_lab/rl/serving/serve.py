@@ -24,6 +24,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.service_tokens import published_token
 from rstar_lab.rl.engines.devices import CPU_THREADS, end_of_log, environment_for, visible_gpus
 from rstar_lab.rl.engines.server import API_KEY
+from rstar_lab.rl.models.config_facts import context_length
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
 from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
 from rstar_lab.rl.renderers.formats import RENDERERS
@@ -192,7 +193,7 @@ class Replica:
     @property
     def context(self) -> int:
         config = json.loads((self.options.model / "config.json").read_text())
-        return self.options.max_model_len or config.get("max_position_embeddings", 8192)
+        return self.options.max_model_len or context_length(config) or 8192
 
     def environment(self) -> dict[str, str]:
         variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}

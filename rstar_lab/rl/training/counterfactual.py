@@ -107,7 +107,7 @@ class StoredStep:
 
 def open_model(folder: Path) -> "PreTrainedModel":
     """Load a checkpoint for `batch_gradient`."""
-    return load_model(folder, torch.float32, attn_implementation="sdpa").train()
+    return load_model(folder, torch.float32, attn_implementation="sdpa").eval()
 
 
 def missing_tokens(selection: Selection) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rstar_lab.rl.models import gpu
+from rstar_lab.rl.models.config_facts import config_value, query_width
 from rstar_lab.rl.models.forward_path import ForwardPath, forward_path
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
 from rstar_lab.rl.trajectory import Trajectory
@@ -128,12 +129,12 @@ def worthwhile_width(model: "PreTrainedModel") -> int:
     """
     if gpu.is_gpu(model.device):
         return SHARED_WIDTH
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    queries = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    queries, layers = query_width(model.config), config_value(model.config, "num_hidden_layers")
+    if not queries or not layers:
+        return SHARED_WIDTH
     embeddings = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
     weights = sum(weight.numel() for weight in model.parameters() if id(weight) not in embeddings)
-    return max(SHARED_WIDTH, weights // config.num_hidden_layers // (8 * queries))
+    return max(SHARED_WIDTH, weights // layers // (8 * queries))
 
 
 def _micro_batch(

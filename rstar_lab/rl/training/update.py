@@ -23,6 +23,7 @@ from rstar_lab.rl.models import gpu, packed_attention
 from rstar_lab.rl.models.forward_path import forward_path
 from rstar_lab.rl.models.lora import attach_lora
 from rstar_lab.rl.models.model import has_bf16
+from rstar_lab.rl.models.update_mode import without_noise
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.step import Update
@@ -65,7 +66,7 @@ class Learner:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         else:
             self.model.gradient_checkpointing_disable()
-        self.model.train()
+        without_noise(self.model)
         for model in filter(None, (self.model, reference)):
             prepare_update(model, rl)
 

@@ -13,11 +13,13 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.trainer.ppo import core_algos
 from verl.utils import torch_functional
+from verl.workers.engine.fsdp.transformer_impl import EngineTrainModeCtx
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from rstar_lab.rl.models.update_mode import without_noise
 from rstar_lab.rl.step import lr_scale
-from rstar_lab.rl.verl import attention, checkpoints, cpu, objective  # noqa: F401 (register themselves)
+from rstar_lab.rl.verl import WITHOUT_NOISE, attention, checkpoints, cpu, objective  # noqa: F401 (register themselves)
 from rstar_lab.rl.verl.config import PACKED_ATTENTION
 
 AGENT_LOOP = "rstar"
@@ -62,6 +64,14 @@ _agent_loop_registry[AGENT_LOOP] = {"_target_": "rstar_lab.rl.verl.agent_loop.Rs
 torch_functional.get_constant_schedule_with_warmup = StageSchedule  # type: ignore[assignment]
 if os.environ.get("VERL_PLATFORM") == cpu.NAME:
     cpu.disable_cpu_offload()
+if os.environ.get(WITHOUT_NOISE):
+    enter = EngineTrainModeCtx.__enter__
+
+    def enter_without_noise(mode: EngineTrainModeCtx) -> None:
+        enter(mode)
+        without_noise(mode.engine.module)
+
+    EngineTrainModeCtx.__enter__ = enter_without_noise  # type: ignore[method-assign]
 
 
 def assert_registered() -> None:

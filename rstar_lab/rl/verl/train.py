@@ -25,7 +25,7 @@ from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.session import tool_maker
-from rstar_lab.rl.verl import SECRETS_FILE
+from rstar_lab.rl.verl import SECRETS_FILE, WITHOUT_NOISE
 from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, compose, overrides, split_overrides
 from rstar_lab.rl.verl.settings import Settings, checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.unsupported import check, check_architecture
@@ -108,7 +108,7 @@ def drop_overlong(settings: Settings, model: Path) -> None:
 def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[str, Any]) -> None:
     """Run the rest of one stage in this process, on the Ray cluster that it joins or starts. start: the model before all stages."""
     check_architecture(model_before(settings, start))
-    variables = environment(profile, settings.run_dir)
+    variables = environment(profile, settings.run_dir) | {WITHOUT_NOISE: "1"}
     os.environ.update(variables)
     import ray
     from omegaconf import open_dict
