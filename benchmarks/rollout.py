@@ -215,7 +215,12 @@ class BatchedLoop:
     async def _run_calls(self, task: RolloutTask, turn: int, calls: Sequence[Any]) -> list[int]:
         answers = [
             execute_call(
-                call, self.tools, seed=derive_seed(task.seed, "call", turn, index), traj_id=task.traj_id, max_chars=4096
+                call,
+                self.tools,
+                self.codec.renderer,
+                seed=derive_seed(task.seed, "call", turn, index),
+                traj_id=task.traj_id,
+                max_chars=4096,
             )
             for index, call in enumerate(calls)
         ]

@@ -34,7 +34,7 @@ def bench(ranks: int = 1) -> Iterator[dict[str, Any]]:
         "name": "update_compute_saved", "value": with_roc, "unit": "tokens through the update",
         "against": f"{without} tokens without RoC, all 2G of every group with a signal", "ratio": without / with_roc, "n": len(steps),
     }  # fmt: skip
-    seconds = [step["roc_s"] for step in steps]
+    seconds = [step["select_s"] for step in steps]
     yield {
         "name": "roc_time", "value": sum(seconds) / len(seconds), "unit": "s per step, added by RoC",
         "against": "the step", "ratio": sum(s["step_s"] for s in steps) / max(sum(seconds), 1e-9), "n": len(steps),

@@ -1,8 +1,9 @@
 """The protocol of inference engines: token ids in, token ids out, no text."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 
 class FinishReason(StrEnum):
@@ -82,3 +83,54 @@ class EngineSlot(Engine, Protocol):
 
     def interrupt(self) -> None:
         """End the requests of all rollouts of this step with the tokens generated so far (FinishReason.ABORTED)."""
+
+
+Slots = Callable[[int, Any], EngineSlot]  # (index in the step, task of the rollout) -> its slot
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTurn:
+    """A turn after the first that the model has written, before its tools run.
+
+    Attributes:
+        log_probs, first_log_probs: of the tokens of this turn, and of the first turn of the rollout.
+        before: returns the rollout before this turn.
+        context: context of the rollout.
+    """
+
+    log_probs: Sequence[float]
+    first_log_probs: Sequence[float]
+    before: Callable[[], Any]
+    context: Any
+
+
+class SlotWrapper:
+    """Base class of the slots that a method wraps around those of the rollouts; see `MethodHooks.wrap_slots`. It changes nothing."""
+
+    def __init__(self, slot: Any):
+        self.slot = slot
+
+    async def begin(self, task: Any) -> Any:
+        """Return the task of the rollout. Called before the rollout starts."""
+        return await self.slot.begin(task) if isinstance(self.slot, SlotWrapper) else task
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        return await self.slot.generate(prompt_ids, sampling)
+
+    async def on_written(self, turn: WrittenTurn) -> None:
+        """Called after each turn but the first, before its tools run."""
+        if isinstance(self.slot, SlotWrapper):
+            await self.slot.on_written(turn)
+
+    def on_turn(self, text: str, last: bool) -> None:
+        self.slot.on_turn(text, last)
+
+    def leave(self) -> None:
+        self.slot.leave()
+
+    def interrupt(self) -> None:
+        self.slot.interrupt()
+
+    def finish(self, trajectory: Any) -> Any:
+        """Return the rollout as it is stored. Called after its end."""
+        return self.slot.finish(trajectory) if isinstance(self.slot, SlotWrapper) else trajectory

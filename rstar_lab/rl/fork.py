@@ -210,9 +210,9 @@ class _Fork:
                 if record is None:
                     return
                 result = await execute_call(
-                    call, context.tools, seed=derive_seed(task.seed, "replay", record.turn, record.index),
+                    call, context.tools, context.codec.renderer,
+                    seed=derive_seed(task.seed, "replay", record.turn, record.index),
                     traj_id=task.traj_id, max_chars=context.limits.max_tool_chars,
-                    renderer=type(context.codec.renderer), truncate_side=context.limits.truncate_side,
                 )  # fmt: skip
                 self.replayed += 1
                 self.differing += result.text != record.response

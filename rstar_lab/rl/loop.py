@@ -9,12 +9,13 @@ with TrainingLoop("tiny_fast", "runs/tiny_fast-sft/sft/model", name="mine") as l
 `loop.run_step(batch)` is the whole step with the methods of the recipe. What is stored of a step is the same in both cases.
 """
 
+import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from rstar_lab.common.blocking import LoopThread
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.algorithm.streams import trained_tokens
 from rstar_lab.rl.evaluation import local_rollouts, store_evaluation
 from rstar_lab.rl.methods.user import as_streams
 from rstar_lab.rl.models.model import load_tokenizer, save_model
@@ -32,20 +34,29 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.run import run_rollouts, score_groups
-from rstar_lab.rl.seeds import derive_seed, step_seed
+from rstar_lab.rl.seeds import group_seed, step_seed
 from rstar_lab.rl.session import RunSession, open_run, read_stage_problems, vocabulary
-from rstar_lab.rl.step import PhaseTimer, Sampled, run_step, select
+from rstar_lab.rl.step import PhaseTimer, Sampled, Update, run_step, select
 from rstar_lab.rl.training.driver import LocalDriver
+from rstar_lab.rl.training.rollout_source import wrapped_slots
+from rstar_lab.rl.training.teacher import open_servers
 from rstar_lab.rl.training.trainer import frozen_copy
 from rstar_lab.rl.training.update import Learner, with_cpu_precision
 from rstar_lab.rl.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+OwnUpdate = Callable[[Selection], Mapping[str, float]]
 
 
 class LoopStep(LocalDriver):
     """The driver of one step of the loop: rollouts that are sampled already."""
 
-    def __init__(self, loop: "TrainingLoop", select: Callable[[list[Trajectory]], Selection]):
-        """select: chooses among all rollouts that were sampled for the step."""
+    def __init__(
+        self, loop: "TrainingLoop", select: Callable[[list[Trajectory]], Selection], own: OwnUpdate | None = None
+    ):
+        """select: chooses among all rollouts that were sampled for the step. own: see `TrainingLoop.update`."""
         super().__init__(
             loop.learner,
             with_cpu_precision(loop.rl, loop.learner.device),
@@ -53,12 +64,20 @@ class LoopStep(LocalDriver):
             seed=step_seed(loop.recipe.seed, loop.step + 1),
             stage_step=loop.step,
             mismatch_limit=loop.recipe.engine.resolved_mismatch_limit,
+            servers=loop._servers,
         )
-        self.loop, self.select = loop, select
+        self.loop, self.select, self.own = loop, select, own
 
     async def sample(self) -> Sampled:
         rollouts = self.loop._sampled
         return Sampled(rollouts, self.select(rollouts), self.loop._groups)
+
+    async def update(self, selection: Selection) -> Update:
+        if self.own is None or not selection.trajectories:
+            return await super().update(selection)
+        statistics = dict(await asyncio.to_thread(self.own, selection))
+        tokens = sum(trained_tokens(selection.trajectories, selection.streams))
+        return Update(statistics, tokens, statistics.pop("grad_norm"))
 
     async def sync(self) -> None:
         self.loop.step += 1
@@ -143,6 +162,9 @@ class TrainingLoop:
         self.tokenizer, self.held_out = load_tokenizer(self.model_dir), session.held_out
         self.problems = read_stage_problems(recipe, self._stage, session.excluded) if self._stage else []
         self._engines = await session.engines(self.model_dir)
+        stages = [self._stage] if self._stage else []
+        opened = open_servers(recipe, stages, self.tokenizer, self._engines.context)
+        self._servers = await self._stack.enter_async_context(opened)
         self._training = await session.context(self.tokenizer, self.rl)
         self._evaluation = await session.context(self.tokenizer)
         self._writer = self._stack.enter_context(open_run(session, "loop", "train", ()))
@@ -154,6 +176,11 @@ class TrainingLoop:
         self._writer.write_vocabulary(vocabulary(self.tokenizer))
         self.run_dir = self._writer.run_dir
         await self._engines.load(self.learner.model, 0)
+
+    @property
+    def model(self) -> "PreTrainedModel":
+        """The policy."""
+        return self.learner.model
 
     def sample(self, problems: Sequence[Problem], n: int) -> list[Trajectory]:
         """Generate rollouts with the current weights. Their rewards are those of `rl.reward`.
@@ -180,7 +207,7 @@ class TrainingLoop:
             done = itertools.count(1)
             slots = self._engines.slots(tasks, self.rl.rollout_mode, self.rl.limits.max_response_tokens)
             rollouts = await run_rollouts(
-                tasks, self._training, slots=slots, branching=self.rl.branching,
+                tasks, self._training, slots=wrapped_slots(slots, tasks, self.rl, self._servers),
                 on_rollout=lambda _: work.update(min(next(done), len(tasks) - 1), every_s=5),
             )  # fmt: skip
             rollouts = await score_groups(rollouts, tasks, self._training)
@@ -214,7 +241,7 @@ class TrainingLoop:
         return [
             t
             for name, group in groups.items()
-            for t in roc.select(group, np.random.default_rng(derive_seed(seed, "roc", name)))
+            for t in roc.select(group, np.random.default_rng(group_seed(seed, name)))
         ]
 
     def run_step(self, problems: Sequence[Problem]) -> dict[str, Any]:
@@ -230,7 +257,9 @@ class TrainingLoop:
         seed = step_seed(self.recipe.seed, self.step + 1)
         return self._thread.call(self._update(lambda rollouts: select(rollouts, self.rl, seed)), completes=True)
 
-    def update(self, rollouts: Sequence[Trajectory], advantages: Sequence[Any] | np.ndarray) -> dict[str, Any]:
+    def update(
+        self, rollouts: Sequence[Trajectory], advantages: Sequence[Any] | np.ndarray, own: OwnUpdate | None = None
+    ) -> dict[str, Any]:
         """Update the policy, send its weights to the engines, and store the step with all rollouts sampled for it.
 
         The settings are those of `loop.rl`; assign a changed section to it, for example for another learning rate.
@@ -238,17 +267,21 @@ class TrainingLoop:
         Args:
             rollouts: those to train on.
             advantages: one per rollout: a number, one number per turn, one per token of the response, or `Streams`.
+            own: your own update of `loop.model` on a `Selection`, in place of that of the recipe. It returns `grad_norm` and
+                statistics of its loss.
 
         Returns:
             The metrics of the step, as in metrics.jsonl.
         """
         streams = as_streams(advantages, rollouts, "advantages")
         return self._thread.call(
-            self._update(lambda sampled: Selection.chosen(sampled, rollouts, streams)), completes=True
+            self._update(lambda sampled: Selection.chosen(sampled, rollouts, streams), own), completes=True
         )
 
-    async def _update(self, select: Callable[[list[Trajectory]], Selection]) -> dict[str, Any]:
-        step = await run_step(LoopStep(self, select), PhaseTimer())
+    async def _update(
+        self, select: Callable[[list[Trajectory]], Selection], own: OwnUpdate | None = None
+    ) -> dict[str, Any]:
+        step = await run_step(LoopStep(self, select, own), PhaseTimer())
         metrics = step.metrics
         self._writer.write_step("loop", self.step, **step.rows(), metrics=metrics)
         self._sampled, self._groups = [], 0

@@ -39,7 +39,7 @@ from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.loggers import open_loggers, sample_rollouts
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import filter_problems, stage_model, stage_table
-from rstar_lab.rl.training.teacher import open_server, open_teacher
+from rstar_lab.rl.training.teacher import open_servers
 from rstar_lab.rl.training.trainer import HeldOut, Trainer
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
@@ -229,22 +229,8 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         async with AsyncExitStack() as stack:
             work = stack.enter_context(reporter.work("rl", total))
             log = stack.enter_context(open_loggers(recipe.log_to, writer.run_dir, config))
-            teacher = None
-            methods = [method for stage in recipe.stages for method in recipe.settings(stage).method.parts]
-            if any(method.needs_teacher for method in methods):
-                assert recipe.engine.teacher_url is not None
-                teacher = await stack.enter_async_context(
-                    open_teacher(recipe.engine.teacher_url, tokenizer, engines.context)
-                )
-            older = None
-            if mixing := {method.older_policy_url: method for method in methods if method.older_policy_url}:
-                (url, method), *others = mixing.items()
-                kind = method.type  # type: ignore[attr-defined]
-                if others:
-                    raise UserError(f"method.add: {kind}: all stages must have the same url")
-                older = await stack.enter_async_context(
-                    open_server(url, tokenizer, engines.context, f"method.add: {kind}: url", "older checkpoint")
-                )
+            opened = open_servers(recipe, recipe.stages, tokenizer, engines.context)
+            servers = await stack.enter_async_context(opened)
 
             def on_step(metrics: dict[str, Any]) -> None:
                 if "generate_gb" in metrics:  # the first step of this process
@@ -267,8 +253,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                 helpers=helpers,
                 evaluate=evaluate_step,
                 environments=environments,
-                teacher=teacher,
-                older=older,
+                servers=servers,
                 on_step=on_step,
             )
             await trainer.run()

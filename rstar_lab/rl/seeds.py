@@ -9,6 +9,11 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def group_seed(seed: int, group_id: str) -> int:
+    """Return the seed with which rollouts of a group are selected. seed: of the step."""
+    return derive_seed(seed, "roc", group_id)
+
+
 def step_seed(seed: int, step: int) -> int:
     """Return the seed from which every draw of a step is derived."""
     return derive_seed(seed, "step", step)

@@ -364,8 +364,6 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
         metrics["ok_with_exception"] = hidden
     if undecided := sum(t.stop_reason is StopReason.UNDECIDED for t in trajectories):
         metrics["undecided"] = undecided
-    if branched := sum("branch_turn" in t.metrics for t in trajectories):
-        metrics["branches"] = branched
     metrics |= environment_metrics(trajectories)
     return metrics | {f"metrics/{name.partition(':')[2]}": user_metric(name)(trajectories) for name in own}
 
@@ -409,7 +407,7 @@ def selection_metrics(selection: Selection) -> dict[str, int]:
 
 def sequence_metrics(selection: Selection, generated: Sequence[Trajectory]) -> dict[str, int]:
     """Return the tokens that go through forward and backward passes, prompts included: of the selected rollouts, and of all
-    rollouts of their groups, which a step without RoC would train on."""
+    rollouts of their groups, which a step without the selection would train on."""
     groups = {t.group_id for t in selection.trajectories}
     tokens = {t.traj_id: len(t.prompt_ids) + len(t.response_ids) for t in generated if t.group_id in groups}
     return {

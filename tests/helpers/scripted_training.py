@@ -94,7 +94,7 @@ async def train(
     engine: Player | None = None,
     tools: Mapping[str, Tool] | None = None,
     environments: Mapping[str, RunEnvironment] | None = None,
-    older: ScriptedEngine | None = None,
+    servers: Mapping[str, ScriptedEngine] | None = None,
     **rl: Any,
 ) -> tuple[Trainer, Path]:
     """Run a recipe, or resume it. stop_after: step after which the run is stopped. environments: by name."""
@@ -109,7 +109,7 @@ async def train(
         engines = EngineGroup([engine or Player(slow_s)], runs_dir, 64)  # type: ignore[list-item]
         trainer = trainer_class(
             recipe, model=model, tokenizer=TOKENIZER, engines=engines, tools=tools or {}, reward=right, writer=writer,
-            problems=problems, on_step=on_step, environments=environments, older=older,
+            problems=problems, on_step=on_step, environments=environments, servers=servers,
         )  # fmt: skip
         try:
             await trainer.run()

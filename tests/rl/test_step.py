@@ -1,20 +1,26 @@
 """One step on the same scripted rollouts through every driver of this process. verl: verl/test_verl_trainer.py."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from helpers.scripted_training import TOKENIZER, Player, problem, recipe_of, train
 
+import rstar_lab
 from rstar_lab.common.progress import Reporter
 from rstar_lab.doctor.logs import read_logs
 from rstar_lab.rl import TrainingLoop
 from rstar_lab.rl.algorithm.advantages import group_advantages
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.models.model import build_tiny, save_model
+from rstar_lab.rl.renderers.base import PROMPT_FORMATS
 from rstar_lab.rl.rollout.plan import draw_problems
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 
+PACKAGE = Path(rstar_lab.__file__).parent
+FAMILIES = ("hermes", "qwen", "llama", "mistral", "gemma", "deepseek", "harmony")
 pytestmark = pytest.mark.slow
 POOL = [problem("mixed", 0.5), problem("solved", 1.0), problem("hard", 0.3)]
 OPTIONS = {
@@ -90,6 +96,20 @@ async def test_the_background_modes_store_the_same_numbers(tmp_path):
         other = without_times(await trained(tmp_path / kind, schedule=schedule))
         assert line.keys() <= other.keys() and other.keys() - line.keys() == ONLY_IN_BACKGROUND
         assert same(line, other) == set()
+
+
+def test_no_method_and_no_prompt_format_is_named_where_the_step_is():
+    methods = {path.stem for path in (PACKAGE / "rl/methods").glob("*.py")}
+    methods -= {"__init__", "base", "method", "user", "user_functions", "samplers"}
+    names = re.compile(
+        "|".join(rf"(?<![a-z]){name}(?![a-z])" for name in sorted({*methods, *PROMPT_FORMATS, *FAMILIES} - {"model"}))
+    )
+    for file in ("training/trainer", "algorithm/selection", "rollout/agent_loop", "step", "verl/trainer"):
+        text = (PACKAGE / f"rl/{file}.py").read_text().lower()
+        # The algorithm, its penalties, and a number that a method has the name of.
+        for allowed in ("grpo-roc", "rl.algorithm.roc", "`control_tokens`", '"control_tokens"'):
+            text = text.replace(allowed, "")
+        assert names.findall(text) == [], file
 
 
 def test_rollouts_and_advantages_of_ones_own_are_counted_like_those_of_the_recipe(tmp_path, loop):

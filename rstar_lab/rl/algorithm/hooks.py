@@ -49,6 +49,15 @@ class Exclusion(NamedTuple):
     metric: str | None = None
 
 
+@dataclass(frozen=True)
+class ModelServer:
+    """The server of another model. name: what the model is, for `MethodHooks.wrap_slots` and errors. key: recipe key of the URL."""
+
+    name: str
+    url: str
+    key: str
+
+
 class ForwardPasses(Protocol):
     """Forward passes that a method may request before the update. max_tokens: context of the policy."""
 
@@ -73,36 +82,35 @@ class MethodHooks:
     Attributes:
         equal_groups: what happens to a group whose selected rewards are all equal, so that its advantages are 0. `drop`:
             it is left out. `cross_entropy`: it is kept for the cross-entropy only. `train`: it is kept in all terms.
+        unselected: class of the rollouts that `select` leaves out.
         excluded: reason of the rollouts that `score_rollout` leaves out, and the metric of their number.
         forward_phase: name of the metric of the seconds that `forward` takes. None: the method has no `forward`.
         reads_texts: whether a hook reads tokens or texts of the rollouts. verl's trainer process has numbers only, unless
             a method reads texts.
         reads_outputs: whether a hook reads `Turn.outputs`, which are recorded only then.
-        needs_teacher: whether `forward` needs the teacher of `engine.teacher_url`.
-        older_policy_url: URL of a server with an older policy, which `slots` gets; None: not needed.
-        branch_entropy: difference of the entropies from which rollouts branch; None: they do not (`rollout.branching`).
         not_with_verl: why verl does not support the method, and what to do; empty: it does.
     """
 
     equal_groups: ClassVar[Literal["drop", "cross_entropy", "train"]] = "drop"
+    unselected: ClassVar[str] = "roc"
     excluded: ClassVar[Exclusion] = Exclusion("own")
     forward_phase: ClassVar[str | None] = None
     reads_texts: ClassVar[bool] = False
     reads_outputs: ClassVar[bool] = False
-    needs_teacher: ClassVar[bool] = False
     not_with_verl: ClassVar[str] = ""
 
-    @property
-    def older_policy_url(self) -> str | None:
-        return None
+    def servers(self, recipe: Any) -> Sequence[ModelServer]:
+        """Return the servers of other models that the method needs. They are connected before the first step."""
+        return ()
 
-    @property
-    def branch_entropy(self) -> float | None:
-        return None
+    def wrap_slots(self, slots: Any, tasks: Sequence[Any], servers: Mapping[str, Any]) -> Any:
+        """Return the engine slots of rollouts, (index, task) -> slot, such as `engine.SlotWrapper`.
 
-    def slots(self, slots: Any, older: Any) -> Any:
-        """Return the engine slots of a step's rollouts, (index, task) -> EngineSlot. older: engine with the policy of
-        `older_policy_url`, which the method has."""
+        Args:
+            slots: The slots of the methods before this one.
+            tasks: Tasks of the rollouts.
+            servers: Engines of the servers that the methods need, by name.
+        """
         return slots
 
     def select(self, rollouts: list[Trajectory], rng: np.random.Generator) -> list[Trajectory]:

@@ -9,7 +9,7 @@ import numpy as np
 from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
 from rstar_lab.rl.algorithm.roc import rewards_equal
 from rstar_lab.rl.algorithm.streams import Streams, mean_advantage
-from rstar_lab.rl.seeds import derive_seed
+from rstar_lab.rl.seeds import group_seed
 from rstar_lab.rl.trajectory import Trajectory
 
 
@@ -22,9 +22,9 @@ class Selection:
         streams: what each contributes to the loss.
         equal_groups: number of groups without a policy gradient, because their selected rewards are equal.
         groups: number of groups with one.
-        left_out: class of every rollout of the step that the policy loss does not use, by traj_id: `roc` (the rule did not
-            select it), `equal_group`, `masked/<reason>` (left out by a method, or by a failure of the infrastructure),
-            `failed/<reason>` (not usable).
+        left_out: class of every rollout of the step that the policy loss does not use, by traj_id:
+            `MethodHooks.unselected` (a method did not select it), `equal_group`, `masked/<reason>` (left out by a method, or by
+            a failure of the infrastructure), `failed/<reason>` (not usable).
         measured: log-probs and entropies of the rollouts under the weights before the update, if a method has computed
             them: a pair of lists with an array (response length,) per rollout, NaN outside of the loss mask.
     """
@@ -62,7 +62,7 @@ class Selection:
             pushed = any(np.any(np.asarray(advantages[t.traj_id].advantage_T)) for t in kept)
             is_equal = not pushed and rewards_equal([t.reward for t in kept or group])
             equal += is_equal
-            left_out |= {t.traj_id: "roc" for t in group if t.traj_id not in advantages}
+            left_out |= {t.traj_id: MethodHooks.unselected for t in group if t.traj_id not in advantages}
             if is_equal:
                 left_out |= {t.traj_id: "equal_group" for t in kept or group}
         return cls([*chosen], [*streams], equal, len(groups) - equal, left_out)
@@ -102,9 +102,10 @@ def select_rollouts(
     for group_id, group in generated.items():
         chosen = group
         for method in methods:
-            chosen = method.select(chosen, np.random.default_rng(derive_seed(seed, "roc", group_id)))
+            before = chosen
+            chosen = method.select(chosen, np.random.default_rng(group_seed(seed, group_id)))
+            left_out |= dict.fromkeys({t.traj_id for t in before} - {t.traj_id for t in chosen}, method.unselected)
         names = {t.traj_id for t in chosen}
-        left_out |= {t.traj_id: "roc" for t in group if t.traj_id not in names}
         equal = rewards_equal([t.reward for t in chosen]) and "train" not in for_equal
         equal_groups += equal
         if equal:

@@ -164,7 +164,7 @@ class TokenChat:
     def _report_invalid_calls(self, text: str, on_event: Callable[[Event], None]) -> None:
         """Emit the error responses of calls that reach no tool; `_EventEmittingTool` emits the other results."""
         for call in self.codec.calls(text):
-            if error := check_call(call, self.tools, type(self.codec.renderer)):
+            if error := check_call(call, self.tools, self.codec.renderer):
                 on_event(Event(Kind.RESULT, error.text, call.name or "", str(error.outcome)))
 
 

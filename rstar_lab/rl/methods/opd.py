@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rstar_lab.rl.algorithm.config import LossConfig
-from rstar_lab.rl.algorithm.hooks import ForwardPasses
+from rstar_lab.rl.algorithm.hooks import ForwardPasses, ModelServer
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.methods.base import MethodSection
@@ -38,6 +38,12 @@ class Distillation(MethodSection):
             )
 
 
+def teacher_server(recipe: Any) -> Sequence[ModelServer]:
+    """Return the server of `engine.teacher_url`, if the recipe has one."""
+    url = recipe.engine.teacher_url
+    return () if url is None else (ModelServer("teacher", url, "engine.teacher_url"),)
+
+
 class Opd(Distillation):
     """On-policy distillation (arXiv 2306.13649): adds weight * (log p_teacher - log p_student) to the advantage of each token.
     Groups with equal rewards are kept. Requires `engine.teacher_url`."""
@@ -47,7 +53,9 @@ class Opd(Distillation):
 
     equal_groups: ClassVar[Literal["drop", "cross_entropy", "train"]] = "train"
     reads_texts: ClassVar[bool] = True
-    needs_teacher: ClassVar[bool] = True
+
+    def servers(self, recipe: Any) -> Sequence[ModelServer]:
+        return teacher_server(recipe)
 
     async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
         teacher = await passes.teacher_log_probs(selection.trajectories)

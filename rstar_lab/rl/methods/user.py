@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.algorithm.hooks import ForwardPasses, Group, MethodHooks
+from rstar_lab.rl.algorithm.hooks import ForwardPasses, Group, MethodHooks, ModelServer
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams, check_streams
 from rstar_lab.rl.methods.grpo import Grpo
 from rstar_lab.rl.methods.method import Method
+from rstar_lab.rl.methods.opd import teacher_server
 from rstar_lab.rl.plugins import finite_number, load_function, load_named
 from rstar_lab.rl.section import Function
 from rstar_lab.rl.trajectory import Trajectory
@@ -29,6 +30,9 @@ class UserMethod(Method):
 
     type: Function
     """Your own `module:function` of (rewards, trajectories) that returns the advantages, or `module:Class` with hooks."""
+
+    def servers(self, recipe: Any) -> Sequence[ModelServer]:
+        return teacher_server(recipe)
 
     def bound(self, rl: Any) -> MethodHooks:
         return user_hooks(self.type, "rl.method.type")

@@ -369,11 +369,6 @@ class RlSection(Section):
         return "lockstep" if self.sync.lockstep else "async"
 
     @property
-    def branching(self) -> float | None:
-        """The entropy from which rollouts branch; None: they do not."""
-        return next((part.branch_entropy for part in self.method.parts if part.branch_entropy is not None), None)
-
-    @property
     def sampler(self) -> Sampler | None:
         """The sampler that chooses the problems of a step; None: a random order."""
         return self.method.added(Sampler)  # type: ignore[type-abstract]  # used for isinstance only
@@ -481,4 +476,5 @@ class RlSection(Section):
             self.answer,
             model.template_options,
             model.chat_template,
+            self.limits.tool_truncate_side,
         )

@@ -33,6 +33,7 @@ class PromptStyle:
     answer: AnswerFormat = "tagged"
     template_options: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
+    truncate_side: TruncateSide = "middle"
 
 
 def format_question(question: str, wrapper: str = QUESTION_WRAPPER, instruction: str = "") -> str:
@@ -179,6 +180,10 @@ class Renderer(ABC):
     @abstractmethod
     def truncate(cls, text: str, max_chars: int, side: TruncateSide) -> str:
         """Return a tool response, cut if it is longer than max_chars characters."""
+
+    def shortened(self, text: str, max_chars: int) -> str:
+        """Return a tool response as the style shows it, see `truncate`."""
+        return self.truncate(text, max_chars, self.style.truncate_side)
 
     # --- training data
 

@@ -8,19 +8,16 @@ Source: rStar2-Agent, section 2.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome, count_errors
 from rstar_lab.rl.algorithm.roc import format_penalty, tool_error_penalty
-from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling
+from rstar_lab.rl.engine import Completion, Engine, EngineError, FinishReason, Sampling, WrittenTurn
 from rstar_lab.rl.environments.base import NO_OBSERVATION, EnvironmentFailure, ModelMessage, Observation
 from rstar_lab.rl.environments.episode import Episode
-from rstar_lab.rl.renderers.base import Renderer, TruncateSide, is_void_turn
-from rstar_lab.rl.renderers.paper import PaperRenderer, neutralise
-from rstar_lab.rl.rollout.branching import Branch
-from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.renderers.base import Renderer, is_void_turn
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, Tool, ToolResult, argument_error
@@ -53,21 +50,21 @@ async def run_rollout(
     on_turn: Callable[[str, bool], None] | None = None,
     step_ended: asyncio.Event | None = None,
     carry_over: bool = False,
-    branch: Branch | None = None,
+    on_written: Callable[[WrittenTurn], Awaitable[None]] | None = None,
 ) -> Trajectory:
     """Generate the rollout of `task`, or continue `task.partial`, and return its trajectory.
 
     on_turn: called with the text of each turn and whether it is the last, before the tools of the turn run.
     step_ended: no turn starts once this event is set. The rollout then ends with the tokens so far and
     StopReason.TIME_LIMIT. With carry_over it is returned with StopReason.UNFINISHED and without a reward, and a later
-    call continues it. branch: the branch whose parent is this rollout (see `branching`).
+    call continues it. on_written: called after each turn but the first, before its tools run.
 
     A failure of the engine or the environment does not raise: it ends the rollout with StopReason.ENGINE_ERROR or
     ENVIRONMENT_ERROR. So does an answer that could not be compared in time: StopReason.UNDECIDED.
     """
     CURRENT_PROBLEM.set(task.problem)
     context = context.of(task.problem)
-    rollout = _Rollout(task, engine, context, on_turn, step_ended, carry_over, branch)
+    rollout = _Rollout(task, engine, context, on_turn, step_ended, carry_over, on_written)
     stop = StopReason.ENVIRONMENT_ERROR
     try:
         episode = rollout.episode = context.open(task)
@@ -129,9 +126,9 @@ class _Rollout:
         on_turn: Callable[[str, bool], None] | None,
         step_ended: asyncio.Event | None,
         carry_over: bool,
-        branch: Branch | None,
+        on_written: Callable[[WrittenTurn], Awaitable[None]] | None,
     ):
-        self.task, self.server, self.context, self.on_turn, self.branch = task, engine, context, on_turn, branch
+        self.task, self.server, self.context, self.on_turn, self.on_written = task, engine, context, on_turn, on_written
         self.step_ended, self.at_step_end = step_ended, StopReason.UNFINISHED if carry_over else StopReason.TIME_LIMIT
         self.episode: Episode | None = None
         self.error = ""
@@ -221,10 +218,9 @@ class _Rollout:
             generate_s, versions = generate_s + self.open_turn.generate_s, self.open_turn.versions
         versions = self._append(completion, versions)
         self.open_turn = None
-        branch = self.branch
-        if branch and self.turns and branch.should_start(self.log_probs[: self.turns[0].end], self.log_probs[start:]):
-            # Before the tools of this turn run: the branch continues from the state after the turn before.
-            await branch.start_at(self.prefix(start), self.context)
+        if self.on_written and self.turns:
+            first = self.log_probs[: self.turns[0].end]
+            await self.on_written(WrittenTurn(self.log_probs[start:], first, lambda: self.prefix(start), self.context))
         text = self.context.codec.decode(self.ids[start:])
         return _Generated(start, text, completion.finish_reason, generate_s, versions)
 
@@ -296,7 +292,7 @@ class _Rollout:
         self.log_probs += [0.0] * len(response_ids)
         if context.marks_outputs:
             shown = [result.text for result in acted.results if result.outcome not in INFRASTRUCTURE_FAILURES]
-            spans = output_spans(context.codec, response_ids, [*shown, observation.text], start)
+            spans = context.codec.output_spans(response_ids, [*shown, observation.text], start)
             self.turns[-1] = replace(self.turns[-1], outputs=spans)
         return None
 
@@ -345,20 +341,19 @@ class _Rollout:
         return versions
 
     async def _execute(self, calls: list[ToolCall]) -> list[ToolResult]:
-        """Execute the calls of a turn concurrently and return their results. Calls beyond the limit get an error result; in the
-        released format they get none."""
+        """Execute the calls of a turn concurrently and return their results. Calls beyond the limit get an error result, or
+        none if the prompt format ignores them."""
         task, context = self.task, self.context
-        limit, renderer = context.limits.max_calls_per_turn, type(context.codec.renderer)
+        limit, renderer = context.limits.max_calls_per_turn, context.codec.renderer
         results = await asyncio.gather(
             *(
                 execute_call(
                     call,
                     context.tools,
+                    renderer,
                     seed=derive_seed(task.seed, "call", len(self.turns), index),
                     traj_id=task.traj_id,
                     max_chars=context.limits.max_tool_chars,
-                    renderer=renderer,
-                    truncate_side=context.limits.truncate_side,
                 )
                 for index, call in enumerate(calls[:limit])
             )
@@ -368,38 +363,7 @@ class _Rollout:
         return [*results, *(ToolResult(Outcome.MALFORMED_CALL, refusal) for _ in refused)]
 
 
-def output_spans(codec: Codec, ids: list[int], texts: Sequence[str], start: int) -> tuple[tuple[int, int], ...]:
-    """Return the parts [start, end) of a response that hold these texts, in tokens, without the template around them.
-
-    A token that also contains text of the template is left out, and so is a text that the template has changed.
-
-    Args:
-        codec: the codec that encoded the texts.
-        ids: tokens between two turns of the model.
-        texts: texts of tools and of the environment, in the order in which the template renders them.
-        start: index of the first of these tokens in the response.
-    """
-    rendered = codec.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    encoded = codec.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)
-    if list(encoded["input_ids"]) != list(ids):  # a text with lone surrogates, or a tokenizer without a unique encoding
-        return ()
-    spans: list[tuple[int, int]] = []
-    position = 0
-    for text in texts:
-        shown = neutralise(text, codec.control_tokens).strip()
-        begin = rendered.find(shown, position) if shown else -1
-        if begin < 0:
-            continue
-        position = begin + len(shown)
-        inside = [i for i, (a, b) in enumerate(encoded["offset_mapping"]) if begin <= a < b <= position]
-        if inside:
-            spans.append((start + inside[0], start + inside[-1] + 1))
-    return tuple(spans)
-
-
-def check_call(
-    call: ToolCall, tools: Mapping[str, Tool], renderer: type[Renderer] = PaperRenderer
-) -> ToolResult | None:
+def check_call(call: ToolCall, tools: Mapping[str, Tool], renderer: Renderer) -> ToolResult | None:
     """Return the error result of a call that cannot be executed; None for a valid call. renderer: whose texts to use."""
     if call.error is not None or call.name is None or call.arguments is None:
         return ToolResult(Outcome.MALFORMED_CALL, renderer.malformed_call_text(call))
@@ -414,24 +378,23 @@ def check_call(
 async def execute_call(
     call: ToolCall,
     tools: Mapping[str, Tool],
+    renderer: Renderer,
     *,
     seed: int,
     traj_id: str,
     max_chars: int,
-    renderer: type[Renderer] = PaperRenderer,
-    truncate_side: TruncateSide = "middle",
 ) -> ToolResult:
     """Execute one call and return its result, or the error result of an invalid call.
 
-    max_chars: longest response; a longer one is truncated. renderer: the prompt format, which decides about the texts of
-    errors and the truncation. truncate_side: see `ReleasedRenderer.truncate`; used by the format `released` only.
+    renderer: of the prompt format, which decides about the texts of errors and the truncation. max_chars: longest response; a
+    longer one is truncated.
     """
     result = check_call(call, tools, renderer)
     if result is None:
         assert call.name is not None and call.arguments is not None
         tool = tools[call.name]
         result = await tool(renderer.arguments(tool.schema, call.arguments), seed=seed, traj_id=traj_id)
-    return replace(result, text=renderer.truncate(result.text, max_chars, truncate_side))
+    return replace(result, text=renderer.shortened(result.text, max_chars))
 
 
 def make_call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, position: int) -> ToolCallRecord:

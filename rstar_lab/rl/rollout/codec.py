@@ -8,7 +8,7 @@ from typing import Any
 from rstar_lab.rl.methods.user_functions import user_chat_template
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import make_renderer
-from rstar_lab.rl.renderers.paper import control_tokens
+from rstar_lab.rl.renderers.paper import control_tokens, neutralise
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.tool_calls import ToolCall
 
@@ -82,6 +82,35 @@ class Codec:
     def next_question_ids(self, question: str, last_id: int | None = None) -> list[int]:
         """Return the ids that follow the end of a conversation when the user asks again."""
         return self.encode(self.renderer.next_question(question, ended=self._token(last_id)))
+
+    def output_spans(self, ids: list[int], texts: Sequence[str], start: int) -> tuple[tuple[int, int], ...]:
+        """Return the parts [start, end) of a response that hold these texts, in tokens, without the template around them.
+
+        A token that also contains text of the template is left out, and so is a text that the template has changed.
+
+        Args:
+            ids: tokens between two turns of the model.
+            texts: texts of tools and of the environment, in the order in which the template renders them.
+            start: index of the first of these tokens in the response.
+        """
+        rendered = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        encoded = self.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)
+        if list(encoded["input_ids"]) != list(
+            ids
+        ):  # a text with lone surrogates, or a tokenizer without a unique encoding
+            return ()
+        spans: list[tuple[int, int]] = []
+        position = 0
+        for text in texts:
+            shown = neutralise(text, self.control_tokens).strip()
+            begin = rendered.find(shown, position) if shown else -1
+            if begin < 0:
+                continue
+            position = begin + len(shown)
+            inside = [i for i, (a, b) in enumerate(encoded["offset_mapping"]) if begin <= a < b <= position]
+            if inside:
+                spans.append((start + inside[0], start + inside[-1] + 1))
+        return tuple(spans)
 
     def _token(self, token_id: int | None) -> str:
         """Return the text of a token that ends a turn, else an empty string."""

@@ -1,5 +1,6 @@
 """Inputs of a rollout: the task, its limits, and the context that all rollouts of a run share."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -10,11 +11,12 @@ from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EvaluateSection, Recipe, RlSection
-from rstar_lab.rl.renderers.base import TruncateSide
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.tools.base import ForkableTool, ForkFailed, Tool
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.verify import AnswerFormat
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class RolloutLimits:
 
     max_response_tokens: tokens of the model and of tool responses together. max_tool_chars: longest tool response; longer
     ones lose their middle. time_limit_s: wall-clock time, also within a turn; None: no limit. max_calls_per_turn: further
-    calls of a turn are answered with an error. truncate_side: see `ReleasedRenderer.truncate`.
+    calls of a turn are answered with an error.
     """
 
     max_response_tokens: int
@@ -31,7 +33,6 @@ class RolloutLimits:
     max_tool_chars: int = 4096
     time_limit_s: float | None = None
     max_calls_per_turn: int = 8
-    truncate_side: TruncateSide = "middle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +81,19 @@ class RolloutContext:
         for tool in self.tools.values():
             await tool.close(traj_id)
 
-    async def fork_tools(self, traj_id: str, copy: str) -> None:
-        """Give the trajectory `copy` a copy of the state that the tools keep for `traj_id`. Raises ForkFailed."""
+    async def fork_tools(self, traj_id: str, copy: str) -> bool:
+        """Give the trajectory `copy` a copy of the state that the tools keep for `traj_id`. Return False, and log why, if a tool
+        cannot copy it."""
         try:
             for name, tool in self.tools.items():
                 if not isinstance(tool, ForkableTool):
                     raise ForkFailed(f"{name}: its state cannot be copied")
                 await tool.fork(traj_id, copy)
-        except ForkFailed:
+        except ForkFailed as error:
+            log.warning("branching: rollout %s did not branch: %s", traj_id, error)
             await self.close(copy)
-            raise
+            return False
+        return True
 
     def with_environments(self, environments: Mapping[str, RunEnvironment]) -> "RolloutContext":
         """Return this context with `others`: a context for each environment, with its own tools, reward and limits."""
@@ -125,7 +129,6 @@ class RolloutContext:
             rl.limits.max_tool_chars,
             rl.limits.time_limit_s,
             rl.limits.max_calls_per_turn,
-            rl.limits.tool_truncate_side,
         )
         marks = any(method.reads_outputs for method in rl.hooks)
         return cls(codec, tools, reward, limits, rl.temperature, answer_format=rl.answer, marks_outputs=marks)
@@ -146,7 +149,6 @@ class RolloutContext:
             settings.max_turns,
             recipe.rl.limits.max_tool_chars,
             max_calls_per_turn=recipe.rl.limits.max_calls_per_turn,
-            truncate_side=recipe.rl.limits.tool_truncate_side,
         )
         return cls(codec, tools, reward, limits, settings.temperature, settings.top_p, recipe.rl.answer)
 

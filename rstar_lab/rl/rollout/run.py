@@ -12,10 +12,9 @@ from itertools import islice
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.engine import EngineSlot
+from rstar_lab.rl.engine import EngineSlot, Slots, SlotWrapper
 from rstar_lab.rl.environments.base import EnvironmentFailure
 from rstar_lab.rl.rollout.agent_loop import run_rollout
-from rstar_lab.rl.rollout.branching import plan_branches
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.trajectory import StopReason, Trajectory
@@ -28,21 +27,19 @@ async def run_rollouts(
     tasks: Sequence[RolloutTask],
     context: RolloutContext,
     *,
-    slots: Callable[[int, RolloutTask], EngineSlot],
+    slots: Slots,
     step_ended: asyncio.Event | None = None,
     carry_over: bool = False,
     on_rollout: Callable[[Trajectory], Any] | None = None,
-    branching: float | None = None,
 ) -> list[Trajectory]:
     """Generate all rollouts concurrently and return them in the order of `tasks`.
 
     slots: gives the engine slot of a task, by its index. on_rollout: called with each rollout when it ends.
     step_ended: once this event is set, unfinished rollouts are cut off; with carry_over they are returned with
-    StopReason.UNFINISHED, to be passed again as `partial` of their tasks. branching: `entropy` of the method `branching`.
+    StopReason.UNFINISHED, to be passed again as `partial` of their tasks.
     Raises UserError if the reward function fails.
     """
     started: list[EngineSlot] = []
-    branches = plan_branches(tasks, branching)
 
     async def interrupt_at(step_ended: asyncio.Event) -> None:
         await step_ended.wait()
@@ -50,24 +47,25 @@ async def run_rollouts(
             slot.interrupt()
 
     async def run_task(index: int, task: RolloutTask) -> Trajectory:
-        branch, child_of = branches.of_parent.get(task.traj_id), branches.of_child.get(task.traj_id)
-        if child_of:
-            await child_of.decided.wait()
-            task = child_of.child
         if task.partial and task.partial.stop_reason is not StopReason.UNFINISHED:
             return task.partial
         slot = slots(index, task)
+        slot = slot if isinstance(slot, SlotWrapper) else SlotWrapper(slot)
+        task = await slot.begin(task)
         started.append(slot)
         try:
             trajectory = await run_rollout(
-                task, slot, context, on_turn=slot.on_turn, step_ended=step_ended, carry_over=carry_over, branch=branch
+                task,
+                slot,
+                context,
+                on_turn=slot.on_turn,
+                step_ended=step_ended,
+                carry_over=carry_over,
+                on_written=slot.on_written,
             )
         finally:
             slot.leave()
-            if branch:
-                branch.parent_ended()
-        if child_of:
-            trajectory = child_of.add_origin(trajectory)
+        trajectory = slot.finish(trajectory)
         if on_rollout:
             on_rollout(trajectory)
         return trajectory
@@ -88,7 +86,7 @@ async def stream_rollouts(
     tasks: Iterable[RolloutTask],
     context: RolloutContext,
     *,
-    slots: Callable[[int, RolloutTask], EngineSlot],
+    slots: Slots,
     max_in_flight: int,
 ) -> AsyncGenerator[Trajectory]:
     """Generate rollouts with at most `max_in_flight` at a time and yield each when it ends.

@@ -19,7 +19,7 @@ from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers import released
-from rstar_lab.rl.renderers.base import Renderer
+from rstar_lab.rl.renderers.base import PromptStyle, Renderer
 from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.synthetic import families
@@ -226,7 +226,7 @@ async def _execute(
             malformed = chat.render_tool_call(name, arguments).replace('"}}', '"}')
             messages.append({"role": "assistant", "content": f"{content}\n{malformed}"})
             (call_text,) = parse_tool_calls(malformed)
-            result = await execute_call(call_text, {}, seed=0, traj_id="", max_chars=4096, renderer=renderer)
+            result = await execute_call(call_text, {}, renderer(PromptStyle()), seed=0, traj_id="", max_chars=4096)
             output = text = result.text
             outcomes.append(result.outcome.value)
         messages.append({"role": "tool", "content": text})

@@ -2,18 +2,21 @@
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.models.config_facts import context_length
 from rstar_lab.rl.models.gpu import peak_memory
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.step import Sampled, Update, lr_scale
-from rstar_lab.rl.training.teacher import Teacher, TeacherPasses
+from rstar_lab.rl.training.teacher import TeacherPasses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -21,10 +24,10 @@ from rstar_lab.rl.trajectory import Trajectory
 class LocalPasses(TeacherPasses):
     """Implements `hooks.ForwardPasses` with the learner of this process."""
 
-    def __init__(self, learner: Learner, rl: RlSection, context: RolloutContext, teacher: Teacher | None):
+    def __init__(self, learner: Learner, rl: RlSection, context: RolloutContext, teacher: Any):
         super().__init__(teacher)
         self.learner, self.rl, self.context = learner, rl, context
-        self.max_tokens: int = learner.model.config.max_position_embeddings
+        self.max_tokens = context_length(learner.model.config) or 2**20
 
     async def statistics(self, rollouts: Sequence[Trajectory]) -> TokenStatistics:
         return await asyncio.to_thread(self.learner.statistics, rollouts, self.rl, squares=True)
@@ -49,13 +52,13 @@ class LocalDriver:
         seed: int,
         stage_step: int,
         mismatch_limit: float | None,
-        teacher: Teacher | None = None,
+        servers: Mapping[str, Any] = MappingProxyType({}),
         in_thread: bool = True,
     ):
         """learner: the model and its optimizer. context: of the rollouts. seed: of the step. stage_step: steps of the stage before
-        this one. mismatch_limit: see `step.Driver`. teacher: scores rollouts for the methods that need one. in_thread:
-        whether the update runs in a thread, so that rollouts in flight continue."""
-        self.learner, self.rl, self.context, self.teacher = learner, rl, context, teacher
+        this one. mismatch_limit: see `step.Driver`. servers: engines of the servers that the methods need, by
+        name. in_thread: whether the update runs in a thread, so that rollouts in flight continue."""
+        self.learner, self.rl, self.context, self.servers = learner, rl, context, servers
         self.seed, self.scale, self.mismatch_limit = seed, lr_scale(stage_step, rl.warmup_steps), mismatch_limit
         self.version: int | None = None
         self.in_thread = in_thread
@@ -67,7 +70,7 @@ class LocalDriver:
     async def sync(self) -> None: ...
 
     def passes(self) -> LocalPasses:
-        return LocalPasses(self.learner, self.rl, self.context, self.teacher)
+        return LocalPasses(self.learner, self.rl, self.context, self.servers.get("teacher"))
 
     async def update(self, selection: Selection) -> Update:
         with peak_memory(self.learner.device) as peak:

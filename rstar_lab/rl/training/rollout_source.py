@@ -3,12 +3,13 @@
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.engine import Engine, EngineSlot
+from rstar_lab.rl.engine import Engine, Slots
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
@@ -21,6 +22,13 @@ from rstar_lab.rl.training.group_stream import GroupStream, trim, updates_since
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
+def wrapped_slots(slots: Slots, tasks: Sequence[RolloutTask], rl: RlSection, servers: Mapping[str, Engine]) -> Slots:
+    """Return the engine slots of rollouts as the methods of a step change them."""
+    for method in rl.hooks:
+        slots = method.wrap_slots(slots, tasks, servers)
+    return slots
+
+
 class RolloutSource:
     """Draws problems and generates their groups, for one run."""
 
@@ -31,11 +39,11 @@ class RolloutSource:
         engines: EngineGroup,
         context: Callable[[RlSection], RolloutContext],
         load: Callable[[int], Awaitable[None]],
-        older: Engine | None = None,
+        servers: Mapping[str, Engine] | None = None,
     ):
         """run: id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to
-        the engines under a version number. older: engine with an older policy, for the methods that mix policies."""
-        self.older = older
+        the engines under a version number. servers: engines of the servers that the methods need, by name."""
+        self.servers = servers or {}
         self.recipe, self.run, self.engines, self.context, self.load = recipe, run, engines, context, load
         self.state = TrainerState()
         self.step_ended = asyncio.Event()  # set when the time limit of the current step is reached
@@ -105,18 +113,18 @@ class RolloutSource:
         ]
         tasks, self.carried = self.carried + new_tasks, []
         context = self.context(rl)
+        slots = partial(self.engines.slots, mode=rl.rollout_mode, max_response_tokens=rl.limits.max_response_tokens)
 
-        async def run(tasks: Sequence[RolloutTask], branching: float | None = None) -> list[Trajectory]:
+        async def run(tasks: Sequence[RolloutTask]) -> list[Trajectory]:
             return await run_rollouts(
                 tasks,
                 context,
-                slots=self.slots(tasks, rl),
+                slots=wrapped_slots(slots(tasks), tasks, rl, self.servers),
                 step_ended=self.step_ended if rl.sync.step_time_s is not None else None,
                 carry_over=rl.sync.carry_over,
-                branching=branching,
             )
 
-        trajectories = await self.retry(tasks, await run(tasks, rl.branching), run, rl)
+        trajectories = await self.retry(tasks, await run(tasks), run, rl)
         unfinished = {t.group_id for t in trajectories if t.stop_reason is StopReason.UNFINISHED}
         self.carried = [
             replace(task, partial=t) for task, t in zip(tasks, trajectories, strict=True) if t.group_id in unfinished
@@ -124,15 +132,6 @@ class RolloutSource:
         self.state.carried = list(dict.fromkeys((task.group_id, task.problem.problem_id) for task in self.carried))
         complete = [t for t in trajectories if t.group_id not in unfinished]
         return await score_groups(complete, tasks, context)
-
-    def slots(self, tasks: Sequence[RolloutTask], rl: RlSection) -> Callable[[int, RolloutTask], EngineSlot]:
-        """Return a function that gives each rollout of a step its engine slot."""
-        slots = self.engines.slots(tasks, rl.rollout_mode, rl.limits.max_response_tokens)
-        for method in rl.method.parts:
-            if method.older_policy_url is not None:
-                assert self.older is not None
-                slots = method.slots(slots, self.older)
-        return slots
 
     async def retry(
         self,
@@ -187,11 +186,11 @@ class RolloutSource:
             return self.group_tasks(problem, rl, step, numbers[step] - 1)
 
         async def run_group(tasks: list[RolloutTask]) -> list[Trajectory]:
-            async def run(tasks: Sequence[RolloutTask], branching: float | None = None) -> list[Trajectory]:
-                slots = lambda _, task: slot(next(indices), task)  # noqa: E731
-                return await run_rollouts(tasks, context, slots=slots, branching=branching)
+            async def run(tasks: Sequence[RolloutTask]) -> list[Trajectory]:
+                slots = wrapped_slots(lambda _, task: slot(next(indices), task), tasks, rl, self.servers)
+                return await run_rollouts(tasks, context, slots=slots)
 
-            rollouts = await self.retry(tasks, await run(tasks, rl.branching), run, rl)
+            rollouts = await self.retry(tasks, await run(tasks), run, rl)
             return await score_groups(rollouts, tasks, context)
 
         self.stream = stream = GroupStream(

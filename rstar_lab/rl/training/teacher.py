@@ -1,11 +1,8 @@
-"""On-policy distillation: a teacher model on a vLLM server scores the tokens that the trained model generated.
-
-`methods.opd` uses its log-probs.
-"""
+"""Servers of other models that methods need, such as the teacher of on-policy distillation, and the passes that use them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -14,29 +11,10 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server import ServerEngine
+from rstar_lab.rl.recipe import Recipe, Stage
 from rstar_lab.rl.trajectory import Trajectory
 
 PROBE = "<reason>\nLet x = 3.14, so 2x < 7.\n</reason> print(f'{x:>8}')\u00e9\u4e2d"
-
-
-class Teacher:
-    """A model on a server that scores rollouts. Made by `open_teacher`."""
-
-    def __init__(self, server: ServerEngine):
-        self.server = server
-
-    async def score(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
-        """Return the log-probs of the responses, (response length,) float32 each, NaN where the teacher returned none.
-
-        Raises UserError if the teacher cannot score a rollout.
-        """
-        try:
-            scored = await asyncio.gather(*(self.server.score(t.prompt_ids, t.response_ids) for t in rollouts))
-        except EngineError as error:
-            raise UserError(
-                f"engine.teacher_url: {error}; the same command continues the run from its last checkpoint"
-            ) from error
-        return [np.asarray(row, dtype=np.float32) for row in scored]
 
 
 class NeedsPolicy(UserError):
@@ -49,13 +27,23 @@ class TeacherPasses:
 
     max_tokens = 0
 
-    def __init__(self, teacher: Teacher | None):
+    def __init__(self, teacher: ServerEngine | None):
         self.teacher = teacher
 
     async def teacher_log_probs(self, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
-        if self.teacher is None:
+        """Return the log-probs of the responses, (response length,) float32 each, NaN where the teacher returned none.
+
+        Raises UserError if the teacher cannot score a rollout.
+        """
+        if (teacher := self.teacher) is None:
             raise UserError("engine.teacher_url: the method requires a teacher; set its address")
-        return await self.teacher.score(rollouts)
+        try:
+            scored = await asyncio.gather(*(teacher.score(t.prompt_ids, t.response_ids) for t in rollouts))
+        except EngineError as error:
+            raise UserError(
+                f"engine.teacher_url: {error}; the same command continues the run from its last checkpoint"
+            ) from error
+        return [np.asarray(row, dtype=np.float32) for row in scored]
 
     async def statistics(self, rollouts: Sequence[Trajectory]) -> TokenStatistics:
         raise NeedsPolicy("verl does not support methods that need forward passes of the policy; use the local trainer")
@@ -68,10 +56,19 @@ class TeacherPasses:
 
 
 @asynccontextmanager
-async def open_teacher(url: str, tokenizer: Any, max_tokens: int) -> AsyncIterator[Teacher]:
-    """Connect to the teacher at a URL; see `open_server`."""
-    async with open_server(url, tokenizer, max_tokens, "engine.teacher_url", "teacher") as server:
-        yield Teacher(server)
+async def open_servers(
+    recipe: Recipe, stages: Sequence[Stage], tokenizer: Any, max_tokens: int
+) -> AsyncIterator[dict[str, ServerEngine]]:
+    """Connect to the servers that the methods of these stages need, and yield them by their names. max_tokens: see `open_server`."""
+    parts = [method for stage in stages for method in recipe.settings(stage).method.parts]
+    async with AsyncExitStack() as stack:
+        servers: dict[str, ServerEngine] = {}
+        for server in dict.fromkeys(server for method in parts for server in method.servers(recipe)):
+            if server.name in servers:
+                raise UserError(f"{server.key}: all stages must have the same {server.name}")
+            opened = open_server(server.url, tokenizer, max_tokens, server.key, server.name)
+            servers[server.name] = await stack.enter_async_context(opened)
+        yield servers
 
 
 @asynccontextmanager

@@ -36,7 +36,6 @@ from rstar_lab.rl.training.driver import LocalDriver
 from rstar_lab.rl.training.group_stream import CorrectionLimit
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.rl.training.stages import filter_problems, keep_stage_model, stage_end_reason, stage_model, stage_table
-from rstar_lab.rl.training.teacher import Teacher
 from rstar_lab.rl.training.update import Learner, with_cpu_precision
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
@@ -60,27 +59,20 @@ class TrainerStep(LocalDriver):
             seed=step_seed(trainer.recipe.seed, number),
             stage_step=trainer.state.stage_step,
             mismatch_limit=trainer.recipe.engine.resolved_mismatch_limit,
-            teacher=trainer.teacher,
+            servers=trainer.servers,
             in_thread=trainer.rollouts.stream is not None,
         )
         self.trainer, self.stage, self.pool, self.number = trainer, stage, pool, number
 
     async def sample(self) -> Sampled:
         await check_tools(self.trainer.tools, self.seed)
-        sampled = await self.trainer.rollouts.next_step(self.stage, self.rl, self.pool, self.number, self.seed)
-        if self.mixes_versions:
-            self.version = self.trainer.rollouts.versions[-1]
+        source = self.trainer.rollouts
+        sampled = await source.next_step(self.stage, self.rl, self.pool, self.number, self.seed)
+        newest = source.versions[-1]
+        older = (version < newest for t in sampled.trajectories for turn in t.turns for version, _ in turn.versions)
+        if self.rl.sync.carry_over or source.stream is not None or any(older):
+            self.version = newest
         return sampled
-
-    @property
-    def mixes_versions(self) -> bool:
-        """Whether the tokens of the step can be of several policy versions."""
-        source, parts = self.trainer.rollouts, self.rl.method.parts
-        return (
-            self.rl.sync.carry_over
-            or source.stream is not None
-            or any(method.older_policy_url is not None for method in parts)
-        )
 
     async def update(self, selection: Selection) -> Update:
         update, trainer = await super().update(selection), self.trainer
@@ -115,23 +107,24 @@ class Trainer:
         helpers: HelperProcesses | None = None,
         evaluate: Evaluate | None = None,
         environments: Mapping[str, RunEnvironment] | None = None,
-        teacher: Teacher | None = None,
-        older: Engine | None = None,
+        servers: Mapping[str, Engine] | None = None,
     ):
         """model: the model with which the first stage starts, on its device. problems: problems of each stage, by its
         name.
         helpers: processes that share the updates. evaluate: called every `evaluate.during.every` steps.
-        environments: entries of `rl.environments`, by name. teacher: scores
-        the rollouts of methods that need one. older: engine with an older policy, see `MethodHooks.slots`."""
+        environments: entries of `rl.environments`, by name. servers: engines
+        of the servers that the methods need, by name."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
         check_template(self.codec)
         self.environments = environments or {}
         self.learner = Learner(model)
-        self.helpers, self.evaluate, self.teacher = helpers, evaluate, teacher
+        self.helpers, self.evaluate, self.servers = helpers, evaluate, servers or {}
         self.state = TrainerState()
-        self.rollouts = RolloutSource(recipe, writer.run_dir.name, engines, self.context, self.load_weights, older)
+        self.rollouts = RolloutSource(
+            recipe, writer.run_dir.name, engines, self.context, self.load_weights, self.servers
+        )
         self.correction_limit = CorrectionLimit()
         self.first = True  # whether the next step is the first of this process
 

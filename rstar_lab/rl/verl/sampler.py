@@ -32,7 +32,7 @@ class StepSelection:
     rollouts: list[RolloutNumbers] = field(default_factory=list)
     kept: Selection = field(default_factory=Selection)
     keys: dict[str, str] = field(default_factory=dict)
-    roc_s: float = 0.0
+    select_s: float = 0.0
     dropped: list[RolloutNumbers] = field(default_factory=list)
     staleness: dict[str, int] = field(default_factory=dict)
     ages_s: dict[str, float] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _RocMixin:
         rollouts: dict[str, RolloutNumbers] = {}
         tags: dict[str, dict[str, Any]] = {}
         all_metrics: dict[str, Any] = {}
-        missing, roc_s = batch_size, 0.0
+        missing, select_s = batch_size, 0.0
         for rounds_left in range(self.settings.rl.sync.dynamic_sampling, -1, -1):
             batch, metrics = super().sample(  # type: ignore[misc]
                 global_steps=global_steps, partition_id=partition_id, batch_size=missing
@@ -85,7 +85,7 @@ class _RocMixin:
             order = sorted(trajectories, key=lambda key: (trajectories[key].group_id, trajectories[key].sample))
             seed = step_seed(self.settings.recipe.seed, global_steps)
             kept = select([trajectories[key] for key in order], self.settings.rl, seed)
-            roc_s += time.monotonic() - started
+            select_s += time.monotonic() - started
             missing = batch_size - kept.groups
             if not missing or not rounds_left:
                 break
@@ -97,7 +97,7 @@ class _RocMixin:
         if dropped := sorted(set(trajectories) - set(chosen)):
             tq.kv_clear(partition_id=partition_id, keys=dropped)
         keys = {trajectories[key].traj_id: key for key in chosen}
-        seconds = roc_s + time.monotonic() - started
+        seconds = select_s + time.monotonic() - started
         self.last = StepSelection(_in_order(rollouts.values()), kept, keys, seconds, _in_order(self._evicted))
         self._evicted = []
         for key, rollout in rollouts.items():

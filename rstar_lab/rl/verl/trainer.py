@@ -1,7 +1,6 @@
 """verl's trainers, with the run store and the watchdog. The training loop is verl's."""
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -32,7 +31,7 @@ from rstar_lab.rl.step import BufferedGroups, Sampled, Step, check_mismatch_limi
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.group_stream import CorrectionLimit
 from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
-from rstar_lab.rl.training.teacher import TeacherPasses, open_teacher
+from rstar_lab.rl.training.teacher import TeacherPasses, open_servers
 from rstar_lab.rl.training.trainer import HeldOut
 from rstar_lab.rl.training.update import check_finite
 from rstar_lab.rl.trajectory import Trajectory
@@ -64,7 +63,7 @@ from rstar_lab.runs.schema import step_file
 
 
 class RecipeTrainer(EvaluationSteps, PPOTrainer):
-    """Trains one stage of a recipe. `replay_buffer` selects G of 2G rollouts with RoC; this class writes the run store.
+    """Trains one stage of a recipe. `replay_buffer` selects the rollouts; this class writes the run store.
 
     Use it as the first base class of a trainer, before one of verl's.
     """
@@ -208,7 +207,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
     # The step
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Return the size of the full batch, so that the number of mini-batches does not depend on what RoC kept."""
+        """Return the size of the full batch, so that the number of mini-batches does not depend on what is selected."""
         return int(self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n)
 
     def _balance_batch(self, batch: KVBatchMeta, *arguments: Any, **keywords: Any) -> KVBatchMeta:
@@ -286,15 +285,12 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
 
     async def _forward(self, selection: Selection, rollouts: Sequence[Trajectory]) -> Selection:
         """Return the selection with the streams that need further forward passes."""
-        rl, url = self.settings.rl, self.settings.recipe.engine.teacher_url
-        methods = [method for method in rl.hooks if method.forward_phase is not None]
-        async with contextlib.AsyncExitStack() as stack:
-            teacher = None
-            if methods and url is not None:
-                longest = int(self.config.actor_rollout_ref.rollout.max_model_len)
-                teacher = await stack.enter_async_context(open_teacher(url, self.tokenizer, longest))
-            for method in methods:
-                selection = await method.forward(selection, rollouts, TeacherPasses(teacher))
+        settings = self.settings
+        longest = int(self.config.actor_rollout_ref.rollout.max_model_len)
+        async with open_servers(settings.recipe, [settings.stage], self.tokenizer, longest) as servers:
+            for method in settings.rl.hooks:
+                if method.forward_phase is not None:
+                    selection = await method.forward(selection, rollouts, TeacherPasses(servers.get("teacher")))
         return selection
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -355,7 +351,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             kept,
             replace(update, mismatch=mismatch, gpu_gb=_peak_memory(numbers)),
             {f"{name}_s": seconds for name, seconds in timing.items()}
-            | {"roc_s": step.roc_s, "transcripts_s": waited_s},
+            | {"select_s": step.select_s, "transcripts_s": waited_s},
             sum(timing.values()),
             version=None if buffered is None else self.scored_version,
             retired=len(self.state.retired),

@@ -25,7 +25,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection, RecipeError
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.session import RunSession
-from rstar_lab.rl.training.teacher import open_teacher
+from rstar_lab.rl.training.teacher import open_server
 from rstar_lab.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -217,13 +217,15 @@ async def test_a_server_scores_given_tokens(served, memorized_model):
 
 async def test_an_unfit_teacher_is_an_error(served, memorized_model):
     tokenizer = load_tokenizer(memorized_model[0])
-    async with open_teacher(served.urls[1], tokenizer, 512):
+    async with open_server(served.urls[1], tokenizer, 512, "engine.teacher_url", "teacher"):
         pass
     with pytest.raises(UserError, match="a context of 512 tokens, rollouts have up to 513"):
-        async with open_teacher(served.urls[1], tokenizer, 513):
+        async with open_server(served.urls[1], tokenizer, 513, "engine.teacher_url", "teacher"):
             pass
     with pytest.raises(UserError, match="another tokenizer"):
-        async with open_teacher(served.urls[1], train_tokenizer(["other text"], 290), 512):
+        async with open_server(
+            served.urls[1], train_tokenizer(["other text"], 290), 512, "engine.teacher_url", "teacher"
+        ):
             pass
 
 

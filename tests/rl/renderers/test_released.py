@@ -83,11 +83,10 @@ async def test_rollout_tools_and_codec_use_the_released_texts():
         result = await execute_call(
             call,
             tools,
+            released.ReleasedRenderer(PromptStyle("released", truncate_side="left")),
             seed=0,
             traj_id="t",
             max_chars=max_chars,
-            renderer=released.ReleasedRenderer,
-            truncate_side="left",
         )
         return result.text
 

@@ -14,11 +14,11 @@ from helpers.slots import scheduled
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.engine import Completion, Sampling
+from rstar_lab.rl.methods.branching import FIRST_TOKENS, Branch, Branching, entropy_estimate, plan_branches
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RecipeError, RlSection
 from rstar_lab.rl.renderers.paper import JUPYTER_TOOL, render_tool_call
-from rstar_lab.rl.rollout.branching import FIRST_TOKENS, Branch, entropy_estimate, plan_branches
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits
 from rstar_lab.rl.rollout.plan import rollout_task
@@ -56,7 +56,7 @@ def test_the_trigger_is_the_rise_of_the_entropy_of_the_first_tokens():
         rise = np.mean(first[:20]) - np.mean(turn[:20])
         branch = Branch(*tasks(2), threshold)
         assert branch.should_start(list(first), list(turn)) == (rise > threshold)
-    branch.parent_ended()
+    branch.decided.set()
     assert not branch.should_start([0.0], [-9.0])
 
 
@@ -69,7 +69,6 @@ def test_half_of_a_group_has_parents_in_the_same_group(count, parents):
     for branch in plan.of_parent.values():
         assert branch.parent.group_id == branch.child.group_id
         assert branch.child.sample == branch.parent.sample + parents < count
-    assert plan_branches(both, None) == ({}, {})
 
 
 class Counter(ScriptedEngine):
@@ -101,7 +100,10 @@ async def roll(branching: float | None, count: int = 12):
         context = RolloutContext(Codec(TOKENIZER, tools), tools, lambda text, answer: 1.0, RolloutLimits(4000))
         policy = make_policy("adaptive", max_context=4000, predictor=LengthPredictor(4000))
         slots = scheduled({"e": Counter()}, policy)
-        found = await run_rollouts(tasks(count), context, slots=slots.slot, branching=branching)
+        slot, planned = slots.slot, tasks(count)
+        if branching is not None:
+            slot = Branching(entropy=branching).wrap_slots(slot, planned, {})
+        found = await run_rollouts(planned, context, slots=slot)
         assert not tools[CELL].sessions and not slots.scheduler.stats()["open"]
         return found
 

@@ -11,6 +11,8 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import MODEL_ERRORS, Outcome
 from rstar_lab.rl import render_prompt, render_tool_results
 from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.base import PromptStyle
+from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.renderers.released import ReleasedRenderer
 from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.synthetic.families import LEVELS, synthesize
@@ -76,7 +78,9 @@ async def test_tool_responses_are_what_a_rollout_would_get(traces):
                     continue
                 text = chat.render_segments([message])[1][0]
                 (call,) = parser.parse_tool_calls(text)
-                result = await execute_call(call, tools, seed=1, traj_id="t", max_chars=4096)
+                result = await execute_call(
+                    call, tools, PaperRenderer(PromptStyle()), seed=1, traj_id="t", max_chars=4096
+                )
                 assert result.text == result_message["content"]
 
 

@@ -16,7 +16,8 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.renderers.paper import render_tool_call
+from rstar_lab.rl.renderers.base import PromptStyle
+from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
 from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.tool_calls import ToolCall
@@ -47,7 +48,14 @@ def http_server():
 
 
 async def call(tools, name, traj_id="t", **arguments):
-    result = await execute_call(ToolCall(name, arguments, None, ""), tools, seed=0, traj_id=traj_id, max_chars=1000)
+    result = await execute_call(
+        ToolCall(name, arguments, None, ""),
+        tools,
+        PaperRenderer(PromptStyle()),
+        seed=0,
+        traj_id=traj_id,
+        max_chars=1000,
+    )
     return result.outcome, result.text
 
 

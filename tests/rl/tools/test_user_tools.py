@@ -19,8 +19,9 @@ from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import render_prompt
-from rstar_lab.rl.renderers.paper import render_tool_call
+from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
 from rstar_lab.rl.reward import make_reward, reward
 from rstar_lab.rl.rollout.agent_loop import execute_call, run_rollout
 from rstar_lab.rl.rollout.codec import Codec
@@ -89,7 +90,7 @@ async def remote(query: str) -> str:
 async def call(tool, arguments, traj_id="t", name=None):
     tools = {tool.schema["function"]["name"]: tool}
     wanted = ToolCall(name or next(iter(tools)), arguments, None, "")
-    return await execute_call(wanted, tools, seed=7, traj_id=traj_id, max_chars=1000)
+    return await execute_call(wanted, tools, PaperRenderer(PromptStyle()), seed=7, traj_id=traj_id, max_chars=1000)
 
 
 def test_the_schema_matches_signature_and_docstring():

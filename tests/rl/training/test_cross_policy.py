@@ -5,7 +5,7 @@ from helpers.scripted_training import Player, problem, train
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
-from rstar_lab.rl.methods.cross_policy import OLDER, CrossPolicy
+from rstar_lab.rl.methods.cross_policy import OLDER, OLDER_SERVER, CrossPolicy
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.verl.unsupported import check
 from rstar_lab.runs.reader import RunReader
@@ -26,7 +26,7 @@ class Fixed:
 
 
 async def test_each_turn_is_of_the_older_policy_with_probability_share():
-    slot = CrossPolicy(**ADD).slots(lambda index, rollout: Fixed(7), Fixed(3))(0, None)
+    slot = CrossPolicy(**ADD).wrap_slots(lambda index, task: Fixed(7), [], {OLDER_SERVER: Fixed(3)})(0, None)
     versions = [(await slot.generate([1], Sampling(8, seed=seed))).policy_version for seed in range(3000)]
     assert set(versions) == {7, OLDER} and versions.count(OLDER) / 3000 == pytest.approx(0.3, abs=0.03)
     again = [(await slot.generate([1], Sampling(8, seed=seed))).policy_version for seed in range(50)]
@@ -39,7 +39,7 @@ async def test_a_run_trains_on_turns_of_both_policies(tmp_path):
     method = {"roc": {"oversample": 1}, "add": [ADD | {"share": 0.5}]}
     pool = [problem(f"p{i}", 0.5) for i in range(6)]
     _, folder = await train(
-        tmp_path, [{"name": "a", "steps": 3}], {"a": pool}, older=older,
+        tmp_path, [{"name": "a", "steps": 3}], {"a": pool}, servers={OLDER_SERVER: older},
         method=method, schedule={"lockstep": False}, correction={"type": "tis"},
     )  # fmt: skip
     lines = RunReader(folder).metrics()
