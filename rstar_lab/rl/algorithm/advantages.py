@@ -54,14 +54,17 @@ def maxrl_advantages(
     """Return (reward - group mean) / group mean, (batch,) float64 (MaxRL, arXiv 2602.02710).
 
     With rewards of 0 and 1 the gradient is that of the log of the pass rate, so problems with a low pass rate get a higher
-    weight than under GRPO. A group whose mean is not positive gets 0. rewards, groups: as for `group_advantages`.
+    weight than under GRPO. A group whose mean is 0 gets 0. rewards, groups: as for `group_advantages`.
     unshaped: rewards before shaping, (batch,), whose group mean is the divisor: the mean of shaped rewards can be close to
-    0, and the quotient is then unbounded. None: the rewards are not shaped.
+    0, and the quotient is then unbounded. None: the rewards are not shaped. Raises ValueError for a negative divisor: the sign
+    of the gradient would be wrong.
     """
     reward = np.asarray(rewards, dtype=np.float64)
     centred = group_advantages(reward, groups, normalise_std=False)
     divided = reward if unshaped is None else np.asarray(unshaped, dtype=np.float64)
     mean = divided - group_advantages(divided, groups, normalise_std=False)
+    if divided.size and divided.min() < 0:
+        raise ValueError(f"rewards must be at least 0, one is {divided.min():g}")
     return np.divide(centred, mean, out=np.zeros_like(centred), where=mean > 0)
 
 
@@ -74,6 +77,7 @@ def tool_budget_advantages(
     weight: float,
     max_calls: int,
     normalise_std: bool = True,
+    unshaped: Sequence[float] | np.ndarray | None = None,
 ) -> np.ndarray:
     """Return group advantages with a penalty on the tool calls of successful rollouts of easy problems, (batch,) float64.
 
@@ -81,12 +85,14 @@ def tool_budget_advantages(
     change of an advantage is clipped to BUDGET_CLIP times its size, so it never changes sign, and it rises by at most
     that share.
     rewards, groups: as for `group_advantages`. calls: (batch,), numbers of tool calls; a number above max_calls counts
-    as max_calls. easy: (batch,), True for the rollouts of easy problems.
+    as max_calls. easy: (batch,), True for the rollouts of easy problems. unshaped: rewards before shaping, (batch,), which say
+    what is successful; None: the rewards are not shaped.
     """
     reward = np.asarray(rewards, dtype=np.float64)
+    successful = (reward if unshaped is None else np.asarray(unshaped)) > 0
     plain = group_advantages(reward, groups, normalise_std=normalise_std)
     share = np.minimum(np.asarray(calls, dtype=np.float64) / max_calls, 1.0)
-    penalty = np.where(np.asarray(easy, dtype=bool) & (reward > 0), weight * np.sin(np.pi / 2 * share), 0.0)
+    penalty = np.where(np.asarray(easy, dtype=bool) & successful, weight * np.sin(np.pi / 2 * share), 0.0)
     change = group_advantages(reward - penalty, groups, normalise_std=normalise_std) - plain
     bound = BUDGET_CLIP * np.abs(plain)
     return plain + np.clip(change, -bound, bound)

@@ -3,12 +3,13 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
 from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
 from rstar_lab.rl.algorithm.roc import rewards_equal
-from rstar_lab.rl.algorithm.streams import Streams, mean_advantage
+from rstar_lab.rl.algorithm.streams import Streams, mean_advantage, trained_tokens
 from rstar_lab.rl.seeds import group_seed
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -25,6 +26,8 @@ class Selection:
         left_out: class of every rollout of the step that the policy loss does not use, by traj_id:
             `MethodHooks.unselected` (a method did not select it), `equal_group`, `masked/<reason>` (left out by a method, or by
             a failure of the infrastructure), `failed/<reason>` (not usable).
+        outside: rollouts of the groups that a method left out after the advantages were computed, with their streams: their
+            rewards belong to the baselines of the others.
         measured: log-probs and entropies of the rollouts under the weights before the update, if a method has computed
             them: a pair of lists with an array (response length,) per rollout, NaN outside of the loss mask.
     """
@@ -34,6 +37,7 @@ class Selection:
     equal_groups: int = 0
     groups: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
+    outside: list[tuple[Trajectory, Streams]] = field(default_factory=list)
     measured: tuple[list[np.ndarray], list[np.ndarray]] | None = None
 
     @classmethod
@@ -127,19 +131,36 @@ def select_rollouts(
     # Rollouts are left out after the advantages are computed, so that the baseline is that of the whole group.
     kept: list[Trajectory] = []
     kept_streams: list[Streams] = []
+    outside: list[tuple[Trajectory, Streams]] = []
     for chosen_group, scores in zip(groups, streams, strict=True):
         for rollout, score in zip(chosen_group.rollouts, scores, strict=True):
             left: Streams | None = score
             for method in methods:
                 if left is not None and (left := method.score_rollout(rollout, left)) is None:
                     left_out[rollout.traj_id] = f"masked/{method.excluded.reason}"
+                    outside.append((rollout, score))
             if left is not None:
                 kept.append(rollout)
                 kept_streams.append(left)
     trained_groups = {
         t.group_id for t, stream in zip(kept, kept_streams, strict=True) if np.any(stream.loss_weight_T != 0.0)
     }
-    return Selection(kept, kept_streams, equal_groups, len(trained_groups), left_out)
+    return Selection(kept, kept_streams, equal_groups, len(trained_groups), left_out, outside)
+
+
+def cut_mini_batches(selection: Selection, parts: int) -> list[list[int]]:
+    """Return the indices of the rollouts of each mini-batch, in order.
+
+    The rollouts of the policy loss are cut in their order into equal parts, so that the policy loss does not depend on other
+    terms. The others, which are in the cross-entropy only, fill up the smallest parts.
+    """
+    tokens = trained_tokens(selection.trajectories, selection.streams)
+    first = [i for i, count in enumerate(tokens) if count] or [*range(len(tokens))]
+    bounds = np.linspace(0, len(first), min(parts, len(first)) + 1).astype(int)
+    batches = [first[start:end] for start, end in pairwise(bounds)]
+    for i in sorted(set(range(len(tokens))) - set(first)):
+        min(batches, key=len).append(i)
+    return [sorted(batch) for batch in batches]
 
 
 def solved_groups(trajectories: Sequence[Trajectory]) -> float | None:

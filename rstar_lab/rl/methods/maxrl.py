@@ -5,6 +5,7 @@ With rewards of 0 and 1 the gradient is that of the log of the pass rate, which 
 
 from typing import Literal
 
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.advantages import maxrl_advantages
 from rstar_lab.rl.algorithm.hooks import Group
 from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
@@ -13,11 +14,16 @@ from rstar_lab.rl.methods.method import Method
 
 class Maxrl(Method):
     """MaxRL (arXiv 2602.02710): the advantage is the reward minus the mean of its group, divided by the mean, which weights hard
-    problems more."""
+    problems more. Refuses negative rewards."""
 
     type: Literal["maxrl"] = "maxrl"
     """Name of the method."""
 
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
         unshaped = [t.reward for t in group.rollouts]
+        if wrong := next((t for t in group.rollouts if t.reward < 0), None):
+            raise UserError(
+                f"rl.method.type: maxrl requires rewards of at least 0; rollout {wrong.traj_id} has {wrong.reward:g}: use a reward "
+                "between 0 and 1, or grpo"
+            )
         return rollout_streams(maxrl_advantages(group.rewards, [0] * len(unshaped), unshaped=unshaped))

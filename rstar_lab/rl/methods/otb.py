@@ -14,7 +14,7 @@ import numpy as np
 from rstar_lab.rl.algorithm.advantages import group_advantages, optimal_token_advantages
 from rstar_lab.rl.algorithm.hooks import ForwardPasses, Group
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
+from rstar_lab.rl.algorithm.streams import Streams, mean_advantage, rollout_streams
 from rstar_lab.rl.methods.method import Method
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -40,16 +40,22 @@ class Otb(Method):
         return rollout_streams(group_advantages(group.rewards, [0] * len(group.rewards), normalise_std=False))
 
     async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
-        found, trained = await passes.statistics(selection.trajectories), selection.trajectories
+        # The baselines are those of whole groups, also with rollouts that another method left out.
+        trained, rewards = [*selection.trajectories], [*selection.advantages]
+        for rollout, streams in selection.outside:
+            trained.append(rollout)
+            rewards.append(mean_advantage(rollout, streams))
+        found, count = await passes.statistics(trained), len(selection.trajectories)
         masks = [np.asarray(t.loss_mask, dtype=bool) for t in trained]
         energies = [
             (1 - 2 * np.exp(log_probs) + squares)[mask]
             for log_probs, squares, mask in zip(found.log_probs, found.squares, masks, strict=True)
         ]
-        of_tokens = optimal_token_advantages(selection.advantages, [t.group_id for t in trained], energies)
-        streams = []
-        for mask, values, old in zip(masks, of_tokens, selection.streams, strict=True):
+        of_tokens = optimal_token_advantages(rewards, [t.group_id for t in trained], energies)
+        streams_of_kept = []
+        for mask, values, old in zip(masks, of_tokens, selection.streams, strict=False):
             advantage_T = np.zeros(len(mask))
             advantage_T[mask] = values
-            streams.append(replace(old, advantage_T=advantage_T))
-        return replace(selection, streams=streams, measured=(found.log_probs, found.entropies))
+            streams_of_kept.append(replace(old, advantage_T=advantage_T))
+        measured = (found.log_probs[:count], found.entropies[:count])
+        return replace(selection, streams=streams_of_kept, measured=measured)

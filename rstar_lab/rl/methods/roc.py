@@ -4,8 +4,10 @@ Source: rStar2-Agent (arXiv 2508.20722), section 2.2.3; the rule `released` is t
 `algorithm.roc.resample` for the rules and docs/algorithm.md for the choices that the paper leaves open.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.methods.user_functions import user_penalty, user_rule
 from rstar_lab.rl.section import Function, NotNegative, Positive, is_user_function
 from rstar_lab.rl.trajectory import StopReason, Trajectory
+
+log = logging.getLogger(__name__)
 
 
 class Roc(MethodSection):
@@ -103,6 +107,9 @@ class RocHooks(MethodHooks):
     def select(self, rollouts: list[Trajectory], rng: np.random.Generator) -> list[Trajectory]:
         if self.rule == "none":
             return rollouts
+        values = {t.reward for t in rollouts}
+        if self.rule != "random" and (len(values) > 2 or sum(value > 0 for value in values) > 1):
+            warn_of_partial_credit()
         chosen = resample(
             [t.reward for t in rollouts],
             [self.penalty(t) for t in rollouts],
@@ -123,6 +130,16 @@ class RocHooks(MethodHooks):
         terms = {"errors": errors, "format": answers}
         penalties = self.environment_penalties.get(rollout.environment, self.penalties)
         return sum(term(rollout) if callable(term) else terms[term] for term in penalties)
+
+
+@cache
+def warn_of_partial_credit() -> None:
+    """Warn, once per process, that the rule does not distinguish rewards above 0."""
+    log.warning(
+        "rl.method.roc: the rewards of a group have more than two values, or several above 0; every rollout with a reward above 0 "
+        "counts as successful, so that RoC may drop the best ones: return 0 for rollouts that are not right, or set "
+        "method.roc.rule=none"
+    )
 
 
 def response_text(rollout: Trajectory) -> str:

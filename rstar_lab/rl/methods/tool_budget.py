@@ -56,5 +56,6 @@ class ToolBudgetHooks(MethodHooks):
                 weight=self.weight,
                 max_calls=self.max_calls,
                 normalise_std=self.normalise_std,
+                unshaped=[t.reward for t in group.rollouts],
             )
         )

@@ -152,7 +152,7 @@ def batch_gradient(model: "PreTrainedModel", selection: Selection, rl: RlSection
     rl = with_cpu_precision(rl, device)
     prepare_update(model, rl)
     config = rl.loss_config
-    batch = Batch.of(selection, 0, len(selection.trajectories), config.aggregation)
+    batch = Batch.of(selection, range(len(selection.trajectories)), config.aggregation)
     generator = torch.Generator().manual_seed(derive_seed(seed, "clip_cov"))
     loss_sum, tokens, sums = 0.0, 0.0, dict[str, float]()
     for micro in micro_batches(batch.trajectories, rl.micro_batch_tokens, device, also_scored=batch.also_scored):

@@ -204,27 +204,30 @@ def rest_in_time(rest: Sequence[int], batch_groups: int, max_staleness: int) -> 
 
 
 def trim(selection: Selection, is_stale: Callable[[int], bool]) -> tuple[Selection, float | None]:
-    """Leave the tokens of stale versions out of the policy loss; rollouts without a remaining token are dropped.
+    """Leave the tokens of stale versions out of the policy loss; rollouts without a remaining token in any term are dropped.
 
-    Returns the selection and the share of the model's tokens that were left out (None without rollouts). The advantages
-    stay those of the whole group. The loss mask still says which tokens the model generated.
+    Returns the selection and the share of the tokens of the policy loss that were left out (None without such tokens). The
+    advantages stay those of the whole group. The loss mask still says which tokens the model generated.
     """
     kept: list[Trajectory] = []
     kept_streams: list[Streams] = []
-    left_out = dict(selection.left_out)
+    left_out, outside = dict(selection.left_out), [*selection.outside]
     before = after = 0
     for trajectory, streams in zip(selection.trajectories, selection.streams, strict=True):
         fresh_T = np.array([not is_stale(version) for version in trajectory.token_versions], dtype=np.float32)
         trimmed = streams.plus(Streams(loss_weight_T=fresh_T))
-        remaining = int(trained_mask(trajectory, trimmed).sum())
-        before, after = before + trajectory.model_tokens, after + remaining
-        if remaining:
+        in_loss, remaining = (int(trained_mask(trajectory, s).sum()) for s in (streams, trimmed))
+        before, after = before + in_loss, after + remaining
+        if in_loss and not remaining:
+            left_out.setdefault(trajectory.traj_id, "masked/stale")
+        if remaining or np.any(streams.ce_weight_T):
             kept.append(trajectory)
             kept_streams.append(trimmed)
         else:
-            left_out.setdefault(trajectory.traj_id, "masked/stale")
+            outside.append((trajectory, streams))
     share = 1 - after / before if before else None
-    return replace(selection, trajectories=kept, streams=kept_streams, left_out=left_out), share
+    trimmed_selection = replace(selection, trajectories=kept, streams=kept_streams, left_out=left_out, outside=outside)
+    return trimmed_selection, share
 
 
 class CorrectionLimit:

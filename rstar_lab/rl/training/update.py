@@ -1,6 +1,5 @@
 """The policy update: from the selected rollouts and their advantages to new weights, and the metrics of the update."""
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.rl.algorithm.config import Aggregation, LossConfig
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.algorithm.objective import Terms, floats, group_normaliser, training_loss_on_device
-from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.algorithm.selection import Selection, cut_mini_batches
 from rstar_lab.rl.algorithm.streams import Streams, trained_tokens
 from rstar_lab.rl.models import gpu, packed_attention
 from rstar_lab.rl.models.forward_path import forward_path
@@ -110,21 +109,20 @@ class Learner:
         measured = result.log_probs if result.log_probs[0] is not None and rl.old_log_probs == "trainer" else None
         config = rl.loss_config
         generator = torch.Generator().manual_seed(derive_seed(seed, "clip_cov"))
-        bounds = np.linspace(0, count, min(rl.mini_batches, count) + 1).astype(int)
-        for number, (start, end) in enumerate(itertools.pairwise(bounds)):
-            batch = Batch.of(selection, start, end, config.aggregation)
+        for number, indices in enumerate(cut_mini_batches(selection, rl.mini_batches)):
+            batch = Batch.of(selection, indices, config.aggregation)
             with gpu.bf16_weights(self.model):
                 for micro in self.micro_batches(batch.trajectories, rl, batch.also_scored):
                     log_probs, entropy = self.forward(self.model, micro, rl)
                     if measured is None:
                         # After the first mini-batch the weights are no longer those that generated the rollouts, so its
                         # log-probs are not those of the policy at the start of the update.
-                        result.record(micro, batch.trajectories, log_probs if number == 0 else None, entropy, start)
+                        result.record(micro, batch.trajectories, log_probs if number == 0 else None, entropy, indices)
                     reference = None
                     if self.reference is not None:
                         with torch.no_grad():
                             reference, _ = self.forward(self.reference, micro, rl)
-                    old_log_probs = None if measured is None else measured[start:end]
+                    old_log_probs = None if measured is None else [measured[i] for i in indices]
                     loss, stats = micro_batch_loss(
                         log_probs, micro, batch, rl.old_log_probs, config, old_log_probs, reference, generator
                     )
@@ -191,7 +189,7 @@ class Learner:
             for micro in self.micro_batches(trajectories, rl):
                 with autocast(rl, self.device):
                     found = token_statistics(self.model, micro, rl.temperature, fp32_head=rl.fp32_head, squares=squares)
-                result.record(micro, trajectories, found[0], found[1], 0, *found[2:])
+                result.record(micro, trajectories, found[0], found[1], range(len(trajectories)), *found[2:])
         result.read()
         return result.merge(self.ranks.gather(result))
 
@@ -269,9 +267,9 @@ class Batch:
     ce_tokens: int
 
     @classmethod
-    def of(cls, selection: Selection, start: int, end: int, aggregation: Aggregation) -> "Batch":
-        """Return the rollouts from `start` to `end` of a selection."""
-        trajectories, streams = selection.trajectories[start:end], selection.streams[start:end]
+    def of(cls, selection: Selection, indices: Sequence[int], aggregation: Aggregation) -> "Batch":
+        """Return the rollouts of a selection with these indices."""
+        trajectories, streams = [selection.trajectories[i] for i in indices], [selection.streams[i] for i in indices]
         tokens = trained_tokens(trajectories, streams)
         normaliser: float | Tensor = sum(tokens)
         if aggregation == "group-token-mean":
@@ -382,14 +380,14 @@ class UpdateResult:
         batch: Sequence[Trajectory],
         log_probs: Tensor | None,
         entropy: Tensor,
-        offset: int,
+        indices: Sequence[int],
         squares: Tensor | None = None,
     ) -> None:
-        """Store log-probs, entropy and squares (unless None) of a micro-batch by rollout. offset: index in the selection of
-        the first rollout of `batch`."""
+        """Store log-probs, entropy and squares (unless None) of a micro-batch by rollout. indices: those of the rollouts of
+        `batch` in the selection."""
         members = [batch[i] for i in micro.index]
         spans = [slice(len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids)) for t in members]
-        places = [offset + i for i in micro.index]
+        places = [indices[i] for i in micro.index]
         for kind, values_BT in zip(self._arrays, (log_probs, entropy, squares), strict=True):
             if values_BT is not None:
                 self._unread_arrays.append(

@@ -294,9 +294,3 @@ def rows_of_mini_batches(rows: int, ranks: int, mini_batches: int) -> list[list[
         [rank * size * mini_batches + part * size + i for rank in range(ranks) for i in range(size)]
         for part in range(mini_batches)
     ]
-
-
-def assign(count: int, mini_batches: int) -> list[int]:
-    """Return the mini-batch of each of `count` kept rollouts, cut as `Learner.update` cuts them: in order, in equal parts."""
-    bounds = np.linspace(0, count, min(mini_batches, count) + 1).astype(int)
-    return [int(number) for number in np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))]

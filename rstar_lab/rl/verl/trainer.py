@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.common.progress import Reporter
-from rstar_lab.rl.algorithm.selection import Selection
+from rstar_lab.rl.algorithm.selection import Selection, cut_mini_batches
 from rstar_lab.rl.models.model import export_chat_template
 from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
@@ -46,7 +46,6 @@ from rstar_lab.rl.verl.objective import (
     CORRECTION,
     POLICY_WEIGHTS,
     StreamLoss,
-    assign,
     correct_rows,
     measured_update,
     order_rows,
@@ -213,8 +212,10 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
     def _balance_batch(self, batch: KVBatchMeta, *arguments: Any, **keywords: Any) -> KVBatchMeta:
         batch = super()._balance_batch(batch, *arguments, **keywords)
         ranks, parts = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1, self.settings.rl.mini_batches
-        kept, queue_keys = self.replay_buffer.last.kept.trajectories, self.replay_buffer.last.keys
-        number_of = {queue_keys[t.traj_id]: number for t, number in zip(kept, assign(len(kept), parts), strict=True)}
+        selection, queue_keys = self.replay_buffer.last.kept, self.replay_buffer.last.keys
+        kept = selection.trajectories
+        cut = cut_mini_batches(selection, parts) if kept else []
+        number_of = {queue_keys[kept[i].traj_id]: number for number, indices in enumerate(cut) for i in indices}
         # verl has reordered the rows by length: restore the order of the selection, which the mini-batches follow.
         place = {queue_keys[t.traj_id]: i for i, t in enumerate(kept)}
         batch.reorder(sorted(range(len(batch)), key=lambda i: place.get(batch.keys[i], len(place))))

@@ -10,15 +10,17 @@ from pydantic import ValidationError
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
+from rstar_lab.rl.algorithm.advantages import maxrl_advantages
 from rstar_lab.rl.algorithm.roc import released_format_penalty
-from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.algorithm.selection import Selection, cut_mini_batches, select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
 from rstar_lab.rl.methods.control_tokens import ControlTokens
 from rstar_lab.rl.methods.echo import Echo
 from rstar_lab.rl.methods.grpo import Grpo
 from rstar_lab.rl.methods.maxrl import Maxrl
 from rstar_lab.rl.methods.overlong_buffer import OverlongBufferHooks
-from rstar_lab.rl.methods.roc import RocHooks
+from rstar_lab.rl.methods.roc import RocHooks, warn_of_partial_credit
+from rstar_lab.rl.methods.tool_budget import ToolBudgetHooks
 from rstar_lab.rl.methods.user import user_hooks
 from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.recipe import RlSection
@@ -132,6 +134,60 @@ def test_trimmed_tokens_are_in_no_term_of_the_loss():
         assert trained_mask(t, streams).tolist() == [False] * 6 + [True] * 2
         assert np.flatnonzero(streams.ce_weight_T).tolist() == [3, 4]
     assert stale_tokens(trimmed, 2) == 0.0 and stale_tokens(selection, 2) == pytest.approx(4 / 6)
+
+
+def test_trim_keeps_what_is_in_the_cross_entropy_only():
+    mixed, equal = group([1, 0], "m"), group([1, 1], "e")
+    rollouts = [outputs(t, (3, 4)) for t in mixed + equal]
+    selection = select_rollouts(rollouts, (ALL, Grpo(), Echo(weight=1.0)), 0)
+    fresh, share = trim(selection, lambda version: False)
+    assert fresh.trajectories == selection.trajectories and share == 0.0
+    stale, share = trim(selection, lambda version: True)
+    assert stale.trajectories == selection.trajectories and share == 1.0, "the outputs of tools are not stale"
+    classes = selection_metrics(stale)
+    assert (classes["class/masked/stale"], classes["class/equal_group"], classes["class/trained"]) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_the_policy_loss_of_a_mini_batch_does_not_depend_on_the_cross_entropy(parts):
+    rng = np.random.default_rng(parts)
+    rollouts = []
+    for number in range(9):
+        rewards = rng.integers(0, 2, 4) if number % 3 else [number % 2] * 4
+        rollouts += [outputs(t, (3, 4)) for t in group(rewards, f"g{number}-")]
+    plain = select_rollouts(rollouts, (ALL, Grpo()), 0)
+    both = select_rollouts(rollouts, (ALL, Grpo(), Echo(weight=1.0)), 0)
+    in_policy = {t.traj_id for t in plain.trajectories}
+    own = [[plain.trajectories[i].traj_id for i in batch] for batch in cut_mini_batches(plain, parts)]
+    cut = [[both.trajectories[i].traj_id for i in batch] for batch in cut_mini_batches(both, parts)]
+    assert [[name for name in batch if name in in_policy] for batch in cut] == own
+    sizes = [len(batch) for batch in cut]
+    assert sum(sizes) == 36 and max(sizes) - min(sizes) <= 1
+
+
+def test_maxrl_refuses_negative_rewards():
+    with pytest.raises(UserError, match=r"maxrl requires rewards of at least 0; rollout .* has -1"):
+        select_rollouts(group([1, -1, -1, 1]), (ALL, Maxrl()), 0)
+    with pytest.raises(ValueError, match="at least 0"):
+        maxrl_advantages([1.0, -1.0], [0, 0])
+
+
+@pytest.mark.parametrize("rewards, warned", [([0, 1], False), ([-1, 1], False), ([0, 0.1, 1], True), ([0.1, 1], True)])
+def test_partial_credit_under_the_rule_is_reported_once(rewards, warned, caplog):
+    warn_of_partial_credit.cache_clear()
+    for _ in range(2):
+        select_rollouts(group(rewards * 4), (RocHooks(keep=4), Grpo()), 0)
+    assert sum("counts as successful" in record.message for record in caplog.records) == warned
+
+
+def test_a_success_at_the_limit_pays_for_its_tool_calls():
+    calls = tuple(ToolCallRecord(0, i, "python", "", Outcome.OK, "", 0, 0, 0) for i in range(4))
+    rollouts = [replace(t, calls=calls[:number]) for number, t in enumerate(group([1, 1, 1, 0]))]
+    shaped = OverlongBufferHooks(8, len(rollouts[0].response_ids))  # the responses are at the limit: 1 - 1 = 0
+    assert shaped.shape_reward(rollouts[0]) == -1
+    budget = ToolBudgetHooks(0.5, 0.5, 4, True)
+    found = select_rollouts(rollouts, (ALL, Grpo(), shaped, budget), 0).advantages
+    assert found[0] > found[1] > found[2] > 0 > found[3]
 
 
 def test_means_over_tokens_leave_out_tokens_that_were_not_computed():

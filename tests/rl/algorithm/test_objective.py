@@ -110,7 +110,7 @@ def test_maxrl_is_the_mean_score_of_the_successes_minus_that_of_all():
     scores, rewards = rng.normal(size=(16, 5)), np.array([1.0] * 3 + [0.0] * 13)
     expected = scores[:3].mean(0) - scores.mean(0)
     np.testing.assert_allclose(maxrl_advantages(rewards, ["g"] * 16) @ scores / 16, expected)
-    np.testing.assert_allclose(maxrl_advantages([-1.0, 0.0, 1.0, -2.0], [1, 1, 2, 2]), 0.0)
+    np.testing.assert_allclose(maxrl_advantages([0.0, 0.0], [1, 1]), 0.0)
 
 
 @pytest.mark.parametrize("normalise_std", [True, False])

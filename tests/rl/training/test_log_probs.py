@@ -99,7 +99,7 @@ def test_tool_output_loss_is_the_cross_entropy_of_tool_response_tokens(model):
     found = 0.0
     others = [~np.array(t.loss_mask) for t in BATCH]
     selection = Selection.of(BATCH, [0.0] * len(BATCH)).add([Streams(ce_weight_T=row) for row in others])
-    batch = Batch.of(selection, 0, len(BATCH), "token-mean")
+    batch = Batch.of(selection, range(len(BATCH)), "token-mean")
     for micro in micro_batches(BATCH, 60, torch.device("cpu"), also_scored=batch.also_scored):
         log_probs, _ = token_statistics(model, micro)
         own = plain(model, BATCH[micro.index[0]], 1.0)[0]

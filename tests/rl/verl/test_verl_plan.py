@@ -11,10 +11,12 @@ import pytest
 import torch
 import typer
 from helpers.architectures import tiny_architecture
+from helpers.trajectories import trajectory
 from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
+from rstar_lab.rl.algorithm.selection import Selection, cut_mini_batches
 from rstar_lab.rl.models import gpu
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.rl.problems import Problem, write_problems
@@ -23,7 +25,7 @@ from rstar_lab.rl.renderers.conversations import Example
 from rstar_lab.rl.training.sft import iterate_batches, lr_scale
 from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overrides, split_overrides
 from rstar_lab.rl.verl.hooks import StageSchedule
-from rstar_lab.rl.verl.objective import assign, order_rows, rows_of_mini_batches
+from rstar_lab.rl.verl.objective import order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.settings import Settings, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.train import drop_overlong, environment, run_part, secrets_file
 from rstar_lab.rl.verl.trainer import _peak_memory
@@ -47,6 +49,15 @@ def keys_of(tmp_path, profile="laptop", extra=None, stages=({},), **rl):
 
 
 # Mini-batches
+
+
+def assign(count, parts):
+    """Return the mini-batch of each of `count` rollouts."""
+    selection = Selection.of([trajectory(i, 2, 4) for i in range(count)], [1.0] * count)
+    numbers = [
+        (i, number) for number, batch in enumerate(cut_mini_batches(selection, parts) if count else []) for i in batch
+    ]
+    return [number for _, number in sorted(numbers)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
