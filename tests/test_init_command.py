@@ -3,8 +3,10 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from helpers.chat_models import chat_tokenizer
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
@@ -111,3 +113,53 @@ def test_in_a_terminal_it_asks(folder, monkeypatch):
     monkeypatch.setattr("rstar_lab.cli.init._in_terminal", lambda: True)
     init(answers="knows-none\np.csv\nlaptop\nn\n")
     assert load_recipe("recipe.yaml").sft is None
+
+
+def problems_of(recipe_name="recipe.yaml"):
+    recipe = load_recipe(recipe_name)
+    (train,), held_out = recipe.stage_problems(recipe.stages[0]), recipe.evaluate.sets["held_out"]
+    return [problem for part in (train, held_out) for problem in load_problems(part.file)]
+
+
+def rows(folder, *values):
+    (folder / "q.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values))
+    return ["--model", "knows-tools", "--problems", "q.jsonl", "--profile", "laptop"]
+
+
+def test_a_question_with_two_answers_is_an_error_with_its_rows(folder):
+    made = [{"question": f"What is {n} + 1?", "answer": n + 1} for n in range(5)]
+    with pytest.raises(UserError, match=r"q\.jsonl row 3 \(3\), q\.jsonl row 6 \(9\); correct or remove"):
+        init(*rows(folder, *made, {"question": "What is  2 + 1?", "answer": 9}))
+    output = init(
+        *rows(folder, *made, made[2], {"question": "Why?", "answer": "It is usually blue because of the air"})
+    )
+    assert "left out repeated rows: 1: q.jsonl row 6" in output
+    assert "answers that only the same text meets: 1: q.jsonl row 7 ('It is usually" in output
+    assert "warning: 1 held-out problem of 6: pass@1 has no interval" in output
+
+
+def test_problems_with_tests_and_chats_are_read(folder):
+    tests = {"inputs": ["1\n"], "outputs": ["2\n"]}
+    init(*rows(folder, *({"question": f"Add {n}.", "input_output": json.dumps(tests)} for n in range(3))))
+    assert load_recipe("recipe.yaml").rl.reward == "tests" and all(one.info["tests"] for one in problems_of())
+    info = {"tests": [{"input": "1", "output": "2"}]}
+    init(*rows(folder, *({"question": f"Add {n}.", "info": info} for n in range(3))), "--out", "b.yaml")
+    assert load_recipe("b.yaml").rl.reward == "tests" and problems_of("b.yaml")[0].info == info
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "What is 4?"}]
+    chats = ({"messages": [*turns[:1], {"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"\\boxed{{{n}}}"}]}
+             for n in range(3))  # fmt: skip
+    init(*rows(folder, *chats), "--out", "c.yaml")
+    assert {(one.question, one.answer) for one in problems_of("c.yaml")} == {("q0", "0"), ("q1", "1"), ("q2", "2")}
+
+
+def test_broken_model_folders_are_named(folder):
+    (folder / "empty").mkdir()
+    with pytest.raises(UserError, match=r"--model empty: the folder has no config\.json"):
+        init("--model", "empty", "--problems", "p.csv")
+    save_file({"w": np.zeros(100, np.float32)}, folder / "knows-tools" / "model.safetensors")
+    init("--model", "knows-tools", "--problems", "p.csv", "--out", "whole.yaml")
+    whole = (folder / "knows-tools" / "model.safetensors").read_bytes()
+    for length in (4, 20, 200):
+        (folder / "knows-tools" / "model.safetensors").write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"model\.safetensors: the file is cut off"):
+            init("--model", "knows-tools", "--problems", "p.csv")

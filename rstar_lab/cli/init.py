@@ -10,6 +10,7 @@ import typer
 
 from rstar_lab.cli.shared import examples
 from rstar_lab.common.errors import UserError
+from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import counted, printable
 
 if TYPE_CHECKING:
@@ -22,14 +23,19 @@ COLUMNS = {
     "question": ("question", "problem", "prompt", "query", "instruction", "input"),
     "answer": ("answer", "final_answer", "expected_answer", "solution", "ground_truth", "target", "output", "label"),
 }
+CHATS = ("messages", "conversations")  # columns of whole conversations
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 100
+MAX_HEADER = 2**27  # bytes of the header of a safetensors file
 STATE_BYTES = 18  # per parameter: weights, gradient and two moments in float32, and the engine's copy in bfloat16
-# Problems per step, rollouts that train per problem, tokens and turns of a response, learning rate, steps.
+# Problems per step, rollouts that train per problem, tokens and turns of a response, learning rates of RL and SFT, steps, and steps
+# between checkpoints. Those of "cpu" are of recipes/smollm2_laptop.yaml, which was measured.
 SIZES = {
-    "cpu": (4, 8, 256, 3, "1.0e-5", 20),
-    "one_gpu": (32, 8, 2048, 8, "1.0e-6", 100),
-    "cluster": (128, 16, 8192, 10, "1.0e-6", 200),
+    "cpu": (8, 4, 256, 4, "3.0e-5", "5.0e-4", 20, 2),
+    "one_gpu": (32, 8, 2048, 8, "1.0e-6", "1.0e-4", 100, 10),
+    "cluster": (128, 16, 8192, 10, "1.0e-6", "1.0e-4", 200, 10),
 }
+FEW_HELD_OUT = 20  # fewer give an interval that hides most differences
+MOST_SHOWN = 5  # rows that a message lists
 
 
 @app.command(
@@ -85,6 +91,7 @@ def init(
         raise UserError(
             f"--out {out}: {'exists already' if out.exists() else 'a recipe ends in .yaml'}; choose another name"
         )
+    _check_model_folder(Path(str(model)))
     train, held_out = _split(str(problems), fields)  # before the model, which may be downloaded
     knows_tools = _knows_tools(str(model))
     if sft is None:
@@ -97,7 +104,10 @@ def init(
     for file, part, use in zip(files, (train, held_out), ("training problem", "held-out problem"), strict=True):
         write_problems(file, part)
         print(f"{file}: {counted(len(part), use)}")
-    text = recipe_text(str(model), machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools)
+    tests = all(problem.info.get("tests") for problem in (*train, *held_out))
+    text = recipe_text(
+        str(model), machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools, tests=tests
+    )
     with atomic_write(out) as recipe_file:
         recipe_file.write(text.encode())
     recipe = load_recipe(out)
@@ -132,8 +142,31 @@ def _knows_tools(model: str) -> bool:
         return False
 
 
+def _check_model_folder(folder: Path) -> None:
+    """Raise UserError for a folder without a config.json, or with a file of weights that is shorter than its header says."""
+    if not folder.is_dir():
+        return
+    if not (folder / "config.json").is_file():
+        raise UserError(f"--model {folder}: the folder has no config.json; give the folder of a model of transformers")
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            head = file.read(8)
+            size = int.from_bytes(head, "little")
+            header = (
+                parse_json(file.read(size), path, dict) if 8 + size <= path.stat().st_size and size < MAX_HEADER else {}
+            )
+        ends = [value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"]
+        if not ends or 8 + size + max(ends) != path.stat().st_size:
+            raise UserError(f"{path}: the file is cut off or no safetensors file; copy or download it again")
+
+
 def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
-    """Return the training problems and the held-out problems of a set, in random order."""
+    """Return the training problems and the held-out problems of a set, in random order. Prints what is left out or cannot be met.
+
+    Raises UserError that names the rows of a question with two answers.
+    """
+    from rstar_lab.rl.data.filters import conflicts, duplicates, keep, keep_texts
+    from rstar_lab.rl.data.similarity import Corpus
     from rstar_lab.rl.data.sources import parse_source, read_source
     from rstar_lab.rl.problems import parse_fields
 
@@ -141,29 +174,68 @@ def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
     if parsed.path and not parsed.source.fields:
         parsed = parse_source(source, _guess_fields(parsed.path))
     bad: list[str] = []
-    found = {candidate.problem.question.strip(): candidate.problem for candidate in read_source(parsed, bad.append)}
+    candidates = list(read_source(parsed, bad.append))
     if bad:
         print(printable(f"left out rows: {len(bad)}; the first: {bad[0]}"))
-    if len(found) < 2:
+    texts = Corpus().encode(candidate.problem.question for candidate in candidates)
+    if clash := conflicts(candidates, texts):
+        rows = [f"{candidates[place].where} ({candidates[place].problem.answer[:40]})" for place in sorted(clash)]
         raise UserError(
-            f"--problems {source}: {counted(len(found), 'different problem')}; at least 2 are needed, one of them held out"
+            f"--problems {source}: a question stands there with different answers: {_listed(rows)}; correct or remove these rows"
         )
-    chosen = random.Random(0).sample(list(found.values()), len(found))
+    repeated = duplicates(candidates, texts)
+    if repeated:
+        rows = [candidates[place].where for place in sorted(repeated)]
+        print(printable(f"left out repeated rows: {len(repeated)}: {_listed(rows)}"))
+    candidates, texts = keep(candidates, repeated), keep_texts(texts, repeated)
+    if len(candidates) < 2:
+        found = counted(len(candidates), "different problem")
+        raise UserError(f"--problems {source}: {found}; at least 2 are needed, one of them held out")
+    if unmet := [f"{one.where} ({one.problem.answer[:40]!r})" for one in candidates if _is_text(one.problem.answer)]:
+        print(printable(f"answers that only the same text meets: {len(unmet)}: {_listed(unmet)}"))
+    chosen = random.Random(0).sample([candidate.problem for candidate in candidates], len(candidates))
     held_out = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(chosen))))
+    if held_out < FEW_HELD_OUT:
+        half = f"about ±{98 / held_out**0.5:.0f} points" if held_out > 1 else "no interval"
+        print(
+            f"warning: {counted(held_out, 'held-out problem')} of {len(chosen)}: pass@1 has {half}; bring more problems"
+        )
     return chosen[held_out:], chosen[:held_out]
 
 
+def _listed(rows: list[str]) -> str:
+    more = f" and {len(rows) - MOST_SHOWN} more" if len(rows) > MOST_SHOWN else ""
+    return ", ".join(rows[:MOST_SHOWN]) + more
+
+
+def _is_text(answer: str) -> bool:
+    """Return whether an answer is not read as mathematics, so that only the same text is correct."""
+    from rstar_lab.verify import readable
+    from rstar_lab.verify.gold import fault_of_answer
+
+    return bool(answer) and (fault_of_answer(answer) is not None or not readable(answer))
+
+
 def _guess_fields(path: Path) -> dict[str, str]:
-    """Return our field name -> column of a file, by common names of columns. Raises UserError that lists the columns."""
+    """Return our field name -> column of a file, by common names of columns. Raises UserError that lists the columns.
+
+    Rows with tests of a known format need no names. Of a column of messages, the last question and answer are used.
+    """
+    from rstar_lab.rl.data.code_problems import converter_of
     from rstar_lab.rl.problems import read_rows
 
     _, row = next(read_rows(path), (0, {}))
-    columns = {str(column).strip().lower(): str(column) for column in row} if isinstance(row, dict) else {}
+    if not isinstance(row, dict) or converter_of(row):
+        return {}
+    columns = {str(column).strip().lower(): str(column) for column in row}
     fields: dict[str, str] = {}
     for ours, names in COLUMNS.items():
         theirs = next(
             (columns[name] for name in names if name in columns and columns[name] not in fields.values()), None
         )
+        theirs = theirs or next((columns[name] for name in CHATS if name in columns), None)
+        if theirs is None and ours == "answer" and "info" in columns:
+            continue  # tests, or the environment decides
         if theirs is None:
             raise UserError(
                 f"{path}: no column with the {ours}; name it with --fields question=COLUMN,answer=COLUMN; columns: "
@@ -173,7 +245,9 @@ def _guess_fields(path: Path) -> dict[str, str]:
     return fields
 
 
-def recipe_text(model: str, profile: "Profile", *, sft: bool, train: Path, held_out: Path, knows_tools: bool) -> str:
+def recipe_text(
+    model: str, profile: "Profile", *, sft: bool, train: Path, held_out: Path, knows_tools: bool, tests: bool
+) -> str:
     """Return a commented recipe of at most 25 lines. The same arguments always give the same text.
 
     Args:
@@ -183,6 +257,7 @@ def recipe_text(model: str, profile: "Profile", *, sft: bool, train: Path, held_
         train: file of training problems.
         held_out: file of held-out problems.
         knows_tools: whether the chat template renders tools.
+        tests: whether the problems have hidden tests.
     """
     import yaml
 
@@ -190,7 +265,7 @@ def recipe_text(model: str, profile: "Profile", *, sft: bool, train: Path, held_
 
     hardware = profile.hardware
     size = "cpu" if not hardware.gpus else "one_gpu" if profile.trainer == "local" else "cluster"
-    problems, group, tokens, turns, lr, steps = SIZES[size]
+    problems, group, tokens, turns, lr, sft_lr, steps, checkpoint = SIZES[size]
     memory_gb = hardware.hbm_gb or hardware.memory_gb_per_node
     shape = architecture_of(model)
     lora = shape is not None and size != "cluster" and STATE_BYTES * shape.parameters > 0.6 * memory_gb * 1e9
@@ -209,22 +284,23 @@ def recipe_text(model: str, profile: "Profile", *, sft: bool, train: Path, held_
         reason = "the chat template knows no tools" if not knows_tools else "the format of the paper"
         lines += [
             f"sft:  # teaches tool calls and the answer format: {reason}",
-            "  problems: {synthetic: {count: 128, seed: 1, families: [words]}}  # word problems; their programs are executed",
+            "  problems: {synthetic: {count: 384, seed: 1, families: [words]}}  # word problems; their programs are executed",
             "  mix: {clean: 0.8, error_then_fix: 0.2, wrong_code: 0, guess: 0, error_then_guess: 0, hardness: 0}",
-            "  epochs: 1", "  batch_size: 8", "  lr: 1.0e-4", "  max_tokens: 1024", *adapters,
+            "  epochs: 1", "  batch_size: 8", f"  lr: {sft_lr}", "  warmup: 0.1", "  max_tokens: 1024", *adapters,
         ]  # fmt: skip
     lines += [
         "rl:",
         f"  problems_per_step: {problems}",
         f"  group_size: {group}  # rollouts per problem that train the model; RoC chooses them from twice as many",
         f"  limits: {{max_response_tokens: {tokens}, max_turns: {turns}}}",
-        f"  lr: {lr if not lora else '1.0e-5'}", "  warmup_steps: 0", *adapters,
+        f"  lr: {lr if not lora else '1.0e-5'}", "  warmup_steps: 0", f"  checkpoint_every: {checkpoint}", *adapters,
     ]  # fmt: skip
     if not sft:
         lines += [
             "  prompt: {format: model}  # the chat template of the model",
-            "  answer: boxed  # where the answer is read",
+            *([] if tests else ["  answer: boxed  # where the answer is read"]),
         ]
+    lines += ["  reward: tests  # the hidden tests of each problem"] if tests else []
     lines += [
         "stages:",
         f"  - {{name: rl, steps: {steps}, problems: {{file: {quoted(train)}}}}}",
@@ -236,8 +312,7 @@ def recipe_text(model: str, profile: "Profile", *, sft: bool, train: Path, held_
     elif size == "one_gpu":
         lines.append("engine: {count: 1, gpu_memory_utilization: 0.4}  # the trainer uses the same GPU")
     lines += [
-        "evaluate:",
-        f"  sets: {{held_out: {{file: {quoted(held_out)}}}}}",
-        f"  samples: 2\n  max_response_tokens: {tokens}\n  max_turns: {turns}",
+        f"evaluate: {{samples: 2, max_response_tokens: {tokens}, max_turns: {turns},",
+        f"           sets: {{held_out: {{file: {quoted(held_out)}}}}}}}",
     ]
     return "\n".join(lines) + "\n"

@@ -34,5 +34,7 @@ def run_parts(recipe: "Recipe", as_json: bool, *, stages: bool, evaluations: boo
     for name, path in result.items():
         if name.startswith("model_"):
             print(f"{name.removeprefix('model_')} model: {path}")
+    for line in result.get("progress", ()):
+        print(printable(line))
     if "nothing_learnt" in result:
         print(printable(result["nothing_learnt"]))

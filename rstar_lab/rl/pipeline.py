@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from rstar_lab.rl.models.model import attention_implementation, build_tiny, load
 from rstar_lab.rl.models.sources import get_model, origin_entry
 from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.progress_report import MOST_FAIL, compare_models, failed_calls
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
 from rstar_lab.rl.recipe.sft import Lora
 from rstar_lab.rl.renderers.formats import renderer_type
@@ -205,9 +207,12 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
     total = sum(stage.steps for stage in recipe.stages)
     with open_run(session, "rl", "train", RL_KEYS, parent=parent) as writer:
         checkpoint = writer.latest_checkpoint()
-        if checkpoint and TrainerState.read(checkpoint[1]).finished:
+        state = TrainerState.read(checkpoint[1]) if checkpoint else TrainerState()
+        if checkpoint and state.finished and not has_more_steps(recipe, state):
             writer.finish("finished")
             return checkpoint[1]
+        if (last := writer.last_step or 0) > state.step:
+            reporter.print_line(f"continuing after step {state.step}: steps {state.step + 1} to {last} are repeated")
         helpers = session.helpers()
         bf16 = all(recipe.settings(stage).precision != "fp32" for stage in recipe.stages)
         model = load_policy(model_dir, recipe.rl.lora, seed=recipe.seed, bf16=bf16)
@@ -260,6 +265,13 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         checkpoint = writer.latest_checkpoint()
         assert checkpoint is not None
         return checkpoint[1]
+
+
+def has_more_steps(recipe: Recipe, state: TrainerState) -> bool:
+    """Return whether the last stage of a finished run has got more steps in the recipe."""
+    last = recipe.stages[-1]
+    ends_early = last.hand_off or recipe.settings(last).retire_from is not None
+    return state.stage == len(recipe.stages) - 1 and not ends_early and state.stage_step < last.steps
 
 
 def stage_problems(session: RunSession, codec: Codec, max_tokens: int) -> dict[str, Sequence[Problem]]:
@@ -411,8 +423,8 @@ def check_problem_files(session: RunSession) -> None:
 async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:
     """Run the SFT of a recipe, its RL stages if `stages`, and its evaluations if `evaluations`.
 
-    Returns the folder of each model under `model_<name>`, the result of each evaluation under `<name>/<set>`, and if RL had
-    nothing to learn from, the reason under `nothing_learnt`.
+    Returns the folder of each model under `model_<name>`, the result of each evaluation under `<name>/<set>`, what changed from
+    model to model in lines under `progress`, and if RL had nothing to learn from, the reason under `nothing_learnt`.
     """
     if recipe.model != "tiny":
         get_model(recipe.model)  # before data for SFT is made
@@ -425,7 +437,12 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
                 require_audit(recipe.rl, read_stage_problems(recipe, recipe.stages[0], session.excluded))
         base, after_sft = await fine_tune(session)
         models = {"base": base, "sft": after_sft} if recipe.sft else {"base": base}
-        parents = {"sft": {"run": session.run_id("sft"), "step": None}}
+        parents: dict[str, dict[str, Any]] = {"sft": {"run": session.run_id("sft"), "step": None}}
+        evaluated: dict[str, dict[str, Any]] = {}
+        if evaluations:
+            evaluated = await evaluate_models(session, models, parents)
+            if stages and recipe.stages:
+                warn_of_failed_calls(session, "sft" if recipe.sft else "base")
         if stages and recipe.stages:
             models["rl"] = await train(session, after_sft, parent=parents["sft"] if recipe.sft else None)
             run_dir = recipe.runs / session.run_id("rl")
@@ -440,13 +457,59 @@ async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evalua
             outcome = RunReader(recipe.runs / session.run_id("rl")).info.get("result") or {}
             results |= {key: outcome[key] for key in outcome.keys() & {"nothing_learnt"}}
         if evaluations:
-            for name, path in models.items():
-                for held_out, problems in session.held_out.items():
-                    results[f"{name}/{held_out}"] = await evaluate_model(
-                        session, path, problems, f"{held_out}-{name}", parent=parents.get(name),
-                        samples=RANDOM_MODEL_SAMPLES if path == base and recipe.model == "tiny" else None,
-                    )  # fmt: skip
+            later = {name: path for name, path in models.items() if name not in ("base", "sft")}
+            evaluated |= await evaluate_models(session, later, parents)
+            results |= evaluated
+            results["progress"] = progress_lines(session, [*models], parents)
         return results
+
+
+async def evaluate_models(
+    session: RunSession, models: Mapping[str, Path], parents: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Evaluate models, by their names, on all sets. Return the results by `<name>/<set>`."""
+    results = {}
+    for name, path in models.items():
+        for held_out, problems in session.held_out.items():
+            results[f"{name}/{held_out}"] = await evaluate_model(
+                session, path, problems, evaluation_suffix(session, held_out, name, parents), parent=parents.get(name),
+                samples=RANDOM_MODEL_SAMPLES if name == "base" and session.recipe.model == "tiny" else None,
+            )  # fmt: skip
+    return results
+
+
+def evaluation_suffix(session: RunSession, held_out: str, name: str, parents: Mapping[str, dict[str, Any]]) -> str:
+    """Return the suffix of the run of an evaluation. A model after more steps of a finished run has its step in it."""
+    suffix, step = f"{held_out}-{name}", parents.get(name, {}).get("step")
+    folder = session.runs_dir / session.run_id(suffix)
+    earlier = (RunReader(folder).info.get("parent") or {}).get("step") if (folder / "run.json").exists() else step
+    return suffix if step is None or earlier == step else f"{suffix}-{step}"
+
+
+def warn_of_failed_calls(session: RunSession, name: str) -> None:
+    """Print a warning if most calls of the model that RL starts from fail in its evaluations."""
+    for held_out in session.held_out:
+        share = failed_calls(session.runs_dir / session.run_id(f"{held_out}-{name}"))
+        if share is not None and share > MOST_FAIL:
+            remedy = "give sft more conversations or epochs" if session.recipe.sft else "teach them with an sft section"
+            session.reporter.print_line(
+                f"warning: {share:.0%} of the calls on {held_out} fail before RL, which then learns little: {remedy}"
+            )
+
+
+def progress_lines(session: RunSession, names: Sequence[str], parents: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Return what changed from each model to the next on each set, and the next command. names: of the models, in order."""
+    lines: list[str] = []
+    for held_out in session.held_out:
+        folders = [
+            session.runs_dir / session.run_id(evaluation_suffix(session, held_out, name, parents)) for name in names
+        ]
+        for before, after in pairwise(folders):
+            found, fails = compare_models(before, after)
+            lines += [*found, *(["  most calls fail: `doctor` below says why"] if fails else [])]
+    if "rl" in names:
+        lines.append(f"next: rstar-lab doctor {session.runs_dir / session.run_id('rl')}")
+    return lines
 
 
 async def measure_difficulty(recipe: Recipe, stage_name: str, model: Path) -> tuple[int, int]:

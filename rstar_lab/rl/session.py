@@ -356,9 +356,11 @@ def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[st
                 f" (key {key}): choose --set name=..., or another --runs-dir"
             ) from None
         for key in same_keys:
-            if differ := _difference(_value(old, key), _value(recipe, key), key):
+            differ = _difference(_value(old, key), _value(recipe, key), key)
+            if differ and not _only_more_steps(old, recipe, key):
                 raise RecipeError(
-                    f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir"
+                    f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir; "
+                    "`rstar-lab rewind` continues from one of its steps with another recipe"
                 )
         # The identity of an evaluation contains the hash of its model.
         if kind == "train" and is_named(model) and (old_origin := (info.get("extra") or {}).get("model_origin")) not in (
@@ -388,7 +390,18 @@ def _value(recipe: dict[str, Any], key: str) -> Any:
     return value
 
 
+def _only_more_steps(old: dict[str, Any], new: dict[str, Any], key: str) -> bool:
+    """Return whether the stages differ only in more steps of the last one, with which a run continues."""
+    if key != "stages" or not old["stages"] or not new["stages"]:
+        return False
+    before, after = old["stages"][-1], new["stages"][-1]
+    same = [*old["stages"][:-1], before | {"steps": after["steps"]}] == new["stages"]
+    return same and after["steps"] > before["steps"]
+
+
 def _difference(old: Any, new: Any, key: str) -> str | None:
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
         parts = (_difference(old.get(name), new.get(name), f"{key}.{name}") for name in {**old, **new})
         return next((part for part in parts if part), None)
