@@ -7,13 +7,9 @@ import typer
 
 from rstar_lab.cli.shared import (
     AsJson,
-    Overrides,
-    RecipeName,
-    RunsDir,
     check_output,
     examples,
     print_result,
-    read_recipe,
     run_async,
 )
 from rstar_lab.common.errors import UserError
@@ -294,23 +290,3 @@ def _lint_problems(file: Path, fields: str, as_json: bool) -> int:
     count = sum(1 for _ in read_rows(file))
     print_result(as_json, {"problems": count, "faulty": len(rows)}, f"{len(rows):,} of {count:,} rows faulty")
     return 1 if rows else 0
-
-
-@app.command(epilog=examples("rstar-lab data filter qwen3_14b_mi300x three runs/qwen3_14b_mi300x-rl/stages/two"))
-def filter(
-    recipe: RecipeName,
-    stage: Annotated[str, typer.Argument(help="Name of a stage with a filter.")],
-    model: Annotated[Path, typer.Argument(help="Model after the previous stage: RUN/checkpoints/step=...")],
-    runs_dir: RunsDir = None,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Filter the problems of a stage by difficulty before the job, with engines on this machine.
-
-    Both trainers run the filter before the first step of the stage. This command writes RUN/difficulty/stage=STAGE.parquet
-    earlier. Run it again to resume.
-    """
-    from rstar_lab.rl.pipeline import measure_difficulty
-
-    kept, count = run_async(measure_difficulty(read_recipe(recipe, overrides, runs_dir), stage, model))
-    print_result(as_json, {"kept": kept, "problems": count}, f"{kept:,} of {count:,} problems are kept")

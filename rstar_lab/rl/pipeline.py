@@ -40,7 +40,7 @@ from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.loggers import open_loggers, sample_rollouts
 from rstar_lab.rl.training.sft import sft
-from rstar_lab.rl.training.stages import filter_problems, stage_model, stage_table
+from rstar_lab.rl.training.stages import stage_model, stage_table
 from rstar_lab.rl.training.teacher import open_servers
 from rstar_lab.rl.training.trainer import HeldOut, Trainer
 from rstar_lab.runs.files import atomic_write
@@ -510,31 +510,3 @@ def progress_lines(session: RunSession, names: Sequence[str], parents: Mapping[s
     if "rl" in names:
         lines.append(f"next: rstar-lab doctor {session.runs_dir / session.run_id('rl')}")
     return lines
-
-
-async def measure_difficulty(recipe: Recipe, stage_name: str, model: Path) -> tuple[int, int]:
-    """Return (problems that are kept, all problems). Raises UserError for a stage without a filter."""
-    stage = next((entry for entry in recipe.stages if entry.name == stage_name and entry.filter), None)
-    if stage is None or stage.filter is None:
-        with_filter = ", ".join(entry.name for entry in recipe.stages if entry.filter) or "none"
-        raise UserError(
-            f"stage {stage_name}: the recipe has no stage of this name with a filter; stages with a filter: {with_filter}"
-        )
-    async with RunSession.open(recipe, Reporter()) as session:
-        run_dir = session.runs_dir / session.run_id("rl")
-        steps = RunReader(run_dir).steps() if (run_dir / "run.json").exists() else {}
-        problems = read_stage_problems(recipe, stage, session.excluded)
-        engines = await session.engines(model)
-        rl = recipe.settings(stage)
-        context = await session.context(load_tokenizer(model), rl)
-        await engines.load_folder(model)
-        kept = await filter_problems(
-            problems,
-            stage.filter,
-            local_rollouts(problems, context, engines=engines, mode=rl.rollout_mode),
-            stage=stage.name,
-            step=max(steps, default=0),
-            recipe=recipe,
-            run_dir=run_dir,
-        )
-        return len(kept), len(problems)

@@ -28,7 +28,8 @@ def evaluation(folder, name, solved, failed, truncated=0):
 @pytest.mark.parametrize(
     ("solved", "failed", "truncated", "first", "second", "fails"),
     [
-        (3, 17, 10, "pass@1 +10.0% [-12.6%, +32.6%] on 10 problems: not shown to differ", "failed calls 50% → 85%, truncated 0% → 50%", True),
+        (3, 17, 10, "pass@1 +10.0% [-12.6%, +32.6%] on 10 problems: not shown to differ",
+         "failed calls 50% → 85%, truncated 0% → 50%", True),
         (9, 1, 0, "pass@1 +70.0%", "failed calls 50% → 5%, truncated 0% → 0%", False),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.http_answers import MAX_S, limit_answers
 from rstar_lab.common.service_tokens import find_token
 from rstar_lab.rl.engines.server import API_KEY, VERSION_PATH, error_text, read_model_card
+from rstar_lab.untrusted.files import DataError, answer_json, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +55,18 @@ class ChatServer:
             raise UserError(f"{self.url}: connection lost: {error_text(error)}") from None
         if answer.status_code != 200:
             raise UserError(f"{self.url}: {answer.status_code} {answer.text[:500]}")
-        try:
-            content: str = answer.json()["choices"][0]["message"]["content"] or ""
+        with reading(f"{self.url}: not an answer of a chat model"):
+            content: str = answer_json(answer, dict)["choices"][0]["message"]["content"] or ""
             return content.rpartition("</think>")[2].strip()
-        except (AttributeError, ValueError, LookupError, TypeError, RecursionError):
-            raise UserError(f"{self.url}: not an answer of a chat model: {answer.text[:200]}") from None
 
     async def weight_version(self) -> int | None:
         """Return the version of the weights that a trainer pushed last.
 
         Returns None if the server has the weights that it was started with, or does not report the version.
         """
-        try:
-            return int((await self.http.get(VERSION_PATH)).json()["version"])
-        except (httpx.TransportError, ValueError, LookupError, TypeError, RecursionError):
-            return None
+        with suppress(httpx.TransportError, DataError), reading(self.url):
+            return int(answer_json(await self.http.get(VERSION_PATH), dict)["version"])
+        return None
 
 
 def _openai_key(url: str) -> str | None:

@@ -177,8 +177,7 @@ def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
     """Return the problems that a difficulty table keeps, with their difficulty. Raises UserError if the table is missing or keeps none."""
     if not path.exists():
         raise UserError(
-            f"{path}: the difficulty table is missing; the trainer writes it before the first step of the stage, or "
-            "`rstar-lab data filter` does"
+            f"{path}: the difficulty table is missing; the trainer writes it before the first step of the stage"
         )
     rows = pq.read_table(path).filter(pc.field("kept"))
     rates = dict(zip(rows["problem_id"].to_pylist(), rows["pass_rate"].to_pylist(), strict=True))

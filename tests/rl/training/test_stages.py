@@ -1,15 +1,11 @@
 """Tests of stages: when a stage ends, the model and problems of the next, and resumption after a kill."""
 
-from pathlib import Path
-
 import pyarrow.parquet as pq
 import pytest
 from helpers.scripted_training import problem, train, weights
 from pydantic import ValidationError
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.pipeline import measure_difficulty
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import DifficultyFilter, HandOff, Stage
 from rstar_lab.rl.training.stages import (
@@ -144,13 +140,6 @@ async def test_an_unreadable_checkpoint_is_an_error_with_its_file(tmp_path):
         (run_dir / "checkpoints/step=000001/trainer.json").write_text(text)
         with pytest.raises(UserError, match=r"step=000001: trainer.json cannot be read"):
             await train(tmp_path, [{"name": "one", "steps": 2}], {"one": MIXED})
-
-
-async def test_filter_command_on_a_stage_without_a_filter_is_an_error():
-    with pytest.raises(
-        UserError, match="stage two: the recipe has no stage of this name with a filter; stages with a filter: three"
-    ):
-        await measure_difficulty(load_recipe("tiny_three_stage"), "two", Path("model"))
 
 
 def test_the_filter_has_a_lower_and_an_upper_bound_and_sets_the_difficulty(tmp_path):
