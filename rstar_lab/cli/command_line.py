@@ -55,6 +55,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
     "Train": {"recipes": None, "preflight": None, "train": None, "rewind": None},
     "Evaluate and serve": {"chat": None, "serve": None, "audit": None, "rescore": None, "explain": None},
     "Inspect runs": {
+        "view": None,
         "report": None,
         "runs": "List, show and compact runs.",
         "ablation": "Compare the arms of an ablation.",

@@ -1,0 +1,42 @@
+"""`rstar-lab view`: the inspector in the browser, without Jupyter."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar_lab.cli.shared import examples
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "rstar-lab view runs", "rstar-lab view runs/tiny_fast-rl --no-browser", "rstar-lab view verl_rollouts"
+    )
+)
+def view(
+    path: Annotated[
+        Path, typer.Argument(metavar="RUNS", help="Folder of runs, of one run, or a log of verl, TRL and others.")
+    ] = Path("runs"),
+    port: Annotated[int, typer.Option(help="Port on this machine. Default: any free one.")] = 0,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the browser, or print the address only.")
+    ] = True,
+) -> None:
+    """Open the rollouts, curves and diagnosis of runs in the browser, live while a run trains.
+
+    Nothing but this machine can connect, and the address contains a token. Logs of other trainers are imported into a cache.
+    """
+    from rstar_lab.viewer.logs import runs_folder
+    from rstar_lab.viewer.service import Viewer, loopback_socket, serve
+
+    folder = runs_folder(path)
+    viewer = Viewer(folder, logs=None if folder == path else path)
+    listener = loopback_socket(port)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={viewer.token}"
+    print(f"{address}\nStop with Ctrl+C.", flush=True)
+    if browser:
+        webbrowser.open(address)
+    serve(viewer, listener)

@@ -1,0 +1,1 @@
+"""The notebook's widgets in a browser without Jupyter: `rstar-lab view`. Nothing of the core imports this package."""
