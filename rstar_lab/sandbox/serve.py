@@ -147,13 +147,6 @@ class Options:
     own_token: bool = False
 
 
-def end_cleanly() -> None:
-    """Let SIGTERM and SIGHUP end this process like Ctrl+C until the server or worker has handlers of its own."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as with nohup
-            signal.signal(number, signal.default_int_handler)
-
-
 class DrainingServer(uvicorn.Server):
     """Server that answers all accepted calls after SIGTERM or SIGINT before it closes the connections.
 
@@ -188,7 +181,6 @@ class DrainingServer(uvicorn.Server):
 def run_server(options: Options, announce: Announce) -> None:
     """Run the service until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
     check_exposure(options.host, options.token)
-    end_cleanly()
     listener = listen(options.host, options.port)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with contextlib.ExitStack() as stack:
@@ -253,7 +245,6 @@ async def local_backend(options: Options) -> LocalBackend:
 
 def run_worker(options: Options, announce: Announce) -> None:
     """Run a worker until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
-    end_cleanly()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     uvloop.run(work(options, announce))
 
