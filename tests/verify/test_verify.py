@@ -291,13 +291,13 @@ def test_workers_end_with_the_caller(end):
     assert not [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_missing_math_verify_names_the_extra_to_install(monkeypatch, tmp_path):
-    (tmp_path / "math_verify.py").write_text("raise ImportError")
+def test_missing_sympy_names_the_extra_to_install(monkeypatch, tmp_path):
+    (tmp_path / "sympy.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     pool = pool_module.WorkerPool()
     try:
         with pytest.raises(UserError, match=r"rstar_lab\[sandbox\]"):
-            pool.compare("x/2", "0.5x", 30)
+            pool.compare(r"\lim_{x\to0}\frac{\sin x}{x}", "1", 30)
     finally:
         pool.close()
 

@@ -1,0 +1,230 @@
+r"""Split an answer into tokens: numbers, letters, words, commands, signs. Layout is dropped, so that it cannot matter.
+
+Unicode, LaTeX, Markdown and plain text give the same tokens: `½`, `\dfrac12` and `\tfrac{1}{2}`; `√2`, `\sqrt2` and `sqrt(2)`.
+Regular expressions are used up to here only; `syntax` reads the tokens.
+"""
+
+import re
+import unicodedata
+from functools import lru_cache
+from typing import NamedTuple
+
+from rstar_lab.verify.units import TABLES
+
+VULGAR_FRACTIONS = {
+    char: r"\frac{{{}}}{{{}}}".format(*tuple(unicodedata.normalize("NFKC", char).split("⁄")))
+    for char in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
+}
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎", "0123456789+-=()")
+_LAYOUT = {name: frozenset(text.split()) for name, text in TABLES["layout"].items()}
+_UNICODE = str.maketrans({char: latex for chars, latex in TABLES["unicode"].items() for char in chars})
+_SYNONYMS = {other: name for name, others in TABLES["synonyms"].items() for other in others.split()}
+_SIGN_COMMANDS = frozenset(name for name in TABLES["synonyms"] if not name.isalnum())
+_PLAIN = {name: _SYNONYMS.get(name, name) for name in TABLES["names"]["plain"].split()}
+_BEFORE_BRACKET = frozenset(TABLES["names"]["before_bracket"].split())
+_WITH_ARGUMENT = (
+    _LAYOUT["text"] | _LAYOUT["vectors"] | _LAYOUT["skipped"] | {"mathbb", "mathcal", "boxed", "fbox", "begin", "end"}
+)
+
+_GROUP = r"(?:\{,\}|,?\\!\s?|\\[,;:\ ]|'|_)"
+_TOKEN = re.compile(
+    rf"""(?P<space>(?:\s|~|\\[ ,;:!>])+)
+    |(?P<row>\\\\(?:\*|\s*\[-?[\d.]+\s*(?:pt|ex|em|cm|mm|in)\])?)
+    |\\[()\[\]]
+    |(?P<repeating>\d*\.\d*(?:\\(?:overline|bar|dot)\s*(?:\{{\d+\}}|\d)))
+    |(?P<periodic>\d+\.\(\d+\)(?!\s*[\d(^]))
+    |(?P<number>(?:\d{{1,3}}(?:{_GROUP}\d{{3}}(?!\d))+|\d+(?:_\d{{3}}(?!\d))*+)(?:\.\d+)?(?:[eE][+-]?\d+(?![A-Za-z0-9.]))?
+        |\.\d+(?:[eE][+-]?\d+(?![A-Za-z0-9.]))?)
+    |\\(?P<command>[A-Za-z]+)\*?
+    |\\(?P<escaped>.)
+    |(?P<dots>\.{{2,}})
+    |(?P<word>[A-Za-z]+)
+    |(?P<foreign>[^\W\d_a-zA-Z]+)
+    |(?P<sign>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_BRACED = re.compile(r"\s*\{")
+_LETTER = re.compile(r"\s*([A-Za-z]|\\[ij]math)(?![A-Za-z])")
+_CIRC = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
+_EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3})(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
+
+
+class Token(NamedTuple):
+    """kind: number, repeating, symbol (one letter or a command that is one), word, command, sign. space: space precedes it.
+
+    upright: it stood in a command for text, such as `\\text`.
+    """
+
+    kind: str
+    text: str
+    space: bool = False
+    upright: bool = False
+
+
+class Unreadable(Exception):
+    """A text is not an answer of any type. It is compared as text."""
+
+
+def _from_unicode(text: str) -> str:
+    for char, latex in VULGAR_FRACTIONS.items():
+        text = text.replace(char, latex)
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ]+", lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎]+", lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
+    text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
+    return re.sub(r"\d", lambda m: str(unicodedata.decimal(m[0])), text)  # digits of other scripts
+
+
+def _without_delimiters(text: str) -> str:
+    """Remove the delimiters of formulas. A currency sign becomes a full-width dollar."""
+    if "$" in text:
+        text = re.sub(r"(?<=\d),(?=\$)|\$\s*,\s*(?=\$)", ", ", re.sub(r"\$\s*,\s*\$", ", ", text))
+        text = text.replace(r"\$", "＄")
+        if text.count("$") % 2 and re.match(r"[\s-]*(?:US)?\s*\$\s*[\d.]", text):
+            text = text.replace("$", "＄", 1)
+    return text.replace("$", " ")
+
+
+@lru_cache(8192)
+def tokens_of(text: str) -> tuple[Token, ...]:
+    """Return the tokens of an answer. Layout, delimiters of formulas, quotes and a final period are not among them."""
+    text = _without_delimiters(text if text.isascii() else _from_unicode(text))
+    if match := _EMPHASIS.fullmatch(text.strip()):
+        text = match[2]
+    text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text)
+    found = _scan(_CIRC.sub("°", text), False, 0)
+    if "&" in text and "\\begin" in text and not re.search(r"\\begin\{(?:cases|array|\w*matrix)", text):
+        found = [token for token in found if token.text != "&"]
+    while found and found[-1].kind == "sign" and found[-1].text in ".,;:\\\\":
+        found.pop()
+    return tuple(found)
+
+
+def _group_end(text: str, start: int) -> int:
+    """Return the index of the brace that closes the one at `start`."""
+    depth, place = 0, start
+    while place < len(text):
+        if text[place] == "\\":
+            place += 2
+            continue
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return place
+        place += 1
+    raise Unreadable("an open brace")
+
+
+def _scan(text: str, upright: bool, depth: int) -> list[Token]:
+    if depth > 20:
+        raise Unreadable("too deep")
+    found: list[Token] = []
+    place, space = 0, False
+
+    def add(kind: str, value: str) -> None:
+        nonlocal space
+        found.append(Token(kind, value, space, upright))
+        space = False
+
+    while match := _TOKEN.match(text, place):
+        place = match.end()
+        kind, value = match.lastgroup, match[match.lastgroup or 0]
+        if kind in ("space", None):
+            space = True
+        elif kind == "row":
+            add("sign", "\\\\")
+        elif kind in ("repeating", "periodic", "number"):
+            add("repeating" if kind == "periodic" else kind, value)
+        elif kind == "dots":
+            add("command", "ldots")
+        elif kind == "escaped":
+            add("sign", {"{": r"\{", "}": r"\}"}.get(value, value)) if value != "#" else None
+        elif kind == "word":
+            _add_word(value, text[place : place + 2], add, upright)
+        elif kind == "foreign":
+            add("word", value)
+        elif kind == "sign":
+            if value not in '"`#':
+                add("sign", value)
+        else:
+            inner = None
+            if (brace := _BRACED.match(text, place)) and value in _WITH_ARGUMENT:
+                end = _group_end(text, brace.end() - 1)
+                inner, place = text[brace.end() : end], end + 1
+            elif value in _LAYOUT["vectors"] | {"mathbb", "mathcal"} and (letter := _LETTER.match(text, place)):
+                inner, place = letter[1], letter.end()
+            if value in _LAYOUT["text"] and inner is not None:
+                part = _scan(inner, True, depth + 1)
+                if part:
+                    found.append(part[0]._replace(space=space or part[0].space or len(inner) > 1))
+                    found += part[1:]
+                space = True
+            else:
+                _add_command(value, inner, add, found, depth, text, place)
+                if value in ("left", "right") and text[place : place + 1] == ".":
+                    place += 1
+                if value in ("boxed", "fbox") and inner is not None:
+                    found += _scan(inner, upright, depth + 1)
+    return found
+
+
+def _add_word(word: str, rest: str, add: object, upright: bool) -> None:
+    emit: object = add
+    assert callable(emit)
+    if len(word) == 1:
+        emit("symbol", word)
+    elif word in _PLAIN and not (upright and word == "mod"):
+        _emit_command(_PLAIN[word], emit)
+    elif word == "mod":
+        emit("command", "mod")
+    elif word in _BEFORE_BRACKET and rest.lstrip()[:1] in ("(", "{", "\\"):
+        emit("command", word)
+    else:
+        emit("word", word)
+
+
+def _emit_command(name: str, emit: object) -> None:
+    assert callable(emit)
+    if name in _SIGN_COMMANDS:
+        emit("sign", rf"\{name}" if name in "{}" else name)
+    elif name in _LAYOUT["symbols"]:
+        emit("symbol", name)
+    else:
+        emit("command", name)
+
+
+def _add_command(
+    name: str, inner: str | None, add: object, found: list[Token], depth: int, text: str, place: int
+) -> None:
+    assert callable(add)
+    name = _SYNONYMS.get(name, name)
+    if name in _LAYOUT["ignored"] or name in _LAYOUT["skipped"]:
+        return
+    if name in _LAYOUT["spaces"]:
+        add("space", " ")
+        found.pop()
+    elif name in ("begin", "end"):
+        environment = (inner or "").strip().rstrip("*")
+        if environment not in _LAYOUT["displays"]:
+            add("command", f"{name}:{environment}")
+    elif name in ("mathbb", "mathcal") and inner is not None:
+        add(
+            "symbol",
+            {"mathbb": "ℝℤℕℚℂ"["RZNQC".index(inner.strip())] if inner.strip() in tuple("RZNQC") else inner}.get(
+                name, inner
+            ),
+        )
+    elif name in _LAYOUT["vectors"] and inner is not None:
+        if re.fullmatch(r"\s*(?:[A-Za-z]|\\[ij]math)\s*", inner):
+            add("symbol", "vec " + inner.strip().replace("math", "").strip("\\"))
+        elif re.fullmatch(r"\s*[A-Z]{2}\s*", inner):
+            add("symbol", "vec " + inner.strip())
+        else:
+            found += _scan(inner, False, depth + 1)
+    elif name == "log10":
+        add("command", "log")
+        add("sign", "_")
+        add("sign", "{")
+        add("number", "10")
+        add("sign", "}")
+    else:
+        _emit_command(name, add)
