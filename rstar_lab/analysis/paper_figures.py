@@ -1,5 +1,6 @@
 """The figures and tables of the rStar2-Agent paper, made from one's own runs."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
     | name | content |
     |---|---|
     | `training` | pass@1, tool errors in correct trajectories, response length and reflection words |
-    | `held-out accuracy` | evaluations during training, with the published values as lines |
+    | `held-out accuracy` | evaluations during training, with the published values; without them, those of each model |
     | `ablation` | the same curves, and response length and tool errors, by the label of the recipes, if there are several |
     | `tool calls` | calls per step, and seconds per call with the time in the queue |
     | `tokens`, `words` | entropy of tokens before and after tool responses; words whose first token has the highest entropy |
@@ -78,6 +79,8 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
     held_out = held_out_metrics(runs)
     if held_out:
         found["held-out accuracy"] = plot_curves(runs, held_out, reference=True, where=training)
+    elif len(models := model_accuracy(runs)):
+        found["held-out accuracy"] = _plot(models, "set", "step", {"pass1": "pass@1"})
     if "recipe.label" in table and table[table.kind == "train"]["recipe.label"].nunique() > 1:
         found["ablation"] = plot_ablation(
             runs, "label", [*held_out, "pass1", "response_tokens", "tool_error_rate_correct"]
@@ -120,9 +123,34 @@ def _plot(frame: pd.DataFrame, lines: str, x: str, panels: dict[str, str]) -> Fi
     return Figure(figure, frame)
 
 
-def stage_table(runs: RunsLike, where: Where = None) -> pd.DataFrame:
-    """Return steps, last step, pass@1 of the training rollouts, response tokens and the last evaluations of each stage of each run."""
+def model_accuracy(runs: RunsLike) -> pd.DataFrame:
+    """Return pass@1 of the models of training runs on each set: run_id (of the training), step (0: before RL), set, pass1, low, high."""
     runs = as_runs(runs)
+    rows = []
+    training = set(training_runs(runs.runs()).run_id)
+    for row in measure(runs, ["pass1"]).to_dict("records"):
+        name = str(row["run_id"])
+        parent = RunReader(runs.run_dir(name)).info.get("parent") or {}
+        run, step = str(parent.get("run")), parent.get("step")
+        run, step = (run.removesuffix("-sft") + "-rl", 0) if step is None and run.endswith("-sft") else (run, step)
+        start = run.removesuffix("rl")
+        if run not in training or not name.startswith(start) or re.search(DURING_TRAINING, name):
+            continue
+        found = re.fullmatch(r"(.+?)-(?:base|sft|rl)(?:-.*)?", name.removeprefix(start))
+        if found:
+            values = {"pass1": row["value"], "low": row["low"], "high": row["high"]}
+            rows.append({"run_id": run, "step": int(step or 0), "set": found[1]} | values)
+    columns = ["run_id", "step", "set", "pass1", "low", "high"]
+    return pd.DataFrame(rows, columns=columns).sort_values(["run_id", "set", "step"], ignore_index=True)
+
+
+def stage_table(runs: RunsLike, where: Where = None) -> pd.DataFrame:
+    """Return steps, last step, pass@1 of the training rollouts, response tokens and the last evaluations of each stage of each run.
+
+    The columns `SET pass@1` are evaluations of the model after the stage.
+    """
+    runs = as_runs(runs)
+    models = model_accuracy(runs)
     names = ["pass1", "response_tokens", *held_out_metrics(runs)]
     rows = []
     for (run_id, stage), part in curves(runs, names, where).groupby(["run_id", "stage"], sort=False):
@@ -133,5 +161,9 @@ def stage_table(runs: RunsLike, where: Where = None) -> pd.DataFrame:
             {"run_id": run_id, "stage": stage, "steps": len(part), "last_step": int(part.step.max())}
             | {name: float(last[name].mean()) for name in names[:2]}
             | {name: float(part[name].dropna().iloc[-1]) if part[name].notna().any() else None for name in names[2:]}
+            | {
+                f"{row.set} pass@1": row.pass1
+                for row in models[(models.run_id == run_id) & (models.step == part.step.max())].itertuples()
+            }
         )
     return pd.DataFrame(rows)

@@ -14,7 +14,7 @@ from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.metrics import curves, evaluations, measure
 from rstar_lab.analysis.paper import published, reference, set_name
-from rstar_lab.analysis.paper_figures import figures_of_the_paper, results_table
+from rstar_lab.analysis.paper_figures import figures_of_the_paper, model_accuracy, results_table, stage_table
 from rstar_lab.analysis.report import paper_html, report_html
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.writer import RunWriter
@@ -181,3 +181,14 @@ def test_the_page_of_the_paper_has_figures_and_published_rows(tmp_path):
     page = paper_html(GOLDEN)
     for part in ("Claude-Opus-4.0", "98.2%", "GPQA-Diamond", "tiny_fast-eval-rl", "Words with the highest entropy"):
         assert part in page
+
+
+def test_evaluations_of_models_belong_to_steps_of_their_training():
+    table = model_accuracy(GOLDEN)
+    assert [*zip(table.run_id, table.step, table.set, strict=True)] == [
+        ("tiny_fast-rl", 0, "eval"),
+        ("tiny_fast-rl", 8, "eval"),
+    ]
+    assert table.pass1.tolist() == pytest.approx([0.1953125, 0.5234375]) and (table.low < table.pass1).all()
+    stages = stage_table(GOLDEN, {"run_id": ["tiny_fast-rl"]})
+    assert stages["eval pass@1"].tolist() == [table.pass1[1]]
