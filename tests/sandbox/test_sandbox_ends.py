@@ -154,6 +154,18 @@ def test_ten_killed_services_leave_no_more_than_one(home):
     assert left(home, [*processes, *others]) == []
 
 
+def test_a_service_without_memory_for_its_verifiers_ends_at_once(home):
+    """The thread that waited for the first verifier kept the process alive for a minute."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1_500_000_000, 1_500_000_000))"
+    code = f"{limit}\nfrom rstar_lab.cli.sandbox import main\nmain()"
+    with subprocess.Popen([sys.executable, "-c", code, *SERVE], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline()
+        time.sleep(1)
+        processes = end(process, "SIGTERM")
+        assert process.wait(30) == 0
+    assert left(home, processes) == []
+
+
 async def test_a_cancelled_start_leaves_no_process():
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     for delay_s in (0.0, 0.05, 0.15):
