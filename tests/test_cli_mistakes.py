@@ -213,7 +213,18 @@ def test_a_second_start_at_once_is_one_line(tmp_path):
 def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(package, line, extra, folder):
     program = f"import sys; sys.modules[{package!r}] = None; from rstar_lab.cli import main; sys.argv[0] = 'rstar-lab'; main()"
     done = run(*line.split(), cwd=folder, program=(sys.executable, "-c", program))
-    assert done.returncode == 1 and f"pip install 'rstar_lab[{extra}]'" in one_line(done.stderr)
+    assert done.returncode == 1 and f"pip install '.[{extra}]'" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_commands_in_messages_and_help_are_those_of_this_shell(on_path, folder):
+    own = Path(sys.executable).with_name("rstar-lab")
+    environment = os.environ | {"PATH": f"{own.parent}:/usr/bin:/bin" if on_path else "/usr/bin:/bin"}
+    shown = "rstar-lab" if on_path else str(own)
+    for arguments in (("runs", "show", "nothing"), ("train", "--help")):
+        done = subprocess.run([own, *arguments], cwd=folder, capture_output=True, text=True, env=environment)
+        expected = f"`{shown} runs list`" if arguments[0] == "runs" else f"{shown} train tiny_fast"
+        assert expected in " ".join((done.stdout + done.stderr).split()), done
 
 
 def test_every_quoting_that_bash_passes_on_is_understood(tmp_path):

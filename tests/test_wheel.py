@@ -83,7 +83,7 @@ def test_the_sandbox_extra_runs_code_and_shows_help(wheel, tmp_path):
         done = subprocess.run(
             [bin_folder / "rstar-lab", *command.split()], cwd=tmp_path, capture_output=True, text=True
         )
-        assert done.returncode == 1 and f"pip install 'rstar_lab[{extra}]'" in done.stderr, (
+        assert done.returncode == 1 and f"pip install '.[{extra}]'" in done.stderr, (
             command,
             done.stderr[-500:],
         )

@@ -14,7 +14,7 @@ import typer.core
 
 from rstar_lab import __version__
 from rstar_lab.cli.shared import STOPPED, fail, print_error
-from rstar_lab.common.errors import UserError, os_error_message
+from rstar_lab.common.errors import UserError, install_hint, os_error_message
 from rstar_lab.hardware.ends import end_now, exit_code, output_is_closed
 from rstar_lab.untrusted.text import printable
 
@@ -89,7 +89,7 @@ def options(
 ) -> None:
     """A workbench for reinforcement learning with a Python tool. Start with `rstar-lab demo --fast`.
 
-    Install rstar_lab[sandbox], [analysis], [notebooks] or, with `make setup`, everything.
+    Install from a clone of the repository: everything with `make setup`, or an extra with `pip install '.[analysis]'`.
     """
 
 
@@ -126,7 +126,7 @@ def _raise_missing_extra(error: ModuleNotFoundError) -> None:
     package = (error.name or "").split(".")[0]
     if package not in EXTRA_OF:
         raise error
-    raise UserError(f"this command requires {package}: pip install 'rstar_lab[{EXTRA_OF[package]}]'") from error
+    raise UserError(f"this command requires {package}: {install_hint(EXTRA_OF[package])}") from error
 
 
 _mount()

@@ -1,7 +1,6 @@
 """`rstar-lab init`."""
 
 import random
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rstar_lab.cli.shared import examples
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, program
 from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import counted, printable
 
@@ -116,9 +115,7 @@ def init(
     )
     if not sft and not knows_tools:
         print("The chat template knows no tools, so tools are described in the system prompt; --sft teaches them first")
-    command = Path(sys.argv[0])  # .venv/bin/rstar-lab where the environment is not activated
-    if command.name != "rstar-lab" or shutil.which("rstar-lab"):
-        command = Path("rstar-lab")
+    command = program()
     print(f"next: {command} preflight {out} --profile {profile}\n      {command} run {out}")
 
 

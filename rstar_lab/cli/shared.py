@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, as_called
 from rstar_lab.hardware.ends import end_now, exit_code, output_is_closed
 from rstar_lab.untrusted.text import printable
 
@@ -38,7 +38,7 @@ ProfileName = Annotated[str, typer.Option(help="Hardware profile: a name from cl
 
 def examples(*lines: str) -> str:
     """Return the end of a command's help: one command line per paragraph."""
-    return "\n\n".join(["Examples:" if len(lines) > 1 else "Example:", *(f"`{line}`" for line in lines)])
+    return "\n\n".join(["Examples:" if len(lines) > 1 else "Example:", *(as_called(f"`{line}`") for line in lines)])
 
 
 def read_recipe(recipe: str, overrides: list[str] | None, runs_dir: Path | None) -> "Recipe":
@@ -109,7 +109,7 @@ def print_table(table: "Table", rows: Iterable[Iterable[object]]) -> None:
 
 def print_error(message: str) -> None:
     """Print an error line."""
-    line = Text.assemble(("error", "bold red"), f": {printable(message)}")
+    line = Text.assemble(("error", "bold red"), f": {printable(as_called(message))}")
     Console(stderr=True, highlight=False, emoji=False).print(line, soft_wrap=True)
 
 

@@ -1,6 +1,9 @@
 """Base class of errors that a user can fix. The command line prints their message without a traceback."""
 
 import errno
+import functools
+import shutil
+import sys
 from pathlib import Path
 
 # A disk that is full, for all users or for this one.
@@ -13,6 +16,23 @@ class UserError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows instead of a traceback, which would point into the package."""
         return [f"{type(self).__name__}: {self}"]
+
+
+def install_hint(extra: str) -> str:
+    """Return what installs an extra. No package index has the package, so it is installed from a clone."""
+    return f"install it with `pip install '.[{extra}]'` in a clone of the repository"
+
+
+@functools.cache
+def program() -> str:
+    """Return how this program is called: `rstar-lab` if that is on the PATH, else as it was called, such as .venv/bin/rstar-lab."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "rstar-lab" and shutil.which("rstar-lab") is None else "rstar-lab"
+
+
+def as_called(text: str) -> str:
+    """Return a message whose commands (`rstar-lab ...`) work as they are written in this shell."""
+    return text.replace("`rstar-lab ", f"`{program()} ")
 
 
 def os_error_message(error: OSError, place: Path | None = None) -> str:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 from rich.text import Text
 
+from rstar_lab.common.errors import as_called
 from rstar_lab.untrusted.text import printable
 
 
@@ -29,7 +30,7 @@ class Reporter:
     def print_line(self, text: str) -> None:
         """Print a line, unless the output is for programs."""
         if not self.as_json:
-            self.console.print(plain(text))
+            self.console.print(plain(as_called(text)))
 
     def emit(self, event: str, **fields: Any) -> None:
         """Print an event as a JSON line, if the output is for programs."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.exchange.import_rows import (
     TRUTHS,
@@ -323,7 +323,7 @@ def import_inspect(
     try:
         from inspect_ai.log import read_eval_log
     except ImportError:
-        raise UserError("reading inspect_ai logs requires inspect_ai: pip install 'rstar_lab[inspect]'") from None
+        raise UserError(f"reading inspect_ai logs requires inspect_ai: {install_hint('inspect')}") from None
     path = Path(source)
     if not path.exists():
         raise UserError(f"{path} does not exist")

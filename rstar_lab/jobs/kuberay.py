@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import ray_job, to_yaml
@@ -132,9 +132,7 @@ class _Namespace:
         try:
             from kubernetes import client, config
         except ImportError as error:
-            raise UserError(
-                "backend kuberay requires the Kubernetes client: pip install 'rstar_lab[kuberay]'"
-            ) from error
+            raise UserError(f"backend kuberay requires the Kubernetes client: {install_hint('kuberay')}") from error
         configuration = client.Configuration()
         with self.explain("read the kubeconfig file"):
             if _use_service_account():

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.verify import worker
 
 MAX_WORKERS = 32  # includes workers with a comparison that hangs; each of them ends after worker.CPU_S of CPU time
@@ -182,7 +182,7 @@ class WorkerPool:
                 process.wait(0.2)  # it ends by itself when the control socket closes
             process.kill()
             if process.wait() == worker.NOT_INSTALLED:
-                raise UserError("comparing answers other than numbers requires sympy: pip install 'rstar_lab[sandbox]'")
+                raise UserError(f"comparing answers other than numbers requires sympy: {install_hint('sandbox')}")
 
     def close(self) -> None:
         """Stop the fork server and its workers."""

@@ -194,9 +194,7 @@ def grade(response: str, answer: str, graders: list[str]) -> float:
 def compute_score(model_output: str, ground_truth: str) -> float:
     """Return 1.0 if a grader accepts a response, else 0.0. Raises ImportError if no grader is installed."""
     if not any(importlib.util.find_spec(package) for package in ("verl", "math_verify")):
-        raise ImportError(
-            "fused_compute_score requires verl and math-verify in the sandbox: pip install 'rstar_lab[verl]'"
-        )
+        raise ImportError("fused_compute_score requires verl and math-verify in the sandbox: install the extra `verl`")
     return in_child(lambda: grade(model_output, ground_truth, list(GRADERS)))
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.common.errors import install_hint
 from rstar_lab.rl.data.code_problems import (
     apps,
     code_contests,
@@ -265,7 +266,7 @@ def _rows(parsed: ParsedSource) -> Iterator[tuple[int, Any]]:
         from huggingface_hub import constants
     except ImportError:
         raise ProblemError(
-            f"{source.name}: reading from the hub requires `pip install 'rstar_lab[hub]'`; or give {source.name}=FILE"
+            f"{source.name}: reading from the hub requires datasets: {install_hint('hub')}, or give {source.name}=FILE"
         ) from None
     unreachable = _connection_error(source.hub)
     modules: list[Any] = [config, constants] if unreachable else []

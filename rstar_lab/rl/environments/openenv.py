@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.common.http_answers import limit_answers
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation
@@ -132,7 +132,7 @@ class OpenEnvEnvironment(Environment):
         try:
             from websockets.asyncio.client import connect
         except ModuleNotFoundError:
-            raise UserError("environments of OpenEnv require `pip install 'rstar_lab[openenv]'`") from None
+            raise UserError(f"environments of OpenEnv require websockets: {install_hint('openenv')}") from None
         address = f"ws{self.server.url.removeprefix('http')}/ws"
         self.connection = await connect(address, max_size=MAX_MESSAGE_BYTES, proxy=None)
 

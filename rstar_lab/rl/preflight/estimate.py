@@ -387,7 +387,7 @@ def other_time(recipe: Recipe, trainer: str, costs: Costs) -> OtherTime:
         for entry in sft.conversations:
             if entry.count is None and not entry.file.is_file():
                 missing.append(f"SFT ({entry.file} is missing)")
-            conversations += entry.count or (_row_count(entry.file) if entry.file.is_file() else 0)
+            conversations += entry.count or (row_count(entry.file) if entry.file.is_file() else 0)
         seconds["SFT"] = costs.sft(conversations)
     for stage in recipe.stages:
         if stage.filter:
@@ -408,7 +408,7 @@ def other_time(recipe: Recipe, trainer: str, costs: Costs) -> OtherTime:
     return OtherTime({part: value for part, value in seconds.items() if value}, list(dict.fromkeys(missing)))
 
 
-def _row_count(file: Path) -> int:
+def row_count(file: Path) -> int:
     """Return the number of rows of a file of conversations."""
     if file.suffix == ".parquet":
         return pq.read_metadata(file).num_rows

@@ -9,16 +9,19 @@ from rstar_lab.rl.data.similarity import tokens
 from rstar_lab.rl.data.sources import is_problem_set, load_set
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.models.sources import ModelError, download_command, hub_name, is_named
+from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import Recipe, SftConfig
+from rstar_lab.rl.recipe import Recipe, RlSection, SftConfig
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
+from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS
 from rstar_lab.rl.session import load_functions
 from rstar_lab.untrusted.text import counted
 
 SAMPLED_PROBLEMS = 32
+FEW_HELD_OUT = 20  # problems of a set below which an accuracy says little
 CHECKED_ANSWERS = 5_000  # true answers of a stage that the check `data` reads
 CODE = "print('</tool_call>')\n"  # a tag inside a string must not end the call
 # Recipe keys that only the local trainer reads, and what verl reads instead.
@@ -191,7 +194,6 @@ def positions(context: CheckContext) -> str:
             name, response = next(iter(too_long.items()))
             raise UserError(f"stages.{name}.limits.max_response_tokens: {response}; the model has {limit} positions")
         return f"{limit} positions"
-    from rstar_lab.rl.verl.config import MAX_PROMPT_TOKENS
 
     longest = {f"stages.{name}.limits.max_response_tokens": response for name, response in stages.items()}
     if context.recipe.evaluate.sets:
@@ -261,6 +263,63 @@ def data(context: CheckContext) -> str:
         more = f" and {len(texts) - 3} more (`rstar-lab data lint FILE` lists them)" if len(texts) > 3 else ""
         raise Warn(f"{'; '.join(lines)}; answers compared as text only: {'; '.join(texts[:3])}{more}")
     return "; ".join(lines) or "no stages"
+
+
+def sizes(context: CheckContext) -> str:
+    """Compare the rows of each file of SFT with its count, and the problems of each stage, without overlong ones, with
+    `problems_per_step`. Raises Warn with the numbers, UserError where an exact count or any problem is missing."""
+    recipe, lines, few = context.recipe, list[str](), list[str]()
+    for entry in recipe.sft.conversations if recipe.sft else ():
+        if entry.count is None or not entry.file.is_file():
+            continue
+        rows = estimate.row_count(entry.file)
+        text = f"{entry.file}: {rows:,} of {entry.count:,} conversations"
+        if rows < entry.count and entry.exact:
+            raise UserError(f"{text}, and its count is exact; add rows or decrease sft.conversations count")
+        (few if rows < entry.count else lines).append(text)
+    for stage in recipe.stages:
+        rl, sections = recipe.settings(stage), recipe.stage_problems(stage)
+        overlong = sum(_overlong(context, section, rl) for section in sections)
+        found = sum(estimate.problem_count(section) for section in sections)
+        if not found:  # the check `data` reports a missing file
+            continue
+        if overlong == found:
+            raise UserError(
+                f"stages.{stage.name}.problems: all {found:,} prompts are longer than {MAX_PROMPT_TOKENS:,} tokens"
+            )
+        text = f"stages.{stage.name}.problems: {found - overlong:,} problems" + (
+            " before its filter" if stage.filter else ""
+        )
+        text += f" ({overlong:,} overlong ones left out)" if overlong else ""
+        if found - overlong < rl.problems_per_step:
+            few.append(f"{text} for {rl.problems_per_step:,} per step, so a step repeats problems")
+        else:
+            lines.append(f"{text}, {rl.problems_per_step:,} per step")
+    for name, section in recipe.evaluate.sets.items():
+        if 0 < (count := estimate.problem_count(section)) < FEW_HELD_OUT:
+            few.append(f"evaluate.sets.{name}: {counted(count, 'problem')}, so the interval of its accuracy is wide")
+    if few:
+        raise Warn("; ".join([*few, *lines]))
+    return "; ".join(lines) or "no counts to compare"
+
+
+def _overlong(context: CheckContext, section: Problems, rl: RlSection) -> int:
+    """Return the number of problems of a file whose prompts are too long; 0 if the tokenizer is not on this machine."""
+    problems = _of_file(section)
+    if not problems or context.recipe.model == "tiny":
+        return 0
+    try:
+        folder = context.model_dir
+    except ModelError:  # the check `model` says why
+        return 0
+    if not (folder / "tokenizer_config.json").is_file():
+        return 0
+    from rstar_lab.rl.models.model import load_tokenizer
+    from rstar_lab.rl.rollout.checks import split_overlong
+    from rstar_lab.rl.rollout.codec import Codec
+
+    codec = Codec(load_tokenizer(folder), {}, rl.prompt_style)
+    return len(split_overlong(problems, codec, MAX_PROMPT_TOKENS)[1])
 
 
 def repeated_problems(context: CheckContext) -> str:

@@ -39,6 +39,7 @@ CHECKS: dict[str, Callable[[CheckContext], str | tuple[str, dict[str, Any]]]] = 
     "positions": recipe_checks.positions,
     "tokens": recipe_checks.token_contract,
     "data": recipe_checks.data,
+    "sizes": recipe_checks.sizes,
     "repeated problems": recipe_checks.repeated_problems,
     "own functions": recipe_checks.own_functions,
     "sandbox": machine.sandbox,

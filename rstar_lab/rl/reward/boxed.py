@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.blocking import LoopThread
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
 from rstar_lab.sandbox.call import CallResult
@@ -136,7 +136,7 @@ def released_grade(response_text: str, answer: str, *, graders: tuple[str, ...] 
     """
     for package, extra in (("verl", "verl"), ("math_verify", "sandbox")):
         if importlib.util.find_spec(package) is None:
-            raise UserError(f"rl.reward: released requires {package}: pip install 'rstar_lab[{extra}]'")
+            raise UserError(f"rl.reward: released requires {package}: {install_hint(extra)}")
     program = child_program(released_program(), "fused_compute_score", "grade")
     reply = grader_box().number(program, [response_text[-MAX_SEARCHED:], answer, list(graders)])
     return reply.number == 1.0

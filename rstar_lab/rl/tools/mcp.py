@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.tools.base import ToolResult
 from rstar_lab.rl.tools.user import ToolUnavailable, run_with_retries
@@ -48,7 +48,7 @@ class McpServer:
         try:
             from mcp import StdioServerParameters
         except ModuleNotFoundError:
-            raise UserError(f"rl.tools: {address}: pip install 'rstar_lab[mcp]'") from None
+            raise UserError(f"rl.tools: {address} requires mcp: {install_hint('mcp')}") from None
         self.target: Any = address.removeprefix("mcp+")
         if address.startswith("mcp+stdio:"):
             command = shlex.split(address.removeprefix("mcp+stdio:"))

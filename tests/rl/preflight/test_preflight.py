@@ -7,12 +7,15 @@ import sys
 
 import pytest
 import yaml
+from helpers.tiny_models import make_model
 
+from rstar_lab.common.errors import UserError
 from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate
-from rstar_lab.rl.preflight.context import KNOWN
+from rstar_lab.rl.preflight import recipe as recipe_checks
+from rstar_lab.rl.preflight.context import KNOWN, CheckContext, Warn
 from rstar_lab.rl.preflight.run import CHECKS, Status, preflight
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.renderers.formats import render_prompt
@@ -348,3 +351,45 @@ def test_strict_turns_a_skip_into_a_failure(recipe, storage):
     assert {row["status"] for row in rows if "status" in row} <= {"pass", "warn", "skip", "fail"}
     assert rows[-1]["skip"] > 0 and rows[-1]["fail"] == 0 and rows[-1]["formula"].startswith("step = ")
     assert run("--strict").returncode == 1
+
+
+def sizes(tmp_path, problems=8, conversations=5, **keys):
+    """Return the check `sizes` of a recipe with files of this many problems and conversations; count is 5, a step has 8 problems."""
+    rows = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(problems)]
+    chat = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+    for name, lines in (("p", rows), ("c", [chat] * conversations)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    stage = {"name": "rl", "steps": 1, "problems": {"file": str(tmp_path / "p.jsonl")}}
+    entry = {"file": str(tmp_path / "c.jsonl"), "count": 5, "exact": keys.pop("exact", False)}
+    changes = {
+        "sft": {"conversations": [entry]},
+        "stages": [stage],
+        "rl.problems_per_step": 8,
+        "evaluate.sets": {},
+        **keys,
+    }
+    return recipe_checks.sizes(CheckContext(load_recipe("tiny_fast", changes), load_profile("laptop"), {}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({}, None, "5 of 5 conversations; stages.rl.problems: 8 problems, 8 per step"),
+        ({"problems": 3}, Warn, "stages.rl.problems: 3 problems for 8 per step"),
+        ({"conversations": 4}, Warn, "4 of 5 conversations"),
+        ({"conversations": 4, "exact": True}, UserError, "4 of 5 conversations, and its count is exact"),
+    ],
+)
+def test_sizes_of_files_are_compared_with_what_the_recipe_asks_for(tmp_path, changes, error, text):
+    if error is None:
+        assert text in sizes(tmp_path, **changes)
+        return
+    with pytest.raises(error, match=text):
+        sizes(tmp_path, **changes)
+
+
+def test_problems_with_overlong_prompts_do_not_count(tmp_path, monkeypatch):
+    make_model(tmp_path / "model")
+    monkeypatch.setattr(recipe_checks, "MAX_PROMPT_TOKENS", 10)
+    with pytest.raises(UserError, match="all 8 prompts are longer than 10 tokens"):
+        sizes(tmp_path, model=str(tmp_path / "model"))
