@@ -1,14 +1,21 @@
 """Parameters of notebooks. `papermill -p NAME VALUE` passes lists and mappings as text, which becomes what the notebook expects."""
 
 import ast
+import difflib
 import json
-import math
-import numbers
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_origin
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from rstar_lab.common.errors import UserError
+
+INJECTED = "# Parameters\n"  # how papermill begins the cell of the given parameters
+EXPECTED = {
+    bool: "true or false", int: "a whole number, at least 0", float: "a number, at least 0", str: "text",
+    dict: "a mapping, as JSON text such as '{\"key\": 1}'",
+}  # fmt: skip
 
 
 def check_parameters(notebook: dict[str, Any]) -> None:
@@ -16,87 +23,51 @@ def check_parameters(notebook: dict[str, Any]) -> None:
 
     Args:
         notebook: `globals()` of the notebook. Every variable with a type is a parameter: str, bool, int, float, dict, list or
-            list[TYPE]. Its value may be the JSON text of the type. Numbers are not negative.
+            list[TYPE]. Its value may be text in YAML or JSON, and that of a list one or more values separated by commas. Numbers
+            are not negative.
 
     Raises:
-        UserError: A value has another type; the message names the parameter.
+        UserError: A value has another type, or papermill was given a parameter that the notebook does not have.
     """
-    for name, kind in notebook.get("__annotations__", {}).items():
+    declared = notebook.get("__annotations__", {})
+    for source in notebook.get("In", ()):
+        if source.startswith(INJECTED):
+            names = {target.id for line in ast.parse(source).body for target in getattr(line, "targets", ())}
+            for name in sorted(names - declared.keys()):
+                near = difflib.get_close_matches(name, declared, 1, cutoff=0.75)
+                hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(declared)}"
+                raise UserError(f"parameter {name}: this notebook does not have it{hint}")
+    for name, kind in declared.items():
         if name in notebook:
-            notebook[name] = _convert(notebook[name], kind, name)
+            notebook[name] = read_parameter(notebook[name], kind, name)
 
 
-def read_mapping(value: Mapping[str, Any] | str, name: str) -> dict[str, Any]:
-    """Return a parameter that is a mapping.
-
-    Args:
-        value: A mapping, or its text in JSON or Python, such as '{"rl.lr": 1e-5}'. Empty text is an empty mapping.
-        name: Name of the parameter, for the error.
-
-    Raises:
-        UserError: The value is neither a mapping nor the text of one.
-    """
-    content = _parsed(value, name) if isinstance(value, str) else value
-    if not isinstance(content, Mapping):
-        raise UserError(f"parameter {name}: expected a mapping, as JSON text such as '{{\"key\": 1}}'; got {value!r}")
-    return dict(content)
-
-
-def read_list(value: Iterable[Any] | str | float, name: str, kind: Callable[[Any], Any] | None = None) -> list[Any]:
-    """Return a parameter that is a list.
-
-    Args:
-        value: A list, its text in JSON or Python, or one or more values separated by commas: `tiny-sft`, `0,1,2`.
-        name: Name of the parameter, for the error.
-        kind: Converts one value, such as int. Default: values stay as they are.
-
-    Raises:
-        UserError: The value is no list, or `kind` rejects one of its values.
-    """
-    if isinstance(value, str) and not value.lstrip().startswith("["):
-        value = [item.strip() for item in value.split(",") if item.strip()]
-    content = _parsed(value, name) if isinstance(value, str) else value
-    if isinstance(content, Mapping) or content is None:
-        raise UserError(f"parameter {name}: expected a list, such as '[1, 2]' or 1,2; got {value!r}")
+def read_parameter(value: Any, kind: Any, name: str) -> Any:
+    """Return a value as its declared type. name: for the error. Raises UserError."""
+    container, given = get_origin(kind) or kind, value
+    if kind is str:  # a later cell may have made a path of the text
+        value = "" if value is None else os.fspath(value) if isinstance(value, os.PathLike) else value
+    elif isinstance(value, str):
+        is_list = container is list and not value.lstrip().startswith("[")
+        value = _parsed(f"[{value}]" if is_list else value.lower() if container is bool else value)
+        value = {} if value is None and container is dict else value
+    elif container is list and isinstance(value, int | float):
+        value = [value]
+    number = Annotated[kind, Field(ge=0, allow_inf_nan=False)] if container in (int, float) else kind
     try:
-        return [kind(item) if kind else item for item in (content if isinstance(content, Iterable) else [content])]
-    except (TypeError, ValueError) as error:
-        raise UserError(f"parameter {name}: {error}") from error
+        if container in (int, float) and isinstance(value, bool):
+            raise ValueError("a truth value is no number")
+        return TypeAdapter(number, config=ConfigDict(coerce_numbers_to_str=True)).validate_python(value)
+    except ValueError:
+        expected = EXPECTED.get(container, "a list, such as '[1, 2]' or 1,2")
+        raise UserError(f"parameter {name}: expected {expected}; got {str(given)[:200]!r}") from None
 
 
-def _convert(value: Any, kind: Any, name: str) -> Any:
-    """Return a value as its declared type. Raises UserError."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)  # a later cell made a path of the text
-    if (get_origin(kind) or kind) is list:
-        (each,) = get_args(kind) or (None,)
-        return read_list(value, name, each and (lambda item: _convert(item, each, name)))
-    if kind is dict:
-        return read_mapping(value, name)
-    if kind is str:
-        if isinstance(value, Mapping | list):
-            raise UserError(f"parameter {name}: expected text; got {value!r}")
-        return "" if value is None else str(value)
-    given = value
-    if isinstance(value, str):
+def _parsed(text: str) -> Any:
+    """Return the value of a text in JSON, else in YAML; the text itself if it is neither."""
+    for parse, error in ((json.loads, ValueError), (yaml.safe_load, yaml.YAMLError)):
         try:
-            value = json.loads(value.strip().lower())
-        except ValueError:
-            value = None
-    if kind is bool and value in (True, False):
-        return bool(value)
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
-    if real and (kind is float or (kind is int and value == int(value))):
-        return kind(value)
-    expected = {bool: "true or false", int: "a whole number, at least 0", float: "a number, at least 0"}[kind]
-    raise UserError(f"parameter {name}: expected {expected}; got {given!r}")
-
-
-def _parsed(text: str, name: str) -> Any:
-    try:
-        return json.loads(text or "{}")
-    except ValueError as error:
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            raise UserError(f"parameter {name}: not valid JSON ({error}): {text[:200]!r}") from error
+            return parse(text)
+        except error:
+            continue
+    return text
