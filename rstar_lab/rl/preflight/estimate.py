@@ -387,7 +387,8 @@ def other_time(recipe: Recipe, trainer: str, costs: Costs) -> OtherTime:
         for entry in sft.conversations:
             if entry.count is None and not entry.file.is_file():
                 missing.append(f"SFT ({entry.file} is missing)")
-            conversations += entry.count or (row_count(entry.file) if entry.file.is_file() else 0)
+            rows = row_count(entry.file) if entry.file.is_file() else entry.count or 0
+            conversations += min(rows, entry.count or rows)
         seconds["SFT"] = costs.sft(conversations)
     for stage in recipe.stages:
         if stage.filter:

@@ -173,7 +173,9 @@ def test_a_laptop_says_what_fits_and_how_long(tmp_path):
     filtered = data["stages"][0] | {"filter": {"samples": 4}}
     evaluate = {"sets": {"held": {"synthetic": {"count": 20}}}, "samples": 2, "during": {"every": 5}}
     parts = checks(stages=[filtered], evaluate=evaluate)[1][1]["parts_h"]
-    assert parts["filter of stage a"] > 0 and parts["evaluation (4 times)"] > 0
+    assert (
+        parts["filter of stage a"] > 0 and parts["evaluation (3 times)"] > 0 < parts["evaluation during RL (2 times)"]
+    )
     with pytest.raises(Warn, match=r"does not fit; set engine\.count=1, processes=1"):
         checks(processes=2)
     assert "does not fit" not in checks(sft=None, rl=data["rl"] | {"lora": {"rank": 8}})[0]
@@ -199,7 +201,10 @@ def test_the_time_of_a_job_includes_sft_filters_and_evaluations(tmp_path):
     )
     step = estimate.step_time(model, plain, profile, recipe)
     assert found.seconds["filter of stage three"] == pytest.approx(step.generation + step.tail, rel=0.01)
-    assert found.seconds["evaluation (6 times)"] > 0 and not found.missing
+    assert (
+        found.seconds["evaluation (4 times)"] > 0 < found.seconds["evaluation during RL (5 times)"]
+        and not found.missing
+    )
     bare = load_recipe("qwen3_14b_mi300x")
     missing = estimate.other_time(bare, "verl", estimate.gpu_costs(model, bare, profile))
     assert "filter of stage three" not in missing.seconds and "filter of stage three (" in missing.missing[0]
