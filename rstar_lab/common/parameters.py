@@ -53,7 +53,7 @@ def read_parameter(value: Any, kind: Any, name: str) -> Any:
         value = {} if value is None and container is dict else value
     elif container is list and isinstance(value, int | float):
         value = [value]
-    number = Annotated[kind, Field(ge=0, allow_inf_nan=False)] if container in (int, float) else kind
+    number: Any = Annotated[kind, Field(ge=0, allow_inf_nan=False)] if container in (int, float) else kind
     try:
         if container in (int, float) and isinstance(value, bool):
             raise ValueError("a truth value is no number")
