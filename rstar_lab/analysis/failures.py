@@ -18,7 +18,7 @@ from plotly.subplots import make_subplots
 from rstar_lab.analysis.code_use import parse_code, rollouts
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
-from rstar_lab.analysis.filters import Where, sql_list
+from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import RunsLike, as_runs
 from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import counted, escaped
@@ -102,14 +102,14 @@ def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
             continue
         figure.add_bar(
             y=names, x=[len(part) for part in parts], orientation="h", name=label, marker_color=colour,
-            customdata=[rollouts_condition(part) for part in parts], hovertemplate="%{y}<br>%{x} rollouts<extra></extra>",
+            customdata=[rollouts_filter(part) for part in parts], hovertemplate="%{y}<br>%{x} rollouts<extra></extra>",
             row=1, col=1,
         )  # fmt: skip
     for number, (name, group) in enumerate(of_group.items()):
         steps = group.groupby("step")
         figure.add_scatter(
             x=list(steps.groups), y=steps.size(), mode="lines+markers", name=name, showlegend=False,
-            line_color=COLOURS[number % len(COLOURS)], customdata=[rollouts_condition(part) for _, part in steps],
+            line_color=COLOURS[number % len(COLOURS)], customdata=[rollouts_filter(part) for _, part in steps],
             hovertemplate=f"{name}<br>step %{{x}}: %{{y}}<extra></extra>", row=1, col=2,
         )  # fmt: skip
     figure.update_layout(barmode="stack", height=160 + 34 * len(names))
@@ -163,9 +163,9 @@ def _label(row: dict[Any, Any]) -> str:
     return "<br>".join(escaped(line) for line in (first, message) if line)
 
 
-def rollouts_condition(part: pd.DataFrame) -> str:
-    """Return an SQL condition that selects these rollouts, at most _MOST_IDS of them."""
-    return f"traj_id IN ({sql_list(part.traj_id.head(_MOST_IDS))})" if len(part) else "false"
+def rollouts_filter(part: pd.DataFrame) -> dict[str, Any]:
+    """Return a filter that selects these rollouts, at most _MOST_IDS of them."""
+    return {"traj_id": list(part.traj_id.head(_MOST_IDS))}
 
 
 _ROOT = "all"
@@ -201,12 +201,12 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS) -> Figure:
                     "label": lines,
                     "rollouts": group["rollouts"],
                     "numbers": _numbers(group),
-                    "where": rollouts_condition(parts[repr(values)]),
+                    "where": rollouts_filter(parts[repr(values)]),
                     "kept": 0.0 if pd.isna(group["kept"]) else float(group["kept"]),
                 }
             )
     # Without a root of their own, plotly draws the blocks on a dark one.
-    whole = {"rollouts": len(found), "numbers": "", "where": rollouts_condition(found), "kept": 0.0}
+    whole = {"rollouts": len(found), "numbers": "", "where": rollouts_filter(found), "kept": 0.0}
     drawn = pd.DataFrame([{"id": _ROOT, "parent": "", "label": ""} | whole, *rows])
     figure = go.Figure(
         go.Treemap(

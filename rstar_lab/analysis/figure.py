@@ -73,15 +73,14 @@ class Figure(go.Figure):
         else:
             display(LinkedFigure(self, None))
 
-    def where(self, trace: int, points: Sequence[Any]) -> str:
-        """Return the SQL condition that selects the trajectories behind these points of a trace.
+    def where(self, trace: int, points: Sequence[Any]) -> dict[str, Any]:
+        """Return the filter that selects the trajectories behind these points of a trace.
 
         trace: index of the trace. points: indices of its points, or (row, column) pairs in a heat map.
-        Returns "false" for a trace without trajectories, such as a confidence band.
+        The filter selects nothing for a trace without trajectories, such as a confidence band.
         """
         custom = self.data[trace].customdata
-        conditions = [] if custom is None else [_item(custom, point) for point in points]
-        return " OR ".join(f"({condition})" for condition in dict.fromkeys(conditions)) or "false"
+        return {"any": [] if custom is None else [_item(custom, point) for point in points]}
 
 
 def _with_policy(page: str) -> str:
@@ -91,7 +90,7 @@ def _with_policy(page: str) -> str:
     return page.replace("<head>", f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
 
 
-def _item(custom: Any, point: Any) -> str:
+def _item(custom: Any, point: Any) -> Any:
     for index in point if isinstance(point, Sequence) else [point]:
         custom = custom[index]
-    return str(custom)
+    return custom

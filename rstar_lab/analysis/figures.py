@@ -16,9 +16,8 @@ from rstar_lab.analysis import paper
 from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS, line_styles, outcome_marker, translucent
-from rstar_lab.analysis.filters import Where, selects_steps
+from rstar_lab.analysis.filters import Where, narrowed, selects_steps
 from rstar_lab.analysis.metrics import curves, evaluations, get_metric, measure, outcome_mix, pass_at_k
-from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, training_runs
 from rstar_lab.common.estimates import mean_interval
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
@@ -122,13 +121,12 @@ def plot_outcomes(runs: RunsLike, *, correct: bool | None = None, where: Where =
     frame["ours"] = frame.outcome.isin(INFRASTRUCTURE_FAILURES)
     figure = go.Figure()
     order = [str(outcome) for outcome in Outcome if outcome != Outcome.OK]
-    base = _prefix(runs, where)
-    side = "" if correct is None else f" AND reward {'>' if correct else '<='} 0"
+    side: dict[str, Any] = {} if correct is None else {"rewarded": correct}
     for outcome in order:
         part = frame[frame.outcome == outcome]
         if part.empty:
             continue
-        conditions = [f"{base}step = {step} AND list_contains(outcomes, '{outcome}'){side}" for step in part.step]
+        conditions = [narrowed(where, step=int(step), outcome=outcome, **side) for step in part.step]
         figure.add_bar(
             x=part.step,
             y=part.share,
@@ -164,14 +162,13 @@ def plot_lengths(runs: RunsLike, column: str = "response_tokens", *, where: Wher
     figure = go.Figure()
     for low, high, opacity in (("p10", "p90", 0.15), ("p25", "p75", 0.3)):
         band(figure, frame.step, frame[low], frame[high], COLOURS[0], opacity)
-    base = _prefix(runs, where)
     figure.add_scatter(
         x=frame.step,
         y=frame.p50,
         mode="lines+markers",
         name="median",
         line={"color": COLOURS[0], "width": 2.5},
-        customdata=[f"{base}step = {step}" for step in frame.step],
+        customdata=[narrowed(where, step=int(step)) for step in frame.step],
         hovertemplate="step %{x}<br>median %{y:.0f}<extra></extra>",
     )
     _mark_stages(figure, runs, where, {})
@@ -193,11 +190,10 @@ def plot_pass_at_k(
     """Plot pass@k with intervals over problems, one curve per value of `by` (run_id, stage, step). names: other names for values."""
     runs = as_runs(runs)
     frame = pass_at_k(runs, ks, by=(by,), where=where)
-    base = _prefix(runs, where)
     figure = go.Figure()
     for value, (colour, dash, symbol) in line_styles(list(dict.fromkeys(frame[by]))).items():
         part = frame[frame[by] == value]
-        shown = repr(value) if isinstance(value, str) else str(value)
+        shown = value if isinstance(value, str) else int(value)
         name = str((names or {}).get(value, value))
         figure.add_scatter(
             x=part.k,
@@ -207,7 +203,7 @@ def plot_pass_at_k(
             line={"color": colour, "dash": dash},
             marker={"symbol": symbol, "size": 8},
             error_y={"array": part.high - part.value, "arrayminus": part.value - part.low, "thickness": 1},
-            customdata=[f"{base}{by} = {shown}"] * len(part),
+            customdata=[narrowed(where, **{by: shown})] * len(part),
             hovertemplate="k %{x}<br>%{y:.1%}<extra>" + name + "</extra>",
         )
     figure.update_xaxes(type="log", title="k", tickvals=list(ks), ticktext=[str(k) for k in ks])
@@ -269,7 +265,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
             measured["group"] = measured[ENVIRONMENT].fillna("no environment")
         long = pd.concat([long[~long.metric.isin(read)], measured], ignore_index=True)
     long["value"] = long["value"].astype(float)
-    chosen = "" if selects_steps(where) else _prefix(runs, where)
+    chosen = None if selects_steps(where) else where
     rows: list[dict[str, Any]] = []
     for (group, metric, step), part in long.groupby(["group", "metric", "step"], sort=True):
         part = part[part["value"].notna()]
@@ -281,7 +277,6 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
             low, high = (part[side].iloc[0] if side in part and band else np.nan for side in ("low", "high"))
         if get_metric(str(metric)).percent:
             low, high = np.clip([low, high], 0, 1)
-        ids = ", ".join(f"'{run_id}'" for run_id in part.run_id)
         rows.append(
             {
                 "group": group,
@@ -293,17 +288,16 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
                 "high": high if band else np.nan,
                 "n": int(part.n.sum()),
                 "runs": count,
-                "where": f"{chosen}run_id IN ({ids}) AND step = {step}" + _environment_condition(by, str(group)),
+                "where": narrowed(chosen, run_id=list(part.run_id), step=int(step), **_environment(by, str(group))),
             }
         )
     columns = ["group", "metric", "step", "x", "value", "low", "high", "n", "runs", "where"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _environment_condition(by: str | None, group: str) -> str:
-    if by != ENVIRONMENT:
-        return ""
-    return " AND environment IS NULL" if group == "no environment" else f" AND environment = {quoted(group)}"
+def _environment(by: str | None, group: str) -> dict[str, Any]:
+    """Return the filter of a group of rollouts by environment."""
+    return {} if by != ENVIRONMENT else {ENVIRONMENT: None if group == "no environment" else group}
 
 
 def _compute(runs: Runs, x: str) -> pd.Series:
@@ -417,9 +411,3 @@ def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, i
         figure.add_annotation(
             x=step - 0.5, y=1, yref="y domain", text=str(stage), showarrow=False, xanchor="left", yanchor="top", **place
         )
-
-
-def _prefix(runs: Runs, where: Where) -> str:
-    """Return a filter as SQL, followed by AND; empty if there is none."""
-    condition = runs.condition(where)
-    return "" if condition == "TRUE" else f"{condition} AND "

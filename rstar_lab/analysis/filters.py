@@ -103,6 +103,13 @@ def where_sql(
     return " AND ".join(parts) or "TRUE"
 
 
+def narrowed(where: Where, **keys: Any) -> dict[str, Any]:
+    """Return a filter of the rollouts of `where` for which these keys hold too. Filters of figures' points are made of it."""
+    if isinstance(where, str):
+        where = {"sql": where} if where.strip() else None
+    return {**keys, "any": [json_filter(where)]} if where else keys
+
+
 def _of_rollouts(condition: str) -> str:
     return f"traj_id IN (SELECT traj_id FROM trajectories WHERE {condition})"
 

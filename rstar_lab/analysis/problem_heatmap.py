@@ -1,12 +1,14 @@
 """Heat map of the pass rate of each problem at each step of a run."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.queries import HAS_RESULT, quoted
+from rstar_lab.analysis.queries import HAS_RESULT
 from rstar_lab.analysis.runs import RunsLike, as_runs, named_rows
 from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import counted, escaped
@@ -45,13 +47,12 @@ def plot_heatmap(runs: RunsLike, run_id: str, *, problems: int = 100) -> Figure:
     steps = sorted(frame.step.unique())
     columns = {step: column for column, step in enumerate(steps)}
     rate: list[list[float | None]] = [[None] * len(steps) for _ in names]
-    where, text = ([["false"] * len(steps) for _ in names] for _ in range(2))
+    where: list[list[Any]] = [[{"any": []}] * len(steps) for _ in names]  # an empty cell has no rollouts
+    text = [[""] * len(steps) for _ in names]
     for cell in named_rows(frame):
         place = columns[cell.step]
         rate[cell.row][place] = cell.pass_rate
-        where[cell.row][place] = (
-            f"run_id = '{run_id}' AND step = {cell.step} AND problem_id = {quoted(cell.problem_id)}"
-        )
+        where[cell.row][place] = {"run_id": run_id, "step": int(cell.step), "problem_id": cell.problem_id}
         text[cell.row][place] = (
             f"{escaped(cell.problem_id)}, step {cell.step}<br>{cell.pass_rate:.0%} of {cell.n} rollouts"
         )

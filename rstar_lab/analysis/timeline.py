@@ -9,7 +9,6 @@ from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
-from rstar_lab.analysis.queries import quoted
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
@@ -126,7 +125,7 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
             orientation="h",
             name=f"{kind} {sums[kind]:,.3g} s",
             marker=marker | {"line": {"width": 0}},
-            customdata=[f"traj_id = {quoted(traj_id)}" for traj_id in part.traj_id],
+            customdata=[{"traj_id": traj_id} for traj_id in part.traj_id],
             text=[_describe(row) for row in named_rows(part)],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",
@@ -138,7 +137,7 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
         mode="markers",
         name="last rollout",
         marker={"symbol": "star", "size": 13, "color": COLOURS[1], "line": {"color": "white", "width": 1}},
-        customdata=[f"traj_id = {quoted(last)}"],
+        customdata=[{"traj_id": last}],
         text=[escaped(last)],
         hovertemplate="%{text}<br>ends last, at %{x:.3g} s<extra></extra>",
     )

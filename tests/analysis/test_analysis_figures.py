@@ -69,7 +69,7 @@ def test_where_selects_the_rollouts_of_each_point(runs):
     checked = 0
     for number, trace in enumerate(figure.data):
         if trace.customdata is None:
-            assert figure.where(number, [0]) == "false"
+            assert figure.where(number, [0]) == {"any": []}
             continue
         for index in range(len(trace.x)):
             rows = runs.trajectories(figure.where(number, [index]))

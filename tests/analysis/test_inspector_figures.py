@@ -9,8 +9,9 @@ import pytest
 from helpers.inspector_runs import write_run
 
 from rstar_lab.analysis.figure_theme import COLOURS
+from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.inspector.explorer import explore
-from rstar_lab.analysis.inspector.inspector import Inspector
+from rstar_lab.analysis.inspector.inspector import Inspector, inspect
 from rstar_lab.analysis.inspector.link import LinkedFigure, link, point_filter, show_points
 from rstar_lab.analysis.inspector.watch import watch
 from rstar_lab.analysis.runs import open_runs
@@ -170,3 +171,16 @@ def test_a_figure_without_a_notebook_server_has_an_svg_image(monkeypatch: pytest
     assert bundle["image/svg+xml"].startswith("<svg") and "text/html" not in bundle
     monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
     assert "image/svg+xml" not in figure.static_bundle(), "the page draws the figure itself"
+
+
+def test_the_selection_of_a_point_is_saved_as_a_view(tmp_path):
+    """A filter of a mapping stays typed, so that views, which hold no SQL, can store it."""
+    write_run(tmp_path, "a", steps=2)
+    figure = plot_curves(tmp_path, ["pass1"], where={"outcome": ["ok", "timeout"], "steps": (1, 2)})
+    inspector = inspect(tmp_path)
+    show_points(inspector, figure, [(len(figure.data) - 1, 1)])
+    listed = inspector.rows().traj_id.tolist()
+    inspector.save_view("point")
+    inspector.show()
+    inspector.show_view("point")
+    assert listed and inspector.rows().traj_id.tolist() == listed and "step 2" in inspector.scope["label"]

@@ -78,7 +78,7 @@ def test_selected_runs_are_overlaid_and_a_point_lists_its_rollouts(folder: Path)
     number = next(place for place, trace in enumerate(figure.data) if trace.name == "roc")
     assert shown.inspector is not None
     show_points(shown.inspector, figure, [(number, 2)])
-    assert shown.inspector.scope["filter"] == {"sql": "run_id IN ('roc') AND step = 3"}
+    assert shown.inspector.scope["filter"] == {"run_id": ["roc"], "step": 3}
     assert set(shown.inspector.rows().run_id) == {"roc"}
     shown.selected = []
     assert "Select runs" in shown.figure.figure_json

@@ -55,7 +55,7 @@ def test_segments_follow_the_turns_and_end_with_the_longest_rollout(tmp_path):
     names = [trace.name for trace in figure.data]
     assert names == ["generate 2.5 s", "queue 0.5 s", "tool 2 s", "wait 3 s", "last rollout"]
     (star,) = (trace for trace in figure.data if trace.name == "last rollout")
-    assert star.x[0] == pytest.approx(4.0) and star.y == (1,) and star.customdata[0] == "traj_id = 'long'"
+    assert star.x[0] == pytest.approx(4.0) and star.y == (1,) and star.customdata[0] == {"traj_id": "long"}
 
 
 def test_without_messages_a_rollout_has_one_segment_per_kind(tmp_path):

@@ -4,7 +4,6 @@ import copy
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -244,18 +243,6 @@ def _distinct(filters: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 _NAMES = {"run_id": "run", "problem_id": "problem", "group_id": "group", "traj_id": "trajectory"}
-_IDS = re.compile(r"traj_id IN \((.+)\)", re.DOTALL)
-_EQUALS = re.compile(r"\(?(\w+) (?:= |IN \()'?([^',()]+)'?\)?\)?")
-
-
-def _describe_sql(condition: str) -> str:
-    """Return a condition in words if it only compares columns with values, else the condition itself."""
-    if (ids := _IDS.fullmatch(condition)) and (count := ids[1].count("', '")):
-        return f"{count + 1} trajectories"
-    matches = [_EQUALS.fullmatch(part.strip()) for part in condition.split(" AND ")]
-    if not all(matches):
-        return condition
-    return ", ".join(f"{_NAMES.get(match[1], match[1])} {match[2]}" for match in matches if match)
 
 
 def _plural(noun: str) -> str:
@@ -272,9 +259,11 @@ def _describe(filters: Mapping[str, Any]) -> str:
         elif key == "ranges":
             words += [f"{column} {low:g} to {high:g}" for column, (low, high) in value.items()]
         elif key == "sql":
-            words.append(_describe_sql(value))
-        elif isinstance(value, list):
+            words.append(value)
+        elif key == "any":
+            words.append(" or ".join(each if isinstance(each, str) else _describe(each) for each in value))
+        elif isinstance(value, list) and len(value) != 1:
             words.append(f"{len(value)} {_plural(_NAMES.get(key, key))}")
         else:
-            words.append(f"{_NAMES.get(key, key)} {value}")
+            words.append(f"{_NAMES.get(key, key)} {value[0] if isinstance(value, list) else value}")
     return ", ".join(words)
