@@ -288,7 +288,9 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
                 "high": high if band else np.nan,
                 "n": int(part.n.sum()),
                 "runs": count,
-                "where": narrowed(chosen, run_id=list(part.run_id), step=int(step), **_environment(by, str(group))),
+                "where": narrowed(
+                    chosen, run_id=list(part.run_id), step=int(part.step.iloc[0]), **_environment(by, str(group))
+                ),
             }
         )
     columns = ["group", "metric", "step", "x", "value", "low", "high", "n", "runs", "where"]

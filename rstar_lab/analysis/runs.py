@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from rstar_lab.analysis.filters import Where, selects_steps, sql_list, where_sql
 from rstar_lab.analysis.inspector.notes import read_notes
@@ -23,11 +22,12 @@ from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_
 from rstar_lab.exchange.import_rows import REWARDS_FILE
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.errors import READ_ERRORS
-from rstar_lab.runs.files import open_to_read
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.questions import copied_questions
 from rstar_lab.runs.reader import RunReader, StoredFile, read_steps, run_folders
 from rstar_lab.runs.schema import TRANSCRIPTS
+from rstar_lab.untrusted.files import reading
+from rstar_lab.untrusted.parquet import read_parquet
 
 _SEARCH_BYTES = 64 * 2**20  # size of the texts cached for the next search
 _FOUND = ["traj_id", "run_id", "stage", "step"]
@@ -574,14 +574,11 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
 
 
 def _reward_columns(file: Path) -> pd.DataFrame:
-    """Return the reward columns of an imported run. Raises RunStoreError if the file is damaged or has other columns."""
-    try:
-        with open_to_read(file) as opened:
-            frame = pq.ParquetFile(opened).read().to_pandas(ignore_metadata=True)
+    """Return the reward columns of an imported run. Raises DataError if the file is damaged or has other columns."""
+    frame = read_parquet(file).to_pandas(ignore_metadata=True)
+    with reading(file):
         numbers = [name for name in frame if name not in ("traj_id", "run_id")]
         return pd.concat([frame[["traj_id"]].astype(str), frame[numbers].astype(float)], axis=1)
-    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
-        raise RunStoreError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _names(columns: Sequence[str] | None) -> str:

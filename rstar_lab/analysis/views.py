@@ -14,7 +14,6 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from rstar_lab.analysis.queries import HAS_RESULT, TABLES, connect, error_text, quoted, time_limit
 from rstar_lab.common.errors import UserError
@@ -23,6 +22,7 @@ from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
 from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
+from rstar_lab.untrusted.parquet import read_footer
 
 _SOURCE = re.compile(r"\b(?:FROM|JOIN|DESCRIBE|SUMMARIZE)\s+(\w+)", re.IGNORECASE)
 _MEMORY = "1GB"
@@ -356,7 +356,7 @@ def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
 
 def uncompressed_text_bytes(file: StoredFile) -> int:
     """Return the approximate size of the messages of a file's steps in memory, read from its footer."""
-    foot = pq.ParquetFile(file.path).metadata
+    foot = read_footer(file.path)
     messages, step = (foot.schema.names.index(name) for name in ("messages", "step"))
     size = 0
     for group in map(foot.row_group, range(foot.num_row_groups)):
