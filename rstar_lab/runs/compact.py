@@ -13,13 +13,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs.files import atomic_write, name_disk_errors
 from rstar_lab.runs.lock import RunLock
 from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, check_file, filter_steps, with_all_columns
 from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, schema_with_metadata, step_file, step_range_of
 from rstar_lab.runs.tables import ROLLUP, rollup_row
 from rstar_lab.runs.writer import parquet_options, row_group_size, write_rollup
+from rstar_lab.untrusted.parquet import read_footer, read_parquet
 
 # Maximum size of a merged file. It bounds the additional disk space that a compaction needs.
 _MERGED_BYTES = 512 * 2**20
@@ -105,9 +106,8 @@ def _merge(run_dir: Path, level: str, batch: list[StoredFile]) -> None:
 
 def _tables(file: StoredFile, level: str) -> Iterator[pa.Table]:
     """Yield the rows of the committed steps of a file, one row group at a time."""
-    source = pq.ParquetFile(file.path)
-    for group in range(source.num_row_groups):
-        table = with_all_columns(source.read_row_group(group), file.lacking)
+    for group in range(read_footer(file.path).num_row_groups):
+        table = with_all_columns(read_parquet(file.path, groups=[group]), file.lacking)
         table = table.select(LEVELS[level].names)
         yield filter_steps(table, file.steps) if file.partial else table
 
@@ -134,14 +134,13 @@ def _restore_rollup(reader: RunReader) -> None:
     try:
         reader.rollup()
         return
-    except RunStoreError:
+    except UserError:
         steps = reader.steps()
     counts = {step: dict.fromkeys(LEVELS, 0) for step in steps}
     tables = dict.fromkeys(steps, TRAJECTORIES.empty_table())
     for level in LEVELS:
         for file in reader.scan(level, steps):
-            source = pq.ParquetFile(file.path)
-            table = source.read() if level == "trajectories" else source.read(["step"])
+            table = read_parquet(file.path, None if level == "trajectories" else ["step"])
             for step in file.steps:
                 rows = filter_steps(table, [step])
                 counts[step][level] = rows.num_rows

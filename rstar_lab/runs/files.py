@@ -20,12 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from rstar_lab.common.errors import UserError
 from rstar_lab.runs.errors import RunStoreError
 
 
-def sync_folder(folder: Path) -> None:
-    """Fsync a folder, so that renames and deletions in it survive a power failure."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path) -> None:
+    """Fsync a file, or a folder, so that renames and deletions in it survive a power failure."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -51,7 +52,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
                 file.flush()
                 os.fsync(file.fileno())
                 temporary.replace(path)
-            sync_folder(path.parent)
+            sync_path(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -227,15 +228,41 @@ def lock_file(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
+_FULL = (
+    "No space left",
+    "File too large",
+    "Disk quota",
+    "inline_container",
+    "unexpected pos",
+)  # in errors of torch and safetensors
+
+
 @contextmanager
-def name_disk_errors(path: Path) -> Iterator[None]:
-    """Convert OSError (full disk, quota, permissions) to RunStoreError that names the file."""
+def name_disk_errors(path: Path, needed: int | None = None) -> Iterator[None]:
+    """Convert errors of a full disk, a quota and permissions to RunStoreError that names the file.
+
+    needed: bytes that are written. Errors of torch and safetensors for a full disk are no OSError.
+    """
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except UserError:
+        raise
+    except Exception as error:
+        if not isinstance(error, OSError) and not any(text in str(error) for text in _FULL):
+            raise
+        reason = getattr(error, "strerror", None) or (
+            str(error) if isinstance(error, OSError) else "no space left on the device"
+        )
         hint = "finished steps are kept; free disk space or fix the permissions, then run the same command again"
-        raise RunStoreError(f"cannot write {path}: {reason}; {hint}") from error
+        raise RunStoreError(f"cannot write {path}: {reason}{space_of(path, needed)}; {hint}") from error
+
+
+def space_of(path: Path, needed: int | None) -> str:
+    """Return how many bytes are needed and free where `path` is, for an error; empty if `needed` is not known."""
+    there = next((folder for folder in path.parents if folder.exists()), None)
+    if needed is None or there is None:
+        return ""
+    return f" ({needed:,} bytes are needed, {shutil.disk_usage(there).free:,} are free)"
 
 
 def write_json(path: Path, value: object) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typing_extensions import TypedDict
 
-from rstar_lab.runs.errors import RunLocked
+from rstar_lab.runs.errors import RunLocked, RunStoreError
 from rstar_lab.runs.files import check_no_links, open_regular
 from rstar_lab.untrusted.files import DataError, read_json
 
@@ -45,9 +45,22 @@ class RunLock:
                     ) from None
                 time.sleep(0.02)
         self._fd: int | None = fd
+        self._run_dir = run_dir
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         os.register_at_fork(after_in_child=self._release_in_child)
+
+    def check(self) -> None:
+        """Raise RunStoreError if the folder is no longer the one that was locked: another process can be writing its successor."""
+        try:
+            there = (self._run_dir / _LOCK).lstat()
+        except OSError:
+            there = None
+        if self._fd is None or there is None or not os.path.samestat(os.fstat(self._fd), there):
+            raise RunStoreError(
+                f"the folder {self._run_dir} was moved or deleted while this process wrote it; nothing more is written. Run the "
+                "same command again, with the folder in its place"
+            )
 
     def release(self) -> None:
         if self._fd is not None:

@@ -8,13 +8,15 @@ import re
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
@@ -30,6 +32,20 @@ from rstar_lab.untrusted.parquet import read_footer, read_parquet
 _MARK = re.compile(rb'^\{"stage": "([A-Za-z0-9._-]+)", "step": (\d+)[,}].*\}$', re.MULTILINE)
 MORE_ROWS = 10_000  # rows that a rollup may have for steps that are not committed; a few bytes can claim billions
 STEPS_KEY = "rstar_lab.steps"  # metadata key of merged files: the steps that they contain
+
+
+class Damage(NamedTuple):
+    """A damaged or missing table: the committed steps that it affects, and the message."""
+
+    steps: tuple[int, ...]
+    message: str
+
+
+def report(damages: list[Damage] | None, error: UserError, steps: Sequence[int]) -> None:
+    """Append a damage, or raise the error if nobody collects them."""
+    if damages is None:
+        raise error
+    damages.append(Damage(tuple(steps), str(error)))
 
 
 @dataclass(frozen=True)
@@ -83,30 +99,43 @@ class RunReader:
             return {int(step): stage.decode() for stage, step in marks}
         return {line["step"]: line["stage"] for line in self.metrics()}
 
-    def files(self, level: str) -> list[StoredFile]:
+    def files(self, level: str, damages: list[Damage] | None = None) -> list[StoredFile]:
         """Return the checked files of a level (trajectories, calls, transcripts) for the committed steps.
 
-        Raises UserError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing.
+        damages: list to which a file that is damaged, foreign, of a newer schema, incomplete or missing is appended; the others are
+        returned. Without it, such a file raises UserError, which names the file.
         """
         for _ in range(3):
             try:
-                return self._files(level)
+                return self._files(level, damages)
             except UserError:
                 if not is_locked(self.run_dir):
                     raise
                 time.sleep(0.05)  # the writer may have cut or merged files between two reads
-        return self._files(level)
+        return self._files(level, damages)
 
-    def _files(self, level: str) -> list[StoredFile]:
+    def damages(self) -> list[Damage]:
+        """Return the damaged and missing tables of the committed steps, in their order. Raises UserError for a damaged rollup."""
+        damages: list[Damage] = []
+        for level in LEVELS:
+            with suppress(TranscriptsElsewhere):
+                self.files(level, damages)
+        return sorted(damages)
+
+    def _files(self, level: str, damages: list[Damage] | None) -> list[StoredFile]:
         steps = self.steps()
         rows = self._rollup(steps).select(["step", f"rows_{level}"]).to_pydict()
         expected = dict(zip(rows["step"], rows[f"rows_{level}"], strict=True))
-        stored = self.scan(level, steps)
+        found: list[Damage] | None = None if damages is None else []
+        stored = self.scan(level, steps, found)
         for file in stored:
             wanted = sum(expected[step] for step in file.steps)
             if not file.partial and file.rows != wanted:
-                raise RunStoreError(f"{file.path} is damaged: it has {file.rows} rows where {wanted} were written")
-        covered = {step for file in stored for step in file.steps}
+                message = f"{file.path} is damaged: it has {file.rows} rows where {wanted} were written"
+                report(found, RunStoreError(message), file.steps)
+        covered = {step for file in stored for step in file.steps} | {
+            step for damage in found or () for step in damage.steps
+        }
         if lost := [step for step in steps if step not in covered and expected[step]]:
             mirror = read_mirror(self.run_dir)
             if mirror and level == "transcripts" and not mirror["transcripts"]:
@@ -115,8 +144,12 @@ class RunReader:
                     f"{mirror.get('host') or 'another host'}: copy them with `rstar-lab jobs pull JOB "
                     "--transcripts`"
                 )
-            raise RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing")
-        return stored
+            report(found, RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing"), lost)
+        if damages is None:
+            return stored
+        damages += found or ()
+        lacking = {step for damage in found or () for step in damage.steps}
+        return [file for file in stored if not lacking.intersection(file.steps)]
 
     @property
     def transcripts_elsewhere(self) -> bool:
@@ -124,8 +157,8 @@ class RunReader:
         mirror = read_mirror(self.run_dir)
         return mirror is not None and not mirror["transcripts"]
 
-    def scan(self, level: str, steps: dict[int, str]) -> list[StoredFile]:
-        """Return the files of `steps` in order, without a check that all rows exist. To read rows, use `files`."""
+    def scan(self, level: str, steps: dict[int, str], damages: list[Damage] | None = None) -> list[StoredFile]:
+        """Return the files of `steps` in order, without a check that all rows exist. To read rows, use `files`. damages: as there."""
         covered: set[int] = set()
         stored = []
         ordered = sorted(steps)
@@ -138,7 +171,14 @@ class RunReader:
             ]
             if not inside:
                 continue
-            footer = check_file(path, level)
+            try:
+                footer = check_file(path, level)
+                if not footer.steps and footer.span not in (None, (first, last)):
+                    raise RunStoreError(f"{path} is damaged: it has rows of other steps")
+            except UserError as error:
+                report(damages, error, inside)
+                covered.update(inside)
+                continue
             held = footer.steps or tuple(inside)
             inside = [step for step in inside if step in held]
             covered.update(inside)
@@ -228,6 +268,7 @@ def filter_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
 class Footer:
     rows: int
     steps: tuple[int, ...]  # steps of a merged file; else empty
+    span: tuple[int, int] | None  # first and last step of its rows; None if it has none, or no statistics
     lacking: frozenset[str]  # see StoredFile
 
 
@@ -258,7 +299,18 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
     lacking = missing.intersection(ADDED_COLUMNS.get(level, ()))
     if lost := missing - lacking:
         raise RunStoreError(f"{path} is damaged: it lacks the column {min(lost)!r}")
-    return Footer(footer.num_rows, steps, lacking)
+    return Footer(footer.num_rows, steps, _span(footer), lacking)
+
+
+def _span(footer: pq.FileMetaData) -> tuple[int, int] | None:
+    """Return the first and the last step of the rows of a file, by the statistics of its footer."""
+    if "step" not in footer.schema.names:
+        return None
+    column = footer.schema.names.index("step")
+    found = [footer.row_group(group).column(column).statistics for group in range(footer.num_row_groups)]
+    if not found or any(one is None or not one.has_min_max for one in found):
+        return None
+    return min(one.min for one in found), max(one.max for one in found)
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ written. `cut` removes the lines first and the files afterwards. Opening a run a
 
 import itertools
 import json
+import logging
 import os
 import shutil
 from asyncio import CancelledError
@@ -27,7 +28,7 @@ from rstar_lab.runs.files import (
     name_disk_errors,
     open_regular,
     remove_folder,
-    sync_folder,
+    sync_path,
     write_json,
 )
 from rstar_lab.runs.lock import RunLock
@@ -51,6 +52,10 @@ from rstar_lab.runs.schema import (
     step_range_of,
 )
 from rstar_lab.runs.tables import ROLLUP, rollup_row, table_of
+from rstar_lab.runs.whole import examine, write_manifest
+from rstar_lab.untrusted.parquet import read_parquet
+
+_LOG = logging.getLogger(__name__)
 
 # Columns whose values are all different, where dictionary encoding only adds size.
 _DIFFERENT = {"traj_id", "messages"}
@@ -107,6 +112,8 @@ class RunWriter:
             old = RunReader(run_dir).info if (run_dir / "run.json").exists() else None
             if old and old["kind"] != kind:
                 raise RunStoreError(f"run {run_dir} is of kind {old['kind']}, not {kind}: choose another run id")
+            if old:
+                _check_that_it_can_continue(run_dir, kind)
             info = {
                 "schema_version": SCHEMA_VERSION,
                 "run_id": run_id,
@@ -195,6 +202,7 @@ class RunWriter:
         whose file already exists."""
         if not is_valid_name(stage):
             raise ValueError(f"stage {stage!r} is not a valid folder's name: use letters, digits, '.', '_' and '-'")
+        self._lock.check()
         last = self.last_step
         if step < 0 or (last is not None and step <= last):
             raise ValueError(
@@ -211,52 +219,62 @@ class RunWriter:
         self._append({"stage": stage, "step": step} | metrics)
         self._rollup, self.last_step = rollup, step
 
+    def check_steps(self, step: int) -> None:
+        """Raise RunStoreError unless all steps from 1 to `step` are committed: a run that continues after them would have a gap."""
+        steps = [number for number in RunReader(self.run_dir).steps() if number <= step]
+        if steps != [*range(1, step + 1)]:
+            raise RunStoreError(f"{self._metrics} does not have all steps from 1 to {step}; restore it from a copy")
+
     def cut(self, step: int) -> None:
         """Remove the steps and checkpoints after `step`. Called by a run that resumes from the checkpoint of `step`."""
+        self._lock.check()
         lines, _ = read_metrics_lines(self._metrics)
         kept = [line for line in lines if line["step"] <= step]
+        for number, folder in checkpoints(self.run_dir).items():  # first: no checkpoint is newer than the last line
+            if number > step:
+                remove_folder(folder)
         if len(kept) < len(lines):
             with atomic_write(self._metrics) as file:
                 file.write(b"".join(_line(line) for line in kept))
-        for number, folder in checkpoints(self.run_dir).items():
-            if number > step:
-                remove_folder(folder)
         self._repair()
 
     def write_vocabulary(self, tokens: Sequence[str]) -> None:
         """Store the text of each token id, so that readers need no tokenizer."""
+        self._lock.check()
         if RunReader(self.run_dir).vocabulary() != list(tokens):
             write_json(self.run_dir / "tokens.json", [token.encode("utf-8", "replace").decode() for token in tokens])
 
     @contextmanager
-    def checkpoint(self, step: int) -> Iterator[Path]:
+    def checkpoint(self, step: int, needed: int | None = None) -> Iterator[Path]:
         """Yield a folder that becomes checkpoints/step=... when the block ends without error.
 
-        Write the step before its checkpoint: a run that resumes from the checkpoint does not repeat the step.
+        Write the step before its checkpoint: a run that resumes from the checkpoint does not repeat the step. needed: bytes of the
+        files, for the error of a full disk.
         """
+        self._lock.check()
         parent = self.run_dir / "checkpoints"
         hidden, final = parent / f".step={step:06d}.tmp", parent / f"step={step:06d}"
         with name_disk_errors(final):
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
         try:
-            with name_disk_errors(final):
+            with name_disk_errors(final, needed):
                 yield hidden
-                for path in hidden.rglob("*"):
-                    if path.is_file():
-                        with path.open("rb") as file:
-                            os.fsync(file.fileno())
+                write_manifest(hidden, step)
+                for path in [*hidden.rglob("*"), hidden]:
+                    sync_path(path)
+                self._lock.check()
                 remove_folder(final)
                 hidden.replace(final)
-                sync_folder(parent)
+                sync_path(parent)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
-        """Return (step, folder) of the newest complete checkpoint, or None."""
-        folders = checkpoints(self.run_dir)
-        return max(folders.items()) if folders else None
+        """Return (step, folder) of the newest checkpoint that is whole and that no damaged or lost table precedes, or None."""
+        usable = examine(self.run_dir).usable
+        return max(usable.items()) if usable else None
 
     def keep_checkpoints(self, n: int) -> None:
         """Delete all checkpoints except the newest n."""
@@ -267,6 +285,7 @@ class RunWriter:
         """Set the final status: finished, failed or stopped. result: stored in run.json."""
         if status not in ("finished", "failed", "stopped"):
             raise ValueError(f"status must be finished, failed or stopped, got {status!r}")
+        self._lock.check()
         self._info |= {"status": status, "ended": _now(), "error": provenance.redact(error)}
         if result is not None:
             self._info["result"] = result
@@ -309,6 +328,22 @@ class RunWriter:
                     rewrite_with_steps(path, level, kept)
         self.last_step = max(steps, default=None)
         self._rollup = RunReader(self.run_dir).rollup()
+
+
+def _check_that_it_can_continue(run_dir: Path, kind: str) -> None:
+    """Raise RunStoreError if a run has lost what it needs to continue. Log what is lost if an older state is whole."""
+    found = examine(run_dir)
+    if not found.damages:
+        return
+    trained = kind == "train" and checkpoints(run_dir)
+    if found.usable or (kind == "train" and not trained):
+        start = f"checkpoint step={max(found.usable):06d}" if found.usable else "the start"
+        _LOG.warning("%s; run %s continues from %s", found.damages[0], run_dir.name, start)
+        return
+    remedy = "restore it from a copy, or remove " + (
+        f"{run_dir / 'checkpoints'} to train again from the first step" if trained else f"{run_dir} to begin again"
+    )
+    raise RunStoreError(f"{found.damages[0]}; {remedy}")
 
 
 def write_table(path: Path, level: str, table: pa.Table, steps: Sequence[int] | None = None) -> None:
@@ -372,7 +407,7 @@ def row_group_size(level: str, table: pa.Table) -> int:
 
 def rewrite_with_steps(path: Path, level: str, steps: Sequence[int]) -> None:
     """Replace a merged file by one with fewer steps."""
-    table = with_all_columns(filter_steps(pq.ParquetFile(path).read(), steps), check_file(path, level).lacking)
+    table = with_all_columns(filter_steps(read_parquet(path), steps), check_file(path, level).lacking)
     stage = path.parent.name.removeprefix("stage=")
     smaller = step_file(path.parents[2], level, stage, min(steps), max(steps))
     write_table(smaller, level, table, steps)

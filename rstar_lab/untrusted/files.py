@@ -50,17 +50,21 @@ _ERRORS = (
 
 
 @contextmanager
-def reading(where: object, hint: str = "", error: type[UserError] = DataError) -> Iterator[None]:
+def reading(
+    where: object, hint: str = "", error: type[UserError] = DataError, errors: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Convert every error that data can cause in the block to one that names its place.
 
     Args:
         where: File, server, or place in it, with which the message begins.
         hint: What to do, with which the message ends.
         error: Class of the exception.
+        errors: More exceptions that the reader of a format raises.
     """
+    known: tuple[type[Exception], ...] = (*_ERRORS, *errors)
     try:
         yield
-    except _ERRORS as caught:
+    except known as caught:
         raise error(f"{where}{_reason(caught)[:300]}{hint}") from caught
 
 

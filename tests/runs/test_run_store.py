@@ -159,6 +159,7 @@ def test_checkpoints_are_complete_or_absent(tmp_path):
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer:
         assert writer.latest_checkpoint() is None
         for step in (2, 4, 10):
+            writer.write_step("rl", step, **rows(step), metrics={})
             with writer.checkpoint(step) as folder:
                 (folder / "sub").mkdir()
                 (folder / "sub" / "weights").write_bytes(b"w" * step)

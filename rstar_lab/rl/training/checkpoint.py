@@ -7,14 +7,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model as load_tensors
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import problems_to_retire
-from rstar_lab.rl.methods.samplers import History, ProblemHistory, add_results
+from rstar_lab.rl.methods.samplers import History, add_results
 from rstar_lab.rl.models.lora import ADAPTER, has_lora, load_adapter
 from rstar_lab.rl.models.model import save_model
 from rstar_lab.rl.problems import Problem
@@ -23,6 +25,7 @@ from rstar_lab.rl.rollout.plan import draw_problems
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.writer import RunWriter
+from rstar_lab.untrusted.files import read_json, reading
 
 
 @dataclass(slots=True)
@@ -47,17 +50,7 @@ class TrainerState:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read the state of a checkpoint. Raises UserError if it is missing or of another version."""
-        try:
-            saved = json.loads((folder / "trainer.json").read_text())
-            optional = ("carried", "history")
-            fields = {name: saved[name] for name in cls.__slots__ if name not in optional}  # type: ignore[attr-defined]
-            history = {name: ProblemHistory(*values) for name, values in saved.get("history", {}).items()}
-            carried = [(group, problem) for group, problem in saved.get("carried", [])]
-            return cls(**fields, carried=carried, history=history)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise UserError(
-                f"checkpoint {folder}: trainer.json cannot be read ({error}); remove the checkpoint"
-            ) from None
+        return read_json(folder / "trainer.json", cls, hint="; remove the checkpoint")
 
     def enter_stage(self, number: int) -> None:
         self.stage, self.stage_step, self.position = number, 0, 0
@@ -82,7 +75,8 @@ class TrainerState:
 def save_checkpoint(writer: RunWriter, state: TrainerState, learner: Learner, tokenizer: Any, rl: RlSection) -> None:
     """Write the checkpoint of `state.step` and delete all but the newest `rl.keep_checkpoints`."""
     assert learner.optimizer is not None
-    with writer.checkpoint(state.step) as folder:
+    needed = 3 * sum(parameter.nbytes for parameter in learner.model.parameters())  # with two moments of each parameter
+    with writer.checkpoint(state.step, needed) as folder:
         save_model(folder, learner.model, tokenizer, prompt_format=rl.prompt.format)
         torch.save(learner.optimizer.state_dict(), folder / "optimizer.pt")
         (folder / "trainer.json").write_text(json.dumps(asdict(state)))
@@ -97,10 +91,16 @@ def restore_checkpoint(writer: RunWriter, learner: Learner, rl: RlSection) -> Tr
         return TrainerState()
     step, folder = checkpoint
     state = TrainerState.read(folder)
+    if state.step != step:
+        raise UserError(f"{folder / 'trainer.json'} is of step {state.step}; remove this checkpoint")
+    writer.check_steps(step)
+    damaged = (SafetensorError, RuntimeError, UnpicklingError)
+    with reading(folder, "; remove this checkpoint, then run the same command again", errors=damaged):
+        if has_lora(learner.model):  # the merged weights are rounded; the base weights in memory never change
+            load_adapter(folder / ADAPTER, learner.model)
+        else:
+            load_tensors(learner.model, str(folder / "model.safetensors"), device=str(learner.device))
+        optimizer = torch.load(folder / "optimizer.pt", weights_only=True)
     writer.cut(step)
-    if has_lora(learner.model):  # the checkpoint's merged weights are rounded; the base weights in memory never change
-        load_adapter(folder / ADAPTER, learner.model)
-    else:
-        load_tensors(learner.model, str(folder / "model.safetensors"), device=str(learner.device))
-    learner.load_optimizer(torch.load(folder / "optimizer.pt", weights_only=True), rl)
+    learner.load_optimizer(optimizer, rl)
     return state

@@ -127,6 +127,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         step, number = self.global_steps, self.settings.number
+        self.writer.check_steps(step)
         self.writer.cut(step)
         self.writer.write_vocabulary(vocabulary(self.tokenizer))
         if step:
