@@ -31,14 +31,21 @@ settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+REST = {line for line in (Path(__file__).parent / "rest.txt").read_text().splitlines() if line and line[0] != "#"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark soaks as slow (`-m "not slow"` is the part to run between two edits) and put files with slow tests first.
+    """Mark soaks as slow (`-m "not slow"` is the part to run between two edits), mark the tests of tests/rest.txt, which `make test`
+    leaves to `make test-rest`, and put files with slow tests first.
 
     pytest-xdist distributes whole files. Files that start processes take longest, so they must not be the last to start.
     """
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker("slow")
+        name = item.nodeid.removeprefix("tests/").partition("[")[0]
+        if item.get_closest_marker("slow") and (name in REST or name.partition("::")[0] in REST):
+            item.add_marker("rest")
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(
         key=lambda item: (
