@@ -22,6 +22,7 @@ class Detector:
 
     threshold: function of the column's references, one per step (the median over the first steps of the run and stage).
     below: alert if the value is below the threshold, else if it is above.
+    unless: column that excuses the value while it is a tenth above its own reference: longer responses that are rewarded are no fault.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Detector:
     meaning: str
     below: bool = False
     relative: bool = False
+    unless: str | None = None
 
 
 DETECTORS = (
@@ -43,7 +45,7 @@ DETECTORS = (
     ),
     Detector(
         "length growth", "response_tokens", lambda first: 3 * first,
-        "responses are more than three times as long as in the first steps", relative=True,
+        "responses are more than three times as long as in the first steps, and the reward has not risen", relative=True, unless="reward",
     ),
     Detector(
         "mismatch", "mismatch", lambda _: 0.05,
@@ -84,7 +86,7 @@ def step_metrics(runs: Runs, metrics: Sequence[str] = (), columns: Sequence[str]
 
     metrics: further names of METRICS. columns: further columns of `runs.steps()`, NaN where they are missing.
     """
-    names = [detector.metric for detector in DETECTORS if detector.metric in METRICS]
+    names = [name for detector in DETECTORS for name in (detector.metric, detector.unless) if name in METRICS]
     steps = runs.trainer_metrics()
     of_trainer = steps[KEYS].copy()
     for name in ("mismatch", "correct_unrewarded", *columns):
@@ -107,14 +109,24 @@ def alerts_of_steps(frame: pd.DataFrame) -> pd.DataFrame:
         reference = pd.Series(np.nan, rows.index)
         if detector.relative:
             first = rows.groupby(KEYS[:2]).cumcount() < FIRST_STEPS
-            medians = rows[first].groupby(KEYS[:2])["value"].median().rename("reference")
-            reference = rows.join(medians, on=KEYS[:2]).reference
+            reference = _references(rows, "value")
+            if detector.unless:
+                first |= frame.loc[rows.index, detector.unless] > 1.1 * _references(frame, detector.unless)[rows.index]
             rows, reference = rows[~first], reference[~first]
         threshold = detector.threshold(reference)
         fired = rows["value"] < threshold if detector.below else rows["value"] > threshold
         rows = rows.assign(alert=detector.name, metric=detector.metric, threshold=threshold, reference=reference)
         parts.append(rows[fired])
     return pd.concat(parts)
+
+
+def _references(frame: pd.DataFrame, column: str) -> pd.Series:
+    """Return for each step the median of a column over the first steps of its run and stage."""
+    known = frame[frame[column].notna()]
+    medians = (
+        known[known.groupby(KEYS[:2]).cumcount() < FIRST_STEPS].groupby(KEYS[:2])[column].median().rename("reference")
+    )
+    return frame.join(medians, on=KEYS[:2]).reference
 
 
 def summarize_alerts(fired: pd.DataFrame) -> pd.DataFrame:

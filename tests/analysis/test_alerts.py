@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from rstar_lab.analysis import find_alerts, open_runs, plot_curves
-from rstar_lab.analysis.alerts import DETECTORS
+from rstar_lab.analysis.alerts import DETECTORS, alerts_of_steps
 from rstar_lab.runs import RunWriter
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"
@@ -86,3 +88,18 @@ def test_the_golden_runs_have_no_alerts():
 def test_runs_without_steps_have_no_alerts(tmp_path):
     with RunWriter.open(tmp_path, "empty", kind="train", recipe={}, seed=0):
         assert find_alerts(open_runs(tmp_path)).empty
+
+
+def test_the_curves_of_the_paper_raise_no_alert():
+    """Lengths 1K to 8K over 510 steps, reward up to 0.75, entropy 0.6 to 0.3, truncation 10% to 5%; without the reward it is a fault."""
+    n = np.arange(510)
+    frame = pd.DataFrame(
+        {"run_id": "paper", "stage": "rl", "step": n + 1, **{detector.metric: np.nan for detector in DETECTORS}}
+    )
+    frame = frame.assign(
+        response_tokens=np.interp(n, [0, 100, 250, 400, 509], [1000, 2500, 4000, 6000, 8000]), reward=np.linspace(0.35, 0.75, 510),
+        entropy=np.linspace(0.6, 0.3, 510), truncation_rate=np.linspace(0.1, 0.05, 510),
+        groups_without_signal=np.linspace(0.3, 0.85, 510), tool_error_rate=np.linspace(0.2, 0.05, 510),
+    )  # fmt: skip
+    assert alerts_of_steps(frame).empty
+    assert set(alerts_of_steps(frame.assign(reward=0.35)).alert) == {"length growth"}

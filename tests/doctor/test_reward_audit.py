@@ -49,6 +49,12 @@ def box(text):
     boxes = re.findall(r"\\boxed\{(.*)\}", text)
     return boxes[-1].strip(" $.\\") if boxes else ""
 
+def blind_to_signs(text, answer):
+    return float(box(text).lstrip("-") == answer.lstrip("-"))
+
+def short_only(text, answer):
+    return float(len(text) < 10_000 and box(text) == answer)
+
 def nothing(text, answer):
     return 0.0
 
@@ -119,7 +125,8 @@ NUMBERS = [problem for problem in PROBLEMS if problem.answer.isdigit()]
     ("reward", "failed"),
     [
         ("logs", set()),
-        ("nothing", {"gold", "reformatted"}), ("ends", {"crash"}),
+        ("nothing", {"gold", "reformatted", "long right"}), ("ends", {"crash"}),
+        ("blind_to_signs", {"near"}), ("short_only", {"long right"}),
     ],
 )  # fmt: skip
 def test_rewards_of_other_forms_are_judged(reward, failed):

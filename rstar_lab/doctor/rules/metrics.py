@@ -109,7 +109,7 @@ def held_out_is_flat(log: Log) -> Evidence | None:
         len(held_out) >= 5 and bool((held_out.diff().dropna() < 0).all()) and held_out.iloc[0] - held_out.iloc[-1] > 0.1
     )
     flat = len(held_out) >= 9 and evaluated[2] < 0.5 * train[0]  # three in each third
-    if not (train[1] > 0 and train[0] > 0.05 and (flat or falls)):
+    if train[0] < 0.05 or not ((flat and train[1] > 0) or falls):
         return None
     seen = (
         thirds("held-out", evaluated)
@@ -147,7 +147,7 @@ def stops_changing(log: Log) -> Evidence | None:
         if (
             same >= max(5, len(values) // 5)
             and before.nunique() >= max(4, 0.9 * len(before))
-            and values.iloc[-1] not in (0, 1)
+            and values.iloc[-1] not in (0, 1, np.inf)
         ):
             steps = log.steps.step[values.index[-same:]].astype(int).tolist()
             text = f"{name} is exactly {values.iloc[-1]:.6g} at the last {same} of {len(values)} steps, and differed at each one before"
@@ -170,10 +170,11 @@ def length_grows(log: Log) -> Evidence | None:
 
 
 def steps_become_slow(log: Log) -> Evidence | None:
-    times = log.steps.step_s / (log.steps.response_tokens if log.has("steps.response_tokens") else 1.0)
-    times, third = times.dropna(), log.count("steps.step_s") // 3
+    seconds, third = log.steps.step_s.dropna(), log.count("steps.step_s") // 3
+    times = (seconds / log.steps.response_tokens).dropna() if log.has("steps.response_tokens") else seconds
     factor = float(times.tail(third).median() / times.head(third).median())
-    if not (factor > 3 and times.tail(third).min() > times.head(third).max()):
+    grown = seconds.tail(third).median() > 2 * seconds.head(third).median()
+    if not (factor > 3 and grown and times.tail(third).min() > times.head(third).max()):
         return None
     text = f"a step takes {factor:.1f} times as long per token in the last third of the run as in the first"
     return Evidence(text, {"factor": factor}, log.steps.step.tail(third).astype(int).tolist(), (), 0.3)

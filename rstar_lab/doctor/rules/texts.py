@@ -13,6 +13,7 @@ from rstar_lab.runs.tables import UNUSABLE
 
 MARK = r"(?i)(?:answer|solution|key|result|target)\W{0,12}(?:is|=|:)?\W{0,4}"
 _TOKEN = re.compile(r"\w+(?:[.,/]\w+)*|[^\w\s]")
+_PART = re.compile(r"\d+(?:[.,/]\d+)*|[^\W\d_]+|[^\w\s]")  # a file name or a key can contain an answer
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _ROLE = r"<\|(?:im_start|start_header_id|user|system)\|?>|<tool_response>"
 LEAST_PROMPTS = 8  # different prompts from which the shared beginning is taken
@@ -214,10 +215,10 @@ def _predicted(pairs: list[tuple[str, str]]) -> list[bool]:
     chance does not explain it: the answers of other problems stand there as often as they are equal by chance.
     """
     places: dict[tuple[str, ...], list[tuple[int, bool, str]]] = defaultdict(list)
-    truths = [tuple(_TOKEN.findall(truth.lower())) for _, truth in pairs]
+    truths = [tuple(_PART.findall(truth.lower())) for _, truth in pairs]
     equal = Counter(truths)
     for number, (prompt, _) in enumerate(pairs):
-        tokens, truth = _TOKEN.findall(prompt.lower()[:20_000]), truths[number]
+        tokens, truth = _PART.findall(prompt.lower()[:20_000]), truths[number]
         masked = [re.sub(r"\d+", "#", token) for token in tokens]
         width = len(truth)
         for at in range(len(tokens) - width + 1 if width else 0):
