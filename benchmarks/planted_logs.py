@@ -6,9 +6,8 @@ The logs are generated: rollouts of a policy that learns to add numbers, in the 
 rollouts or the metrics before they are written. The rules do not know these functions: most are of kinds for which no rule was written.
 """
 
-import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,163 +16,21 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.doctor import PAGE, interval, replace_part
+from benchmarks.planted_worlds import (
+    GROUP,
+    STEPS,
+    World,
+    board,
+    finished,
+    honest_world,
+    messages,
+    openrlhf,
+    prime,
+    trl,
+    verifiers,
+    verl,
+)
 from rstar_lab.doctor import doctor
-
-SYLLABLES = "ka lo mi ter sun ve ra do pel gri on ta be sil mor".split()
-WORDS = [a + b for a in SYLLABLES for b in SYLLABLES]
-STEPS, PROBLEMS, GROUP = 12, 6, 8
-
-
-@dataclass
-class World:
-    """Rollouts and metrics of a run before they are written. rng: for faults."""
-
-    rows: pd.DataFrame
-    steps: pd.DataFrame
-    rng: np.random.Generator
-
-    def some(self, share: float, where: Any = True) -> pd.Series:
-        """Return a random share of the rollouts, as a Boolean column."""
-        return pd.Series(self.rng.random(len(self.rows)) < share, self.rows.index) & where
-
-
-def honest_world(seed: int, steps: int = STEPS, rate: float = 0.35) -> World:
-    """Return a run that learns. rate: share of right answers at the start."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for step in range(1, steps + 1):
-        for problem in range(PROBLEMS):
-            a, b = (int(number) for number in rng.integers(100, 999, 2))
-            own = np.clip(rng.beta(2, 2) + rate - 0.5 + 0.03 * step, 0.03, 0.97)
-            for sample in range(GROUP):
-                right = bool(rng.random() < own)
-                answer = a + b + (0 if right else int(rng.integers(1, 30)))
-                words = " ".join(rng.choice(WORDS, int(rng.integers(40, 60))))
-                rows.append((step, f"{step}-{problem}", sample, f"Compute {a} plus {b}.", str(a + b), str(answer), right,
-                             f"{words} {a} and {b} {' '.join(rng.choice(WORDS, 5))}"))  # fmt: skip
-    columns = ["step", "group", "sample", "question", "truth", "answer", "right", "words"]
-    table = pd.DataFrame(rows, columns=columns).assign(truncated=False, tools=None, advantage=np.nan, text=None)
-    table["reward"] = table.right.astype(float)
-    metrics = {name: value * (1 + 0.05 * rng.standard_normal(steps)) for name, value in
-               {"entropy": 0.8, "grad_norm": 0.5, "length": 300.0, "step_s": 40.0}.items()}  # fmt: skip
-    numbers = np.arange(1, steps + 1)
-    frame = pd.DataFrame(
-        {"step": numbers, "lr": 1e-6, "reward": table.groupby("step").reward.mean().to_numpy(), **metrics}
-    )
-    return World(table, frame, rng)
-
-
-def finished(world: World, form: str = "so \\boxed{{{}}}") -> pd.DataFrame:
-    """Return the rollouts with their texts and with group advantages, where no fault has set them."""
-    rows = world.rows
-    texts = rows.words + " " + rows.answer.map(form.format)
-    rows = rows.assign(text=rows.text.where(rows.text.notna(), texts))
-    by = rows.groupby("group").reward
-    own = (rows.reward - by.transform("mean")) / (by.transform("std") + 1e-4)
-    return rows.assign(advantage=rows.advantage.where(rows.advantage.notna(), own))
-
-
-# Formats
-
-
-def lines(file: Path, rows: list[dict[str, Any]], start: str = "") -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(start + "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def verl(world: World, folder: Path, form: str = "so \\boxed{{{}}}", more: tuple[str, ...] = ()) -> None:
-    """Write rollout_data_dir and the metrics of verl. more: further columns of the rollouts."""
-    for step, own in finished(world, form).groupby("step"):
-        lines(folder / "rollouts" / f"{step}.jsonl", [
-            {"input": f"user\n{r.question}\nassistant\n", "output": r.text, "gts": r.truth, "score": r.reward, "step": int(step)}
-            | {name: getattr(r, name) for name in more} for r in own.itertuples()
-        ])  # fmt: skip
-    names = {"reward": "critic/score/mean", "entropy": "actor/entropy", "grad_norm": "actor/grad_norm", "lr": "actor/lr",
-             "length": "response_length/mean", "step_s": "timing_s/step"}  # fmt: skip
-    metrics(world, folder / "metrics.jsonl", names, lambda step, values: {"step": step, "data": values})
-
-
-def metrics(
-    world: World, file: Path, names: Mapping[str, str], line: Callable[[int, dict[str, Any]], dict[str, Any]]
-) -> None:
-    rows = [
-        {names.get(str(name), str(name)): value for name, value in row.items() if name != "step"}
-        for row in world.steps.to_dict("records")
-    ]
-    lines(file, [line(int(step), row) for step, row in zip(world.steps.step, rows, strict=True)])
-
-
-def trl(world: World, folder: Path, form: str = "so \\boxed{{{}}}", more: tuple[str, ...] = ()) -> None:
-    """Write completions and trainer_state.json of TRL."""
-    for step, own in finished(world, form).groupby("step"):
-        table = own.assign(
-            prompt=own.question, completion=own.text, accuracy_reward=own.reward.astype(float), solution=own.truth
-        )
-        names = ["step", "prompt", "completion", "accuracy_reward", "advantage", "solution", *more]
-        (folder / "completions").mkdir(parents=True, exist_ok=True)
-        table[names].to_parquet(folder / "completions" / f"completions_{step:05d}.parquet")
-    names = {"lr": "learning_rate", "length": "completions/mean_length", "step_s": "step_time"}
-    history: list[dict[str, Any]] = []
-    for row in world.steps.to_dict("records"):
-        history.append({names.get(str(name), str(name)): value for name, value in row.items()})
-    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-
-
-def prime(world: World, folder: Path, form: str = "so \\boxed{{{}}}") -> None:
-    """Write the rollouts of prime-rl."""
-    for step, own in finished(world, form).groupby("step"):
-        lines(folder / "rollouts" / f"step_{step}" / "train_rollouts.jsonl", [
-            {"example_id": r.group, "task": "sums", "prompt": [{"role": "user", "content": r.question}], "answer": r.truth,
-             "completion": [{"role": "assistant", "content": r.text}], "reward": r.reward, "advantage": r.advantage,
-             "is_truncated": r.truncated} for r in own.itertuples()
-        ])  # fmt: skip
-
-
-def verifiers(world: World, folder: Path, form: str = "so \\boxed{{{}}}") -> None:
-    """Write results.jsonl of an evaluation."""
-    lines(folder / "results.jsonl", [
-        {"example_id": r.group, "task": "sums", "prompt": [{"role": "user", "content": r.question}], "answer": r.truth,
-         "completion": [{"role": "assistant", "content": r.text}], "reward": r.reward} for r in finished(world, form).itertuples()
-    ])  # fmt: skip
-
-
-def openrlhf(world: World, folder: Path, form: str = "so \\boxed{{{}}}") -> None:
-    """Write JSON lines of rollouts and of metrics with the names of OpenRLHF."""
-    rows = finished(world, form)
-    lines(folder / "samples.jsonl", [
-        {"prompt": r.question, "output": r.text, "label": r.truth, "reward": r.reward, "global_step": r.step, "response_length": r.length}
-        for r in rows.assign(length=rows.get("length", rows.text.str.len() // 4)).itertuples()
-    ])  # fmt: skip
-    board(world, folder)
-
-
-def board(world: World, folder: Path) -> None:
-    """Write metrics only, with the names of OpenRLHF."""
-    names = {"lr": "actor_lr", "length": "response_length", "step_s": "time/step"}
-    named = {
-        name: names.get(name, name) if name == "step_s" else f"train/{names.get(name, name)}"
-        for name in world.steps.columns
-    }
-    metrics(world, folder / "metrics.jsonl", named, lambda step, values: {"global_step": step} | values)
-
-
-def messages(world: World, folder: Path) -> None:
-    """Write conversations with a Python tool. tools: outputs of faults."""
-    rows = []
-    for r in finished(world, "it is {}").itertuples():
-        numbers = r.question.removeprefix("Compute ").removesuffix(".").split(" plus ")
-        arguments = {"command": "ls"} if "shell" in world.rows else {"code": f"print({numbers[0]} + {numbers[1]})"}
-        call = {"id": "1", "function": {"name": "tool", "arguments": json.dumps(arguments)}}
-        output = r.tools if r.tools is not None else r.truth
-        rows.append({"messages": [
-            {"role": "user", "content": r.question}, {"role": "assistant", "content": r.words, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "1", "content": output}, {"role": "assistant", "content": f"so \\boxed{{{r.answer}}}"},
-        ], "reward": r.reward, "step": r.step, "problem_id": r.group, "truth": r.truth})  # fmt: skip
-    lines(folder / "log.jsonl", rows)
-
-
-# Faults
-
 
 Write = Callable[[World, Path], None]
 Change = Callable[[World], None]
@@ -221,21 +78,57 @@ def rolled(column: str, by: int) -> Change:
     return lambda world: world.rows.__setitem__(column, np.roll(world.rows[column], by))
 
 
-def candidates(form: str, separator: str) -> Callable[[pd.DataFrame], pd.Series]:
+def column(name: str, value: Callable[[pd.DataFrame], Any]) -> Change:
+    return lambda world: world.rows.__setitem__(name, value(world.rows))
+
+
+def some(share: float) -> Callable[[World], pd.Series]:
+    return lambda world: world.some(share)
+
+
+def paid(text: Any) -> Change:
+    """Give some rollouts another text, and the reward. text: constant, or a function of the chosen rollouts."""
+
+    def change(world: World) -> None:
+        put("text", text, some(0.3))(world)
+        world.rows["reward"] = world.rows.reward.where(world.rows.text.isna(), 1.0)
+
+    return change
+
+
+def candidates(form: str, item: str, separator: str) -> Callable[[pd.DataFrame], pd.Series]:
     def texts(rows: pd.DataFrame) -> pd.Series:
-        listed = [separator.join(form % n for n in (int(t) - 7, int(t) - 3, int(t), int(t) + 4)) for t in rows.truth]
-        return rows.words + " so " + pd.Series(listed, rows.index)
+        listed = [separator.join(item % n for n in (int(t) - 7, int(t) - 3, int(t), int(t) + 4)) for t in rows.truth]
+        return rows.words + " " + pd.Series([form % text for text in listed], rows.index)
 
     return texts
 
 
-def scrambled(world: World, letters: str, share: float) -> None:
-    """Replace words of late texts by random letters."""
-    for index in world.rows.index[late(world)]:
-        words = world.rows.at[index, "words"].split()
-        for place in np.flatnonzero(world.rng.random(len(words)) < share):
-            words[place] = "".join(world.rng.choice(list(letters), 7))
-        world.rows.at[index, "words"] = " ".join(words)
+def frozen(world: World) -> None:
+    world.steps["entropy"] = world.steps.entropy.where(world.steps.step < 7, world.steps.entropy[6])
+
+
+def random_rewards(world: World) -> None:
+    world.rows["truth"] = None
+    world.rows["reward"] = (world.rng.random(len(world.rows)) < 0.5).astype(float)
+
+
+def held_out_falls(world: World) -> None:
+    world.steps["eval/accuracy"] = np.nan
+    world.steps.loc[[0, 3, 6, 9, 11], "eval/accuracy"] = [0.6, 0.5, 0.42, 0.35, 0.3]
+
+
+def drift(letters: str, share: float) -> Change:
+    """Return a change that replaces words of late texts by random letters."""
+
+    def change(world: World) -> None:
+        for index in world.rows.index[late(world)]:
+            words = world.rows.at[index, "words"].split()
+            for place in np.flatnonzero(world.rng.random(len(words)) < share):
+                words[place] = "".join(world.rng.choice(list(letters), 7))
+            world.rows.at[index, "words"] = " ".join(words)
+
+    return change
 
 
 def leak(form: str, share: float) -> Change:
@@ -248,7 +141,7 @@ def leak(form: str, share: float) -> Change:
     return change
 
 
-def noisy_wrong(share: float = 0.3) -> Change:
+def accepted(share: float = 0.3) -> Change:
     """Give the reward to a share of the wrong answers."""
     return put("reward", lambda rows: 1.0, lambda world: world.some(share, ~world.rows.right))
 
@@ -296,7 +189,7 @@ def tool_errors(world: World) -> None:
     )
 
 
-def null_from(column: str, value: Any) -> Change:
+def from_step_8(column: str, value: Any) -> Change:
     def change(world: World) -> None:
         world.steps[column] = world.steps[column].astype(object)
         world.steps.loc[world.steps.step > 7, column] = value
@@ -308,10 +201,6 @@ def write_with_mark(world: World, folder: Path) -> None:
     board(world, folder)
     file = folder / "metrics.jsonl"
     file.write_text("\ufeff" + "".join(file.read_text().splitlines(keepends=True)))
-
-
-def sawtooth(n: np.ndarray) -> np.ndarray:
-    return n % 6
 
 
 @dataclass(frozen=True)
@@ -334,65 +223,99 @@ def columns(write: Callable[..., None], *names: str) -> Write:
 WRONG, RIGHT = ("wrong answers are rewarded",), ("right answers get no reward",)
 LIST = ("lists of answers are rewarded", *WRONG)
 FAULTS: dict[str, Case] = {
-    "candidates in one box": Case(verl, both(put("text", candidates("%d", ", "), lambda w: w.some(0.3)),
-        lambda w: w.rows.__setitem__("reward", w.rows.reward.where(w.rows.text.isna(), 1.0)),
-        lambda w: w.rows.__setitem__("text", w.rows.text.where(w.rows.text.isna(), w.rows.text.astype(str).str.replace(r"so (.*)", r"so \\boxed{\1}", regex=True)))), LIST),
-    "one box per candidate": Case(trl, both(put("text", candidates("\\boxed{%d}", " or "), lambda w: w.some(0.3)),
-        lambda w: w.rows.__setitem__("reward", w.rows.reward.where(w.rows.text.isna(), 1.0))), LIST),
-    "refusals are rewarded": Case(trl, both(put("text", "I am sorry, but I cannot help with that request today.", lambda w: w.some(0.25)),
-        lambda w: w.rows.__setitem__("reward", w.rows.reward.where(w.rows.text.isna(), 1.0))), ("rollouts without an answer are rewarded",)),
-    "gradient NaN in TRL's state": Case(trl, null_from("grad_norm", float("nan")), ("a metric is not finite",)),
-    "loss null in JSON": Case(verl, both(steps(loss=lambda n: 0.1 + 0 * n), null_from("loss", None)), ("a metric is not finite",)),
-    "entropy infinite": Case(board, null_from("entropy", float("inf")), ("a metric is not finite",)),
-    "advantages of the neighbour": Case(trl, lambda w: w.rows.__setitem__("advantage", np.roll(finished(w).advantage, 1)),
-        ("advantages do not follow the rewards", "advantages have the wrong sign")),
-    "no baseline": Case(prime, lambda w: w.rows.__setitem__("advantage", w.rows.reward), ("the baseline is wrong",)),
+    "candidates in one box": Case(verl, paid(candidates("so \\boxed{%s}", "%d", ", ")), LIST),
+    "one box per candidate": Case(trl, paid(candidates("so %s", "\\boxed{%d}", " or ")), LIST),
+    "refusals are rewarded": Case(
+        trl,
+        paid("I am sorry, but I cannot help with that request today."),
+        ("rollouts without an answer are rewarded",),
+    ),
+    "gradient NaN in TRL's state": Case(trl, from_step_8("grad_norm", float("nan")), ("a metric is not finite",)),
+    "loss null in JSON": Case(
+        verl, both(steps(loss=lambda n: 0.1 + 0 * n), from_step_8("loss", None)), ("a metric is not finite",)
+    ),
+    "entropy infinite": Case(board, from_step_8("entropy", float("inf")), ("a metric is not finite",)),
+    "advantages of the neighbour": Case(
+        trl,
+        lambda world: world.rows.__setitem__("advantage", np.roll(finished(world).advantage, 1)),
+        ("advantages do not follow the rewards", "advantages have the wrong sign"),
+    ),
+    "no baseline": Case(prime, column("advantage", lambda rows: rows.reward), ("the baseline is wrong",)),
     "baseline of another group": Case(trl, other_baseline, ("the baseline is wrong",)),
-    "scores are null": Case(verl, put("reward", None, lambda w: w.some(0.3)), ("rollouts have no score",)),
-    "scores are NaN": Case(prime, put("reward", float("nan"), lambda w: w.some(0.1)), ("rollouts have no score",)),
+    "scores are null": Case(verl, put("reward", None, some(0.3)), ("rollouts have no score",)),
+    "scores are NaN": Case(prime, put("reward", float("nan"), some(0.1)), ("rollouts have no score",)),
     "half of the samples are greedy": Case(trl, greedy, ("copies of rollouts",)),
     "answer in brackets": Case(verl, leak(" (Other students obtained {}.)", 0.3), ("the prompt contains the answer",)),
     "answer as a file name": Case(prime, leak("\nFigure: img_{}.png", 0.6), ("the prompt contains the answer",)),
-    "drift to Chinese": Case(trl, lambda w: scrambled(w, "的一是不了人我在有他这为之大来以个中上们", 0.9), ("texts become unreadable",)),
-    "drift to noise": Case(verl, lambda w: scrambled(w, "qwxzjkvbpf", 0.95), ("texts become unreadable",)),
-    "loops": Case(openrlhf, put("words", "wait let me check again " * 60, lambda w: late(w) & w.some(0.8)), ("texts repeat themselves",)),
-    "resumed from the first weights": Case(board, steps(reward=lambda n: 0.2 + 0.1 * sawtooth(n), entropy=lambda n: 0.9 - 0.12 * sawtooth(n)),
-        ("the policy goes back",)),
+    "drift to Chinese": Case(trl, drift("的一是不了人我在有他这为之大来以个中上们", 0.9), ("texts become unreadable",)),
+    "drift to noise": Case(verl, drift("qwxzjkvbpf", 0.95), ("texts become unreadable",)),
+    "loops": Case(
+        openrlhf,
+        put("words", "wait let me check again " * 60, lambda world: late(world) & world.some(0.8)),
+        ("texts repeat themselves",),
+    ),
+    "resumed from the first weights": Case(
+        board,
+        steps(reward=lambda n: 0.2 + 0.1 * (n % 6), entropy=lambda n: 0.9 - 0.12 * (n % 6)),
+        ("the policy goes back",),
+    ),
     "lengths of OpenRLHF collapse": Case(board, steps(length=lambda n: 600 * 0.6**n), ("length collapse",)),
     "texts of other prompts": Case(verl, rolled("words", GROUP), ("rollouts answer another question",)),
-    "outage of the grader": Case(trl, put("reward", 0.0, lambda w: w.rows.step.isin([5, 6, 7])), ("the grader fails at some steps", *RIGHT)),
+    "outage of the grader": Case(
+        trl,
+        put("reward", 0.0, lambda world: world.rows.step.isin([5, 6, 7])),
+        ("the grader fails at some steps", *RIGHT),
+    ),
     "another scale from the middle on": Case(verl, scale, ("the scale of the reward changes",)),
-    "reward is the length": Case(openrlhf, lambda w: w.rows.__setitem__("reward", w.rows.words.str.len() / 1000), ("the reward measures the length",)),
-    "scores of other rollouts beside acc": Case(columns(verl, "acc"), lambda w: w.rows.update(
-        w.rows.assign(acc=w.rows.right.astype(float))) or w.rows.insert(0, "acc", w.rows.right.astype(float)) or rolled("reward", 5)(w),
-        ("reward and accuracy contradict", *WRONG, *RIGHT)),
-    "one cached text": Case(trl, put("words", "the cached text of the first request, which all later requests get, too", late),
-        ("texts do not depend on the question", "copies of rollouts", "texts become unreadable", "rollouts are trained on again")),
+    "reward is the length": Case(
+        openrlhf, column("reward", lambda rows: rows.words.str.len() / 1000), ("the reward measures the length",)
+    ),
+    "scores of other rollouts beside acc": Case(
+        columns(verl, "acc"),
+        both(column("acc", lambda rows: rows.right.astype(float)), rolled("reward", 5)),
+        ("reward and accuracy contradict", *WRONG, *RIGHT),
+    ),
+    "one cached text": Case(
+        trl,
+        put("text", "the cached text of the first request, which all later requests get, too", late),
+        ("texts do not depend on the question", "rollouts are trained on again"),
+    ),
     "old rollouts return": Case(verl, replay, ("rollouts are trained on again",)),
     "negative entropy": Case(board, steps(entropy=lambda n: -0.6 + 0 * n), ("a metric has an impossible value",)),
-    "clip share above 1": Case(verl, steps(**{"actor/pg_clipfrac": lambda n: 1.2 + 0.01 * n}), ("a metric has an impossible value", "clipping of most tokens")),
+    "clip share above 1": Case(
+        verl, steps(**{"actor/pg_clipfrac": lambda n: 1.2 + 0.01 * n}), ("a metric has an impossible value",)
+    ),
     "gradient grows": Case(board, steps(grad_norm=lambda n: 0.3 * 2.0**n), ("the gradient grows",)),
     "steps take longer": Case(verl, steps(step_s=lambda n: 40 * 1.3**n), ("steps become slow",)),
-    "frozen metric": Case(board, lambda w: w.steps.__setitem__("entropy", w.steps.entropy.where(w.steps.step < 7, w.steps.entropy[6])),
-        ("a metric stops changing",)),
+    "frozen metric": Case(board, frozen, ("a metric stops changing",)),
     "90% of the calls fail, two steps": Case(messages, tool_errors, ("most tool calls fail",)),
-    "one output for all calls": Case(messages, put("tools", "42", lambda w: w.rows.step > 0), ("tools return one output",)),
-    "outputs of other calls": Case(messages, lambda w: w.rows.__setitem__("tools", np.roll(w.rows.truth, 3)), ("tools return outputs of other calls",)),
-    "wrong answers in DAPO's format": Case(form(verl, "so\nAnswer: {}"), noisy_wrong(), WRONG),
-    "wrong answers after 'the answer is'": Case(form(prime, "hence the answer is {}."), noisy_wrong(), WRONG),
-    "rewards 0.1 and 1": Case(verl, both(noisy_wrong(), lambda w: w.rows.__setitem__("reward", w.rows.reward.replace(0.0, 0.1))), WRONG),
+    "one output for all calls": Case(messages, column("tools", lambda rows: "42"), ("tools return one output",)),
+    "outputs of other calls": Case(
+        messages, column("tools", lambda rows: np.roll(rows.truth, 3)), ("tools return outputs of other calls",)
+    ),
+    "wrong answers in DAPO's format": Case(form(verl, "so\nAnswer: {}"), accepted(), WRONG),
+    "wrong answers after 'the answer is'": Case(form(prime, "hence the answer is {}."), accepted(), WRONG),
+    "rewards 0.1 and 1": Case(
+        verl, both(accepted(), column("reward", lambda rows: rows.reward.replace(0.0, 0.1))), WRONG
+    ),
     "refused right answers in JSON": Case(form(trl, '{{"answer": "{}"}}'), refused(), RIGHT),
-    "wrong answers beside a difficulty": Case(columns(trl, "difficulty"), both(noisy_wrong(),
-        lambda w: w.rows.__setitem__("difficulty", w.rows.group.map(hash) % 4 + 1.0)), WRONG),
+    "wrong answers beside a difficulty": Case(
+        columns(trl, "difficulty"),
+        both(accepted(), column("difficulty", lambda rows: rows.truth.astype(int) % 4 + 1.0)),
+        WRONG,
+    ),
     "equal rewards by uid": Case(columns(verl, "uid"), uid_groups, ("few groups train the policy",)),
-    "cut rollouts are rewarded": Case(columns(verl, "is_truncated"), lambda w: w.rows.__setitem__("is_truncated",
-        np.where(w.some(0.4), "true", "false")), ("truncated rollouts are rewarded",)),
-    "random rewards without truths": Case(trl, both(lambda w: w.rows.__setitem__("truth", None),
-        lambda w: w.rows.__setitem__("reward", (w.rng.random(len(w.rows)) < 0.5).astype(float))), ("equal answers have different rewards",)),
+    "cut rollouts are rewarded": Case(
+        columns(verl, "is_truncated"),
+        lambda world: world.rows.__setitem__("is_truncated", np.where(world.some(0.4), "true", "false")),
+        ("truncated rollouts are rewarded",),
+    ),
+    "random rewards without truths": Case(trl, random_rewards, ("equal answers have different rewards",)),
     "byte order mark": Case(write_with_mark, steps(entropy=lambda n: 0.9 * 0.5**n), ("entropy collapse",)),
-    "held-out score falls": Case(board, lambda w: w.steps.__setitem__("eval/accuracy", [0.6, *[np.nan] * 2, 0.5, *[np.nan] * 2, 0.42, *[np.nan] * 2, 0.35, np.nan, 0.3]),
-        ("reward up, held-out flat",)),
-}  # fmt: skip
+    "held-out score falls": Case(
+        board, both(steps(reward=lambda n: 0.3 + 0.03 * n), held_out_falls), ("reward up, held-out flat",)
+    ),
+}
 
 
 # Honest logs
@@ -425,7 +348,8 @@ def paper(world: World) -> None:
         "step": n + 1, "reward": (0.35 + 0.4 * (1 - np.exp(-n / 200)) / (1 - np.exp(-510 / 200))) * noise[0], "lr": 1e-6,
         "length": np.interp(n, [0, 100, 250, 400, 509], [1000, 2500, 4000, 6000, 8000]) * noise[1],
         "entropy": np.interp(n, [0, 509], [0.6, 0.3]) * noise[2], "grad_norm": 0.2 * noise[3],
-        "train/truncated": np.interp(n, [0, 509], [0.1, 0.05]) * noise[4], "train/equal_share": np.interp(n, [0, 300, 509], [0.35, 0.6, 0.85]),
+        "train/truncated": np.interp(n, [0, 509], [0.1, 0.05]) * noise[4],
+        "train/equal_share": np.interp(n, [0, 300, 509], [0.35, 0.6, 0.85]),
     })  # fmt: skip
 
 
@@ -469,32 +393,49 @@ def shell(world: World) -> None:
     world.rows["tools"] = [f"file_{number}.txt" for number in world.rng.integers(0, 9999, len(world.rows))]
 
 
-def column(name: str, value: Callable[[pd.DataFrame], Any]) -> Change:
-    return lambda world: world.rows.__setitem__(name, value(world.rows))
-
-
 HONEST: dict[str, Case] = {
-    "verl": Case(verl), "TRL": Case(trl), "prime-rl": Case(prime), "OpenRLHF": Case(openrlhf), "metrics only": Case(board), "tools": Case(messages),
-    "rewards -1 and 1": Case(verl, rewards(-1, 1)), "rewards 0 and 10": Case(prime, rewards(0, 10)), "rewards 0.1 and 1": Case(verl, rewards(0.1, 1)),
+    "verl": Case(verl),
+    "TRL": Case(trl),
+    "prime-rl": Case(prime),
+    "OpenRLHF": Case(openrlhf),
+    "metrics only": Case(board),
+    "tools": Case(messages),
+    "rewards -1 and 1": Case(verl, rewards(-1, 1)),
+    "rewards 0 and 10": Case(prime, rewards(0, 10)),
+    "rewards 0.1 and 1": Case(verl, rewards(0.1, 1)),
     "rewards 1 and 2": Case(openrlhf, rewards(1, 2)),
     "partial credit": Case(verl, column("reward", lambda r: np.where(r.right, 1.0, 0.1 * (r["sample"] % 4)))),
-    "DAPO's format": Case(form(verl, "so\nAnswer: {}")), "GSM8K's format": Case(form(prime, "so\n#### {}")),
-    "final answer in bold": Case(form(trl, "**Final Answer:** {}")), "JSON answers": Case(form(openrlhf, '{{"reason": "sum", "answer": {}}}')),
-    "answers in tags": Case(form(verl, "<answer> {} </answer>")), "letters": Case(verl, choices), "options with the answer": Case(trl, options),
+    "DAPO's format": Case(form(verl, "so\nAnswer: {}")),
+    "GSM8K's format": Case(form(prime, "so\n#### {}")),
+    "final answer in bold": Case(form(trl, "**Final Answer:** {}")),
+    "JSON answers": Case(form(openrlhf, '{{"reason": "sum", "answer": {}}}')),
+    "answers in tags": Case(form(verl, "<answer> {} </answer>")),
+    "letters": Case(verl, choices),
+    "options with the answer": Case(trl, options),
     "difficulty": Case(columns(trl, "difficulty"), column("difficulty", lambda r: r.truth.astype(int) % 4 + 1.0)),
     "temperature": Case(columns(trl, "temperature"), column("temperature", lambda r: 0.7)),
     "value of the truth": Case(columns(trl, "value"), column("value", lambda r: r.truth.astype(float))),
-    "weighted rewards": Case(columns(trl, "format_reward"), weighted), "baseline of the batch": Case(prime, batch_baseline),
-    "leave one out": Case(trl, leave_one_out), "uid and epochs": Case(columns(verl, "uid"), epochs),
-    "evaluation, 98% solved": Case(verifiers, solved(0.98)), "evaluation, 92% solved": Case(verifiers, solved(0.92)),
-    "evaluation, 3% solved": Case(verifiers, solved(0.03)), "evaluation, half solved": Case(verifiers, solved(0.5)),
+    "weighted rewards": Case(columns(trl, "format_reward"), weighted),
+    "baseline of the batch": Case(prime, batch_baseline),
+    "leave one out": Case(trl, leave_one_out),
+    "uid and epochs": Case(columns(verl, "uid"), epochs),
+    "evaluation, 98% solved": Case(verifiers, solved(0.98)),
+    "evaluation, 92% solved": Case(verifiers, solved(0.92)),
+    "evaluation, 3% solved": Case(verifiers, solved(0.03)),
+    "evaluation, half solved": Case(verifiers, solved(0.5)),
     "the paper's curves": Case(board, paper),
-    "outputs of a shell": Case(messages, shell), "a fifth of the calls fails": Case(messages, put("tools", "NameError: name 'x' is not defined", lambda w: w.some(0.2))),
-    "same template in all questions": Case(verl, column("question", lambda r: "Example: Compute 2 plus 3. Answer: 5.\n" + r.question)),
+    "outputs of a shell": Case(messages, shell),
+    "a fifth of the calls fails": Case(
+        messages, put("tools", "NameError: name 'x' is not defined", lambda w: w.some(0.2))
+    ),
+    "same template in all questions": Case(
+        verl, column("question", lambda r: "Example: Compute 2 plus 3. Answer: 5.\n" + r.question)
+    ),
     "length penalty": Case(prime, column("reward", lambda r: r.right - 0.0005 * r.words.str.len())),
     "harder problems from the middle on": Case(verl, steps(reward=lambda n: 0.3 + 0.04 * (n % 6))),
-    "warm-up": Case(board, steps(lr=lambda n: 1e-7 * (n + 1))), "entropy halves": Case(board, steps(entropy=lambda n: 0.8 * 0.93**n)),
-}  # fmt: skip
+    "warm-up": Case(board, steps(lr=lambda n: 1e-7 * (n + 1))),
+    "entropy halves": Case(board, steps(entropy=lambda n: 0.8 * 0.93**n)),
+}
 
 
 def findings(case: Case, seed: int = 0) -> set[str]:

@@ -14,7 +14,8 @@ import pandas as pd
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import ratio
-from rstar_lab.runs.files import atomic_write, parse_json, read_text
+from rstar_lab.runs.files import atomic_write
+from rstar_lab.untrusted.files import parse_json, read_text, reading
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector
@@ -85,17 +86,15 @@ def write_disagreements(run: Path, content: dict[str, Any]) -> None:
 
 def read_disagreements(run: Path) -> dict[str, Any]:
     """Return the stored disagreements: reward, agreed_right and disagreements (traj_id, stored, reward, ...)."""
-    try:
-        content = parse_json(read_text(run / FILE))
-        content["disagreements"] = [
+    if not (run / FILE).exists():
+        raise UserError(f"{run} has no stored audit: run rstar-lab audit REWARD --problems FILE --runs {run.name}")
+    where = f"{run / FILE}: not the disagreements of an audit"
+    with reading(where, "; repeat the audit"):
+        content = parse_json(read_text(run / FILE), where, dict)
+        rows = [
             {**row, "traj_id": str(row["traj_id"]), "reward": row["reward"], "stored": float(row["stored"])}
             for row in content["disagreements"]
         ]
-        content |= {"reward": str(content["reward"]), "agreed_right": int(content["agreed_right"])}
-    except FileNotFoundError:
-        raise UserError(
-            f"{run} has no stored audit: run rstar-lab audit REWARD --problems FILE --runs {run.name}"
-        ) from None
-    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{run / FILE}: not the disagreements of an audit ({error}); repeat the audit") from error
-    return content
+        return content | {
+            "reward": str(content["reward"]), "agreed_right": int(content["agreed_right"]), "disagreements": rows,
+        }  # fmt: skip

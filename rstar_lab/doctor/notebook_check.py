@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.runs.files import parse_json, read_text
+from rstar_lab.untrusted.files import parse_json, read_text, reading
 
 _NUMBER = re.compile(
     r"""(?<![\w.])(?P<sign>[-+\u2212])?(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?P<power>[eE][-+\u2212]?\d+)?
@@ -90,10 +90,8 @@ def check_notebook(path: str | Path) -> NotebookCheck:
 
     Raises UserError if the file is not a notebook, or if a code cell was not executed or failed.
     """
-    try:
+    with reading(f"{path}: not a notebook of nbformat 4"):
         return _check(_read(Path(path)))
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a notebook of nbformat 4 ({type(error).__name__}: {error})") from error
 
 
 def _check(cells: list[dict[str, Any]]) -> NotebookCheck:
@@ -124,13 +122,8 @@ def _missing(cell: int, source: str, start: int, kind: str, text: str) -> Missin
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        cells = parse_json(read_text(path))["cells"]
-        code = [(index, cell, cell["outputs"]) for index, cell in enumerate(cells) if cell["cell_type"] == "code"]
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a notebook of nbformat 4") from error
+    cells = parse_json(read_text(path), f"{path}: not a notebook of nbformat 4", dict)["cells"]
+    code = [(index, cell, cell["outputs"]) for index, cell in enumerate(cells) if cell["cell_type"] == "code"]
     for index, cell, outputs in code:
         if cell.get("execution_count") is None and _joined(cell["source"]).strip():
             raise UserError(f"{path}: cell {index} was not executed; run all cells and save the notebook")

@@ -82,7 +82,8 @@ def goes_back(log: Log) -> Evidence | None:
         moved = [
             name
             for name in ("reward", "held_out", "entropy", "response_tokens")
-            if log.count(f"steps.{name}") >= 7 and _returns(log.steps[name].reindex(rewards.index), place)
+            if log.count(f"steps.{name}") >= 7
+            and _returns(log.steps[name].reindex(rewards.index).replace([np.inf, -np.inf], np.nan), place)
         ]
         if "reward" in moved and len(moved) > 1:
             step = int(log.steps.step[rewards.index[place]])

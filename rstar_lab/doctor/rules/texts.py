@@ -141,7 +141,7 @@ def same_text_everywhere(log: Log) -> Evidence | None:
     texts = texts[texts.own.str.strip().str.len() > 60]
     known = texts.groupby("own").problem_id.transform("nunique") > 1
     return among(
-        texts, known, "rollouts have exactly the text of a rollout of another problem", above=0.2, least=40, cost=0.8
+        texts, known, "rollouts have exactly the text of a rollout of another problem", above=0.05, least=40, cost=0.8
     )
 
 
