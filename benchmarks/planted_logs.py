@@ -50,7 +50,7 @@ def put(column: str, value: Any, where: Callable[[World], Any]) -> Change:
     return change
 
 
-def late(world: World) -> pd.Series:
+def late(world: World) -> Any:
     return world.rows.step > 2 * STEPS // 3
 
 
@@ -78,11 +78,11 @@ def rolled(column: str, by: int) -> Change:
     return lambda world: world.rows.__setitem__(column, np.roll(world.rows[column], by))
 
 
-def column(name: str, value: Callable[[pd.DataFrame], Any]) -> Change:
+def column(name: str, value: Callable[[Any], Any]) -> Change:
     return lambda world: world.rows.__setitem__(name, value(world.rows))
 
 
-def some(share: float) -> Callable[[World], pd.Series]:
+def some(share: float) -> Callable[[World], Any]:
     return lambda world: world.some(share)
 
 
@@ -96,8 +96,8 @@ def paid(text: Any) -> Change:
     return change
 
 
-def candidates(form: str, item: str, separator: str) -> Callable[[pd.DataFrame], pd.Series]:
-    def texts(rows: pd.DataFrame) -> pd.Series:
+def candidates(form: str, item: str, separator: str) -> Callable[[Any], Any]:
+    def texts(rows: Any) -> Any:
         listed = [separator.join(item % n for n in (int(t) - 7, int(t) - 3, int(t), int(t) + 4)) for t in rows.truth]
         return rows.words + " " + pd.Series([form % text for text in listed], rows.index)
 

@@ -18,11 +18,11 @@ STEPS, PROBLEMS, GROUP = 12, 6, 8
 class World:
     """Rollouts and metrics of a run before they are written. rng: for faults."""
 
-    rows: pd.DataFrame
-    steps: pd.DataFrame
+    rows: Any  # a data frame
+    steps: Any
     rng: np.random.Generator
 
-    def some(self, share: float, where: Any = True) -> pd.Series:
+    def some(self, share: float, where: Any = True) -> Any:
         """Return a random share of the rollouts, as a Boolean column."""
         return pd.Series(self.rng.random(len(self.rows)) < share, self.rows.index) & where
 
@@ -53,7 +53,7 @@ def honest_world(seed: int, steps: int = STEPS, rate: float = 0.35) -> World:
     return World(table, frame, rng)
 
 
-def finished(world: World, form: str = "so \\boxed{{{}}}") -> pd.DataFrame:
+def finished(world: World, form: str = "so \\boxed{{{}}}") -> Any:
     """Return the rollouts with their texts and with group advantages, where no fault has set them."""
     rows = world.rows
     texts = rows.words + " " + rows.answer.map(form.format)
@@ -102,10 +102,10 @@ def trl(world: World, folder: Path, form: str = "so \\boxed{{{}}}", more: tuple[
         names = ["step", "prompt", "completion", "accuracy_reward", "advantage", "solution", *more]
         (folder / "completions").mkdir(parents=True, exist_ok=True)
         table[names].to_parquet(folder / "completions" / f"completions_{step:05d}.parquet")
-    names = {"lr": "learning_rate", "length": "completions/mean_length", "step_s": "step_time"}
+    aliases = {"lr": "learning_rate", "length": "completions/mean_length", "step_s": "step_time"}
     history: list[dict[str, Any]] = []
     for row in world.steps.to_dict("records"):
-        history.append({names.get(str(name), str(name)): value for name, value in row.items()})
+        history.append({aliases.get(str(name), str(name)): value for name, value in row.items()})
     (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
 
 

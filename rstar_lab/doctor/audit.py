@@ -133,7 +133,7 @@ def near_misses(truth: str) -> list[str]:
     """Return numbers that a careless grader takes for the true one; none if that is no plain decimal number."""
     if re.fullmatch(r"-?\d{1,15}(?:\.\d{1,9})?", truth) is None:
         return []
-    number, step = Decimal(truth), Decimal(1).scaleb(min(0, Decimal(truth).as_tuple().exponent))  # type: ignore[type-var]
+    number, step = Decimal(truth), Decimal(1).scaleb(-len(truth.partition(".")[2]))
     found = [-number, number + step, number - step, 10 * number, Decimal(f"{truth}1")]
     found += [Decimal(truth[:-1])] if truth[-2:-1].isdigit() else []
     return [format(near, "f") for near in dict.fromkeys(found) if near != number]

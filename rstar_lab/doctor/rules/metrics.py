@@ -82,8 +82,7 @@ def goes_back(log: Log) -> Evidence | None:
         moved = [
             name
             for name in ("reward", "held_out", "entropy", "response_tokens")
-            if log.count(f"steps.{name}") >= 7
-            and _returns(log.steps[name].reindex(rewards.index).replace([np.inf, -np.inf], np.nan), place)
+            if log.count(f"steps.{name}") >= 7 and _returns(log.steps[name].reindex(rewards.index), place)
         ]
         if "reward" in moved and len(moved) > 1:
             step = int(log.steps.step[rewards.index[place]])
@@ -95,6 +94,7 @@ def goes_back(log: Log) -> Evidence | None:
 
 
 def _returns(values: pd.Series, place: int) -> bool:
+    values = values.replace([np.inf, -np.inf], np.nan)
     start, before, after = first(values), values.iloc[place - 3 : place].mean(), values.iloc[place : place + 3].mean()
     steps = values.diff().dropna()
     noise = 1.4826 * float((steps - steps.median()).abs().median()) / np.sqrt(2)
