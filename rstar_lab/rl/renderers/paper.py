@@ -41,19 +41,22 @@ TOOLS_INTRO = (
 )
 
 
-def _function(name: str, description: str, **arguments: str) -> dict[str, Any]:
+def function_schema(name: str, description: str, arguments: Mapping[str, str]) -> dict[str, Any]:
+    """Return the schema of a function whose arguments are texts. arguments: description of each."""
     properties = {argument: {"type": "string", "description": text} for argument, text in arguments.items()}
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 _STDIO = {"code": "The program.", "input": "What it reads from standard input; may be empty."}
-CODE_TOOL = _function(
-    "execute_python_code_with_standard_io", "Runs a Python program and returns what it prints.", **_STDIO
+CODE_TOOL = function_schema(
+    "execute_python_code_with_standard_io", "Runs a Python program and returns what it prints.", _STDIO
 )
-RELEASED_TOOL = _function("python_code_with_standard_io", "Runs a Python program and returns what it prints.", **_STDIO)
-JUPYTER_TOOL = _function(
-    "jupyter_code", "Runs a cell in a Python session that keeps what earlier cells defined.", code="The cell."
+RELEASED_TOOL = function_schema(
+    "python_code_with_standard_io", "Runs a Python program and returns what it prints.", _STDIO
+)
+JUPYTER_TOOL = function_schema(
+    "jupyter_code", "Runs a cell in a Python session that keeps what earlier cells defined.", {"code": "The cell."}
 )
 
 

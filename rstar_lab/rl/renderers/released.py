@@ -16,7 +16,14 @@ from typing import Any, Protocol
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.renderers.base import END_OF_TURN, Renderer, TruncateSide
-from rstar_lab.rl.renderers.paper import ANSWER_REQUEST, TOOL_CALLS_JINJA, RenderedResult, assistant_text, neutralise
+from rstar_lab.rl.renderers.paper import (
+    ANSWER_REQUEST,
+    TOOL_CALLS_JINJA,
+    RenderedResult,
+    assistant_text,
+    function_schema,
+    neutralise,
+)
 from rstar_lab.tool_calls import ToolCall
 
 GENERATION_PREFIX = "<|im_start|>assistant\n<reason>"
@@ -42,12 +49,6 @@ TOOLS_END = (
 )
 
 
-def _schema(name: str, description: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-    properties = {argument: {"type": "string", "description": text} for argument, text in arguments.items()}
-    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
 _STDIO: tuple[str, dict[str, str]] = (
     "Execute Python code with standard input and capture standard output. This function takes a Python code string and "
     "an input string, provides the input string through standard input (stdin) to the code, and captures and returns "
@@ -59,9 +60,11 @@ _STDIO: tuple[str, dict[str, str]] = (
         "input": "A string that will be provided as standard input to the code when it calls input().",
     },
 )
-PYTHON_TOOL = _schema("python_code_with_standard_io", *_STDIO)
-CARD_TOOL = _schema("execute_python_code_with_standard_io", *_STDIO)  # in the card of rstar2-reproduce/rStar2-Agent-14B
-JUPYTER_TOOL = _schema(
+PYTHON_TOOL = function_schema("python_code_with_standard_io", *_STDIO)
+CARD_TOOL = function_schema(
+    "execute_python_code_with_standard_io", *_STDIO
+)  # in the card of rstar2-reproduce/rStar2-Agent-14B
+JUPYTER_TOOL = function_schema(
     "jupyter_code",
     "Execute python code in a Jupyter notebook cell and return result",
     {"code": "The python code to execute in a single cell"},
