@@ -25,7 +25,7 @@ from rstar_lab.rl.methods.user_functions import user_chat_template, user_metric,
 from rstar_lab.rl.models.config_facts import context_length
 from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
-from rstar_lab.rl.problems import Problem, ProblemError, without_copies
+from rstar_lab.rl.problems import Problem, ProblemError, read_problem, read_rows, without_copies
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, SandboxSection, Stage
 from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.reward.hidden_tests import Runner, hidden_tests_of
@@ -230,12 +230,30 @@ async def _end(task: asyncio.Task[Any]) -> None:
         await task
 
 
+def _info_names(recipe: Recipe) -> set[str] | None:
+    """Return the names in the `info` of the first problem; None if a file cannot be read, which is reported elsewhere."""
+    section = next((section for stage in recipe.stages for section in recipe.stage_problems(stage)), None)
+    if section is None:
+        return None
+    if section.synthetic:
+        spec = section.synthetic
+        first = families.synthesize(spec.seed, 1, levels=spec.levels, families=spec.families)[0]
+        return set(first.info)
+    try:
+        _, row = next(iter(read_rows(section.file or "")))
+        fields = {str(ours): theirs for ours, theirs in section.fields.items()}
+        problem = read_problem(row, where="", fields=fields, default_id="1", default_source="", answers=False)
+    except (ProblemError, StopIteration):
+        return None
+    return set(problem.info)
+
+
 def load_functions(recipe: Recipe) -> dict[str, str]:
     """Load the user functions that a recipe names. Return their names by recipe key.
 
     Raises UserError if a function does not exist or does not accept the arguments of its key.
     """
-    make_reward(recipe.rl.reward, recipe.rl.answer)
+    make_reward(recipe.rl.reward, recipe.rl.answer, info=_info_names(recipe))
     named = [*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)]
     own_tools = list(dict.fromkeys(name for name in named if name not in CODE_TOOLS))
     make_tools(own_tools, None, user_timeout_s=recipe.rl.limits.tool_timeout_s)

@@ -152,3 +152,49 @@ def test_problems_without_tests_or_answers_are_refused():
         check_answers([problem()], recipe_of([]).rl)
     with pytest.raises(UserError, match="not stored with rollouts"):
         HiddenTests()("text", "answer")
+
+
+HARNESS = {
+    "names": ("class Solution:\n    def f(self, x: int) -> str:\n        return string.ascii_lowercase[operator.add(x, 0)]\n",
+              "f", '"b"', 1.0),
+    "recursion": ("def g(n):\n    return 0 if n == 0 else 1 + g(n - 1)\nprint(g(5000) + 0 * deepcopy(1))\n", None, "5000", 1.0),
+    "numpy": ("import numpy as np\nclass Solution:\n    def f(self, x):\n        return [np.int64(x), np.array([x])]\n",
+              "f", "[1, [1]]", 1.0),
+    "dataclass": (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass N:\n    v: int\n    n: 'N' = None\n"
+        "class Solution:\n    def f(self, x):\n        return N(x).v\n", "f", "1", 1.0,
+    ),
+    "digits": ("print(10**5000)\n", None, "1" + "0" * 5000, 1.0),
+    "digits of a function": ("class Solution:\n    def f(self, x):\n        return 10**5000\n", "f", "1" + "0" * 5000, 1.0),
+    "other digits": ("class Solution:\n    def f(self, x):\n        return 10**5000 + 1\n", "f", "1" + "0" * 5000, 0.0),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARNESS)
+async def test_programs_have_the_names_and_limits_of_livecodebench(name):
+    source, function, output, expected = HARNESS[name]
+    info = {"tests": [{"input": "1" if function is None else "[1]", "output": output}]} | (
+        {"function": function} if function else {}
+    )
+    async with LocalSandbox() as sandbox:
+
+        async def run(calls):
+            return [await sandbox.run_call(call) for call in calls]
+
+        reward, _ = await HiddenTests(run).score_rollout(
+            answer(source), Problem(problem_id="p", question="q", info=info)
+        )
+    assert reward == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Solution: ```python\nx\n```", "python"), ("**Code**:```python\nx\n```", "python"), ("1. ```python\nx\n```", "python"),
+        ("- ```python\n  x\n  ```", "python"), ("```python\nx\n``` This is it.", "python"), ("~~~python\nx\n~~~", "python"),
+        ("```cpp17\nx\n```", "cpp"), ("```c++17\nx\n```", "cpp"), ("> ```python\nx\n```", "python"),
+    ],
+)  # fmt: skip
+def test_where_a_program_is_found(text, language):
+    assert final_program(text) == (language, "x\n")

@@ -44,6 +44,12 @@ def missing(completions, weather):
 def needs_ids(completions, completion_ids):
     return [1.0]
 
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(ground_truth in solution_str), "bonus": extra_info["bonus"]}
+
+def three(text, answer, weather):
+    return 1.0
+
 async def later(completions, **columns):
     return [1.0]
 """
@@ -101,3 +107,19 @@ def test_reward_functions_of_trl():
     assert score("trl.rewards:accuracy_reward", r"It is \boxed{42}") == 1.0
     assert score("trl.rewards:accuracy_reward", r"It is \boxed{41}") == 0.0
     assert score("trl.rewards:think_format_reward", "<think>\na\n</think>\n42") == 1.0
+
+
+@pytest.mark.parametrize("name", ["ground_truth", "target", "label", "gold", "answers", "gt", "solution"])
+def test_the_true_answer_has_the_names_that_trl_documents(name, tmp_path):
+    Path("named_answer.py").write_text(f"def r(completions, {name}, **kwargs):\n    return [float({name} == ['42'])]\n")
+    sys.modules.pop("named_answer", None)
+    assert score("named_answer:r") == 1.0
+
+
+def test_a_parameter_that_nothing_supplies_is_an_error_when_the_reward_is_loaded():
+    with pytest.raises(UserError, match="nothing supplies the parameter weather"):
+        make_reward("trl_style:missing", info=set())
+    with pytest.raises(UserError, match="nothing supplies the parameter weather"):
+        make_reward("trl_style:three")
+    assert make_reward("trl_style:messages", info={"bonus"})
+    assert score("trl_style:compute_score") == 1.0

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rstar_lab.common.errors import UserError
@@ -14,23 +14,32 @@ from rstar_lab.verify import AnswerFormat, extract_answer
 # Arguments that only TRL's trainer can supply.
 TRAINER_ONLY = ("completion_ids", "environments", "trainer_state")
 LOGGING = ("log_extra", "log_metric")  # functions with which a reward of TRL adds columns and metrics to its log
+# Names of the true answer in rewards of TRL and verl, and of what a problem has.
+ANSWER_NAMES = ("answer", "answers", "solution", "ground_truth", "target", "label", "gold", "gt")
+COLUMNS = (*ANSWER_NAMES, "reward_model", "prompts", "completions", "question", "problem_id", "source", "difficulty")
 TEXT_LISTS = ("list[str]", "typing.List[str]", "List[str]")
 ANSWER_BLOCK = re.compile(r"<answer>.*", re.DOTALL)
 
 
-def adapt_foreign(name: str, target: Any, answer_format: AnswerFormat) -> Callable[..., Any] | None:
+def adapt_foreign(
+    name: str, target: Any, answer_format: AnswerFormat, info: Collection[str] | None = None
+) -> Callable[..., Any] | None:
     """Return a reward of another library as `reward(text, answer, *, problem)`; None for any other object.
 
-    target: a function with a parameter `completions` (TRL), a scorer of Inspect or a `@scorer` function without required
-    parameters, or a `Rubric` of verifiers (up to 0.1). The text is the only turn after the question. Raises UserError if it
-    needs more than that.
+    target: a function with a parameter `completions` (TRL) or with `solution_str` and `ground_truth` (verl), a scorer
+    of Inspect or a `@scorer` function without required
+    parameters, or a `Rubric` of verifiers (up to 0.1). The text is the only turn after the question.
+    info: names in the `info` of the problems, if they are known. Raises UserError if it needs more than that.
     """
     if registry_type(target) == "scorer":
         return _inspect_scorer(name, target, answer_format)
     if "verifiers" in sys.modules and isinstance(target, getattr(sys.modules["verifiers"], "Rubric", ())):
         return _verifiers_rubric(target)
     parameters = parameters_of(target)
-    return _trl_reward(name, target, parameters) if any(p.name == "completions" for p in parameters) else None
+    names = {p.name for p in parameters}
+    if {"solution_str", "ground_truth"} <= names:
+        return _verl_reward(name, target, parameters)
+    return _trl_reward(name, target, parameters, info) if "completions" in names else None
 
 
 def parameters_of(target: Any) -> list[inspect.Parameter]:
@@ -41,17 +50,48 @@ def parameters_of(target: Any) -> list[inspect.Parameter]:
         return []
 
 
-def _trl_reward(name: str, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
+def required_of(parameters: list[inspect.Parameter]) -> set[str]:
+    """Return the names of the parameters that have no default."""
+    return {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _verl_reward(name: str, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
+    """Adapt `compute_score(data_source, solution_str, ground_truth, extra_info)` of verl, which returns a number or a dict."""
+    supplied = ("data_source", "solution_str", "ground_truth", "extra_info")
+    if unknown := sorted(required_of(parameters).difference(supplied)):
+        raise UserError(f"rl.reward: {name}: nothing supplies the parameter {unknown[0]}")
+    accepted = {p.name for p in parameters}
+
+    def reward(text: str, answer: str, *, problem: Problem) -> tuple[float, dict[str, float]]:
+        values = dict(zip(supplied, (problem.source, text, answer, problem.info), strict=True))
+        found = function(**{key: value for key, value in values.items() if key in accepted})
+        if not isinstance(found, Mapping):
+            return float(found), {}
+        return float(found["score"]), {key: float(v) for key, v in found.items() if isinstance(v, int | float)}
+
+    return reward
+
+
+def _trl_reward(
+    name: str, function: Callable[..., Any], parameters: list[inspect.Parameter], info: Collection[str] | None
+) -> Callable[..., Any]:
     """Adapt a reward function of TRL, which is called with lists of length 1.
 
-    Its columns are `answer` and `solution` (the true answer), `question`, `problem_id`, `source`, `difficulty` and the entries
+    Its columns are the true answer (ANSWER_NAMES, and `reward_model` as verl has it), `question`, `problem_id`,
+    `source`, `difficulty` and the entries
     of the problem's `info`; if a name occurs twice, the entry of `info` is used. Prompts and completions are lists of chat
     messages, or strings if the parameter `completions` has the annotation `list[str]`. None as a reward counts as 0, as in TRL.
     Raises UserError for an async function and for arguments that only TRL's trainer can supply.
     """
-    required = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    required = required_of(parameters)
     if unknown := sorted(required.intersection(TRAINER_ONLY)):
         raise UserError(f"rl.reward: {name}: parameter {unknown[0]} is supplied by TRL's trainer only")
+    missing = sorted(required - {*COLUMNS, *LOGGING, *info}) if info is not None else []
+    if missing:
+        raise UserError(
+            f"rl.reward: {name}: nothing supplies the parameter {missing[0]}; columns are {', '.join(COLUMNS)} and the "
+            "entries of the problems' `info`"
+        )
     if inspect.iscoroutinefunction(function):
         raise UserError(f"rl.reward: {name}: async reward functions are not supported; write a plain function")
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -61,8 +101,8 @@ def _trl_reward(name: str, function: Callable[..., Any], parameters: list[inspec
 
     def reward(text: str, answer: str, *, problem: Problem) -> float:
         columns: dict[str, Any] = {
-            "answer": answer,
-            "solution": answer,
+            **dict.fromkeys(ANSWER_NAMES, answer),
+            "reward_model": {"ground_truth": answer},
             "question": problem.question,
             "problem_id": problem.problem_id,
             "source": problem.source,

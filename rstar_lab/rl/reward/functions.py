@@ -7,7 +7,7 @@ import asyncio
 import contextvars
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -131,7 +131,11 @@ class FutureTimeout(Exception):
 
 
 def make_reward(
-    name: str, answer: AnswerFormat = "tagged", timeout_s: float = TIMEOUT_S, run: Runner | None = None
+    name: str,
+    answer: AnswerFormat = "tagged",
+    timeout_s: float = TIMEOUT_S,
+    run: Runner | None = None,
+    info: Collection[str] | None = None,
 ) -> Callable[[str, str], float]:
     """Return the reward function that a recipe names: a function of (the model's own text, the true answer).
 
@@ -140,7 +144,8 @@ def make_reward(
     (see `adapt_foreign`). User functions are called from several threads; a function with the attribute `sandbox = True` runs
     as a call of a sandbox. RoC treats a rollout as correct if its reward is above 0. answer: recipe key `rl.answer`: where
     `verify` and scorers of Inspect find the answer; not used by other rewards. timeout_s: recipe key `rl.reward_timeout_s`:
-    limit of one call of a user's function.
+    limit of one call of a user's function. info: names in the `info` of the problems, if they are known: a parameter of a TRL
+    reward that neither they nor the columns supply is an error.
     Raises UserError if the function does not exist or requires parameters that are not supplied. A call raises UserError
     if the function fails or does not return a finite number.
     """
@@ -154,11 +159,17 @@ def make_reward(
     if asks_for_sandbox(function):
         # The sandbox limits the time of the call; this limit only covers a sandbox that hangs.
         return UserReward(name, boxed_function(name, function, timeout_s), frozenset(), timeout_s + 60)
-    if (foreign := adapt_foreign(name, function, answer)) is not None:
+    if (foreign := adapt_foreign(name, function, answer, info)) is not None:
         return UserReward(name, foreign, frozenset({"problem"}), timeout_s)
     if not callable(function):
         raise UserError(f"rl.reward: {name} is a {type(function).__name__}; expected a function")
     parameters = parameters_of(function)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in positional if p.default is p.empty]
+    if len(required) > 2:
+        raise UserError(
+            f"rl.reward: {name}: nothing supplies the parameter {required[2]}; it is called with (text, answer)"
+        )
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     if unknown := [p.name for p in keywords if p.name not in SUPPLIED and p.default is p.empty]:
         raise UserError(f"rl.reward: {name}: unknown parameter {unknown[0]}; choose from {', '.join(SUPPLIED)}")

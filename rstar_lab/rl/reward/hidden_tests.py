@@ -25,24 +25,37 @@ Runner = Callable[[Sequence[Call]], Awaitable[list[CallResult]]]
 
 AT_ONCE = 8  # tests that run at the same time; after a failure, no further ones start
 CPP_TIMEOUT_S = 10.0
-_FENCE = re.compile(
-    r"(?:^|(?<=>))([ \t]*)```[ \t]*+([\w+]*+)[^\n`]*+\n(.*?)^[ \t]*```[ \t\r]*(?=$|<)", re.DOTALL | re.MULTILINE
-)
-_FENCE_END = re.compile(r"^[ \t]*```[ \t\r]*(?=$|<)", re.MULTILINE)
-_LANGUAGES = {
-    "python": "python", "python3": "python", "py": "python", "cpp": "cpp", "c++": "cpp", "cc": "cpp",
-}  # fmt: skip
-_NUMBER = re.compile(r"[+-]?\d{1,300}(\.\d{0,300})?([eE][+-]?\d{1,3})?")
+# A fence opens a block behind a list mark, a quote mark, a tag or a few words that end in a colon; text may follow the closing one.
+_OPENS = r"^([ \t]*)(?:(?:[-*+]|\d{1,3}[.)])[ \t]+|[^\n`~]{0,200}[>:*][ \t]*)?"
+_FENCE = re.compile(_OPENS + r"(```|~~~)[ \t]*+([\w+]*+)[^\n`]*+\n(.*?)^[ \t]*\2", re.DOTALL | re.MULTILINE)
+_FENCE_END = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_CPP = re.compile(r"(?:cpp|c\+\+|cc|cxx)\d{0,2}")
+_PYTHON = frozenset(("python", "python3", "py"))
+_NUMBER = re.compile(r"[+-]?(?:\d{1,300}(\.\d{0,300})?|(\.\d{1,300}))([eE][+-]?\d{1,3})?")
+# What the harness of LiveCodeBench puts before each program.
+_IMPORTS = """string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"""
+PRELUDE = (
+    "import sys\nsys.setrecursionlimit(50000)\nsys.set_int_max_str_digits(0)\nfrom typing import *\n"
+    + "".join(f"from {name} import *\n" for name in _IMPORTS.split())
+    + "import " + ", ".join(_IMPORTS.split()) + "\nfrom builtins import *\n"
+)  # fmt: skip
 _CALL = """
 import json, sys
+sys.set_int_max_str_digits(0)
 arguments = json.loads(sys.stdin.read())
-names = {"__name__": "program"}
-exec("from typing import *; from collections import *; from functools import *; from itertools import *; from heapq import *; "
-     "from bisect import *; from math import *; import collections, functools, itertools, heapq, bisect, math, re, random, sys", names)
-exec(compile(PROGRAM, "program.py", "exec"), names)
+module = sys.modules["program"] = type(sys)("program")  # dataclasses look for the module of a class
+exec(PRELUDE, module.__dict__)
+exec(compile(PROGRAM, "program.py", "exec"), module.__dict__)
+names = module.__dict__
 owner = names.get("Solution")
 function = getattr(owner(), NAME) if hasattr(owner, NAME) else names[NAME]
-result = json.dumps(function(*arguments))
+
+def plain(value):
+    if hasattr(value, "tolist"):  # numpy
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+result = json.dumps(function(*arguments), default=plain)
 print()
 print(result)
 """
@@ -62,10 +75,16 @@ def final_program(text: str) -> tuple[str, str] | None:
     blocks = _FENCE.findall(text[text.rfind("<answer>") + 1 : end]) or _FENCE.findall(text[:end])
     if not blocks:
         return None
-    indent, tag, source = next((block for block in reversed(blocks) if block[1].lower() in _LANGUAGES), blocks[-1])
-    if indent:  # a block in a list has the indentation of its fence
-        source = "".join(line.removeprefix(indent) for line in source.splitlines(keepends=True))
-    return _LANGUAGES.get(tag.lower(), "python"), source
+    named = [block for block in blocks if block[2].lower() in _PYTHON or _CPP.fullmatch(block[2].lower())]
+    indent, _, tag, source = (named or blocks)[-1]
+    lines = source.splitlines(keepends=True)
+    if first := next((line for line in lines if line.strip()), ""):
+        margin = first[: len(first) - len(first.lstrip(" \t"))]  # a block in a list has the indentation of its text
+        if margin and (indent or all(line.startswith(margin) or not line.strip() for line in lines)):
+            source = "".join(
+                line.removeprefix(indent if indent and not line.startswith(margin) else margin) for line in lines
+            )
+    return "cpp" if _CPP.fullmatch(tag.lower()) else "python", source
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -94,7 +113,7 @@ def _same_word(word: str, truth: str) -> bool:
         return True
     if not (_NUMBER.fullmatch(word) and (number := _NUMBER.fullmatch(truth))):
         return False
-    if number[1] is None and number[2] is None:
+    if number[1] is None and number[2] is None and number[3] is None:
         return Decimal(word) == Decimal(truth)
     return _close(float(word), float(truth))
 
@@ -200,8 +219,15 @@ def _call(language: str, source: str, stdin: str, function: str | None) -> Call:
     if language == "cpp":
         return cpp_call(source, stdin, run_timeout_s=CPP_TIMEOUT_S)
     if function is not None:
-        source = f"PROGRAM = {source!r}\nNAME = {function!r}\n{_CALL}"
+        source = f"PRELUDE = {PRELUDE!r}\nPROGRAM = {source!r}\nNAME = {function!r}\n{_CALL}"
+    else:
+        source = f"exec({PRELUDE!r})\nexec(compile({source!r}, 'program.py', 'exec'))"
     return Call(source, stdin, seed=0)
+
+
+def _integer(digits: str) -> int | Decimal:
+    """Return an integer of JSON; Python converts no text of more than 4,300 digits to an integer."""
+    return int(digits) if len(digits) < 4_000 else Decimal(digits)
 
 
 def _passes(result: CallResult, test: Mapping[str, str], function: str | None) -> bool:
@@ -210,7 +236,7 @@ def _passes(result: CallResult, test: Mapping[str, str], function: str | None) -
     if function is None:
         return same_output(result.stdout, test["output"])
     try:
-        value = json.loads(result.stdout.rstrip("\n").rpartition("\n")[2])
-        return same_value(value, json.loads(test["output"]))
+        texts = result.stdout.rstrip("\n").rpartition("\n")[2], test["output"]
+        return same_value(*(json.loads(text, parse_int=_integer) for text in texts))
     except (ValueError, RecursionError):
         return False
