@@ -22,6 +22,7 @@ from benchmarks.rollout import look_up, make_model, question
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import pipeline
 from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.runs.reader import RunReader
@@ -99,7 +100,7 @@ async def run(folder: Path, model: Path, problems: Path, mode: str) -> Speed:
             "engine": {"count": MODES[mode]["engines"], "dtype": "float32", "kv_cache_gb": 0.5},
         }
     )
-    async with RunSession.open(recipe, Reporter(console=Console(quiet=True))) as session:
+    async with RunSession.open(resolve(recipe), Reporter(console=Console(quiet=True))) as session:
         await pipeline.train(session, model)
     lines = RunReader(folder / "runs" / f"{mode}-rl").metrics()[WARM_UP:]
     seconds = sum(line["step_s"] for line in lines)

@@ -24,7 +24,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.progress import Reporter, plain
 from rstar_lab.doctor import doctor
-from rstar_lab.rl import session
+from rstar_lab.rl import resolved
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import fine_tune, train
@@ -32,7 +32,8 @@ from rstar_lab.rl.preflight.run import Status, preflight
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.renderers.paper import PaperRenderer
-from rstar_lab.rl.session import RunSession, read_problems, read_stage_problems
+from rstar_lab.rl.resolved import read_problems, read_stage_problems, resolve
+from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.training.rollout_source import RolloutSource
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.sandbox import CallResult, LocalSandbox
@@ -108,13 +109,13 @@ def _empty_outputs() -> AbstractContextManager[Any]:
 
 
 def _wrong_sign() -> AbstractContextManager[Any]:
-    make = session.make_reward
+    make = resolved.make_reward
 
     def negated(*arguments: Any) -> Callable[[str, str], float]:
         reward = make(*arguments)
         return lambda text, answer: 1.0 - reward(text, answer)
 
-    return mock.patch.object(session, "make_reward", negated)
+    return mock.patch.object(resolved, "make_reward", negated)
 
 
 FAULTS = {
@@ -172,7 +173,7 @@ async def inject(
     with tempfile.TemporaryDirectory() as temporary:
         folder = runs_dir or Path(temporary)
         first = load_recipe(recipe, {"runs": str(folder), "name": "faults"})
-        async with RunSession.open(first, reporter) as opened:
+        async with RunSession.open(resolve(first), reporter) as opened:
             _, model = await fine_tune(opened)
         without_fault = _run_trl(recipe, NONE, model) if trainer == "trl" else None
         findings = []
@@ -230,7 +231,7 @@ async def _run(recipe: str, fault: Fault, model: Path, folder: Path, reporter: R
         return FaultResult(fault.name, False, None, None, "preflight passed")
     with fault.patch():
         try:
-            async with RunSession.open(loaded, reporter) as opened:
+            async with RunSession.open(resolve(loaded), reporter) as opened:
                 await train(opened, model)
         except UserError as error:
             run = folder / f"{loaded.name}-rl"
@@ -252,7 +253,7 @@ async def _run_planted(recipe: str, fault: Planted, model: Path, folder: Path, r
     loaded = loaded.model_copy(update={"stages": loaded.stages[:1]})
     with unchecked(), fault.planted(fault.usual):
         try:
-            async with RunSession.open(loaded, reporter) as opened:
+            async with RunSession.open(resolve(loaded), reporter) as opened:
                 await (fine_tune(opened) if fault.sft else train(opened, model))
         except (UserError, RuntimeError, ValueError) as error:
             return FaultResult(fault.name, True, None, type(error).__name__, str(error))

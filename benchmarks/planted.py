@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl import pipeline, session, step
+from rstar_lab.rl import resolved, step
 from rstar_lab.rl.engine import Completion, EngineError
 from rstar_lab.rl.engines import group as engine_group
 from rstar_lab.rl.engines.vllm import VllmEngine
@@ -103,23 +103,23 @@ def _changed(change: Callable[[Trajectory], Trajectory]) -> Patch:
 def _changed_problems(
     change: Callable[[Sequence[Problem], Sequence[Problem], float], list[Problem]], strength: float
 ) -> Patch:
-    original = pipeline.read_stage_problems
+    original = resolved.read_stage_problems
 
     def read(recipe: Any, stage: Any, exclude: Sequence[Problem] = ()) -> list[Problem]:
         problems = change(original(recipe, stage, exclude), exclude, strength)
         return [problem.model_copy(update={"problem_id": f"p{i}"}) for i, problem in enumerate(problems)]
 
-    return mock.patch.object(pipeline, "read_stage_problems", read)
+    return mock.patch.object(resolved, "read_stage_problems", read)
 
 
 def _changed_reward(change: Callable[[float, str, str], float]) -> Patch:
-    make = session.make_reward
+    make = resolved.make_reward
 
     def changed(*arguments: Any) -> Callable[[str, str], float]:
         reward = make(*arguments)
         return lambda text, answer: change(reward(text, answer), text, answer)
 
-    return mock.patch.object(session, "make_reward", changed)
+    return mock.patch.object(resolved, "make_reward", changed)
 
 
 def _empty(rollout: Trajectory) -> Trajectory:

@@ -23,6 +23,7 @@ from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import fine_tune, train
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession
 from rstar_lab.sandbox import CallResult, Limits, LocalSandbox
 from rstar_lab.sandbox.call import Call
@@ -68,7 +69,7 @@ class Port:
 async def sft_model(folder: Path) -> Path:
     """Return the model from which all runs in `folder` start. The first call trains it."""
     recipe = load_recipe(RECIPE, {"runs": str(folder), "name": "start", "processes": 1, "sft.epochs": 2})
-    async with RunSession.open(recipe, Reporter()) as opened:
+    async with RunSession.open(resolve(recipe), Reporter()) as opened:
         return (await fine_tune(opened))[1].resolve()
 
 
@@ -101,7 +102,7 @@ async def train_one(
     error = ""
     with unchecked(), broken:
         try:
-            async with RunSession.open(recipe, Reporter()) as opened:
+            async with RunSession.open(resolve(recipe), Reporter()) as opened:
                 opened._sandbox = sandbox
                 if model is None:
                     await fine_tune(opened)

@@ -48,6 +48,7 @@ from rstar_lab.rl.renderers.paper import (
     format_question,
     render_tool_call,
 )
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.user import describe
 from rstar_lab.rl.training.sft import sft
@@ -248,7 +249,7 @@ async def our_steps(folder: Path, model: Path, task: Task) -> Steps:
         }
     )
     with PeakMemory() as memory:
-        async with pipeline.RunSession.open(recipe, Reporter(console=Console(quiet=True))) as session:
+        async with pipeline.RunSession.open(resolve(recipe), Reporter(console=Console(quiet=True))) as session:
             await pipeline.train(session, model)
     reader = RunReader(folder / "runs" / "bench-rl")
     rows = reader.read("trajectories", columns=["calls", "errors", "response_tokens"]).to_pylist()

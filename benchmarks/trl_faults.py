@@ -31,7 +31,7 @@ from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question
-from rstar_lab.rl.session import read_problems, read_stage_problems
+from rstar_lab.rl.resolved import read_problems, read_stage_problems
 
 PROMPTS, GROUP = 8, 8
 # Faults that cannot occur in this set-up of TRL -> reason.

@@ -26,8 +26,8 @@ from benchmarks.short_runs import RECIPE, done_file, sft_model
 from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import write_problems
+from rstar_lab.rl.resolved import read_problems, read_stage_problems
 from rstar_lab.rl.reward import reward
-from rstar_lab.rl.session import read_problems, read_stage_problems
 
 HONEST = "honest"
 FAULTS = (

@@ -23,9 +23,10 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.renderers.formats import render_prompt
+from rstar_lab.rl.resolved import read_stage_problems
 from rstar_lab.rl.reward import reward
 from rstar_lab.rl.section import merged
-from rstar_lab.rl.session import read_stage_problems, tool_maker
+from rstar_lab.rl.session import tool_maker
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter

@@ -29,6 +29,7 @@ from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import TrainingLoop, Trajectory, group_advantages, load_recipe, policy_loss, resample
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.pipeline import run_recipe
+from rstar_lab.rl.resolved import resolve
 
 PROBLEMS_PER_STEP, GROUP, KEPT = 12, 16, 8  # RoC keeps KEPT of GROUP rollouts
 MINI_BATCHES, LR = 2, 5e-4
@@ -81,7 +82,9 @@ def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, selection: 
 def main(steps: int, runs_dir: Path, seed: int = 0) -> tuple[float, float]:
     """Train and return the pass rate on held-out problems before and after RL."""
     recipe = load_recipe("tiny_fast", {"runs": str(runs_dir)})
-    models = asyncio.run(run_recipe(recipe, Reporter(), stages=False, evaluations=False))  # SFT, once
+    models = asyncio.run(
+        run_recipe(resolve(recipe, stages=()), Reporter(), stages=False, evaluations=False)
+    )  # SFT, once
     draw, name = random.Random(seed), time.strftime("minimal-%m%d-%H%M%S")
     with TrainingLoop(recipe, models["model_sft"], name=name, runs_dir=runs_dir) as loop:
         optimizer = torch.optim.AdamW(loop.model.parameters(), lr=LR, weight_decay=0.0)

@@ -24,8 +24,10 @@ def run_parts(recipe: "Recipe", as_json: bool, *, stages: bool, evaluations: boo
     """Run parts of a recipe and print where the models are."""
     from rstar_lab.common.progress import Reporter
     from rstar_lab.rl.pipeline import run_recipe
+    from rstar_lab.rl.resolved import resolve
 
-    result = run_async(run_recipe(recipe, Reporter(as_json), stages=stages, evaluations=evaluations))
+    resolved = resolve(recipe, stages=recipe.stages if stages else (), model=True)
+    result = run_async(run_recipe(resolved, Reporter(as_json), stages=stages, evaluations=evaluations))
     if as_json:
         print(json.dumps(result))
         return

@@ -21,6 +21,7 @@ from rstar_lab.hardware.processes import PeakMemory
 from rstar_lab.rl.evaluate_command import load
 from rstar_lab.rl.pipeline import RANDOM_MODEL_SAMPLES, evaluate_model, fine_tune, train
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.files import write_json
 
@@ -53,7 +54,7 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
             print_result(saved["result"], reporter)
             return saved["result"]
     with _measured(stored.with_suffix(".unfinished.json"), settings) as spent:
-        async with RunSession.open(recipe, reporter) as session:
+        async with RunSession.open(resolve(recipe), reporter) as session:
             session.spawn_processes()
             base, after_sft = await fine_tune(session)
             problems = [problem for group in session.held_out.values() for problem in group]

@@ -20,6 +20,7 @@ from rstar_lab.rl.pipeline import evaluate_model
 from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.problems import Problem, parse_fields, without_copies
 from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.metrics import first_remedy, phase_text, rollout_line
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
@@ -81,7 +82,7 @@ async def evaluate_command(
         run_suffix = _unused_suffix(recipe, run_suffix)
     ids = {name: [problem.problem_id for problem in part] for name, part in sets.items()} if len(sets) > 1 else {}
     with PeakMemory() as memory:
-        async with RunSession.open(recipe, reporter) as session:
+        async with RunSession.open(resolve(recipe), reporter) as session:
             run = session.runs_dir / session.run_id(run_suffix)
             is_finished = (run / "run.json").exists() and RunReader(run).status == "finished"
             stored = await evaluate_model(

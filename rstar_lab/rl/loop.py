@@ -32,10 +32,11 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import load_policy
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.run import run_rollouts, score_groups
 from rstar_lab.rl.seeds import group_seed, step_seed
-from rstar_lab.rl.session import RunSession, open_run, read_stage_problems, vocabulary
+from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.step import PhaseTimer, Sampled, Update, run_step, select
 from rstar_lab.rl.training.driver import LocalDriver
 from rstar_lab.rl.training.rollout_source import wrapped_slots
@@ -154,15 +155,16 @@ class TrainingLoop:
 
     async def _open(self) -> None:
         recipe, self._stack = self.recipe, AsyncExitStack()
-        self._session = session = await self._stack.enter_async_context(RunSession.open(recipe, self._reporter))
+        stages = [self._stage] if self._stage else []
+        resolved = resolve(recipe, stages=stages)
+        self._session = session = await self._stack.enter_async_context(RunSession.open(resolved, self._reporter))
         bf16 = self.rl.precision != "fp32"
         self.learner = Learner(load_policy(self.model_dir, recipe.rl.lora, seed=recipe.seed, bf16=bf16))
         reference = frozen_copy(self.learner.model) if self.rl.method.kl_coefficient else None
         self.learner.begin_stage(with_cpu_precision(self.rl, self.learner.device), reset=False, reference=reference)
         self.tokenizer, self.held_out = load_tokenizer(self.model_dir), session.held_out
-        self.problems = read_stage_problems(recipe, self._stage, session.excluded) if self._stage else []
+        self.problems = resolved.problems[self._stage.name] if self._stage else []
         self._engines = await session.engines(self.model_dir)
-        stages = [self._stage] if self._stage else []
         opened = open_servers(recipe, stages, self.tokenizer, self._engines.context)
         self._servers = await self._stack.enter_async_context(opened)
         self._training = await session.context(self.tokenizer, self.rl)

@@ -32,10 +32,11 @@ from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
 from rstar_lab.rl.recipe.sft import Lora
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import CONTROL_TOKENS, control_tokens
+from rstar_lab.rl.resolved import ResolvedRecipe, read_problems
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.metrics import first_step_line
-from rstar_lab.rl.session import RunSession, device, open_run, read_problems, read_stage_problems, vocabulary
+from rstar_lab.rl.session import RunSession, device, open_run, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.loggers import open_loggers, sample_rollouts
@@ -169,7 +170,7 @@ async def make_sft_traces(session: RunSession) -> list[Trace]:
     assert session.recipe.sft is not None
     if session.recipe.sft.problems is None:
         return []
-    problems = read_problems(session.recipe.sft.problems, exclude=session.excluded)
+    problems = read_problems(session.recipe.sft.problems, exclude=session.resolved.excluded)
     sandbox = await session.sandbox()
     with session.reporter.work("traces") as work:
 
@@ -281,7 +282,7 @@ def stage_problems(session: RunSession, codec: Codec, max_tokens: int) -> dict[s
     """
     recipe, found = session.recipe, dict[str, Sequence[Problem]]()
     for stage in recipe.stages:
-        problems = read_stage_problems(recipe, stage, session.excluded)
+        problems = session.resolved.problems[stage.name]
         kept, overlong = split_overlong(problems, codec, min(MAX_PROMPT_TOKENS, max_tokens - 1))
         if overlong:
             session.reporter.print_line(overlong_message(stage.name, overlong, len(problems)))
@@ -410,31 +411,16 @@ async def evaluate_model(
 # All parts of a recipe
 
 
-def check_problem_files(session: RunSession) -> None:
-    """Read the problem files of all stages. Raise UserError for a missing file or a problem of an evaluation set.
-
-    Called before SFT, so that these errors do not appear hours later, when the stage starts.
-    """
-    for stage in session.recipe.stages:
-        if any(section.file is not None for section in session.recipe.stage_problems(stage)):
-            read_stage_problems(session.recipe, stage, session.excluded)
-
-
-async def run_recipe(recipe: Recipe, reporter: Reporter, *, stages: bool, evaluations: bool) -> dict[str, Any]:
+async def run_recipe(
+    resolved: ResolvedRecipe, reporter: Reporter, *, stages: bool, evaluations: bool
+) -> dict[str, Any]:
     """Run the SFT of a recipe, its RL stages if `stages`, and its evaluations if `evaluations`.
 
     Returns the folder of each model under `model_<name>`, the result of each evaluation under `<name>/<set>`, what changed from
     model to model in lines under `progress`, and if RL had nothing to learn from, the reason under `nothing_learnt`.
     """
-    if recipe.model != "tiny":
-        get_model(recipe.model)  # before data for SFT is made
-    async with RunSession.open(recipe, reporter) as session:
-        if stages:
-            check_problem_files(session)
-            if recipe.rl.reward_audit and recipe.stages:
-                from rstar_lab.doctor.audit import require_audit
-
-                require_audit(recipe.rl, read_stage_problems(recipe, recipe.stages[0], session.excluded))
+    recipe = resolved.recipe
+    async with RunSession.open(resolved, reporter) as session:
         base, after_sft = await fine_tune(session)
         models = {"base": base, "sft": after_sft} if recipe.sft else {"base": base}
         parents: dict[str, dict[str, Any]] = {"sft": {"run": session.run_id("sft"), "step": None}}

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -16,25 +15,19 @@ from pydantic import ValidationError
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
 from rstar_lab.hardware.profiles import EXPECTED_GPUS
-from rstar_lab.rl.data.sources import load_set
 from rstar_lab.rl.engines.devices import VARIABLES
 from rstar_lab.rl.engines.group import AnyEngine, EngineGroup, open_engines, spawn_engines
-from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment, load_environments, make_environments
-from rstar_lab.rl.methods.samplers import check_difficulty
-from rstar_lab.rl.methods.user_functions import user_chat_template, user_metric, user_trigger
+from rstar_lab.rl.environments.mixture import RunEnvironment, make_environments
 from rstar_lab.rl.models.config_facts import context_length
 from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
-from rstar_lab.rl.problems import Problem, ProblemError, read_problem, read_rows, without_copies
-from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RecipeError, RlSection, SandboxSection, Stage
-from rstar_lab.rl.reward import make_reward, warm_up
-from rstar_lab.rl.reward.hidden_tests import Runner, hidden_tests_of
+from rstar_lab.rl.recipe import CODE_TOOLS, Recipe, RecipeError, RlSection, SandboxSection
+from rstar_lab.rl.resolved import ResolvedRecipe
+from rstar_lab.rl.reward import warm_up
+from rstar_lab.rl.reward.hidden_tests import Runner
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
-from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import make_policy
 from rstar_lab.rl.section import REWARDS, TESTS
-from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.training.data_parallel import HelperProcesses
@@ -49,8 +42,9 @@ PROBE = "What is 3 + 4?"  # question of the prompt on which engines and trainer 
 class RunSession:
     """Sandbox, engines, held-out problems and reward of a recipe. Sandbox and engines start when they are first needed."""
 
-    def __init__(self, recipe: Recipe, reporter: Reporter):
-        self.recipe, self.reporter = recipe, reporter
+    def __init__(self, resolved: ResolvedRecipe, reporter: Reporter):
+        recipe = resolved.recipe
+        self.resolved, self.recipe, self.reporter = resolved, recipe, reporter
         self.runs_dir = recipe.runs
         self._stack = AsyncExitStack()
         self._sandbox: Any = None
@@ -58,31 +52,20 @@ class RunSession:
         self._environments: dict[str, RunEnvironment] | None = None
         self._starting: asyncio.Task[EngineGroup] | None = None
         self._spawned: list[AnyEngine] | None = None
-        self.held_out = {
-            name: without_copies(read_problems(section, key=f"evaluate.sets.{name}: "))
-            for name, section in recipe.evaluate.sets.items()
-        }
-        check_answers(self.excluded, recipe.rl)
+        self.held_out = resolved.held_out
         self.run_programs = program_runner(recipe, self.sandbox)
-        self.reward = make_reward(recipe.rl.reward, recipe.rl.answer, recipe.rl.reward_timeout_s, self.run_programs)
-        load_functions(recipe)  # reports their errors before anything is started
-        self.loaded_environments = load_environments(recipe.rl)
+        self.reward = resolved.reward(self.run_programs)
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, recipe: Recipe, reporter: Reporter) -> AsyncIterator["RunSession"]:
-        session = cls(recipe, reporter)
+    async def open(cls, resolved: ResolvedRecipe, reporter: Reporter) -> AsyncIterator["RunSession"]:
+        session = cls(resolved, reporter)
         async with session._stack:
             yield session
 
     def run_id(self, suffix: str) -> str:
         """Return the id of a run of this recipe, such as `tiny-sft` for the suffix `sft`."""
         return f"{self.recipe.name}-{suffix}"
-
-    @property
-    def excluded(self) -> list[Problem]:
-        """Problems of the evaluation sets, which training must not use."""
-        return [problem for problems in self.held_out.values() for problem in problems]
 
     @property
     def engines_spawned(self) -> bool:
@@ -102,7 +85,7 @@ class RunSession:
         """Return the entries of `rl.environments`, ready to run. All contexts share them."""
         if self._environments is None:
             tools = await self._tool_maker()
-            loaded = self.loaded_environments
+            loaded = dict(self.resolved.environments)
             self._environments = make_environments(self.recipe.rl, loaded, tools, self.run_programs)
         return self._environments
 
@@ -228,122 +211,6 @@ async def _end(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError, Exception):  # the error is raised where the task is awaited
         await task
-
-
-def _info_names(recipe: Recipe) -> set[str] | None:
-    """Return the names in the `info` of the first problem; None if a file cannot be read, which is reported elsewhere."""
-    section = next((section for stage in recipe.stages for section in recipe.stage_problems(stage)), None)
-    if section is None:
-        return None
-    if section.synthetic:
-        spec = section.synthetic
-        first = families.synthesize(spec.seed, 1, levels=spec.levels, families=spec.families)[0]
-        return set(first.info)
-    try:
-        _, row = next(iter(read_rows(section.file or "")))
-        fields = {str(ours): theirs for ours, theirs in section.fields.items()}
-        problem = read_problem(row, where="", fields=fields, default_id="1", default_source="", answers=False)
-    except (ProblemError, StopIteration):
-        return None
-    return set(problem.info)
-
-
-def load_functions(recipe: Recipe) -> dict[str, str]:
-    """Load the user functions that a recipe names. Return their names by recipe key.
-
-    Raises UserError if a function does not exist or does not accept the arguments of its key.
-    """
-    make_reward(recipe.rl.reward, recipe.rl.answer, info=_info_names(recipe))
-    named = [*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)]
-    own_tools = list(dict.fromkeys(name for name in named if name not in CODE_TOOLS))
-    make_tools(own_tools, None, user_timeout_s=recipe.rl.limits.tool_timeout_s)
-    for entry in recipe.rl.environments:
-        make_reward(entry.reward or "verify", recipe.rl.answer)
-    load_environments(recipe.rl)
-    if template := recipe.rl.prompt_style.chat_template:
-        user_chat_template(template)
-    make_policy(recipe.engine.scheduler, max_context=1, predictor=LengthPredictor(1))
-    for rl in (recipe.rl, *map(recipe.settings, recipe.stages)):
-        _ = rl.loss_config, [user_metric(name) for name in rl.metrics]
-    for stage in recipe.stages:
-        if stage.hand_off and stage.hand_off.trigger:
-            user_trigger(stage.hand_off.trigger)
-        for section in recipe.stage_problems(stage):
-            if spec := section.synthetic:
-                own = [name for name in spec.families or () if name not in (*families.FAMILIES, *families.WORDS)]
-                families.synthesize(spec.seed, len(own), levels=spec.levels, families=own)
-    return recipe.functions
-
-
-def read_problems(section: Problems, exclude: Sequence[Problem] = (), key: str = "") -> list[Problem]:
-    """Return the problems that a recipe section names.
-
-    exclude: problems of evaluation sets. Synthetic problems with such a question are not generated; in a file, such a
-    problem raises UserError. key: prefix of error messages, such as `stages.a.problems: `.
-    """
-    if section.synthetic:
-        spec = section.synthetic
-        problems = families.synthesize(
-            spec.seed, spec.count, levels=spec.levels, families=spec.families, exclude=exclude
-        )
-    else:
-        assert section.file is not None
-        fields = {str(ours): theirs for ours, theirs in section.fields.items()}
-        try:
-            problems = load_set(section.file, fields=fields, answers=section.environment is None)
-        except ProblemError as error:
-            raise ProblemError(f"{key}{error}") from None
-    if section.environment is not None:
-        problems = [problem.model_copy(update={"environment": section.environment}) for problem in problems]
-    if section.file is not None:
-        held_out = {_content(problem) for problem in exclude}
-        if clash := next((p for p in problems if _content(p) in held_out), None):
-            raise UserError(
-                f"{key}{section.file}: problem {clash.problem_id} is also in an evaluation set; remove it from one of the two"
-            )
-    return problems[: section.limit] if section.limit else problems
-
-
-def _content(problem: Problem) -> tuple[str, ...]:
-    """Return the fields by which two problems count as the same. Problems of an environment may differ only in their metadata."""
-    question = problem.question.strip()
-    if not problem.environment:
-        return (question,)
-    return (question, problem.environment, problem.answer, json.dumps(problem.info, sort_keys=True))
-
-
-def check_answers(problems: Sequence[Problem], rl: RlSection) -> None:
-    """Raise UserError for a problem without the answer, or the test cases, that its built-in reward requires."""
-    rewards = {"": rl.reward} | {e.name: e.reward or rl.reward for e in rl.environments if not e.environment}
-    for problem in problems:
-        reward, name = rewards.get(problem.environment), problem.environment
-        if reward == TESTS:
-            hidden_tests_of(problem)
-        elif reward in REWARDS and not problem.answer:
-            where = f"the reward of rl.environments.{name}" if name else f"rl.reward: {reward}"
-            raise UserError(f"problem {problem.problem_id} has no answer, which {where} requires")
-
-
-def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem] = ()) -> Sequence[Problem]:
-    """Return the problems of a stage; with `rl.environments`, a mixture of the problems of its environments.
-
-    Raises UserError for two problems with one id, and for an unknown environment.
-    """
-    key = f"stages.{stage.name}.problems: "
-    problems = [problem for section in recipe.stage_problems(stage) for problem in read_problems(section, exclude, key)]
-    entries = recipe.settings(stage).environments
-    if unknown := {problem.environment for problem in problems} - {"", *(entry.name for entry in entries)}:
-        raise UserError(f"stages.{stage.name}.problems: rl.environments has no entry {min(unknown)!r}")
-    check_answers(problems, recipe.rl)
-    sampler = recipe.settings(stage).sampler
-    if sampler is not None and sampler.needs_difficulty and stage.filter is None:
-        check_difficulty(problems, sampler.name)
-    if not entries:
-        return problems
-    twice = [name for name, count in Counter(problem.problem_id for problem in problems).items() if count > 1]
-    if twice:
-        raise UserError(f"stages.{stage.name}: two problems have the id {twice[0]!r}")
-    return Mixture(problems, {entry.name: entry.weight for entry in entries})
 
 
 def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[str], **details: Any) -> RunWriter:

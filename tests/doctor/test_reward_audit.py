@@ -20,6 +20,7 @@ from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import run_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.reward import RewardInputs, make_reward
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs" / "tiny_fast-eval-rl"
@@ -206,7 +207,7 @@ def test_a_run_can_require_an_audit_that_passed(tmp_path):
     with pytest.raises(UserError, match=r"rl\.reward_audit"):
         asyncio.run(
             run_recipe(
-                load_recipe("tiny_fast", {"rl.reward": "audited:contains", "rl.reward_audit": True, "runs": str(tmp_path)}),
+                resolve(load_recipe("tiny_fast", {"rl.reward": "audited:contains", "rl.reward_audit": True, "runs": str(tmp_path)})),
                 Reporter(), stages=True, evaluations=False,
             )
         )  # fmt: skip

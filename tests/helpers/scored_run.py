@@ -13,6 +13,7 @@ from rstar_lab.rl import pipeline
 from rstar_lab.rl.models.model import build_tiny, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
+from rstar_lab.rl.resolved import resolve
 
 RECIPE = {
     "name": "scored",
@@ -56,7 +57,7 @@ async def main(runs_dir: Path) -> None:
     if not (runs_dir / "model").exists():
         make_model(runs_dir / "model")
     recipe = parse_recipe(RECIPE | {"runs": str(runs_dir), "model": str(runs_dir / "model")})
-    async with pipeline.RunSession.open(recipe, Reporter()) as session:
+    async with pipeline.RunSession.open(resolve(recipe), Reporter()) as session:
         await pipeline.train(session, runs_dir / "model")
 
 

@@ -12,12 +12,13 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.resolved import check_answers, resolve
 from rstar_lab.rl.reward import HiddenTests
 from rstar_lab.rl.reward.hidden_tests import final_program, same_output, same_value
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.session import RunSession, check_answers, needs_sandbox
+from rstar_lab.rl.session import RunSession, needs_sandbox
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.sandbox import LocalSandbox
 from rstar_lab.sandbox.call import CallResult
@@ -39,7 +40,7 @@ async def test_a_rollout_is_graded_in_the_sandbox_of_the_run():
     recipe = recipe_of([], reward="tests", tools=[])
     assert needs_sandbox(recipe)
     tokenizer = train_tokenizer(["text"], 300)
-    async with RunSession.open(recipe, Reporter()) as session:
+    async with RunSession.open(resolve(recipe), Reporter()) as session:
         codec = Codec(tokenizer, {}, recipe.rl.prompt_style)
         context = RolloutContext.for_training(codec, {}, session.reward, recipe.rl)
         assert "hidden test cases" in tokenizer.decode(codec.prompt_ids("Add two numbers."))

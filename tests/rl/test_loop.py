@@ -13,7 +13,8 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl import Streams, TrainingLoop, group_advantages
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.session import PROBE, read_stage_problems
+from rstar_lab.rl.resolved import read_stage_problems
+from rstar_lab.rl.session import PROBE
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]

@@ -87,7 +87,6 @@ SCRIPT = """
 from pathlib import Path
 from helpers.tiny_models import make_model
 from rstar_lab.rl import TrainingLoop
-from rstar_lab.rl.session import read_stage_problems
 
 make_model(Path("model"))
 with TrainingLoop("tiny_fast", "model", overrides={"engine.kind": "KIND", "processes": 1}) as loop:

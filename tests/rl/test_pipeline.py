@@ -17,6 +17,7 @@ from rstar_lab.rl.evaluation import local_rollouts
 from rstar_lab.rl.models.model import attention_implementation
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.recipe import DuringSection, EngineSection
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession, device
@@ -42,7 +43,7 @@ async def test_sft_runs_on_the_accelerator(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "sft_data", sft_data)
     monkeypatch.setattr(pipeline, "sft", sft)
     recipe = parse_recipe({"name": "r", "model": "tiny", "vocabulary": 300, "runs": str(tmp_path), "sft": SFT})
-    async with RunSession.open(recipe, Reporter(True)) as session:
+    async with RunSession.open(resolve(recipe), Reporter(True)) as session:
         await pipeline.fine_tune(session)
     assert devices == [{"meta"}]
 
@@ -60,7 +61,7 @@ async def test_sft_of_a_given_model_resumes_without_a_link_to_it(tmp_path, monke
     model = tmp_path / "model"
     make_model(model)
     keys = {"name": "r", "model": str(model), "runs": str(tmp_path / "runs"), "processes": 1, "sft": SFT}
-    async with RunSession.open(parse_recipe(keys), Reporter(True)) as session:
+    async with RunSession.open(resolve(parse_recipe(keys)), Reporter(True)) as session:
         with pytest.raises(RuntimeError, match="killed"):
             await pipeline.fine_tune(session)
         before, _ = await pipeline.fine_tune(session)
@@ -76,7 +77,7 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
         "max_response_tokens": 200,
     }
     recipe = parse_recipe({"name": "r", "model": "tiny", "runs": str(tmp_path), "evaluate": evaluate})
-    session = RunSession(recipe, Reporter(True))
+    session = RunSession(resolve(recipe), Reporter(True))
     session.held_out = {"held": [problem("easy", 1.0), problem("mixed", 0.5)]}
     context = RolloutContext.for_evaluation(Codec(TOKENIZER, {}), {}, right, recipe)
     player = Player()

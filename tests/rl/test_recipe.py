@@ -15,7 +15,7 @@ from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides, parse_recipe
 from rstar_lab.rl.recipe import RecipeError, RlSection, Section, Stage
 from rstar_lab.rl.recipe.explain import RELEASE_KEYS, advice
-from rstar_lab.rl.session import read_stage_problems
+from rstar_lab.rl.resolved import read_stage_problems
 from rstar_lab.rl.training.update import uses_bf16
 
 ROOT = Path(__file__).parent.parent.parent

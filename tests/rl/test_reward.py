@@ -8,6 +8,7 @@ from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
@@ -18,7 +19,7 @@ from rstar_lab.rl.session import RunSession
     ("answer_format", "stored", "reward"), [("tagged", None, 0.0), ("boxed", "42", 1.0), ("last_number", "3", 0.0)]
 )
 async def test_rl_answer_decides_the_reward_and_the_stored_answer(answer_format, stored, reward):
-    session = RunSession(recipe_of([], answer=answer_format), Reporter())
+    session = RunSession(resolve(recipe_of([], answer=answer_format)), Reporter())
     tokenizer = train_tokenizer(["text"], 300)
     context = RolloutContext.for_training(Codec(tokenizer, {}), {}, session.reward, session.recipe.rl)
     task = RolloutTask(Problem(problem_id="p", question="6 * 7?", answer="42"), "t", "g", sample=0, seed=1)

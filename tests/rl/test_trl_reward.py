@@ -12,6 +12,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
@@ -72,7 +73,7 @@ def score(name: str, text: str = "it is 42") -> float:
 
 @pytest.mark.parametrize(("text", "expected"), [("it is 42", 1.0), ("43", 0.5), ("50", 0.0), ("none", 0.0)])
 async def test_the_example_of_the_docs_rewards_a_rollout_of_a_recipe(text, expected):
-    session = RunSession(recipe_of([], reward="trl_style:near"), Reporter())
+    session = RunSession(resolve(recipe_of([], reward="trl_style:near")), Reporter())
     tokenizer = train_tokenizer(["text"], 300)
     context = RolloutContext.for_training(Codec(tokenizer, {}), {}, session.reward, session.recipe.rl)
     task = RolloutTask(PROBLEM, "t", "g", sample=0, seed=1)

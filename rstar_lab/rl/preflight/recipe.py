@@ -16,8 +16,8 @@ from rstar_lab.rl.recipe import Recipe, RlSection, SftConfig
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
+from rstar_lab.rl.resolved import load_functions
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS
-from rstar_lab.rl.session import load_functions
 from rstar_lab.untrusted.text import counted
 
 SAMPLED_PROBLEMS = 32

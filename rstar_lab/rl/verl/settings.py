@@ -11,7 +11,7 @@ from rstar_lab.rl.environments.mixture import restricted
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
-from rstar_lab.rl.session import read_problems, read_stage_problems
+from rstar_lab.rl.resolved import read_problems, read_stage_problems
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.stages import difficulty_file, stage_end_reason, stage_model, without_solved
 from rstar_lab.runs.reader import RunReader

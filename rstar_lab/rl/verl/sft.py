@@ -21,6 +21,7 @@ from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.pipeline import SFT_KEYS, base_folder, sft_data, sft_finished
 from rstar_lab.rl.recipe import Recipe, SftConfig
 from rstar_lab.rl.renderers.conversations import Example, encode
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy
@@ -46,7 +47,7 @@ def main(
     loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())}, load_profile(profile))
     if loaded.sft is None:
         raise UserError("sft: the recipe has no sft section")
-    session = RunSession(loaded, Reporter())
+    session = RunSession(resolve(loaded), Reporter())
     with open_run(session, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
         if not sft_finished(loaded, writer.run_dir):
             fine_tune(loaded, loaded.sft, load_profile(profile), writer)
@@ -98,7 +99,7 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
 
 async def read_examples(recipe: Recipe, sft: SftConfig, run_dir: Path) -> tuple[list[Example], int]:
     """Return the local trainer's examples, and how many conversations were dropped."""
-    async with RunSession.open(recipe, Reporter()) as session:
+    async with RunSession.open(resolve(recipe), Reporter()) as session:
         dataset = await sft_data(session, run_dir)
     return encode(dataset, load_tokenizer(base_folder(recipe, run_dir)), sft.max_tokens)
 

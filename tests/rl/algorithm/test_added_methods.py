@@ -17,7 +17,7 @@ from rstar_lab.rl.methods.samplers import ProblemHistory, add_results
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import RecipeError, RlSection
-from rstar_lab.rl.session import read_stage_problems
+from rstar_lab.rl.resolved import read_stage_problems
 from rstar_lab.rl.step import selection_metrics
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.trajectory import StopReason, Turn

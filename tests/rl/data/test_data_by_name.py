@@ -15,7 +15,7 @@ from rstar_lab.rl.data.sources import SOURCES, is_problem_set, parse_source
 CODE = """
 from rstar_lab.rl.evaluate_command import load
 from rstar_lab.rl.recipe import Problems
-from rstar_lab.rl.session import read_problems
+from rstar_lab.rl.resolved import read_problems
 
 for problem in read_problems(Problems(file="org/set:test", fields={"question": "text"})):
     print(problem.model_dump_json())

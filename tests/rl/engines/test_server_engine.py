@@ -23,6 +23,7 @@ from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.rl.pipeline import train
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import EngineSection, RecipeError
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.training.teacher import open_server
@@ -178,7 +179,7 @@ async def test_training_on_servers_uses_both_and_has_matching_log_probs(served, 
             "engine": {"kind": "server", "urls": served.urls, "dtype": "float32"},
         }
     )
-    async with RunSession.open(recipe, Reporter(True)) as session:
+    async with RunSession.open(resolve(recipe), Reporter(True)) as session:
         await train(session, folder)
         await (await session.engines(folder)).load_folder(folder)
     reader = RunReader(tmp_path / "scored-rl")
@@ -248,7 +249,7 @@ async def test_distillation_without_any_reward_approaches_the_teacher(served, me
             "engine": {"kind": "transformers", "dtype": "float32", "teacher_url": served.urls[1]},
         }
     )
-    async with RunSession.open(recipe, Reporter(True)) as session:
+    async with RunSession.open(resolve(recipe), Reporter(True)) as session:
         await train(session, student)
     lines = RunReader(tmp_path / "scored-rl").metrics()
     assert {line["correct"] for line in lines} == {0.0}

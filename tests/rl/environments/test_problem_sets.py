@@ -9,8 +9,8 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.mixture import make_environments
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Problems, RlSection
+from rstar_lab.rl.resolved import check_answers, read_problems
 from rstar_lab.rl.reward import functions
-from rstar_lab.rl.session import check_answers, read_problems
 
 
 def jsonl(path, rows):

@@ -19,6 +19,7 @@ from rstar_lab.rl.pipeline import RL_KEYS
 from rstar_lab.rl.preflight.context import architecture_of
 from rstar_lab.rl.preflight.run import preflight
 from rstar_lab.rl.recipe import Recipe, RecipeError
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.runs.reader import RunReader
 
@@ -152,7 +153,7 @@ def test_broken_gguf(tmp_path, monkeypatch):
 
 def test_run_records_the_commit_and_resumes_with_the_same_one_only(hub, tmp_path):
     recipe = Recipe(model="org/tiny", name="named", runs=tmp_path / "runs")
-    session = RunSession(recipe, Reporter())
+    session = RunSession(resolve(recipe), Reporter())
 
     def extra() -> dict[str, Any]:
         sources._get_named.cache_clear()

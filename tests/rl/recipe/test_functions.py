@@ -25,10 +25,11 @@ from rstar_lab.rl.preflight.run import preflight
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RecipeError, RlSection
 from rstar_lab.rl.renderers.paper import render_tool_call
+from rstar_lab.rl.resolved import load_functions, resolve
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.session import RunSession, load_functions, open_run
+from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.runs.reader import RunReader
@@ -186,7 +187,7 @@ def test_an_sft_run_in_another_prompt_format_is_refused():
     def start(prompt_format):
         keys = {"sft": {"problems": {"synthetic": {"count": 1}}}, "rl": {"prompt": {"format": prompt_format}}}
         recipe = parse_recipe({"name": "formats", "model": "tiny", **keys})
-        return open_run(RunSession(recipe, Reporter()), "sft", "train", SFT_KEYS)
+        return open_run(RunSession(resolve(recipe), Reporter()), "sft", "train", SFT_KEYS)
 
     with start("paper"):
         pass
@@ -198,7 +199,7 @@ def test_an_sft_run_in_another_prompt_format_is_refused():
 
 async def test_the_same_run_with_another_source_is_refused(module):
     def start():
-        return open_run(RunSession(recipe_of(), Reporter()), "rl", "train", ("rl",))
+        return open_run(RunSession(resolve(recipe_of()), Reporter()), "rl", "train", ("rl",))
 
     with start() as writer:
         run = writer.run_dir

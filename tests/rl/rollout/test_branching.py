@@ -19,6 +19,7 @@ from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RecipeError, RlSection
 from rstar_lab.rl.renderers.paper import JUPYTER_TOOL, render_tool_call
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits
 from rstar_lab.rl.rollout.plan import rollout_task
@@ -196,7 +197,7 @@ async def test_a_run_with_branches_is_trained_and_stored(memorized_model, tmp_pa
             "engine": {"kind": "transformers", "dtype": "float32", "mismatch_limit": 1e9},
         }
     )  # fmt: skip
-    async with pipeline.RunSession.open(recipe, Reporter()) as session:
+    async with pipeline.RunSession.open(resolve(recipe), Reporter()) as session:
         await pipeline.train(session, memorized_model[0])
     reader = RunReader(tmp_path / "b-rl")
     rows = reader.read("trajectories").to_pylist()

@@ -6,6 +6,7 @@ from benchmarks.sandbox_faults import KEYS, evaluations_without_failures, fault_
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.reward import RolloutReward, make_reward
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.code import FaultySandbox
@@ -49,7 +50,7 @@ async def test_a_failed_call_stays_failed_after_its_retries():
 
 async def test_a_run_passes_the_share_of_its_recipe_to_the_tools(tmp_path):
     recipe = load_recipe("tiny", {"sandbox.fault_share": 1.0, "runs": str(tmp_path)})
-    async with RunSession.open(recipe, Reporter()) as session:
+    async with RunSession.open(resolve(recipe), Reporter()) as session:
         (tool,) = (await session.tools()).values()
         assert (await tool({"code": "1", "input": ""}, seed=0, traj_id="t")).outcome == Outcome.SANDBOX_ERROR
 

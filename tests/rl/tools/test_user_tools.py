@@ -22,6 +22,7 @@ from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import render_prompt
 from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.reward import make_reward, reward
 from rstar_lab.rl.rollout.agent_loop import execute_call, run_rollout
 from rstar_lab.rl.rollout.codec import Codec
@@ -318,9 +319,9 @@ MINE = "mine_for_this_test"
 
 
 def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
-    session = RunSession(recipe_of([], tools=["python", f"{MINE}:find"], reward=f"{MINE}:score"), Reporter())
+    session = RunSession(resolve(recipe_of([], tools=["python", f"{MINE}:find"], reward=f"{MINE}:score")), Reporter())
     assert session.reward("text", "truth") == 0.5
-    assert RunSession(recipe_of([]), Reporter()).reward is reward
+    assert RunSession(resolve(recipe_of([])), Reporter()).reward is reward
     wrong = {
         f"{MINE}:fimd": "has no fimd; did you mean find",
         "no_such_module_here:f": "no module no_such_module_here",
@@ -332,9 +333,9 @@ def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
     }
     for name, message in wrong.items():
         with pytest.raises(UserError, match=f"rl.tools: {name}:? .*{message}"):
-            RunSession(recipe_of([], tools=[name]), Reporter())
+            RunSession(resolve(recipe_of([], tools=[name])), Reporter())
     with pytest.raises(UserError, match=f"rl.reward: {MINE}:number is a int; expected a function"):
-        RunSession(recipe_of([], reward=f"{MINE}:number"), Reporter())
+        RunSession(resolve(recipe_of([], reward=f"{MINE}:number")), Reporter())
     with pytest.raises(UserError, match="two tools are called find"):
         make_tools([f"{MINE}:find", f"{MINE}:find"], None)
     for keys, message in (

@@ -7,6 +7,7 @@ from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.pipeline import run_recipe
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.runs.reader import RunReader
 
 KEYS = {
@@ -38,7 +39,7 @@ async def train_family(family, engine, folder, steps):
             },
         }
     )
-    return await run_recipe(recipe, Reporter(as_json=True), stages=True, evaluations=True)
+    return await run_recipe(resolve(recipe), Reporter(as_json=True), stages=True, evaluations=True)
 
 
 def check(family, folder, steps):

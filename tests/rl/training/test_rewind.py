@@ -15,6 +15,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl import pipeline, rewind
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.runs.reader import RunReader
 
 OWN = ["helpers.scored_run:score"]  # what the recipe of the run names
@@ -22,7 +23,7 @@ OWN = ["helpers.scored_run:score"]  # what the recipe of the run names
 
 def train(recipe) -> None:
     async def main() -> None:
-        async with pipeline.RunSession.open(recipe, Reporter()) as session:
+        async with pipeline.RunSession.open(resolve(recipe), Reporter()) as session:
             await pipeline.train(session, Path(recipe.model))
 
     asyncio.run(main())

@@ -22,6 +22,7 @@ from rstar_lab.rl.models.model import load_model, load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import fine_tune
 from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, tool_calls, write_conversations
+from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 
@@ -59,7 +60,7 @@ def runs(tmp_path_factory):
 
     async def locally():
         async with RunSession.open(
-            load_recipe(recipe, {"runs": str(folder / "local")}), Reporter(console=Console(quiet=True))
+            resolve(load_recipe(recipe, {"runs": str(folder / "local")})), Reporter(console=Console(quiet=True))
         ) as session:
             await fine_tune(session)
 

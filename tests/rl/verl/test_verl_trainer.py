@@ -150,10 +150,10 @@ async def test_evaluations_of_the_training_equal_those_of_the_local_engines(runs
     from rstar_lab.rl.evaluation import evaluate
     from rstar_lab.rl.models.model import load_tokenizer
     from rstar_lab.rl.overrides import load_recipe
+    from rstar_lab.rl.resolved import read_problems
     from rstar_lab.rl.reward import reward
     from rstar_lab.rl.rollout.codec import Codec
     from rstar_lab.rl.rollout.context import RolloutContext
-    from rstar_lab.rl.session import read_problems
     from rstar_lab.rl.tools.registry import make_tools
     from rstar_lab.runs.writer import RunWriter
     from rstar_lab.sandbox import LocalSandbox
