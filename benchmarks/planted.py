@@ -545,8 +545,8 @@ def unchecked() -> Iterator[None]:
     async def nothing(*_: Any) -> None: ...
 
     with ExitStack() as stack:
-        for name in ("check_rollouts", "check_template"):
-            stack.enter_context(mock.patch.object(trainer, name, lambda *_: None))
+        stack.enter_context(mock.patch.object(step, "check_rollouts", lambda *_: None))
+        stack.enter_context(mock.patch.object(trainer, "check_template", lambda *_: None))
         stack.enter_context(mock.patch.object(trainer, "check_tools", nothing))
         stack.enter_context(mock.patch.object(engine_group, "assert_parity", nothing))
         yield
