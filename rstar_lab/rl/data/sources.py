@@ -19,15 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import install_hint
-from rstar_lab.rl.data.code_problems import (
-    apps,
-    code_contests,
-    codeforces,
-    converter_of,
-    livecodebench,
-    rstar_coder,
-    synthetic,
-)
+from rstar_lab.rl.data import code_problems
 from rstar_lab.rl.data.hub_columns import different_rows
 from rstar_lab.rl.problems import (
     FILE_SUFFIXES,
@@ -95,13 +87,13 @@ SOURCES = {
         Source("minerva_math", {"question": "problem", "answer": "solution"}),
         Source("college_math", {}),
         # Programs with hidden test cases, see `code_problems`. APPS and TACO are not tables on the hub: they need files.
-        Source("apps", {}, convert=apps),
-        Source("taco", {}, convert=apps),
-        Source("code_contests", {}, hub="deepmind/code_contests", convert=code_contests),
-        Source("codeforces", {}, hub="open-r1/codeforces", convert=codeforces),
-        Source("synthetic_code", {}, hub="PrimeIntellect/verifiable-coding-problems", convert=synthetic),
-        Source("rstar_coder", {}, convert=rstar_coder),
-        Source("livecodebench", {}, convert=livecodebench, evaluation=True),
+        Source("apps", {}, convert=code_problems.apps),
+        Source("taco", {}, convert=code_problems.apps),
+        Source("code_contests", {}, hub="deepmind/code_contests", convert=code_problems.code_contests),
+        Source("codeforces", {}, hub="open-r1/codeforces", convert=code_problems.codeforces),
+        Source("synthetic_code", {}, hub="PrimeIntellect/verifiable-coding-problems", convert=code_problems.synthetic),
+        Source("rstar_coder", {}, convert=code_problems.rstar_coder),
+        Source("livecodebench", {}, convert=code_problems.livecodebench, evaluation=True),
     )
 }  # fmt: skip
 
@@ -233,7 +225,7 @@ def _converted(source: Source, row: Any, where: str) -> Any:
     """Return the row as the fields of a problem, if it has hidden tests of a known format."""
     if not isinstance(row, Mapping):
         return row
-    convert = source.convert or (None if source.fields else converter_of(row))
+    convert = source.convert or (None if source.fields else code_problems.converter_of(row))
     with reading(where, error=ProblemError):
         return convert(row) if convert else row
 
