@@ -532,58 +532,12 @@ class Comparison(RealSetComparison):
         side = relation.sides[-1]
         return self.answers(side, group) if relation is one else self.answers(group, side)
 
-    def cases(self, one: Any, two: Any) -> bool:
-        ours, theirs = (self.function_in_cases(value) for value in (one, two))
-        if ours is None or theirs is None or len(ours.rows) != len(theirs.rows):
-            return False
-        left = list(theirs.rows)
-        for value, condition in ours.rows:
-            match = next(
-                (
-                    row
-                    for row in left
-                    if self.answers(value, row[0])
-                    and (self.otherwise(condition) or self.otherwise(row[1]) or self.answers(condition, row[1]))
-                ),
-                None,
-            )
-            if match is None:
-                return False
-            left.remove(match)
-        return True
-
-    @staticmethod
-    def otherwise(condition: Any) -> bool:
-        return isinstance(condition, Text) and condition.words in (
-            ("otherwise",),
-            ("otherwi",),
-            ("otherwise"[:-1],),
-            ("else",),
-        )
-
-    def function_in_cases(self, value: Any) -> Cases | None:
-        if isinstance(value, Relation) and value.signs == ("=",):
-            value = value.sides[1]
-        if isinstance(value, Cases):
-            return value
-        if isinstance(value, tuple) and value[0] == "call" and value[1] == "abs":
-            inner = value[2]
-            names = symbols(inner)
-            if len(names) == 1:
-                zero = number(0)
-                return Cases(
-                    (
-                        (inner, Relation((inner, zero), (">=",), ("", ""))),
-                        (("neg", inner), Relation((inner, zero), ("<",), ("", ""))),
-                    )
-                )
-        return None
-
     def combined(self, one: Any, two: Any) -> bool:
         return self.real_sets(one, two)
 
     _BY_TYPE: tuple[tuple[Any, Callable[..., bool]], ...] = (
-        (Choice, choices), (Based, based), (Congruent, congruences), (Tagged, tagged), (Cases, cases), (Text, texts), (Combined, combined),
+        (Choice, choices), (Based, based), (Congruent, congruences), (Tagged, tagged), (Cases, RealSetComparison.cases),
+        (Text, texts), (Combined, combined),
         (Builder, combined), (Group, groups), (Nothing, nothing), (Relation, relations), (Quantity, quantities),
         (Matrix, RealSetComparison.matrices),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from rstar_lab.verify import numeric
 from rstar_lab.verify.numeric import NeedsAlgebra, NoValue, evaluate, has, symbols
-from rstar_lab.verify.values import Group, Matrix, Quantity, Relation
+from rstar_lab.verify.values import Cases, Group, Matrix, Quantity, Relation, Text, number
 
 MAX_ITEMS = 60
 
@@ -236,6 +236,53 @@ class FormulaComparison:
         if len(ratios) < 4 or any(not numeric.close(ratio, ratios[0]) for ratio in ratios):
             return None
         return ratios[0]
+
+    def cases(self, one: Any, two: Any) -> bool:
+        ours, theirs = (self.function_in_cases(value) for value in (one, two))
+        if ours is None or theirs is None or len(ours.rows) != len(theirs.rows):
+            return False
+        left = list(theirs.rows)
+        for value, condition in ours.rows:
+            match = next(
+                (
+                    row
+                    for row in left
+                    if self.answers(value, row[0])
+                    and (self.otherwise(condition) or self.otherwise(row[1]) or self.answers(condition, row[1]))
+                ),
+                None,
+            )
+            if match is None:
+                return False
+            left.remove(match)
+        return True
+
+    @staticmethod
+    def otherwise(condition: Any) -> bool:
+        return isinstance(condition, Text) and condition.words in (
+            ("otherwise",),
+            ("otherwi",),
+            ("otherwise"[:-1],),
+            ("else",),
+        )
+
+    def function_in_cases(self, value: Any) -> Cases | None:
+        if isinstance(value, Relation) and value.signs == ("=",):
+            value = value.sides[1]
+        if isinstance(value, Cases):
+            return value
+        if isinstance(value, tuple) and value[0] == "call" and value[1] == "abs":
+            inner = value[2]
+            names = symbols(inner)
+            if len(names) == 1:
+                zero = number(0)
+                return Cases(
+                    (
+                        (inner, Relation((inner, zero), (">=",), ("", ""))),
+                        (("neg", inner), Relation((inner, zero), ("<",), ("", ""))),
+                    )
+                )
+        return None
 
 
 def same_name(one: str, two: str) -> bool:

@@ -36,7 +36,7 @@ _NODES = (
 )  # fmt: skip
 # Letters, digits, brackets, operators and other signs that no Python code needs; no text, comment, slice or attribute.
 _ARITHMETIC = re.compile(
-    r"(?:[^\W_]|_(?!_)|[^\x00-\x7f]|[\\{})\[\]|,=<>+*/^!%&$~?\s-]|\.(?!\s*[^\W\d])|(?<=\d):(?=\d)|\((?!\s*\)))*+"
+    r"(?:[^\W_]|_(?!_)|[^\x00-\x7f]|[\\{})\[\]|,=<>+*/^!%&$~?\s-]|\.(?!\s*[^\W\d])|(?<=\d):(?![:=])|\((?!\s*\)))*+"
 )
 _CALL = re.compile(r"(?<!\\)\b([A-Za-z]\w*)\s*[(\[]")
 
