@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from huggingface_hub import (
     CardData,
@@ -35,6 +34,7 @@ from rstar_lab.common.estimates import format_interval
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.info import plain_info
 from rstar_lab.runs.reader import RunReader, check_file
+from rstar_lab.untrusted.parquet import read_footer
 from rstar_lab.untrusted.text import counted
 
 Kind = Literal["model", "run"]
@@ -223,7 +223,7 @@ def _data_card(run: RunReader) -> bytes:
         configs[0]["default"] = True
     if "trajectories" in have:
         # `datasets` has no type for maps, so it can read the table only without the column `metrics`.
-        stored = pq.read_schema(run.files("trajectories")[0].path)
+        stored = read_footer(run.files("trajectories")[0].path).schema.to_arrow_schema()
         fields = [field for field in stored if not pa.types.is_map(field.type)]
         configs[0]["columns"] = [field.name for field in fields]
         described = {"config_name": "trajectories", "features": [_feature(field) for field in fields]}

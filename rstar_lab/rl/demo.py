@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -24,6 +23,7 @@ from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.files import write_json
+from rstar_lab.untrusted.files import read_json
 
 TRANSFER = "openai/gsm8k:test"
 TRANSFER_PROBLEMS = 48
@@ -48,7 +48,7 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
     stored = recipe.runs / ".demo" / f"{recipe.name}.json"
     settings = recipe.model_dump(mode="json", exclude={"runs"}) | {"transfer": transfer}
     if stored.exists():
-        saved = json.loads(stored.read_text())
+        saved = read_json(stored, dict)
         outputs = [Path(saved["result"][key]) for key in ("report", "run", "model_sft", "model_rl")]
         if saved["recipe"] == settings and all(path.exists() for path in outputs):
             print_result(saved["result"], reporter)
@@ -96,7 +96,7 @@ def _measured(path: Path, settings: dict[str, Any]) -> Iterator[Callable[[], dic
 
     path: where an interrupted attempt stores them. An attempt that was killed is not counted.
     """
-    saved = json.loads(path.read_text()) if path.exists() else {}
+    saved = read_json(path, dict) if path.exists() else {}
     earlier = saved["spent"] if saved.get("recipe") == settings else {"seconds": 0.0, "peak_memory_gb": 0.0}
     started = time.monotonic()
     with PeakMemory() as memory:

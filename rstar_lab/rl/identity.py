@@ -14,7 +14,8 @@ from rstar_lab.rl.plugins import NAME, source_hash
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import CODE_TOOLS, EnvironmentEntry, Recipe
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results, renderer_type
-from rstar_lab.runs.files import parse_json, read_text, write_json
+from rstar_lab.runs.files import write_json
+from rstar_lab.untrusted.files import DataError, read_json
 from rstar_lab.verify.released import released_program
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.txt", "*.jinja", "*.model")
@@ -85,11 +86,9 @@ def model_hash(folder: Path, cache_dir: Path) -> str:
 
     Hashes of files are cached in `cache_dir` by path, size and modification time: 28 GB take about a minute.
     """
-    cache_file = cache_dir / "file-hashes.json"
-    try:
-        known = dict(parse_json(read_text(cache_file)))
-    except (OSError, ValueError, TypeError):
-        known = {}
+    cache_file, known = cache_dir / "file-hashes.json", dict[str, str]()
+    with contextlib.suppress(DataError):  # there is none, or it is damaged
+        known = read_json(cache_file, dict[str, str])
     files = sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
     hashes, new = {}, {}
     for path in files:

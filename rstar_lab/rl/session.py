@@ -1,7 +1,6 @@
 """Shared resources of a recipe's run: sandbox, engines, tools, reward, problems and run folders."""
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -35,6 +34,7 @@ from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.untrusted.files import read_json
 
 PROBE = "What is 3 + 4?"  # question of the prompt on which engines and trainer are compared
 
@@ -162,7 +162,7 @@ class RunSession:
         evaluate = self.recipe.evaluate
         responses += [evaluate.max_response_tokens, evaluate.in_training().max_response_tokens]
         path = model_dir / "config.json"  # for a served model, the folder may contain only the tokenizer
-        config = json.loads(path.read_text()) if path.exists() else {}
+        config = read_json(path, dict) if path.exists() else {}
         return min(context_length(config) or 2**20, max(responses) + 2048)
 
 

@@ -289,7 +289,7 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
         version = marks[VERSION_KEY.encode()]
         check_version(int(version) if version.isdigit() and len(version) < 10 else version.decode(errors="replace"))
         stored = footer.schema.to_arrow_schema()
-        steps = parse_json(marks.get(STEPS_KEY.encode(), b"[]"), f"{path}: the list of its steps", tuple[int, ...])
+        steps = parse_json(marks.get(STEPS_KEY.encode(), b"[]"), "the list of its steps", tuple[int, ...])
     schema = LEVELS.get(level, ROLLUP)
     for field in stored:
         if field.name in schema.names and field.type != schema.field(field.name).type:

@@ -51,7 +51,7 @@ _ERRORS = (
 
 @contextmanager
 def reading(
-    where: object, hint: str = "", error: type[UserError] = DataError, errors: tuple[type[Exception], ...] = ()
+    where: object, hint: str = "", error: type[Exception] = DataError, errors: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
     """Convert every error that data can cause in the block to one that names its place.
 
@@ -61,7 +61,7 @@ def reading(
         error: Class of the exception.
         errors: More exceptions that the reader of a format raises.
     """
-    known: tuple[type[Exception], ...] = (*_ERRORS, *errors)
+    known: tuple[type[Exception], ...] = (*_ERRORS, *errors) if error is DataError else (DataError, *_ERRORS, *errors)
     try:
         yield
     except known as caught:
@@ -77,6 +77,8 @@ def _reason(error: BaseException) -> str:
                 for part in (".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, "))
                 if part
             )
+        case DataError():
+            return f": {error}"
         case RecursionError():
             return " is nested too deeply"
         case MemoryError():

@@ -71,3 +71,11 @@ def test_compact_reports_files_and_keeps_rows(runs_dir):
         "run_id": "a", "files_before": 6, "files_after": 3,
     }  # fmt: skip
     assert json.loads(invoke("show", "a", "--runs-dir", runs_dir, "--json"))["trajectories"] == 16
+
+
+def test_show_names_a_damaged_table_and_shows_the_rest(runs_dir):
+    path = next((runs_dir / "a" / "trajectories").rglob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:-10])
+    shown = json.loads(invoke("show", "a", "--runs-dir", runs_dir, "--json"))
+    assert shown["seed"] == 3 and len(shown["damaged"]) == 1 and str(path) in shown["damaged"][0]
+    assert f"damaged: {path}" in invoke("show", "a", "--runs-dir", runs_dir)

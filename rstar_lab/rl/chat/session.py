@@ -7,7 +7,6 @@
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -36,6 +35,7 @@ from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
+from rstar_lab.untrusted.files import read_json
 
 SLOW_ENGINE_TOKENS = 2048  # default limit of a reply with transformers, which needs minutes for more
 
@@ -367,7 +367,7 @@ async def _server(stack: AsyncExitStack, url: str) -> ServerEngine:
 async def _transformers(stack: AsyncExitStack, folder: Path) -> StreamingEngine:
     from rstar_lab.rl.engines.hf import HfEngine
 
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json", dict)
     engine = HfEngine()
     stack.push_async_callback(engine.aclose)
     await engine.start(folder, {"dtype": config.get("dtype") or config.get("torch_dtype") or "float32"})

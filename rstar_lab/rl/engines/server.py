@@ -5,25 +5,26 @@ log-probs refer to the distribution that tokens are sampled from. By default, vL
 """
 
 import asyncio
-import json
 import logging
 import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from typing_extensions import TypedDict
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.http_answers import limit_answers
 from rstar_lab.common.service_tokens import find_token
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.scheduling.scheduler import ServerReport
+from rstar_lab.untrusted.files import answer_json, error_message, parse_json, reading
 
 VERSION_PATH = "/weight_version"  # served by `rstar-lab serve --updatable` (rl/serving/middleware.py)
 HEALTH_TIMEOUT_S = 10.0
@@ -59,7 +60,7 @@ class ServerControl:
                 # Cached blocks hold keys and values of the old weights.
                 reset = await self.request("/reset_prefix_cache", params={"reset_running_requests": True})
                 with readable_answer(self.url):
-                    done = not reset.content or reset.json()["success"]  # vLLM 0.24 answers with an empty body
+                    done = not reset.content or answer_json(reset)["success"]  # vLLM 0.24 answers with an empty body
                 if not done:
                     raise EngineError(f"{self.url}: the server did not reset its prefix cache")
                 await self.request(VERSION_PATH, json={"version": version})
@@ -75,7 +76,7 @@ class ServerControl:
         """Return the weight version that was sent last, or None if none was sent since the server started."""
         answer = await self.request(VERSION_PATH, "GET")
         with readable_answer(self.url):
-            return answer.json()["version"]
+            return answer_json(answer)["version"]
 
     async def is_healthy(self) -> bool:
         """Return whether the server answers and its engine is alive."""
@@ -112,22 +113,9 @@ def error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-@contextmanager
-def readable_answer(name: str) -> Iterator[None]:
+def readable_answer(name: str) -> AbstractContextManager[None]:
     """Raise RequestRefused if the code in the block finds another form of answer than it expects. name: of the server."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise RequestRefused(f"{name}: its answer is not that of a vLLM server ({reason})") from error
-
-
-def error_message(answer: httpx.Response) -> str:
-    """Return the error message of an answer in OpenAI's format, else its text; at most 500 characters."""
-    try:
-        return str(answer.json()["error"]["message"])[:500]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return answer.text[:500]
+    return reading(f"{name}: its answer is not that of a vLLM server", error=RequestRefused)
 
 
 def parse_metrics(text: str) -> ServerReport | None:
@@ -214,11 +202,11 @@ class ServerEngine:
         model and options are ignored, because the server has its own. Raises UserError if the server cannot be used.
         """
         card = await read_model_card(self._http, self.url)
-        if card.get("max_model_len") is None:
+        if (context := card.get("max_model_len")) is None:
             raise UserError(
                 f"{self.url} is not a vLLM server (/v1/models has no max_model_len): other servers do not accept token ids"
             )
-        self.model, self.root, self.context = card["id"], card.get("root") or card["id"], card["max_model_len"]
+        self.model, self.root, self.context = card["id"], card.get("root") or card["id"], context
         try:
             metrics = await self.scrape()
             self.kv_tokens: int = (metrics.kv_tokens if metrics else 0) or 10**9
@@ -406,7 +394,7 @@ class ServerEngine:
             else:
                 if answer.status_code == 200:
                     with readable_answer(self.name):
-                        choice: dict[str, Any] = answer.json()["choices"][0]
+                        choice: dict[str, Any] = answer_json(answer)["choices"][0]
                         reason = choice["finish_reason"]
                     if reason in ("stop", "length"):
                         return choice
@@ -434,7 +422,7 @@ class ServerEngine:
                     if not line.startswith("data: {"):
                         continue
                     with readable_answer(self.name):
-                        event = json.loads(line.removeprefix("data: "))
+                        event = parse_json(line.removeprefix("data: "), self.name, dict)
                         if "error" in event:
                             raise EngineError(f"{self.name}: {event['error'].get('message', event['error'])}")
                         for choice in event["choices"]:
@@ -493,7 +481,7 @@ class ServerEngine:
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         answer = await self._control.request("/tokenize", json=body)
         with readable_answer(self.name):
-            return [*map(int, answer.json()["tokens"])]
+            return [*map(int, answer_json(answer)["tokens"])]
 
     async def serves(self, folder: Path) -> bool:
         """Return whether the server was started with the model in `folder` and still has its weights."""
@@ -505,7 +493,19 @@ class ServerEngine:
             return True  # the server does not accept new weights
 
 
-async def read_model_card(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
+class ModelCard(TypedDict):
+    """A model of a server."""
+
+    id: str
+    max_model_len: NotRequired[int | None]
+    root: NotRequired[str | None]
+
+
+class _Models(TypedDict):
+    data: list[ModelCard]
+
+
+async def read_model_card(http: httpx.AsyncClient, url: str) -> ModelCard:
     """Return the description of a server's first model, with its `id`.
 
     Raises UserError if the server does not answer, rejects the token, or is not OpenAI-style.
@@ -520,12 +520,7 @@ async def read_model_card(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
         ) from None
     if answer.status_code in (401, 403):
         raise UserError(f"{url} rejects the token: set {API_KEY} to the token that the server was started with")
-    try:
-        card: dict[str, Any] = answer.json()["data"][0]
-        if not isinstance(card["id"], str) or not isinstance(card.get("max_model_len", 1), int | None):
-            raise ValueError("fields of other types")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise UserError(
-            f"{url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}"
-        ) from None
-    return card
+    with reading(
+        f"{url} is not an OpenAI-style server: /v1/models returns status {answer.status_code}", error=UserError
+    ):
+        return answer_json(answer, _Models)["data"][0]

@@ -46,9 +46,11 @@ def register_model_class(folder: Path) -> None:
     import torch
     from vllm import ModelRegistry
 
+    from rstar_lab.untrusted.files import read_json
+
     if torch.cuda.is_available() or not (folder / "config.json").is_file():
         return
-    for name in json.loads((folder / "config.json").read_text()).get("architectures") or []:
+    for name in read_json(folder / "config.json", dict).get("architectures") or []:
         if name in ModelRegistry.models:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 

@@ -12,6 +12,7 @@ message name the aliases.
 """
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -24,8 +25,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rstar_lab.runs.errors import RunStoreError
+from rstar_lab.runs.files import name_disk_errors, space_of
+from rstar_lab.untrusted.files import parse_json
+
 Transport = Literal["cuda-ipc", "shared-memory", "file"]
 SHARED_MEMORY = Path("/dev/shm")
+LOG = logging.getLogger(__name__)
 ALIASES = "rstar_lab.aliases"  # metadata key: JSON object {alias: name of the stored tensor}
 
 
@@ -78,15 +84,37 @@ class WeightsFile:
     """
 
     def __init__(self, transport: Transport, folder: Path):
-        parent = SHARED_MEMORY if transport == "shared-memory" else folder
+        self._run_folder = folder
+        self._open(SHARED_MEMORY if transport == "shared-memory" else folder)
+
+    def _open(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix="rstar-weights-", dir=parent))
         self.path = self.folder / "weights.safetensors"
 
     def write(self, tensors: dict[str, Tensor], aliases: Mapping[str, str]) -> None:
-        """Replace the file. Engines that have mapped the old file can still read it."""
+        """Replace the file. Engines that have mapped the old file can still read it.
+
+        If the shared memory is full, this file and the later ones are in the folder of the run. Raises RunStoreError if the disk is
+        full too.
+        """
         new = self.folder / "weights.new"  # servers load every *.safetensors of the folder
-        save_file(tensors, new, {"format": "pt", ALIASES: json.dumps(dict(aliases))})
+        needed = sum(tensor.nbytes for tensor in tensors.values())
+        try:
+            with name_disk_errors(new, needed):
+                save_file(tensors, new, {"format": "pt", ALIASES: json.dumps(dict(aliases))})
+        except RunStoreError:
+            new.unlink(missing_ok=True)
+            if self.folder.parent != SHARED_MEMORY:
+                raise
+            LOG.warning(
+                "%s is full%s; weights are sent through files in %s from now on",
+                SHARED_MEMORY, space_of(new, needed), self._run_folder,
+            )  # fmt: skip
+            self.close()
+            self._open(self._run_folder)
+            self.write(tensors, aliases)
+            return
         new.replace(self.path)
 
     def close(self) -> None:
@@ -98,4 +126,4 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    return resolve_aliases(tensors, json.loads(metadata.get(ALIASES, "{}")))
+    return resolve_aliases(tensors, parse_json(metadata.get(ALIASES, "{}"), path, dict[str, str]))

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import TypedDict
 
 from rstar_lab.rl.models.lora import ADAPTER, full_state, has_lora, save_adapter
 from rstar_lab.rl.models.model_folder import check_readable
-from rstar_lab.rl.models.sources import ModelError, get_model
+from rstar_lab.rl.models.sources import ModelError, get_model, read_config
 from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import control_tokens
-from rstar_lab.runs.files import parse_json, read_text
+from rstar_lab.untrusted.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -186,17 +187,9 @@ def _bf16_speedup() -> float:
 
 
 def _check(folder: Path, trust_remote_code: bool) -> Path:
-    path = folder / "config.json"
-    try:
-        config = parse_json(read_text(path))
-    except FileNotFoundError:
-        raise ModelError(f"model folder {folder} has no config.json") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelError(f"{path} has no model_type: not a model in Hugging Face format")
+    config = read_config(folder)
+    if "model_type" not in config:
+        raise ModelError(f"{folder / 'config.json'} has no model_type: not a model in Hugging Face format")
     if config.get("auto_map") and not trust_remote_code:
         raise ModelError(f"model folder {folder} contains Python code: set trust_remote_code=true to run it")
     for name in _weight_files(folder):
@@ -208,16 +201,17 @@ def _check(folder: Path, trust_remote_code: bool) -> Path:
     return folder
 
 
+class _Index(TypedDict):
+    weight_map: dict[str, str]
+
+
 def _weight_files(folder: Path) -> set[str]:
     """Return the names of the weight files: model.safetensors, or the files of the index. Raises ModelError without any."""
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors"}
     path = folder / _INDEX
     if path.is_file():
-        try:
-            return set(map(str, parse_json(read_text(path))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{path} is not an index of weights: {_first_line(error)}") from None
+        return set(read_json(path, _Index)["weight_map"].values())
     others = ("*.safetensors", "*.bin", "*.pt*")
     other = next((path.name for pattern in others for path in sorted(folder.glob(pattern))), "none")
     raise ModelError(

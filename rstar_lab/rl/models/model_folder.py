@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.models.sources import ModelError, check_files, get_model, is_named
+from rstar_lab.rl.models.sources import check_files, get_model, is_named, read_config
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.runs.files import parse_json, read_text
 from rstar_lab.runs.reader import RunReader
 
 
@@ -44,11 +43,8 @@ def check_readable(folder: Path) -> None:
 
 
 def has_tied_embeddings(folder: Path) -> bool:
-    """Return whether the LM head of the model shares the weights of the embeddings. Raises ModelError for a broken config.json."""
-    try:
-        return bool(parse_json(read_text(folder / "config.json")).get("tie_word_embeddings"))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    """Return whether the LM head of the model shares the weights of the embeddings. Raises UserError for a broken config.json."""
+    return bool(read_config(folder).get("tie_word_embeddings"))
 
 
 def starting_model(recipe: Recipe, runs_dir: Path) -> Path:

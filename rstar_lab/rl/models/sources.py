@@ -12,7 +12,6 @@ Converted models are kept in ~/.cache/rstar_lab/models (or XDG_CACHE_HOME). Mess
 
 import functools
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -27,6 +26,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs.files import lock_file, write_json
+from rstar_lab.untrusted.files import read_json, read_text
 from rstar_lab.untrusted.text import counted
 
 SMOLLM2 = "smollm2-135m"
@@ -81,6 +81,13 @@ def get_model(model: str, *, weights: bool = True) -> Path:
     )
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of config.json of a model folder. Raises UserError if there is none or it is damaged."""
+    if not (folder / "config.json").exists():
+        raise ModelError(f"model folder {folder} has no config.json")
+    return read_json(folder / "config.json", dict)
+
+
 def check_files(folder: Path) -> Path:
     """Return a model folder. Raises ModelError if it holds a pipe, a socket or a device: reading it would wait or never end."""
     for path in sorted(folder.iterdir()):
@@ -121,18 +128,13 @@ def is_named(model: str) -> bool:
 def origin_of(folder: Path) -> Origin | None:
     """Return where the model in a folder comes from; None for a folder that was not made by the Hub or by `get_model`."""
     folder = folder.resolve()
-    try:
-        return Origin(**json.loads((folder / _SOURCE).read_text()))
-    except (OSError, ValueError, TypeError):
-        pass
+    if (folder / _SOURCE).exists():
+        return read_json(folder / _SOURCE, Origin)
     repository = folder.parent.parent.name
     if folder.parent.name == "snapshots" and repository.startswith("models--"):
         return Origin("hub", repository.removeprefix("models--").replace("--", "/"), folder.name)
-    try:  # written by `hf download NAME --local-dir FOLDER`
-        commit = (folder / ".cache/huggingface/download/config.json.metadata").read_text().split("\n")[0]
-        return Origin("hub", folder.name, commit)
-    except OSError:
-        return None
+    metadata = folder / ".cache/huggingface/download/config.json.metadata"  # of `hf download NAME --local-dir FOLDER`
+    return Origin("hub", folder.name, read_text(metadata).split("\n")[0]) if metadata.exists() else None
 
 
 def origin_entry(folder: Path) -> dict[str, Any]:

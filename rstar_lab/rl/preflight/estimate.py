@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.data.sources import is_problem_set, load_set
 from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.recipe import Problems, Recipe, RlSection
 from rstar_lab.rl.recipe.sft import Lora
+from rstar_lab.untrusted.parquet import read_footer
 
 # Mean response over the limit: 2.5K of 8K, 5K of 12K and 7K of 12K in the stages of the rStar2-Agent report.
 MEAN_RESPONSE_SHARE = 0.45
@@ -412,7 +411,7 @@ def other_time(recipe: Recipe, trainer: str, costs: Costs) -> OtherTime:
 def row_count(file: Path) -> int:
     """Return the number of rows of a file of conversations."""
     if file.suffix == ".parquet":
-        return pq.read_metadata(file).num_rows
+        return read_footer(file).num_rows
     with file.open("rb") as lines:
         return sum(1 for line in lines if line.strip())
 
@@ -457,7 +456,7 @@ def problem_count(section: Problems) -> int:
     elif section.file is None or not is_problem_set(section.file):
         return 0
     elif section.file.suffix == ".parquet":
-        count = pq.read_metadata(section.file).num_rows
+        count = read_footer(section.file).num_rows
     else:
         fields = {str(ours): theirs for ours, theirs in section.fields.items()}
         count = len(load_set(section.file, fields=fields, answers=section.environment is None))

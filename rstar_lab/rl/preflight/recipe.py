@@ -8,7 +8,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.similarity import tokens
 from rstar_lab.rl.data.sources import is_problem_set, load_set
 from rstar_lab.rl.models.model_folder import starting_model
-from rstar_lab.rl.models.sources import ModelError, download_command, hub_name, is_named
+from rstar_lab.rl.models.sources import download_command, hub_name, is_named
 from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.rl.problems import Problem
@@ -116,7 +116,7 @@ def token_contract(context: CheckContext) -> str:
         raise NotNeeded("the run trains its own tokenizer")
     try:
         folder = context.model_dir
-    except ModelError:
+    except UserError:
         raise Skip("the check `model` says why the model cannot be read") from None
     if not (folder / "tokenizer_config.json").is_file():
         raise Skip(f"the tokenizer of {context.recipe.model} is not on this machine")
@@ -310,7 +310,7 @@ def _overlong(context: CheckContext, section: Problems, rl: RlSection) -> int:
         return 0
     try:
         folder = context.model_dir
-    except ModelError:  # the check `model` says why
+    except UserError:  # the check `model` says why
         return 0
     if not (folder / "tokenizer_config.json").is_file():
         return 0

@@ -22,6 +22,7 @@ from rstar_lab.tool_calls import (
     parse_turn,
     text_outside_calls,
 )
+from rstar_lab.untrusted.files import read_json
 from rstar_lab.verify import AnswerFormat
 
 # Templates that insert today's date get this date, so that equal seeds give equal prompts. It is the default of Llama
@@ -159,7 +160,7 @@ class ModelRenderer(PaperRenderer):
         ids = [self.tokenizer.convert_tokens_to_ids(self.end)]
         path = Path(self.tokenizer.name_or_path or ".") / "generation_config.json"
         if path.is_file():
-            end_ids = json.loads(path.read_text()).get("eos_token_id")
+            end_ids = read_json(path, dict).get("eos_token_id")
             ids += end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids]
         return ids
 

@@ -27,9 +27,11 @@ from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.config_facts import context_length
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
 from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
+from rstar_lab.rl.models.sources import read_config
 from rstar_lab.rl.renderers.formats import RENDERERS
 from rstar_lab.rl.serving.keeper import KILLED
 from rstar_lab.rl.serving.middleware import TOKEN
+from rstar_lab.untrusted.files import read_text
 
 # VLLM_ENABLE_V1_MULTIPROCESSING: run the model in the engine process. The HTTP server stays a separate process.
 CPU_ENVIRONMENT = CPU_THREADS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -192,8 +194,7 @@ class Replica:
 
     @property
     def context(self) -> int:
-        config = json.loads((self.options.model / "config.json").read_text())
-        return self.options.max_model_len or context_length(config) or 8192
+        return self.options.max_model_len or context_length(read_config(self.options.model)) or 8192
 
     def environment(self) -> dict[str, str]:
         variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
@@ -255,7 +256,7 @@ class Replica:
 
 def last_error(log: Path) -> str:
     """Return the last line of a server's log that names an error, else its last line."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in read_text(log, errors="replace").splitlines() if line.strip()]
     lines = [re.sub(r"^\(\w+ pid=\d+\)\s*(?:\w+ [\d-]+ [\d:]+ \[[^]]*\]\s*)?", "", line) for line in lines]
     if lines and lines[-1].startswith(KILLED):
         return lines[-1]

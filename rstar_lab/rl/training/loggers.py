@@ -16,11 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.parquet import parquet_batches
 from rstar_lab.untrusted.text import escaped, printable
 
 PROJECT = "rstar_lab"
@@ -63,8 +62,7 @@ def sample_rollouts(run_dir: Path, step: int) -> list[Row]:
         found = next((file for file in reader.files(level) if file.steps == (step,)), None)
         if found is None:
             return []
-        with pq.ParquetFile(found.path) as file:
-            batch = next(file.iter_batches(FIRST_ROWS, columns=list({"traj_id", *columns})), None)
+        batch = next(parquet_batches(found.path, list({"traj_id", *columns}), FIRST_ROWS), None)
         read[level] = {row["traj_id"]: row for row in (batch.to_pylist() if batch is not None else [])}
     rows = [row for row in read["trajectories"].values() if row["traj_id"] in read["transcripts"]]
     place = {

@@ -36,6 +36,7 @@ from rstar_lab.rl.renderers.conversations import Example, encode
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, HelperProcesses, Ranks
 from rstar_lab.rl.training.muon import Muon
 from rstar_lab.runs.files import atomic_write, write_json
+from rstar_lab.untrusted.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -399,7 +400,7 @@ def _finished(out_dir: Path, key: str) -> dict[str, Any] | None:
     path = out_dir / "sft.json"
     if not path.is_file():
         return None
-    saved = json.loads(path.read_text())
+    saved = read_json(path, dict)
     _same_run(out_dir, saved["key"], key)
     return saved["result"]
 

@@ -20,6 +20,7 @@ from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.runs.writer import RunWriter
+from rstar_lab.untrusted.parquet import read_parquet
 
 DIFFICULTY = pa.schema(
     {
@@ -179,7 +180,7 @@ def without_solved(problems: Sequence[Problem], path: Path) -> list[Problem]:
         raise UserError(
             f"{path}: the difficulty table is missing; the trainer writes it before the first step of the stage"
         )
-    rows = pq.read_table(path).filter(pc.field("kept"))
+    rows = read_parquet(path).filter(pc.field("kept"))
     rates = dict(zip(rows["problem_id"].to_pylist(), rows["pass_rate"].to_pylist(), strict=True))
     difficulties = {name: None if rate is None else 1 - rate for name, rate in rates.items()}
     kept = [

@@ -17,6 +17,7 @@ from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.workers.engine.fsdp import transformer_impl
 
 from rstar_lab.runs.files import atomic_write
+from rstar_lab.untrusted.files import read_json
 
 _SHARDED = ("model", "optimizer")
 # All ranks wait while rank 0 exports the model in fp32: 59 GB of a 14B model.
@@ -88,7 +89,7 @@ def write_stored_dtype(model: Path) -> None:
         with safe_open(path, "pt") as file:
             stored |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     dtype = next((name for short, name in _DTYPES.items() if short in stored), None)
-    config = json.loads((model / "config.json").read_text())
+    config = read_json(model / "config.json", dict)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     if dtype is not None and config.get(key) != dtype:
         with atomic_write(model / "config.json") as file:

@@ -15,6 +15,7 @@ from rstar_lab.rl.resolved import read_problems, read_stage_problems
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.stages import difficulty_file, stage_end_reason, stage_model, without_solved
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.files import read_json
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Settings:
         problems = read_stage_problems(self.recipe, self.stage, held_out)
         if not self.overlong_file.exists():
             return problems
-        overlong = set(json.loads(self.overlong_file.read_text()))
+        overlong = set(read_json(self.overlong_file, list[str]))
         return restricted(problems, [problem for problem in problems if problem.problem_id not in overlong])
 
     @property

@@ -87,7 +87,7 @@ def test_an_error_names_the_broken_shard_or_index(shards, damage):
         index.write_text(index.read_text()[:50])
     else:
         index.write_text(index.read_text().replace(shard.name, "../elsewhere.safetensors"))
-    with pytest.raises(ModelError) as error:
+    with pytest.raises(UserError) as error:
         load_model(shards)
     message = str(error.value)
     assert str(shards) in message and "\n" not in message
@@ -158,7 +158,7 @@ def break_layers(folder):
 )
 def test_an_error_names_the_broken_folder_and_the_problem(folder, damage, message):
     damage(folder)
-    with pytest.raises(ModelError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         load_model(folder)
     assert str(folder) in str(error.value)
     assert "\n" not in str(error.value)
