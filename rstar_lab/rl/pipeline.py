@@ -27,7 +27,6 @@ from rstar_lab.rl.models.model import attention_implementation, build_tiny, load
 from rstar_lab.rl.models.sources import get_model, origin_entry
 from rstar_lab.rl.models.tokenizer import repeated_texts, train_tokenizer
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.progress_report import MOST_FAIL, compare_models, failed_calls
 from rstar_lab.rl.recipe import Recipe, RecipeError, SftConfig
 from rstar_lab.rl.recipe.sft import Lora
 from rstar_lab.rl.renderers.formats import renderer_type
@@ -40,6 +39,7 @@ from rstar_lab.rl.session import RunSession, device, open_run, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.loggers import open_loggers, sample_rollouts
+from rstar_lab.rl.training.progress_report import MOST_FAIL, compare_models, failed_calls
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import stage_model, stage_table
 from rstar_lab.rl.training.teacher import open_servers

@@ -68,7 +68,15 @@ class Sandbox(SessionFiles):
     ) -> AsyncGenerator[Output | CallResult, None]:
         """Run code; yield its output while it runs (every 50 to 200 ms), then its result, which contains all output.
 
-        A streamed call is not retried. Close the generator to cancel the call. Arguments and errors: as for `run`.
+        A streamed call is not retried. Close the generator to cancel the call. Errors: as for `run`.
+
+        Args:
+            code: The program.
+            stdin: Its standard input.
+            seed: Seeds the program's random numbers. None: fresh ones in every call.
+            timeout_s: Limit of time. Default: the sandbox's.
+            memory_mb: Limit of memory. Default: the sandbox's.
+            session: Name of a session whose state the program uses.
         """
         return self.stream_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
 

@@ -112,7 +112,7 @@ def test_no_method_and_no_prompt_format_is_named_where_the_step_is():
         assert names.findall(text) == [], file
 
 
-def test_rollouts_and_advantages_of_ones_own_are_counted_like_those_of_the_recipe(tmp_path, loop):
+def test_own_rollouts_and_advantages_are_counted_like_the_recipes(tmp_path, loop):
     rollouts = loop.sample(drawn(), n=loop.rl.rollouts_per_group)
     kept = loop.resample(rollouts)
     loop.update(kept, group_advantages([t.reward for t in kept], [t.group_id for t in kept]))

@@ -117,7 +117,7 @@ def test_the_true_answer_has_the_names_that_trl_documents(name, tmp_path):
     assert score("named_answer:r") == 1.0
 
 
-def test_a_parameter_that_nothing_supplies_is_an_error_when_the_reward_is_loaded():
+def test_a_parameter_that_nothing_supplies_is_an_error_at_load():
     with pytest.raises(UserError, match="nothing supplies the parameter weather"):
         make_reward("trl_style:missing", info=set())
     with pytest.raises(UserError, match="nothing supplies the parameter weather"):

@@ -33,8 +33,8 @@ def rewind(
         step: First step to repeat, or a later one.
         into: New folder of runs. The run is copied there under its own id, because random draws depend on the id.
             Its SFT run is copied too.
-        functions: Functions, commands and addresses that the recipe of the run may name, because you know them.
         overrides: Values by dotted key, such as `{"rl.method.roc.rule": "none"}`; `name`, `runs` and `seed` cannot be changed.
+        functions: Functions, commands and addresses that the recipe of the run may name, because you know them.
 
     Returns:
         Path of the recipe.

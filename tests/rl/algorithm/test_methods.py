@@ -149,7 +149,7 @@ def test_trim_keeps_what_is_in_the_cross_entropy_only():
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
-def test_the_policy_loss_of_a_mini_batch_does_not_depend_on_the_cross_entropy(parts):
+def test_the_policy_loss_does_not_depend_on_the_cross_entropy(parts):
     rng = np.random.default_rng(parts)
     rollouts = []
     for number in range(9):

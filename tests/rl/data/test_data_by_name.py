@@ -82,7 +82,7 @@ def test_recipes_and_evaluate_read_a_set_from_the_hub(tmp_path):
 
 
 @pytest.mark.slow
-def test_columns_of_a_large_set_are_read_once_and_an_interrupted_reading_continues(tmp_path):
+def test_columns_are_read_once_and_an_interrupted_reading_continues(tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
     for number in range(3):

@@ -78,7 +78,7 @@ def test_the_funnel(tmp_path):
     assert sorted(path.name for path in out.parent.iterdir()) == ["train.jsonl", "train.jsonl.card.md"]
 
 
-def test_openmathreasoning_is_one_row_a_problem_and_its_stored_solutions_check_no_label(tmp_path):
+def test_openmathreasoning_is_one_row_a_problem_without_label_check(tmp_path):
     row = {"problem_type": "has_answer_extracted", "problem_source": "aops_c4", "expected_answer": "4"}
     rows = [{**row, "problem": "2+2?", "generated_solution": f"\\boxed{{{n}}}"} for n in (5, 5, 6)]
     rows += [{**row, "problem": "4+4?", "problem_type": "converted_proof"}]

@@ -119,7 +119,7 @@ def test_one_character_of_a_response_can_be_kept(side):
     assert ReleasedRenderer.truncate("a" * 50, 1, side).count("a") - "(truncated)".count("a") <= 1
 
 
-def test_the_tool_of_the_public_checkpoint_differs_from_that_of_the_repository_by_its_name():
+def test_the_tool_of_the_public_checkpoint_differs_by_its_name():
     card, repository = (ReleasedRenderer.code_tool(name)["function"] for name in ("python", "python_released"))
     assert card["name"] == "execute_python_code_with_standard_io" and card | {"name": repository["name"]} == repository
     named = render_prompt("q", tools=["execute_python_code_with_standard_io"], prompt_format="released")

@@ -4,9 +4,9 @@ import pytest
 
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import has_more_steps
-from rstar_lab.rl.progress_report import compare_models, failed_calls
 from rstar_lab.rl.session import _difference, _only_more_steps
 from rstar_lab.rl.training.checkpoint import TrainerState
+from rstar_lab.rl.training.progress_report import compare_models, failed_calls
 from rstar_lab.runs import TRAJECTORIES, RunWriter
 
 
