@@ -8,6 +8,9 @@ from rstar_lab.verify.formulas import FUNCTIONS, FormulaParser
 from rstar_lab.verify.tokens import Token, Unreadable
 from rstar_lab.verify.values import Builder, Cases, Group, Matrix, Nothing, number
 
+_CONDITIONS = ("if", "when", "for", "where")
+_ORDERS = frozenset(("<", ">", "leq", "geq", "if", "neq"))
+
 
 class BracketParser(FormulaParser):
     """Reads what starts with a command or a bracket."""
@@ -68,10 +71,8 @@ class BracketParser(FormulaParser):
         return Group("(", tuple(values), ")")
 
     def fraction(self) -> Any:
-        texts = [token.text for token in self.tokens[self.at : self.at + 8]]
-        if texts[:2] == ["{", "d"] or (
-            texts[:1] == ["{"] and re.fullmatch("d[A-Za-z]", texts[1] if len(texts) > 1 else "")
-        ):
+        texts = [token.text for token in self.tokens[self.at : self.at + 2]]
+        if texts[:1] == ["{"] and re.fullmatch("d[A-Za-z]?", texts[1] if len(texts) > 1 else ""):
             start = self.at
             above, below = ("".join(token.text for token in self.braced()) for _ in range(2))
             if re.fullmatch(r"d\w+", above) and re.fullmatch(r"d\w", below):
@@ -84,8 +85,7 @@ class BracketParser(FormulaParser):
         degree: Any = number(2)
         if self.accept("["):
             end = self.closing("[", "]")
-            inner = self.sub(self.tokens[self.at : end])
-            degree = inner.expression(0)
+            degree = self.sub(self.tokens[self.at : end]).expression(0)
             self.at = end + 1
         if self.is_sign("("):
             value = self.primary()
@@ -96,8 +96,7 @@ class BracketParser(FormulaParser):
         return ("call", "root", value, degree)
 
     def function(self, name: str) -> Any:
-        exponent = None
-        base = None
+        exponent = base = None
         while self.is_sign("^", "_"):
             if self.take().text == "^":
                 exponent = self.exponent()
@@ -112,8 +111,7 @@ class BracketParser(FormulaParser):
             inner, _ = self.bracketed({"(": ")", r"\{": r"\}", "{": "}"}[opening])
             return ("call", name, *inner)
         if name == "det" and not self.is_sign("("):
-            matrix = self.primary()
-            return ("call", "det", matrix)
+            return ("call", "det", self.primary())
         if exponent == ("neg", number(1)) and name in ("sin", "cos", "tan"):
             name, exponent = "a" + name, None
         value = self.function_argument()
@@ -176,10 +174,7 @@ class BracketParser(FormulaParser):
             return ("lim", body, variable, low)
         if name != "int":
             return (name, variable, low, high, body)
-        last = body
-        if not (isinstance(last, tuple) and last[0] == "*" and isinstance(last[2], tuple)):
-            raise Unreadable("an integral without a differential")
-        body, variable = _differential(last)
+        body, variable = _differential(body)
         return ("int", body, variable, low, high)
 
     def bracketed(self, closing: str) -> tuple[list[Any], str]:
@@ -251,13 +246,13 @@ class BracketParser(FormulaParser):
         self.depth -= 1
         self.bars -= 1
         self.expect("|")
-        if isinstance(value, Matrix):
-            return ("call", "det", value)
-        return ("call", "abs", value)
+        return ("call", "det" if isinstance(value, Matrix) else "abs", value)
 
     def set_group(self) -> Any:
         if self.is_command("begin:array", "begin:cases", "begin:matrix"):
-            return self.environment("cases" if self.closing_set() is None else self.take_environment(), False)
+            if any(token.text == r"\}" for token in self.tokens[self.at :]):
+                raise Unreadable("a set of rows")
+            return self.environment("cases", False)
         if self.accept(r"\}"):
             return Nothing()
         self.deeper()
@@ -284,25 +279,12 @@ class BracketParser(FormulaParser):
         self.expect(r"\}")
         return Group("{", tuple(values), "}")
 
-    def closing_set(self) -> int | None:
-        return next((place for place in range(self.at, len(self.tokens)) if self.tokens[place].text == r"\}"), None)
-
-    def take_environment(self) -> str:
-        raise Unreadable("a set of rows")
-
     def environment(self, name: str, braces: bool) -> Any:
         """Read the rows of a matrix, a determinant, cases or a system of equations."""
         rows = self.rows(name, braces)
-        if (name in ("cases", "array", "rcases") and name != "array") or self.at_cases(rows, name):
+        if name in ("cases", "rcases") or self.at_cases(rows, name):
             return self.cases(rows)
-        parsed = []
-        for row in rows:
-            cells = []
-            for cell in row:
-                parser = self.sub(cell)
-                cells.append(parser.whole() if cell else ("sym", ""))
-            parsed.append(tuple(cells))
-        matrix = Matrix(tuple(parsed))
+        matrix = Matrix(tuple(tuple(self.sub(cell).whole() if cell else ("sym", "") for cell in row) for row in rows))
         return ("call", "det", matrix) if name in ("vmatrix", "Vmatrix") else matrix
 
     @staticmethod
@@ -316,88 +298,55 @@ class BracketParser(FormulaParser):
         )
 
     def rows(self, name: str, braces: bool) -> list[list[list[Token]]]:
+        """Return the cells of each row of an environment, and move behind it."""
         if braces:
             tokens = self.braced()
         else:
-            level, start = 1, self.at if not self.is_command("begin:" + name) else self.at + 1
-            if self.is_command("begin:array", "begin:cases", "begin:matrix"):
-                start = self.at + 1
-                name = self.peek().text.removeprefix("begin:")
-            place = start
-            while place < len(self.tokens):
-                token = self.tokens[place]
-                if token.kind == "command":
-                    level += token.text.startswith("begin:") - token.text.startswith("end:")
-                    if level == 0:
-                        break
-                place += 1
-            else:
-                raise Unreadable("an open environment")
-            tokens = self.tokens[start:place]
-            self.at = place + 1
-        if tokens[:1] and tokens[0].text == "{" and name == "array":
-            tokens = (
-                tokens[[token.text for token in tokens].index("}") + 1 :]
-                if "}" in [token.text for token in tokens]
-                else tokens
-            )
-        if (
-            tokens[:1]
-            and tokens[0].text == "["
-            and len(tokens) > 2
-            and tokens[2].text == "]"
-            and tokens[1].text in ("r", "l", "c")
-        ):
+            if self.is_command("begin:" + name, "begin:array", "begin:cases", "begin:matrix"):
+                name = self.take().text.removeprefix("begin:")
+            level, start = 1, self.at
+            while level:
+                token = self.take()
+                if token.kind == "end":
+                    raise Unreadable("an open environment")
+                level += _levels(token)
+            tokens = self.tokens[start : self.at - 1]
+        texts = [token.text for token in tokens]
+        if name == "array" and texts[:1] == ["{"] and "}" in texts:
+            tokens = tokens[texts.index("}") + 1 :]
+        if "".join(token.text for token in tokens[:3]) in ("[r]", "[l]", "[c]"):
             tokens = tokens[3:]
         rows: list[list[list[Token]]] = [[[]]]
         level = 0
         for token in tokens:
-            if token.kind == "command":
-                level += token.text.startswith("begin:") - token.text.startswith("end:")
+            level += _levels(token)
             if level == 0 and token.text == "\\\\":
                 rows.append([[]])
             elif level == 0 and token.text == "&":
                 rows[-1].append([])
             else:
                 rows[-1][-1].append(token)
-        return [row for row in rows if any(cell for cell in row)]
+        return [row for row in rows if any(row)]
 
     def cases(self, rows: Sequence[Sequence[Sequence[Token]]]) -> Any:
         pairs, statements = [], []
         for row in rows:
             tokens = [token for cell in row for token in cell]
-            place = (
-                len(row[0])
-                if len(row) > 1
-                else next(
-                    (
-                        i
-                        for i, token in enumerate(tokens)
-                        if token.text.casefold() in ("if", "when", "for", "where", "otherwise")
-                    ),
-                    len(tokens),
-                )
-            )
-            if (
-                len(row) > 1
-                and any(token.text in ("=",) for token in row[0])
-                and not any(t.text in ("<", ">", "leq", "geq", "if", "neq") for t in tokens[place:])
-            ):
+            words = [token.text.casefold() for token in tokens]
+            if len(row) == 1:
+                place = next((i for i, word in enumerate(words) if word in (*_CONDITIONS, "otherwise")), len(tokens))
+            elif any(token.text == "=" for token in row[0]) and not _ORDERS.intersection(words[len(row[0]) :]):
                 place = len(tokens)
-            value, condition = (
-                tokens[:place],
-                [
-                    t
-                    for t in tokens[place:]
-                    if t.text.casefold() not in ("if", "when", "for", "where") and t.text != "&"
-                ],
-            )
+            else:
+                place = len(row[0])
+            value = tokens[:place]
+            condition = [t for t in tokens[place:] if t.text.casefold() not in _CONDITIONS and t.text != "&"]
             while value and value[-1].text in (",", ";", "."):
-                value = value[:-1]
+                value.pop()
             while condition and condition[-1].text in (",", ";", "."):
-                condition = condition[:-1]
+                condition.pop()
             while condition and condition[0].text in (",", ";"):
-                condition = condition[1:]
+                condition.pop(0)
             parsed = self.sub(value).whole()
             if condition:
                 pairs.append((parsed, self.sub(condition).whole()))
@@ -408,6 +357,11 @@ class BracketParser(FormulaParser):
         if self.is_sign(r"\}"):
             self.at += 1
         return Cases(tuple(pairs)) if pairs else Group("", tuple(statements), "")
+
+
+def _levels(token: Token) -> int:
+    """Return by how much a token nests environments deeper."""
+    return token.text.startswith("begin:") - token.text.startswith("end:")
 
 
 def _differential(product: Any) -> tuple[Any, str]:

@@ -139,17 +139,13 @@ class Cursor:
 
     # --- beside a number
 
-    def currency_follows(self, offset: int) -> bool:
-        token = self.peek(offset)
-        return token.text in units.CURRENCIES
-
     def currency(self) -> units.Unit | None:
         start = self.at
         if self.is_word("us") or (self.is_symbol("U") and self.is_sign(".", offset=1)):
             while self.peek().text in ("US", "U", "S", "."):
                 self.at += 1
         found: units.Unit | None = None
-        while self.currency_follows(0):
+        while self.peek().text in units.CURRENCIES:
             found = units.UNITS[self.take().text]
             self.accept(".")
         if found is None or self.item_end(self.at):
@@ -182,8 +178,7 @@ class Cursor:
             ):
                 pass
             elif word in ("/", "per"):
-                sign = -1
-                explicit = True
+                sign, explicit = -1, True
             elif word == "(" and (sign == -1 or place == self.at):
                 group = True
             elif word == ")" and group:
@@ -204,7 +199,6 @@ class Cursor:
                 power, sign = 1, (sign if group else 1)
                 if (
                     units.UNITS[word] in (units.UNITS["C"], units.UNITS["F"])
-                    and unit.dimensions
                     and len(unit.dimensions) == 2
                     and ("deg", 1) in unit.dimensions
                 ):
@@ -232,26 +226,14 @@ class Cursor:
         return token.kind == "word" or token.upright or explicit
 
     def unit_power(self, place: int) -> tuple[int, int]:
-        tokens = self.tokens
-        while place < len(tokens) and tokens[place].text == "}":
+        """Return the exponent of a unit, written at a place, and its end."""
+        while place < len(self.tokens) and self.tokens[place].text == "}":
             place += 1
-        if place < len(tokens) and tokens[place].text == "^":
-            texts = [token.text for token in tokens[place + 1 : place + 5]]
-            digits = re.fullmatch(
-                r"\{?(-?)(\d)\}?",
-                "".join(
-                    texts[: texts.index("}") + 1]
-                    if texts[:1] == ["{"] and "}" in texts
-                    else texts[:1]
-                    if texts[:1] != ["-"]
-                    else texts[:2]
-                ),
-            )
-            if digits:
-                used = 1 + (
-                    len(texts[: texts.index("}") + 1]) if texts[:1] == ["{"] else 2 if texts[:1] == ["-"] else 1
-                )
-                return int(digits[1] + digits[2]), place + used
+        if place < len(self.tokens) and self.tokens[place].text == "^":
+            for end in range(place + 2, place + 6):
+                text = "".join(token.text for token in self.tokens[place + 1 : end])
+                if match := re.fullmatch(r"(-?\d)|\{(-?\d)\}", text):
+                    return int(match[1] or match[2]), end
         return 1, place
 
     def unit_fraction(self, place: int) -> tuple[units.Unit, int] | None:
@@ -295,10 +277,9 @@ class Cursor:
                 total, current = total + current * units.MULTIPLIERS[word], 0
             elif word == "dozen":
                 current = 12 * (current or 1)
-            elif word in units.PARTS and (seen or word in ("half",)):
-                value = Fraction(current if seen else 1, units.PARTS[word])
+            elif word in units.PARTS and (seen or word == "half"):
                 self.at += 1
-                return number(value)
+                return number(Fraction(current if seen else 1, units.PARTS[word]))
             elif seen and (word == "and" or self.is_sign("-")) and self.peek(1).text.casefold() in units.NUMBER_WORDS:
                 self.at += 1
                 continue
@@ -334,23 +315,15 @@ class Cursor:
             unit, value = units.DEGREE, value[1]
         elif value[0] == "neg" and value[1][0] == "deg":
             unit, value = units.DEGREE, ("neg", value[1][1])
-        while self.peek().kind == "word" and (
-            self.peek().text in units.MULTIPLIERS
-            or self.peek().text[:1] in units.MULTIPLIERS
-            or self.peek().text[:2] in units.MULTIPLIERS
-        ):
-            token = self.take()
-            name = (
-                token.text
-                if token.text in units.MULTIPLIERS
-                else (token.text[:2] if token.text[:2] in units.MULTIPLIERS else token.text[:1])
-            )
-            if token.text.isascii() and name != token.text:
-                self.at -= 1
+        while (token := self.peek()).kind == "word":
+            word = token.text
+            name = next((word[:n] for n in (len(word), 2, 1) if word[:n] in units.MULTIPLIERS), "")
+            if not name:
                 break
-            if rest := token.text[len(name) :]:
-                self.at -= 1
-                self.tokens[self.at] = Token("word", rest, False, token.upright)
+            if word != name:
+                self.tokens[self.at] = token._replace(text=word.removeprefix(name), space=False)
+            else:
+                self.at += 1
             value = ("*", value, number(units.MULTIPLIERS[name]))
         while self.is_sign("%", "‰"):
             permille = self.take().text == "‰"

@@ -4,6 +4,7 @@ Brackets make a list before commas group digits. A number beside a bracket is a 
 mixed number. What is not read raises Unreadable.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -15,17 +16,7 @@ from rstar_lab.verify.brackets import BracketParser
 from rstar_lab.verify.cursor import RELATIONS
 from rstar_lab.verify.formulas import JOINERS
 from rstar_lab.verify.tokens import Token, Unreadable, tokens_of
-from rstar_lab.verify.values import (
-    Based,
-    Choice,
-    Combined,
-    Congruent,
-    Group,
-    Nothing,
-    Relation,
-    Tagged,
-    Text,
-)
+from rstar_lab.verify.values import Based, Choice, Combined, Congruent, Group, Nothing, Relation, Tagged, Text
 
 MAX_TOKENS = 1_500
 MAX_WORDS = 4  # of an answer in words that `readable` accepts
@@ -33,6 +24,8 @@ MAX_WORDS = 4  # of an answer in words that `readable` accepts
 _PHRASES = {name: text.strip().split("\n") for name, text in units.TABLES["phrases"].items()}
 _INTRODUCTIONS = tuple(tuple(phrase.split()) for phrase in _PHRASES["introductions"])
 _QUALIFIERS = frozenset(("for", "where", "forall", "with"))
+_DOMAINS = tuple(("sym", name) for name in "ℝℤℕℚℂ")
+_NAMING = frozenset(("(", "_", "[", "angle", "triangle", "overline", "'", "frac", "|"))
 _BASE_WORDS = {**units.NUMBER_WORDS, "zero": 0}
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})/(\d{1,2})/(\d{4})")
 _HEX = re.compile(
@@ -91,7 +84,7 @@ class Parser(BracketParser):
         self.skip_fillers()
         if not self.tokens[self.at :]:
             raise Unreadable("empty")
-        while self.is_sign("{") and self.closing_of_brace() == len(self.tokens) - 1:
+        while self.is_sign("{") and self.closing_from("{", "}") == len(self.tokens) - 1:
             self.tokens = self.tokens[self.at + 1 : -1]
             self.at = 0
         self.accept("=")
@@ -104,21 +97,11 @@ class Parser(BracketParser):
             raise Unreadable(f"unexpected {self.peek().text}")
         if len(values) == 1:
             return values[0]
-        letters = [value.letter if isinstance(value, Choice) else value for value in values]
         if all(isinstance(value, Choice) and value.value is None for value in values):
-            values = [("sym", letter) for letter in letters]
-        return (
-            Group("", tuple(_without_domains(values)), "", joined, "".join(token.text for token in self.tokens))
-            if len(_without_domains(values)) > 1
-            else _without_domains(values)[0]
-        )
-
-    def closing_of_brace(self) -> int:
-        self.at += 1
-        try:
-            return self.closing("{", "}")
-        finally:
-            self.at -= 1
+            values = [("sym", value.letter) for value in values]
+        values = _without_domains(values)
+        text = "".join(token.text for token in self.tokens)
+        return Group("", tuple(values), "", joined, text) if len(values) > 1 else values[0]
 
     def skip_fillers(self) -> None:
         texts = [token.text.casefold() if token.kind == "word" else "" for token in self.tokens[:5]]
@@ -169,9 +152,10 @@ class Parser(BracketParser):
             for token in words
         ) and not all(token.kind == "word" for token in words):
             return None
-        if any(token.text == "-" for token in rest) and all(len(token.text) <= 3 for token in words):
+        minus = [token for token in rest if token.text == "-"]
+        if minus and all(len(token.text) <= 3 for token in words):
             return None
-        if any(token.text in ("+", "°") or (token.text == "-" and token.space) for token in rest):
+        if any(token.space for token in minus) or any(token.text == "°" for token in rest):
             return None
         return Text(plain_words(rest))
 
@@ -288,9 +272,8 @@ class Parser(BracketParser):
         if len(tokens) == 1 and tokens[0].kind == "symbol":
             return None
         self.at = end
-        if len(tokens) == 1 and not tokens[0].upright and tokens[0].text.isascii():
-            return _letters(tokens[0].text)
-        return Text(plain_words(tokens))
+        alone = len(tokens) == 1 and not tokens[0].upright and tokens[0].text.isascii()
+        return _letters(tokens[0].text) if alone else Text(plain_words(tokens))
 
     def relation_sign(self) -> str | None:
         """Return the relation here and move behind it, or None."""
@@ -342,15 +325,11 @@ class Parser(BracketParser):
             self.at = start
             return None
         self.at += 1
-        value = (
-            self.expression(0)
-            if opened
-            else self.literal(self.take())
-            if self.peek().kind == "number"
-            else self.argument()
-        )
         if opened:
+            value = self.expression(0)
             self.expect(")")
+        else:
+            value = self.literal(self.take()) if self.peek().kind == "number" else self.argument()
         return value
 
     def name(self, tokens: Sequence[Token]) -> str:
@@ -358,20 +337,15 @@ class Parser(BracketParser):
         kept = [token for token in tokens if token.text not in ("{", "}", "°")]
         if not kept or len(kept) > 24:
             return ""
-        if (
-            kept[0].text in ("(",)
-            and kept[-1].text == ")"
-            and all(
-                token.kind == "symbol"
-                or token.text in (",", "_")
-                or (token.kind == "number" and kept[place - 1].text == "_")
-                for place, token in enumerate(kept[1:-1], 1)
-            )
+        if (kept[0].text, kept[-1].text) == ("(", ")") and all(
+            token.kind == "symbol" or token.text in (",", "_") or (token.kind == "number" and before.text == "_")
+            for before, token in itertools.pairwise(kept[:-1])
         ):
             return "".join(token.text for token in kept)
-        if not any(token.kind in ("symbol", "word") for token in kept) or (
-            kept[0].kind not in ("symbol", "word", "command") and kept[0].text != "|"
-        ):
+        kinds = ("symbol", "word")
+        if not any(token.kind in kinds for token in kept) or kept[0].kind not in (*kinds, "command", "sign"):
+            return ""
+        if kept[0].kind == "sign" and kept[0].text != "|":
             return ""
         if kept[0].kind == "command" and kept[0].text not in ("angle", "triangle", "overline", "frac"):
             return ""
@@ -384,41 +358,28 @@ class Parser(BracketParser):
                 return ""
             if token.kind == "command" and place and not depth:
                 return ""
-            if (depth == 0 and token.kind == "sign" and token.text not in ("_", "'", ")", "]", "|", "^", "-")) or (
-                token.text == "*"
-            ):
+            if token.text == "*":
                 return ""
-            if token.text == "-" and depth == 0 and kept[place - 1].text != "^":
-                return ""
-            if (
-                token.text == "^"
-                and depth == 0
-                and kept[place + 1 : place + 2]
-                and kept[place + 1].text not in ("-", "'")
-            ):
-                return ""
-        symbols = [token for token in kept if token.kind == "symbol"]
-        if (
-            len(symbols) > 1
-            and not any(
-                token.text in ("(", "_", "[", "angle", "triangle", "overline", "'", "frac", "|") for token in kept
-            )
-            and not all(token.text.isupper() for token in symbols)
-        ):
+            if depth == 0 and token.kind == "sign":
+                following = kept[place + 1].text if place + 1 < len(kept) else "'"
+                if token.text not in ("_", "'", ")", "]", "|", "^", "-"):
+                    return ""
+                if (token.text == "-" and kept[place - 1].text != "^") or (
+                    token.text == "^" and following not in ("-", "'")
+                ):
+                    return ""
+        symbols, texts = [token.text for token in kept if token.kind == "symbol"], [token.text for token in kept]
+        if len(symbols) > 1 and not _NAMING.intersection(texts) and not all(map(str.isupper, symbols)):
             return ""
-        if len(kept) > 1 and kept[0].kind == "symbol" and kept[1].text == "(" and self.depth_of_sum(kept[2:-1]):
+        if kept[0].kind == "symbol" and texts[1:2] == ["("] and not {"+", "/", "="}.isdisjoint(texts[2:-1]):
             return ""
-        return " ".join(token.text for token in kept)
-
-    @staticmethod
-    def depth_of_sum(tokens: Sequence[Token]) -> bool:
-        return any(token.text in ("+", "/", "=") for token in tokens)
+        return " ".join(texts)
 
     def quantity(self) -> Any:
         """Read a formula or a set with its unit; None for a name that is no formula, such as `\\text{Area}`."""
         start = self.at
         currency = self.currency()
-        negative = currency is None and self.is_sign("-", "+") and self.currency_follows(1)
+        negative = currency is None and self.is_sign("-", "+") and self.peek(1).text in units.CURRENCIES
         if negative:
             sign = self.take().text
             currency = self.currency()
@@ -433,18 +394,12 @@ class Parser(BracketParser):
             if (spelled := self.number_in_words()) is not None:
                 return self.with_unit(spelled, None)
             while (
-                self.peek().kind in ("word",)
+                self.peek().kind == "word"
                 or (self.peek().kind == "symbol" and self.peek().upright)
                 or (self.is_sign("(") and self.at > start)
             ):
-                if self.is_sign("("):
-                    self.at = self.closing_from("(", ")") + 1
-                else:
-                    self.at += 1
-            if (
-                (self.item_end(self.at) and self.at > start and not first.text.islower())
-                or (self.at > start and (self.is_sign("=") or self.is_command("approx")))
-            ) and (self.is_sign("=") or self.is_command("approx")):
+                self.at = self.closing_from("(", ")") + 1 if self.is_sign("(") else self.at + 1
+            if self.is_sign("=") or self.is_command("approx"):
                 return None
             self.at = start
         value = self.sets()
@@ -469,18 +424,13 @@ class Parser(BracketParser):
 
     def ratio(self, first: Any) -> Any:
         parts = [first]
-        clock = isinstance(first, tuple) and first[0] == "num" and self.is_sign(":") and len(self.peek(1).text) == 2
+        clock = first[0] == "num" and self.is_sign(":") and len(self.peek(1).text) == 2
         while self.is_sign(":") or self.is_word("to"):
             self.at += 1
             parts.append(self.expression(6))
         half = self.half_of_day()
-        if half or (
-            clock
-            and len(parts) == 2
-            and all(part[0] == "num" for part in parts)
-            and parts[0][1] < 25
-            and parts[1][1] < 60
-        ):
+        clock = clock and len(parts) == 2 and parts[1][0] == "num" and parts[0][1] < 25 and parts[1][1] < 60
+        if half or clock:
             return Tagged("time", (*(part[1] for part in parts), half))
         return Tagged("ratio", tuple(parts))
 
@@ -505,28 +455,20 @@ def _letters(word: str) -> Any:
         for char in word[1:]:
             value = ("*", value, ("sym", char))
         return value
-    return (
-        Text((word if word.isupper() and len(word) > 1 else plain_words([Token("word", word)])[0],))
-        if word.casefold() != "none"
-        else Nothing()
-    )
+    if word.casefold() == "none":
+        return Nothing()
+    return Text((word,) if word.isupper() and len(word) > 1 else plain_words([Token("word", word)]))
 
 
 def _without_domains(values: list[Any]) -> list[Any]:
     """Return the items of a list without remarks such as `c in R` about a name of another item."""
-    kept = [
-        value
-        for value in values
-        if not (
-            isinstance(value, Relation)
-            and value.signs == ("in",)
-            and value.sides[1] in tuple(("sym", name) for name in "ℝℤℕℚℂ")
-            and len(values) == 2
-        )
-    ]
-    return (
-        kept if kept and not all(isinstance(value, Relation) and value.signs == ("!=",) for value in kept) else values
-    )
+    if len(values) != 2:
+        return values
+    relations = [value for value in values if isinstance(value, Relation)]
+    domains = [r for r in relations if r.signs == ("in",) and r.sides[1] in _DOMAINS]
+    kept = [value for value in values if not any(value is domain for domain in domains)]
+    excluded = all(isinstance(value, Relation) and value.signs == ("!=",) for value in kept)
+    return values if excluded else kept
 
 
 def _is_set(value: Any) -> bool:
