@@ -38,7 +38,7 @@ from rstar_lab.rl.rollout.metrics import first_step_line
 from rstar_lab.rl.session import RunSession, device, open_run, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState
-from rstar_lab.rl.training.loggers import open_loggers, sample_rollouts
+from rstar_lab.rl.training.loggers import open_loggers
 from rstar_lab.rl.training.progress_report import MOST_FAIL, compare_models, failed_calls
 from rstar_lab.rl.training.sft import sft
 from rstar_lab.rl.training.stages import stage_model, stage_table
@@ -244,8 +244,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                     reporter.print_line(line)
                     reporter.emit("first_step", line=line)
                 work.update(metrics["step"], step_line(metrics), **metrics)
-                sample = sample_rollouts(writer.run_dir, metrics["step"]) if recipe.log_to else []
-                log(metrics["step"], metrics, sample)
+                log(metrics["step"], metrics)
 
             trainer = Trainer(
                 recipe,

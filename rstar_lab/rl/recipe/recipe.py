@@ -102,10 +102,9 @@ class Recipe(Section):
     """Training processes on a CPU, with one thread each. They share the batches of SFT and the updates of RL."""
     runs: Path = Path("runs")
     """Folder of runs."""
-    log_to: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
-    """Experiment trackers that also receive the metrics of each RL step and, except for TensorBoard, a table with some of its
-    rollouts. Each requires its package. Local trainer only; under verl set `verl.trainer.logger`. Default: none; the metrics are
-    always in the run store."""
+    log_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Experiment trackers that also receive the metrics of each RL step. Each requires its package. Local trainer only; under verl
+    set `verl.trainer.logger`. Default: none; the metrics are always in the run store."""
     sft: SftSection | None = None
     """SFT before RL. Default: none."""
     rl: RlSection = RlSection()
