@@ -12,9 +12,9 @@ from typing import Any
 import duckdb
 
 from rstar_lab.runs import RunStoreError
-from rstar_lab.runs.files import parse_json
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import UNUSABLE
+from rstar_lab.untrusted.files import parse_json
 
 TABLES = frozenset({"runs", "steps", "rewards", "rollup", *LEVELS})  # tables of `Runs.sql`
 # Titles and common names of columns in an SQL condition, and the columns that they mean.
@@ -265,10 +265,7 @@ def columns_of(sql: str) -> set[str]:
 def _nodes(query: str) -> Iterator[dict[str, Any]]:
     """Yield the nodes of the syntax tree of a SELECT. Raises RunStoreError if it is nested deeply, or if DuckDB writes no tree for it."""
     text = _parser().cursor().execute("SELECT json_serialize_sql(?)", [query]).fetchone()
-    try:
-        tree = parse_json(text[0]) if text else {}
-    except ValueError as error:
-        raise RunStoreError(f"the query failed: it cannot be checked: {error}") from error
+    tree = parse_json(text[0], "the query failed: it cannot be checked", dict) if text else {}
     if tree.get("error") is not False:
         raise RunStoreError(f"the query failed: it cannot be checked: {tree.get('error_message')}")
     pending: list[Any] = [tree]

@@ -22,10 +22,11 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.exchange.export_records import ARRAYS, TOKENS, Exported, Rollout, Row, read_rollouts
 from rstar_lab.exchange.import_rows import content_text, default_run_id, number_or_none, reasoning_text, write_run
-from rstar_lab.runs.files import parse_json, read_json, read_text, write_json
+from rstar_lab.runs.files import write_json
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.schema import is_valid_name
 from rstar_lab.tool_calls import parse_stored_turn
+from rstar_lab.untrusted.files import DataError, read_json, read_text
 
 VERSION = "ATIF-v1.8"
 OURS = "rstar_lab"  # key of our data in `extra`
@@ -252,15 +253,15 @@ def _with_reward(rollout: Row, place: Path) -> Row:
     """Add the reward of a trial of Harbor to its rollout. Harbor writes it to TRIAL/verifier/reward.txt."""
     file = place.parent.parent / "verifier" / "reward.txt"
     if rollout["reward"] is None and place.parent.name == "agent" and file.is_file():
-        with suppress(OSError, ValueError):
+        with suppress(DataError, ValueError):
             rollout["reward"] = number_or_none(float(read_text(file)[:100]), str(file), "reward")
     return rollout
 
 
 def _list_beside(source: Path, name: str) -> list[Any] | None:
     """Return the list in a file of an export, or None if there is no such file."""
-    found = read_json((source if source.is_dir() else source.parent) / name, lambda _: None)
-    return found if isinstance(found, list) else None
+    path = (source if source.is_dir() else source.parent) / name
+    return read_json(path, list) if path.exists() else None
 
 
 def _documents(source: Path) -> Iterator[tuple[Path, Row]]:
@@ -268,10 +269,7 @@ def _documents(source: Path) -> Iterator[tuple[Path, Row]]:
     paths = sorted(source.rglob("*.json")) if source.is_dir() else [source]
     read: dict[Path, Row] = {}
     for path in paths:
-        try:
-            document = parse_json(read_text(path))
-        except (ValueError, OSError) as error:
-            raise UserError(f"{path} is not a JSON document: {error}") from error
+        document = read_json(path)
         if isinstance(document, dict) and str(document.get("schema_version", "")).startswith("ATIF-v"):
             read[Path(os.path.normpath(path.absolute()))] = document
         elif path == source:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.errors import UserError, os_error_message
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend, JobStatus
 from rstar_lab.jobs.backends import backend_named, choose
@@ -19,8 +19,8 @@ from rstar_lab.jobs.prepare import Submission, recipe_name, trainer_and_action
 from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec, check_name
-from rstar_lab.runs.files import read_text
 from rstar_lab.runs.reader import find_runs_dir
+from rstar_lab.untrusted.files import read_text
 from rstar_lab.untrusted.text import printable
 
 
@@ -94,12 +94,8 @@ class Job:
         if self.folder.exit() is None:
             with contextlib.suppress(UserError):  # without a connection, return the part that was copied before
                 self.backend.copy_log(self.folder, self.spec)
-        try:
-            text = read_text(self.folder.log, errors="replace")
-        except FileNotFoundError:
-            text = self.backend.logs(self.folder, self.spec) or ""
-        except OSError as error:
-            raise UserError(os_error_message(error, self.folder.log)) from error
+        log, backend = self.folder.log, self.backend
+        text = read_text(log, errors="replace") if log.exists() else backend.logs(self.folder, self.spec) or ""
         return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:])
 
     def follow(self, *, every_s: float = 0.5, timeout_s: float | None = None) -> Iterator[str]:

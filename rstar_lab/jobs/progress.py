@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.runs.files import open_to_read, parse_json
+from rstar_lab.untrusted.files import DataError, open_bytes, parse_json
 
 TAIL_BYTES = 65_536  # longer than any line of metrics.jsonl
 LARGEST = 1e15  # of a number in an event
@@ -46,10 +46,8 @@ def parse_event(line: str) -> dict[str, Any] | None:
     """Return the JSON object of a log line, or None if the line is text. Fields of an event that have another type than those
     that the trainers write are left out: any program of the job can print a JSON line."""
     try:
-        event = parse_json(line)
-    except ValueError:
-        return None
-    if not isinstance(event, dict):
+        event = parse_json(line, "a line of a log", dict)
+    except DataError:
         return None
     event = {key: value for key, value in event.items() if key not in NUMBERS or _is_number(value)}
     if "done" in event:
@@ -64,7 +62,7 @@ def _is_number(value: Any) -> bool:
 def _tail(path: Path) -> list[str]:
     """Return the complete lines among the last 64 KiB of a file; none if it cannot be read."""
     try:
-        with open_to_read(path) as file:
+        with open_bytes(path) as file:
             start = max(0, path.stat().st_size - TAIL_BYTES)
             file.seek(start)
             lines = file.read().rpartition(b"\n")[0].decode(errors="replace").splitlines()

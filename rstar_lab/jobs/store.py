@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rstar_lab.common.errors import DISK_FULL, UserError, os_error_message
-from rstar_lab.runs.files import parse_json, read_text
+from rstar_lab.untrusted.files import read_json
 
 REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends before the job
 
@@ -266,14 +266,4 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Return the content of a file, or None if it does not exist. Raises UserError if it is no JSON object."""
-    try:
-        content = parse_json(read_text(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(os_error_message(error, path)) from error
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}); delete it") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object; delete it")
-    return content
+    return read_json(path, dict, hint="; delete it") if path.exists() else None

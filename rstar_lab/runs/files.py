@@ -7,7 +7,6 @@ predicted, and only regular files are read.
 import contextlib
 import fcntl
 import glob
-import io
 import json
 import math
 import os
@@ -15,10 +14,10 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs.errors import RunStoreError
@@ -82,116 +81,6 @@ def open_regular(path: Path, flags: int) -> int:
         os.close(fd)
         raise OSError(f"{path.name} is not a regular file")
     return fd
-
-
-# Bytes of a file that is read at once. A file with holes takes no disk, and reading it would take all memory.
-MAX_BYTES, MAX_JSON_BYTES = 2**30, 2**28
-
-
-def open_to_read(path: str | Path, most: float = math.inf) -> BinaryIO:
-    """Open a regular file, or one that `path` links to, for reading bytes. Never waits for the writer of a pipe.
-
-    Raises OSError if it cannot be opened, also for a folder, a pipe and a device, and if it has more than `most` bytes.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-        os.close(fd)
-        regular = stat.S_ISREG(status.st_mode)
-        raise OSError(f"{Path(path).name} is {f'larger than {most} bytes' if regular else 'not a regular file'}")
-    return os.fdopen(fd, "rb")
-
-
-def read_bytes(path: str | Path) -> bytes:
-    """Return the content of a regular file of at most MAX_BYTES. Raises OSError as `open_to_read`."""
-    with open_to_read(path, MAX_BYTES) as file:
-        return file.read()
-
-
-def read_text(path: str | Path, errors: str = "strict", most: int = MAX_BYTES) -> str:
-    """Return the text of a regular file of at most `most` bytes, with `\\n` as the line break. Raises OSError as `open_to_read`,
-    and UnicodeDecodeError (a ValueError)."""
-    with io.TextIOWrapper(open_to_read(path, most), encoding="utf-8", errors=errors) as file:
-        return file.read()
-
-
-_MAX_DEPTH = 100
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Return the value of JSON text from an untrusted source. Raises ValueError, also if it is nested more than 100 levels deep."""
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    level, depth = [value], 0
-    while level := [each for each in level if isinstance(each, dict | list)]:
-        if (depth := depth + 1) > _MAX_DEPTH:
-            raise ValueError("it is nested too deeply")
-        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
-    return value
-
-
-def read_json(path: Path, check: Callable[[Any], object], hint: str = "") -> Any:
-    """Return the value of a JSON file from an untrusted source; None if there is no such file.
-
-    check: raises ValueError, KeyError, TypeError or AttributeError for a value of the wrong form. hint: what to do, for the error.
-    Raises RunStoreError, which names the file, if it cannot be read or has another form.
-    """
-    try:
-        text = read_text(path, most=MAX_JSON_BYTES)
-        value = encodable(parse_json(text)) if "\\u" in text else parse_json(text)
-        check(value)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunStoreError(f"{path} cannot be read: {error}{hint}") from error
-    return value
-
-
-def encodable(value: Any) -> Any:
-    """Return a JSON value with `?` for each lone surrogate (such as `\\ud800`), which neither UTF-8 nor a table can hold."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {encodable(key): encodable(item) for key, item in value.items()}
-    return [*map(encodable, value)] if isinstance(value, list) else value
-
-
-class _BoundedLines(io.RawIOBase):
-    def __init__(self, file: IO[bytes]):
-        self._file, self._line = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        end = data.rfind(b"\n") + 1
-        self._line = len(data) - end + (0 if end else self._line)
-        if self._line > MAX_JSON_BYTES:
-            raise OSError(f"it has a line of more than {MAX_JSON_BYTES:,} bytes")
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def bounded_lines(file: IO[bytes]) -> BinaryIO:
-    """Return a file whose reads raise OSError if a line has more than MAX_JSON_BYTES: a file with holes is one line of any size."""
-    return io.BufferedReader(_BoundedLines(file), 2**20)
-
-
-def open_lines(
-    path: str | Path, errors: str = "replace", encoding: str = "utf-8", newline: str | None = None
-) -> IO[str]:
-    """Open a regular file for reading lines of text. Raises OSError as `open_to_read` and `bounded_lines`.
-
-    errors, encoding, newline: as for `open`. By default bytes that are not UTF-8 are replaced.
-    """
-    return io.TextIOWrapper(bounded_lines(open_to_read(path)), encoding=encoding, errors=errors, newline=newline)
 
 
 def check_no_links(folder: Path) -> None:

@@ -111,7 +111,7 @@ def open_bytes(path: str | Path, max_bytes: float = math.inf) -> BinaryIO:
 def read_bytes(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file. Raises DataError."""
     with reading(path), open_bytes(path, max_bytes) as file:
-        data = file.read(max_bytes + 1)
+        data = file.read()  # not `max_bytes`: that many bytes would be allocated
         if len(data) > max_bytes:  # files of /proc have no size
             raise OSError(f"it is larger than {max_bytes:,} bytes")
         return data

@@ -18,7 +18,6 @@ USER = "a file or an argument that the user names: profile, recipe, token, modul
 SERVICE = "an answer of a service that the user names; its errors are converted beside it"
 BOUNDED = "bytes whose size is bounded before; errors are converted beside it"
 MODEL = "text of the model, whose errors are part of the result"
-OLD = "a reader of runs/files.py that is still used"
 # File: calls, reason. The list only gets shorter.
 EXCEPTIONS = {
     "analysis/figure_image.py": (2, CHANNEL),
@@ -72,7 +71,6 @@ EXCEPTIONS = {
     "rl/synthetic/word_problems.py": (2, OWN_FILE),
     "rl/verl/plugin.py": (2, CHANNEL),
     "rl/verl/settings.py": (2, CHANNEL),
-    "runs/files.py": (1, OLD),
     "runs/provenance.py": (1, OWN_FILE),
     "sandbox/gvisor.py": (1, CHANNEL),
     "sandbox/launch.py": (1, CHANNEL),
@@ -123,7 +121,6 @@ def test_guards_against_deep_data_stand_in_the_seam_only() -> None:
         "analysis/code_use.py",
         "rl/data/",
         "runs/errors.py",
-        "runs/files.py",
         "rl/reward/hidden_tests.py",
         "rl/tools/user.py",
         "rl/environments/openenv.py",

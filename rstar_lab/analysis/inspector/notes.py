@@ -8,7 +8,8 @@ from typing import Any
 
 from rstar_lab.analysis.filters import has_sql
 from rstar_lab.common.errors import UserError
-from rstar_lab.runs.files import atomic_write, lock_file, parse_json, read_json, read_text
+from rstar_lab.runs.files import atomic_write, lock_file
+from rstar_lab.untrusted.files import parse_json, read_json, read_text, reading
 
 NOTES = "notes.jsonl"
 
@@ -17,25 +18,18 @@ def read_notes(run_dir: Path) -> dict[str, dict[str, Any]]:
     """Return the notes of a run: traj_id to {traj_id, note, tags, time}. Raises UserError for a line that is not valid."""
     path = Path(run_dir) / NOTES
     notes: dict[str, dict[str, Any]] = {}
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        return notes
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot read the notes ({error}); move the file away") from error
+    text = read_text(path) if path.exists() else ""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            entry = parse_json(line)
+        with reading(f"{path}, line {number}: not a note", "; correct or delete the line"):
+            entry = parse_json(line, "JSON", dict)
             notes[str(entry["traj_id"])] = {
                 "traj_id": str(entry["traj_id"]),
                 "note": str(entry.get("note", "")),
                 "tags": [str(tag) for tag in entry.get("tags", [])],
                 "time": str(entry.get("time", "")),
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}, line {number}: not a note ({error}); correct or delete the line") from error
     return notes
 
 
@@ -69,8 +63,10 @@ View = dict[str, Any]
 def read_views(folder: Path) -> dict[str, View]:
     """Return the views stored in a folder: name to filters, scope, sort and columns. Raises UserError for an invalid file."""
     hint = "; it is not a file of saved views: correct or delete it"
-    stored = read_json(folder / VIEWS, lambda views: [_checked(view) for view in views.values()], hint) or {}
-    return {str(name): _checked(view) for name, view in stored.items()}
+    path = folder / VIEWS
+    stored = read_json(path, dict[str, View], hint=hint) if path.exists() else {}
+    with reading(path, hint):
+        return {name: _checked(view) for name, view in stored.items()}
 
 
 def write_view(folder: Path, name: str, view: View | None) -> None:

@@ -21,9 +21,9 @@ from rstar_lab.jobs.job import Job, attach, describe, job_row, list_jobs, submit
 from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
 from rstar_lab.jobs.store import check_name, state_folder
-from rstar_lab.runs.files import open_to_read, read_bytes
 from rstar_lab.runs.questions import question_beginnings
 from rstar_lab.runs.reader import RunReader, run_folders
+from rstar_lab.untrusted.files import open_bytes, read_bytes
 
 LOG_BYTES = 1 << 20  # maximum bytes of a log in one answer
 CHECKED_S = 600  # `submit` does not repeat checks that `describe` ran less than this many seconds ago
@@ -82,7 +82,7 @@ class Operations:
         job = attach(job_id, runs_dir=self.runs)
         status = job.status_or_unknown()
         try:
-            with open_to_read(job.folder.log) as file:
+            with open_bytes(job.folder.log) as file:
                 file.seek(offset)
                 data = file.read(LOG_BYTES)
         except FileNotFoundError:

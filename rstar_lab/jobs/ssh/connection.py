@@ -17,13 +17,12 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Ssh
-from rstar_lab.runs.files import parse_json
+from rstar_lab.untrusted.files import DataError, parse_json, reading
 
 CONNECT_S, START_S = 15, 60.0
 # Without an answer for ALIVE_S * ALIVE_COUNT seconds the connection counts as lost.
@@ -179,9 +178,8 @@ class Agent:
                 if (end := self._buffer.find(b"\n", searched)) >= 0:
                     line, searched = bytes(self._buffer[:end]), 0
                     del self._buffer[: end + 1]
-                    with contextlib.suppress(ValueError):  # login scripts may print before the agent starts
-                        if isinstance(answer := parse_json(line), dict):
-                            return answer
+                    with contextlib.suppress(DataError):  # login scripts may print before the agent starts
+                        return parse_json(line, self.connection.host, dict)
                     continue
                 if len(self._buffer) > MAX_ANSWER_BYTES:
                     self._end()
@@ -215,15 +213,9 @@ class Agent:
                     pipe.close()
 
 
-@contextlib.contextmanager
-def readable_answer(host: str | None) -> Iterator[None]:
-    """Convert what reading an answer of another form raises to UserError: the host may be in the hands of somebody else."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{host}: its answer cannot be read ({type(error).__name__}: {error}); check the version of rstar_lab there"
-        ) from error
+def readable_answer(host: str | None) -> contextlib.AbstractContextManager[None]:
+    """Convert what reading an answer of another form raises to DataError: the host may be in the hands of somebody else."""
+    return reading(f"{host}: its answer cannot be read", "; check the version of rstar_lab there")
 
 
 def shell_command(script: str) -> str:

@@ -22,10 +22,11 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, readable_answer
 from rstar_lab.jobs.store import NAME, JobFolder, JobSpec, check_name
-from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, parse_json, write_json
+from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, write_json
 from rstar_lab.runs.info import MIRROR_FILE, read_mirror
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.schema import LEVELS, step_range_of
+from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import counted
 
 LOCK = ".mirror.lock"
@@ -189,7 +190,7 @@ def _copy(
     if same < len(here):  # the run was cut: remove its removed steps from the copy first
         _write(metrics, b"".join(here[:same]))
     with readable_answer(agent.connection.host):
-        common = int(parse_json(lines[same - 1])["step"]) if same else -1
+        common = int(parse_json(lines[same - 1], metrics)["step"]) if same else -1
     wanted = {name: state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)}
     missing = [name for name, (size, mtime) in wanted.items() if _needed(folder / name, name, size, mtime, common)]
     copy_files(agent, remote["folder"], folder, missing)

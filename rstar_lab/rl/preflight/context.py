@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.models.config_facts import context_length, text_config
 from rstar_lab.rl.models.sources import ModelError, get_model, is_named
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.runs.files import parse_json, read_text
+from rstar_lab.untrusted.files import read_json, reading
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,8 @@ def architecture_of(model: str) -> Architecture | None:
             path = get_model(model, weights=False) / "config.json"
     if not path.is_file():
         return KNOWN.get(Path(model).name.partition("@")[0].removesuffix("-Base").removesuffix("-Instruct"))
-    try:
-        config = parse_json(read_text(path))
-        config = text_config(config)
+    with reading(f"{path}: the shape of the model cannot be read"):
+        config = text_config(read_json(path, dict))
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         experts = config.get("num_experts") or config.get("num_local_experts") or 0
         return Architecture(
@@ -113,8 +111,6 @@ def architecture_of(model: str) -> Architecture | None:
             positions=context_length(config) or 0,
             query_norm=str(config.get("model_type")).startswith(("qwen3", "gemma3", "olmo2")),
         )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: the shape of the model cannot be read ({type(error).__name__}: {error})") from error
 
 
 class NotNeeded(Exception):
