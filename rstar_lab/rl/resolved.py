@@ -1,11 +1,10 @@
-"""A recipe with what it names: functions, problems, environments and model. Made once, before anything is started, so that a wrong name
+"""A recipe with what it names: functions, problems and environments. Made once, before anything is started, so that a wrong name
 is an error of the first second."""
 
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
@@ -37,7 +36,6 @@ class ResolvedRecipe:
 
     Attributes:
         recipe: the recipe.
-        model: folder of its model; None if SFT builds it, or if it is a server's.
         held_out: problems of its evaluation sets, which training must not use.
         problems: problems of each stage that is run, by its name.
         environments: entries of `rl.environments`, by name.
@@ -45,7 +43,6 @@ class ResolvedRecipe:
     """
 
     recipe: Recipe
-    model: Path | None
     held_out: Mapping[str, Sequence[Problem]]
     problems: Mapping[str, Sequence[Problem]]
     environments: Mapping[str, EnvironmentClass]
@@ -79,7 +76,8 @@ def resolve(
     """
     chosen = recipe.stages if stages is None else stages
     load_functions(recipe)
-    folder = get_model(recipe.model) if model and recipe.model != "tiny" else None
+    if model and recipe.model != "tiny":
+        get_model(recipe.model)
     held_out = {
         name: without_copies(read_problems(section, key=f"evaluate.sets.{name}: "))
         for name, section in recipe.evaluate.sets.items()
@@ -90,7 +88,7 @@ def resolve(
     result = None
     if recipe.rl.reward_audit and chosen and chosen[0] == recipe.stages[0]:
         result = (audit or load_named(AUDIT, "rl.reward_audit"))(recipe.rl, problems[chosen[0].name])
-    return ResolvedRecipe(recipe, folder, held_out, problems, load_environments(recipe.rl), result)
+    return ResolvedRecipe(recipe, held_out, problems, load_environments(recipe.rl), result)
 
 
 def _info_names(recipe: Recipe) -> set[str] | None:

@@ -36,6 +36,7 @@ from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.untrusted.files import read_json
 
+REWIND = "; `rstar-lab rewind` continues from one of its steps with another recipe"
 PROBE = "What is 3 + 4?"  # question of the prompt on which engines and trainer are compared
 
 
@@ -240,27 +241,23 @@ def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[st
                 f"run {folder} was made by another version of rstar_lab ({version}), whose recipe does not fit this one"
                 f" (key {key}): choose --set name=..., or another --runs-dir"
             ) from None
-        for key in same_keys:
-            differ = _difference(_value(old, key), _value(recipe, key), key)
-            if differ and not _only_more_steps(old, recipe, key):
-                raise RecipeError(
-                    f"run {folder} was made with another recipe ({differ}): choose --set name=..., or another --runs-dir; "
-                    "`rstar-lab rewind` continues from one of its steps with another recipe"
-                )
+        extra = info.get("extra") or {}
+        checks = [
+            (key, _value(old, key), _value(recipe, key), "another recipe", REWIND)
+            for key in same_keys
+            if not _only_more_steps(old, recipe, key)
+        ]
         # The identity of an evaluation contains the hash of its model.
-        if kind == "train" and is_named(model) and (old_origin := (info.get("extra") or {}).get("model_origin")) not in (
-            None, new := origin.get("model_origin")
-        ):  # fmt: skip
-            raise RecipeError(
-                f"run {folder} was made with another version of model {model} ({old_origin} then, {new} now): choose "
-                "--set name=..., another --runs-dir, or model=ORG/NAME@REVISION"
-            )
-        old_sources = (info.get("extra") or {}).get("functions") or {}
+        if kind == "train" and is_named(model) and (before := extra.get("model_origin")) is not None:
+            what, remedy = f"another version of model {model}", ", or model=ORG/NAME@REVISION"
+            checks.append(("model", before, origin.get("model_origin"), what, remedy))
         for key, source in sources.items():
-            if old_sources.get(key, source) != source:
+            what = f"another version of the source file of {source.partition('@')[0]}"
+            checks.append((key, (extra.get("functions") or {}).get(key, source), source, what, ""))
+        for key, before, now, what, remedy in checks:
+            if differ := _difference(before, now, key):
                 raise RecipeError(
-                    f"{key}: the source file of {source.partition('@')[0]} has changed since run {folder} was made: choose "
-                    "--set name=..., or another --runs-dir"
+                    f"run {folder} was made with {what} ({differ}): choose --set name=..., or another --runs-dir{remedy}"
                 )
     return RunWriter.open(
         session.runs_dir, session.run_id(suffix), kind=kind, recipe=recipe, seed=session.recipe.seed, **details
