@@ -362,7 +362,7 @@ def test_views_are_stored_beside_the_runs(tmp_path: Path):
     answer, _ = request(again, "save_view", name=" ", view=view)
     assert answer["error"] == "a view needs a name"
     (tmp_path / "runs" / "views.json").write_text('{"a": 1}')
-    with pytest.raises(UserError, match=r"views.json cannot be read: .*not a file of saved views"):
+    with pytest.raises(UserError, match=r"views.json: .*not a file of saved views"):
         _ = again.views
     with pytest.raises(UserError, match="cannot store views"):
         Inspector(again.rows()).save_view("a")

@@ -22,8 +22,9 @@ def read_notes(run_dir: Path) -> dict[str, dict[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        with reading(f"{path}, line {number}: not a note", "; correct or delete the line"):
-            entry = parse_json(line, "JSON", dict)
+        where = f"{path}, line {number}: not a note"
+        with reading(where, "; correct or delete the line"):
+            entry = parse_json(line, where, dict)
             notes[str(entry["traj_id"])] = {
                 "traj_id": str(entry["traj_id"]),
                 "note": str(entry.get("note", "")),
