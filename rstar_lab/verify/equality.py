@@ -122,9 +122,6 @@ class Comparison(RealSetComparison):
             return self.formulas(_product(word.words[0]), other)
         return tuple(word.casefold() for word in one.words) == tuple(word.casefold() for word in two.words)
 
-    def nothing(self, one: Any, two: Any) -> bool:
-        return isinstance(one, Nothing) and isinstance(two, Nothing)
-
     def tagged(self, one: Any, two: Any) -> bool:
         if isinstance(one, Tagged) and isinstance(two, Tagged):
             if one.kind == two.kind == "time":
@@ -180,25 +177,14 @@ class Comparison(RealSetComparison):
 
     def quantities(self, one: Any, two: Any) -> bool:
         if not isinstance(one, Quantity | tuple) or not isinstance(two, Quantity | tuple):
-            relation, _other = (one, two) if isinstance(one, Relation) else (two, one)
-            if isinstance(relation, Relation) and relation.signs[-1] in ("=", "approx"):
-                return self.relations(one, two)
-            if isinstance(two, Group | Relation) and isinstance(one, Quantity) and one.unit is not None:
-                return False
-            return False
+            relation = one if isinstance(one, Relation) else two
+            named = isinstance(relation, Relation) and relation.signs[-1] in ("=", "approx")
+            return named and self.relations(one, two)
         ours, theirs = (value if isinstance(value, Quantity) else Quantity(value) for value in (one, two))
-        if (
-            ours.noun != theirs.noun
-            and (not ours.counted or (theirs.noun and ours.noun) or not theirs.counted)
-            and not (
-                theirs.noun
-                and not ours.noun
-                and theirs.counted is False
-                and ours.unit is None
-                and self.nouns_left_out(theirs)
-            )
-        ):
-            return False
+        if ours.noun != theirs.noun and not (ours.counted and theirs.counted and not (ours.noun and theirs.noun)):
+            left_out = theirs.noun and not ours.noun and not theirs.counted and ours.unit is None
+            if not left_out or any(word in units.PARTS for word in theirs.noun.split()):
+                return False
         if (ours.percent and theirs.unit) or (theirs.percent and ours.unit):
             return False
         if ours.unit and theirs.unit:
@@ -216,24 +202,18 @@ class Comparison(RealSetComparison):
             return True
         return self.formulas(ours.formula, theirs.formula)
 
-    @staticmethod
-    def nouns_left_out(quantity: Quantity) -> bool:
-        return all(word not in units.PARTS for word in quantity.noun.split())
-
     def is_letter_unit(self, ours: Quantity, theirs: Quantity) -> bool:
         """Return whether `5 m` without `\\text` is the other quantity, which has the unit."""
         with_unit, plain = (ours, theirs) if ours.unit else (theirs, ours)
         formula = plain.formula
         if not (isinstance(formula, tuple) and formula[0] == "*" and formula[2][0] in ("sym", "^")):
             return False
-        letter, power = (
-            (formula[2][1], 1) if formula[2][0] == "sym" else (formula[2][1][1], self.rational(formula[2][2]))
-        )
+        factor = formula[2]
+        letter, power = (factor[1], 1) if factor[0] == "sym" else (factor[1][1], self.rational(factor[2]))
         unit = units.UNITS.get(str(letter))
         if unit is None or power is None:
             return False
-        parts = Quantity(formula[1], units.ONE.times(unit, int(power))), with_unit
-        return self.units(*parts)
+        return self.units(Quantity(formula[1], units.ONE.times(unit, int(power))), with_unit)
 
     def units(self, ours: Quantity, theirs: Quantity) -> bool:
         first, second = ours.unit, theirs.unit
@@ -255,7 +235,7 @@ class Comparison(RealSetComparison):
         ]
         if self.formulas(scaled[0], scaled[1]):
             return True
-        if ours.permille or theirs.permille or (ours.percent and theirs.percent):
+        if ours.permille or theirs.permille:
             return False
         percent = self.rational((ours if ours.percent else theirs).formula)
         return (percent is None or abs(percent) >= 1) and self.formulas(ours.formula, theirs.formula)
@@ -270,7 +250,8 @@ class Comparison(RealSetComparison):
             return self.equations(one, two)
         relation, other = (one, two) if isinstance(one, Relation) else (two, one)
         if isinstance(other, Group):
-            return self.relation_and_group(one, two)
+            side = relation.sides[-1]
+            return self.answers(side, two) if relation is one else self.answers(one, side)
         if relation.signs == ("in",):
             if other == ("sym", "ℝ") or relation.sides[1] == ("sym", "ℝ"):
                 return self.real_sets(one, two)
@@ -303,23 +284,14 @@ class Comparison(RealSetComparison):
                     return False
                 if isinstance(other, tuple) and symbols(other):
                     return False
-                if (not ours or not _is_plain_sum(side)) and len(sides) == 2 and not _is_plain_sum(side):
-                    continue
-                continue
-            if not self.answers(side, last):
+            elif not self.answers(side, last):
                 return False
         return self.answers(last, other) if ours else self.answers(other, last)
 
     def approximation(self, relation: Relation, other: Any, ours: bool) -> bool:
         exact, rounded = relation.sides[-2], relation.sides[-1]
         left, right = self.rational(exact), self.rational(rounded)
-        if (
-            left is not None
-            and right is not None
-            and isinstance(rounded, tuple)
-            and rounded[0] == "num"
-            and round(left, rounded[2]) != right
-        ):
+        if None not in (left, right) and rounded[0] == "num" and round(left, rounded[2]) != right:  # type: ignore[arg-type]
             return False
         if relation.names[-2]:
             return self.answers(rounded, other) if ours else self.answers(other, rounded)
@@ -397,39 +369,33 @@ class Comparison(RealSetComparison):
             return self.named_values(ours, theirs, named[0], named[1])
         if isinstance(ours, Group) and isinstance(theirs, Group):
             return self.two_groups(ours, theirs)
-        if (
-            any(self.as_matrix(value) is not None for value in (ours, theirs))
-            and not isinstance(ours, Combined)
-            and not isinstance(theirs, Combined)
-        ):
+        both = (ours, theirs)
+        if any(self.as_matrix(v) is not None for v in both) and not any(isinstance(v, Combined) for v in both):
             return self.matrices(ours, theirs)
         group, other = (ours, theirs) if isinstance(ours, Group) else (theirs, ours)
-        if (group.joined in ("or", "and") and any(self.is_order(item) for item in group.items)) or isinstance(
-            other, Combined | Builder
+        orders = [self.is_order(item) for item in group.items]
+        if (
+            isinstance(other, Combined | Builder)
+            or (group.joined in ("or", "and") and any(orders))
+            or (group.opening == "" and all(orders))
         ):
-            return self.real_sets(ours, theirs)
-        if group.opening == "" and all(self.is_order(item) for item in group.items):
             return self.real_sets(ours, theirs)
         plain = group.text and isinstance(other, tuple | Quantity)
         if plain and re.fullmatch(r"\d+,\d+", group.text):
-            if isinstance(other, Quantity):
-                return False
-            return self.formulas(_decimal_comma(group.text), other)
+            return isinstance(other, tuple) and self.formulas(_decimal_comma(group.text), other)
         if (mixed := _mixed_number(group)) is not None and isinstance(other, tuple | Quantity):
             return self.answers(mixed, theirs) if group is ours else self.answers(ours, mixed)
         values = self.plus_minus(other)
         if len(values) > 1 and group.opening in ("", "{"):
-            group = Group(
-                group.opening, tuple(item for value in group.items for item in self.plus_minus(value)), group.closing
-            )
-            return self.unordered(group.items, values) if group is not None else False
+            return self.unordered(self.expanded(group.items), values)
         if group.opening == "{" and len(group.items) == 1 and not isinstance(group.items[0], Nothing):
             item = group.items[0]
-            return self.answers(item, theirs) if group is ours or isinstance(ours, Group) else self.answers(ours, item)
-        expanded = [item for value in group.items for item in self.plus_minus(value)]
-        if len(expanded) > len(group.items):
-            return False
+            return self.answers(item, theirs) if group is ours else self.answers(ours, item)
         return False
+
+    def expanded(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Return items with both values of each formula with a plus-minus sign."""
+        return tuple(item for value in items for item in self.plus_minus(value))
 
     @staticmethod
     def without_brackets(value: Any) -> Any:
@@ -440,30 +406,21 @@ class Comparison(RealSetComparison):
 
     def two_groups(self, one: Group, two: Group) -> bool:
         kinds = {one.opening, two.opening}
-        if (
-            one.joined != two.joined
-            and "or" in (one.joined, two.joined)
-            and (
-                any(
-                    isinstance(item, Text) or (isinstance(item, tuple) and item[0] == "sym" and item[1].isupper())
-                    for item in one.items
-                )
-                or _names_differ(one)
-                or _names_differ(two)
-            )
-        ):
-            return False
+        if one.joined != two.joined and "or" in (one.joined, two.joined):
+            words = any(isinstance(item, Text) for item in one.items)
+            labels = any(isinstance(item, tuple) and item[0] == "sym" and item[1].isupper() for item in one.items)
+            if words or labels or _names_differ(one) or _names_differ(two):
+                return False
         if any(self.is_order(item) for item in (*one.items, *two.items)):
             return self.real_sets(one, two)
-        ours, theirs = one.items, two.items
+        ours: Sequence[Any] = one.items
+        theirs: Sequence[Any] = two.items
         if (
             kinds <= {"", "{"}
             or (kinds == {"", "["} and max(len(ours), len(theirs)) > 2)
             or (kinds == {"{", "["} and len(ours) > 2)
         ):
-            ours, theirs = (
-                tuple(item for value in items for item in self.plus_minus(value)) for items in (ours, theirs)
-            )
+            ours, theirs = self.expanded(ours), self.expanded(theirs)
             if "{" in kinds:
                 ours, theirs = self.distinct(ours), self.distinct(theirs)
             return self.unordered(ours, theirs)
@@ -514,7 +471,7 @@ class Comparison(RealSetComparison):
         matrix = self.as_matrix(other)
         if matrix is not None and len(matrix[0]) == 1:
             items = [row[0] for row in matrix]
-        elif isinstance(other, Group) and other.opening in ("", "(", "["[:0] or "(") and other.joined != "or":
+        elif isinstance(other, Group) and other.opening in ("", "(") and other.joined != "or":
             items = list(other.items)
         else:
             return False
@@ -526,19 +483,10 @@ class Comparison(RealSetComparison):
             return False
         return all(map(self.answers, ordered, items) if ours else map(self.answers, items, ordered))
 
-    def relation_and_group(self, one: Any, two: Any) -> bool:
-        """Compare `x = value` or `x in set` with a list."""
-        relation, group = (one, two) if isinstance(one, Relation) else (two, one)
-        side = relation.sides[-1]
-        return self.answers(side, group) if relation is one else self.answers(group, side)
-
-    def combined(self, one: Any, two: Any) -> bool:
-        return self.real_sets(one, two)
-
     _BY_TYPE: tuple[tuple[Any, Callable[..., bool]], ...] = (
         (Choice, choices), (Based, based), (Congruent, congruences), (Tagged, tagged), (Cases, RealSetComparison.cases),
-        (Text, texts), (Combined, combined),
-        (Builder, combined), (Group, groups), (Nothing, nothing), (Relation, relations), (Quantity, quantities),
+        (Text, texts), (Combined, RealSetComparison.real_sets),
+        (Builder, RealSetComparison.real_sets), (Group, groups), (Nothing, lambda *_: False), (Relation, relations), (Quantity, quantities),
         (Matrix, RealSetComparison.matrices),
     )  # fmt: skip
 
@@ -567,10 +515,6 @@ def _name_first(relation: Relation) -> tuple[str, Any]:
 
 def _names_differ(group: Group) -> bool:
     return len({_name_first(item)[0] for item in group.items if isinstance(item, Relation)}) > 1
-
-
-def _is_plain_sum(node: Any) -> bool:
-    return isinstance(node, tuple) and node[0] in ("+", "neg", "sym", "*", "num")
 
 
 def _mixed_number(group: Group) -> Any:

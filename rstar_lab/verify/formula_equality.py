@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -38,23 +39,13 @@ class FormulaComparison:
         if one == two:
             return True
         if not isinstance(one, tuple) or not isinstance(two, tuple):
-            return (
-                self.answers(one, two)
-                if not (isinstance(one, tuple) and isinstance(two, tuple)) and type(one) is type(two)
-                else False
-            )
-        if has(one, "pm", "mp") or has(two, "pm", "mp"):
-            return (
-                self.unordered(self.plus_minus(one), self.plus_minus(two))
-                if has(one, "pm", "mp") and has(two, "pm", "mp")
-                else False
-            )
-        if self.as_matrix(one) is not None or self.as_matrix(two) is not None:
-            return (
-                self.matrices(one, two)
-                if self.as_matrix(one) is not None and self.as_matrix(two) is not None
-                else False
-            )
+            return type(one) is type(two) and self.answers(one, two)
+        double = [has(value, "pm", "mp") for value in (one, two)]
+        if any(double):
+            return all(double) and self.unordered(self.plus_minus(one), self.plus_minus(two))
+        matrices = [self.as_matrix(value) is not None for value in (one, two)]
+        if any(matrices):
+            return all(matrices) and self.matrices(one, two)
         one, two = self.same_names(one, two)
         infinite = [has(value, "inf") and not has(value, "sum", "prod", "int", "lim") for value in (one, two)]
         if any(infinite):
@@ -65,20 +56,16 @@ class FormulaComparison:
     @staticmethod
     def same_names(one: Any, two: Any) -> tuple[Any, Any]:
         """Return both formulas with one spelling of the imaginary unit and of a constant of integration."""
-        names = symbols(one), symbols(two)
-        for place, other in ((0, 1), (1, 0)):
-            mine, theirs = (one, two)[place], (one, two)[other]
-            if "I" in names[place] and has(theirs, "i") and not has(mine, "i") and "I" not in names[other]:
-                other_formula = replaced(mine, ("sym", "I"), ("const", "i"))
-                return (other_formula, two) if place == 0 else (one, other_formula)
-            if (
-                names[place] - names[other] == {"C"}
-                and names[other] - names[place] == {"c"}
-                and _added(mine, "C")
-                and _added(theirs, "c")
-            ):
-                other_formula = replaced(mine, ("sym", "C"), ("sym", "c"))
-                return (other_formula, two) if place == 0 else (one, other_formula)
+        for mine, theirs in ((one, two), (two, one)):
+            names, others = symbols(mine), symbols(theirs)
+            constants = (names - others, others - names) == ({"C"}, {"c"})
+            if "I" in names - others and has(theirs, "i") and not has(mine, "i"):
+                changed = replaced(mine, ("sym", "I"), ("const", "i"))
+            elif constants and _added(mine, "C") and _added(theirs, "c"):
+                changed = replaced(mine, ("sym", "C"), ("sym", "c"))
+            else:
+                continue
+            return (changed, two) if mine is one else (one, changed)
         return one, two
 
     def same_values(self, one: Any, two: Any, decadic: bool) -> bool:
@@ -98,13 +85,7 @@ class FormulaComparison:
         left, right = evaluate(one, {}, decadic), evaluate(two, {}, decadic)
         if numeric.close(left, right):
             return True
-        if (
-            isinstance(left, Fraction)
-            and isinstance(right, Fraction)
-            and one[0] == two[0] == "num"
-            and one[2]
-            and two[2]
-        ):
+        if one[0] == two[0] == "num" and one[2] and two[2]:
             shorter, longer = sorted((one, two), key=lambda value: value[2])
             return bool(shorter[2] < longer[2]) and numeric.rounds_to(longer[1], shorter)
         return self.rounded(one, right) or self.rounded(two, left)
@@ -147,14 +128,9 @@ class FormulaComparison:
     def plus_minus(self, value: Any) -> list[Any]:
         """Return both values of a formula with a plus-minus sign; others as they are."""
         if isinstance(value, Relation) and value.signs == ("=",):
-            return [
-                Relation((value.sides[0], side), value.signs, value.names) for side in self.plus_minus(value.sides[1])
-            ]
+            return [replace(value, sides=(value.sides[0], side)) for side in self.plus_minus(value.sides[1])]
         if isinstance(value, Quantity):
-            return [
-                Quantity(item, value.unit, value.noun, value.counted, value.percent)
-                for item in self.plus_minus(value.formula)
-            ]
+            return [replace(value, formula=item) for item in self.plus_minus(value.formula)]
         if not has(value, "pm", "mp"):
             return [value]
         return [_with_signs(value, 1), _with_signs(value, -1)]
@@ -175,12 +151,8 @@ class FormulaComparison:
         """Return the rows of a matrix, of a number times a matrix, and of lists in brackets of equal length; None for others."""
         if isinstance(value, Matrix):
             return [list(row) for row in value.rows]
-        if (
-            isinstance(value, Group)
-            and value.opening == "["
-            and len(value.items) > 1
-            and all(isinstance(item, Group) and item.opening == "[" for item in value.items)
-        ):
+        nested = isinstance(value, Group) and value.opening == "[" and len(value.items) > 1
+        if nested and all(isinstance(item, Group) and item.opening == "[" for item in value.items):
             rows = [list(item.items) for item in value.items]
             return rows if len({len(row) for row in rows}) == 1 else None
         if not isinstance(value, tuple):
@@ -228,11 +200,9 @@ class FormulaComparison:
                 continue
             if below == 0 or above == 0:
                 continue
-            ratios.append(
-                numeric.real(above) / numeric.real(below)
-                if not isinstance(above, Fraction) or not isinstance(below, Fraction)
-                else above / below
-            )
+            if not (isinstance(above, Fraction) and isinstance(below, Fraction)):
+                above, below = numeric.real(above), numeric.real(below)
+            ratios.append(above / below)
         if len(ratios) < 4 or any(not numeric.close(ratio, ratios[0]) for ratio in ratios):
             return None
         return ratios[0]
@@ -259,29 +229,17 @@ class FormulaComparison:
 
     @staticmethod
     def otherwise(condition: Any) -> bool:
-        return isinstance(condition, Text) and condition.words in (
-            ("otherwise",),
-            ("otherwi",),
-            ("otherwise"[:-1],),
-            ("else",),
-        )
+        return condition in (Text(("otherwise",)), Text(("else",)))
 
     def function_in_cases(self, value: Any) -> Cases | None:
         if isinstance(value, Relation) and value.signs == ("=",):
             value = value.sides[1]
         if isinstance(value, Cases):
             return value
-        if isinstance(value, tuple) and value[0] == "call" and value[1] == "abs":
-            inner = value[2]
-            names = symbols(inner)
-            if len(names) == 1:
-                zero = number(0)
-                return Cases(
-                    (
-                        (inner, Relation((inner, zero), (">=",), ("", ""))),
-                        (("neg", inner), Relation((inner, zero), ("<",), ("", ""))),
-                    )
-                )
+        if isinstance(value, tuple) and value[:2] == ("call", "abs") and len(symbols(value[2])) == 1:
+            sides = value[2], number(0)
+            positive, negative = (Relation(sides, (sign,), ("", "")) for sign in (">=", "<"))
+            return Cases(((value[2], positive), (("neg", value[2]), negative)))
         return None
 
 
