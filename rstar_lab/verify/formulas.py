@@ -12,8 +12,10 @@ from rstar_lab.verify.cursor import Cursor
 from rstar_lab.verify.tokens import Token, Unreadable
 from rstar_lab.verify.values import Formula, Group, Matrix, number
 
+_GROUP_OF_DIGITS = re.compile(r"\d{3}(?:\.\d+)?")
 FUNCTIONS = frozenset(units.TABLES["names"]["functions"].split())
 _STARTERS = FUNCTIONS | frozenset(units.TABLES["names"]["starters"].split())
+_NO_FACTORS = frozenset(units.TABLES["names"]["no_factors"].split())
 JOINERS: dict[str, str] = units.TABLES["names"]["joiners"]
 
 
@@ -53,9 +55,7 @@ class FormulaParser(Cursor):
                 left = ("+", left, right if sign == "+" else ("neg", right))
             elif power < 1 and self.is_command("over", "choose"):
                 above = self.take().text
-                left = (
-                    ("/", left, self.expression(0)) if above == "over" else ("call", "binom", left, self.expression(0))
-                )
+                left = (*(("/",) if above == "over" else ("call", "binom")), left, self.expression(0))
             elif power < 5 and self.is_command("pm", "mp"):
                 left = (self.take().text, left, self.expression(5))
             elif power < 10 and self.is_sign("*", "/"):
@@ -68,13 +68,7 @@ class FormulaParser(Cursor):
                     self.at -= 1
                     break
                 left = (sign, left, self.expression(10))
-            elif (
-                power < 10
-                and self.is_symbol("x", "X")
-                and self.peek(1).text == "10"
-                and self.is_sign("^", offset=2)
-                and self.peek().space
-            ):
+            elif power < 10 and self.is_symbol("x", "X") and self.peek().space and self.power_of_ten_follows():
                 self.at += 1
                 left = ("*", left, self.expression(10))
             elif power < 10 and self.starts_factor():
@@ -85,6 +79,9 @@ class FormulaParser(Cursor):
                 raise Unreadable("a formula of sets")
         self.depth -= 1
         return left
+
+    def power_of_ten_follows(self) -> bool:
+        return self.peek(1).text == "10" and self.is_sign("^", offset=2)
 
     def text_exponent(self) -> bool:
         """Return whether the exponent here is an ordinal, as in `42^{\\text{nd}}`."""
@@ -97,46 +94,19 @@ class FormulaParser(Cursor):
         """Return whether a factor starts here, without a sign for the product."""
         token, before = self.peek(), self.tokens[self.at - 1]
         if token.kind in ("number", "repeating"):
-            return before.kind not in ("number", "repeating") and (before.kind != "word") and not (False)
+            return before.kind not in ("number", "repeating", "word")
         if token.kind == "symbol":
-            if (
-                token.upright
-                or before.text == "°"
-                or (token.space and token.text in units.SINGLE_LETTERS | {"Omega", "mu"})
-            ):
+            unit = token.space and token.text in units.SINGLE_LETTERS | {"Omega", "mu"}
+            if token.upright or before.text == "°" or unit:
                 found = self.unit_phrase(self.at, explicit=not token.upright)
                 return found is None or found[0] is None or bool(found[1])
             return not self.remainder_follows() and not self.half_of_day_follows()
         if token.kind == "command":
-            if token.text in ("frac",) and self.unit_fraction(self.at) is not None:
-                return False
-            return token.text in _STARTERS and token.text not in ("cases", "begin:cases")
+            return token.text in _STARTERS and (token.text != "frac" or self.unit_fraction(self.at) is None)
         if token.kind == "word":
-            if (
-                token.upright
-                or not token.text.isascii()
-                or len(token.text) > 4
-                or token.text.casefold() in JOINERS | {"mod": ""}
-            ):
+            if token.upright or not token.text.isascii() or len(token.text) > 4 or token.text.casefold() in JOINERS:
                 return False
-            if self.unit_follows(self.at) or token.text.casefold() in (
-                "to",
-                "out",
-                "for",
-                "if",
-                "when",
-                "base",
-                "mod",
-                "am",
-                "pm",
-                "is",
-                "not",
-                "with",
-                "st",
-                "nd",
-                "rd",
-                "th",
-            ):
+            if self.unit_follows(self.at) or token.text.casefold() in _NO_FACTORS:
                 return False
             found = self.unit_phrase(self.at, explicit=False)
             return (
@@ -243,28 +213,18 @@ class FormulaParser(Cursor):
         """Return a number with the groups of three digits that follow it behind commas. In brackets, a comma separates items."""
         if self.listed or not re.fullmatch("[1-9][0-9]{0,2}", text):
             return text
-        place, groups = self.at, []
-        while (
-            place + 1 < len(self.tokens)
-            and self.tokens[place] == Token("sign", ",", False, self.tokens[place].upright)
-            and self.tokens[place + 1].kind == "number"
-            and not self.tokens[place + 1].space
-            and re.fullmatch(r"\d{3}(?:\.\d+)?", self.tokens[place + 1].text)
-        ):
-            groups.append(self.tokens[place + 1].text)
-            place += 2
-            if "." in groups[-1]:
+        offset, groups = 0, [text]
+        while "." not in groups[-1]:
+            comma, digits = self.peek(offset), self.peek(offset + 1)
+            if comma.text != "," or comma.space or not _GROUP_OF_DIGITS.fullmatch(digits.text) or digits.space:
                 break
-        more = (
-            place + 1 < len(self.tokens)
-            and self.tokens[place].text == ","
-            and self.tokens[place + 1].kind == "number"
-            and not self.tokens[place + 1].space
-        )
-        if groups and not more:
-            self.at = place
-            return text + "".join(groups)
-        return text
+            groups.append(digits.text)
+            offset += 2
+        following = self.peek(offset + 1)
+        if self.peek(offset).text == "," and following.kind == "number" and not following.space:
+            return text
+        self.at += offset
+        return "".join(groups)
 
     def literal(self, token: Token) -> Any:
         if token.kind == "repeating":
@@ -280,7 +240,7 @@ class FormulaParser(Cursor):
             and self.peek().kind == "number"
             and self.peek().space
             and re.fullmatch(r"\d{1,3}", text)
-            and re.fullmatch(r"\d{3}(?:\.\d+)?", self.peek().text)
+            and _GROUP_OF_DIGITS.fullmatch(self.peek().text)
             and all(t.kind == "number" or t.text == "-" for t in self.tokens)
         ):
             text += self.take().text
@@ -296,23 +256,17 @@ class FormulaParser(Cursor):
         start = self.at
         if self.is_word("and") or self.is_sign(","):
             return None
-        found = None
+        above = below = None
         if self.is_command("frac"):
             self.at += 1
-            digits = [self.simple_argument(), self.simple_argument()]
-            found = None if None in digits else (digits[0], digits[1])
-        elif (
-            self.peek().kind == "number"
-            and self.peek().space
-            and self.is_sign("/", offset=1)
-            and self.peek(2).kind == "number"
-        ):
+            above, below = self.simple_argument(), self.simple_argument()
+        elif self.peek().space and self.is_sign("/", offset=1):
             texts = self.peek().text, self.peek(2).text
-            if texts[0].isdigit() and texts[1].isdigit():
-                found = int(texts[0]), int(texts[1])
+            if texts[0].isdecimal() and texts[1].isdecimal():
+                above, below = map(int, texts)
                 self.at += 3
-        if found is not None and found[0] is not None and found[1] and 0 < found[0] < found[1]:
-            return Fraction(found[0], found[1])
+        if above and below and above < below:
+            return Fraction(above, below)
         self.at = start
         return None
 
@@ -320,11 +274,7 @@ class FormulaParser(Cursor):
         """Return the integer that is the next argument of a command, without a change of the tokens for others."""
         if self.is_sign("{"):
             inner = self.braced()
-            return (
-                int(inner[0].text)
-                if len(inner) == 1 and inner[0].kind == "number" and inner[0].text.isdigit()
-                else None
-            )
+            return int(inner[0].text) if len(inner) == 1 and inner[0].text.isdecimal() else None
         token = self.peek()
         if token.kind == "number" and token.text.isdigit():
             if len(token.text) == 1:
@@ -375,12 +325,8 @@ class FormulaParser(Cursor):
             return ("call", "apply " + str(name[1]), *inner)
         if token.text == "Gamma" and self.is_sign("("):
             return ("call", "factorial", ("+", self.primary(), number(-1)))
-        if (
-            token.text in ("C", "P")
-            and self.is_sign("(")
-            and self.peek(1).kind == "number"
-            and self.is_sign(",", offset=2)
-        ):
+        counts = self.is_sign("(") and self.peek(1).kind == "number" and self.is_sign(",", offset=2)
+        if token.text in ("C", "P") and counts:
             self.at += 1
             inner, _ = self.bracketed(")")
             return ("call", "binom" if token.text == "C" else "perm", *inner)

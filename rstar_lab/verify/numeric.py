@@ -134,10 +134,8 @@ def _power(base: Number, exponent: Number) -> Number:
         if exponent.denominator == 1:
             if base == 0 and exponent <= 0:
                 raise NoValue
-            if (
-                abs(exponent) * max(1, base.numerator.bit_length() + base.denominator.bit_length() - 1) > MAX_BITS
-                and abs(base) != 1
-            ):
+            bits = max(1, base.numerator.bit_length() + base.denominator.bit_length() - 1)
+            if abs(exponent) * bits > MAX_BITS and abs(base) != 1:
                 raise NeedsAlgebra
             return base ** int(exponent)
         if base < 0 and exponent.denominator % 2:
@@ -171,11 +169,7 @@ def _bounded(node: Any, values: dict[str, Fraction], decadic: bool) -> Number:
     if low is None or high is None or (isinstance(high, tuple) and has(high, "inf")):
         raise NeedsAlgebra
     first, last = evaluate(low, values), evaluate(high, values)
-    if (
-        not (isinstance(first, Fraction) and isinstance(last, Fraction))
-        or first.denominator != 1
-        or last.denominator != 1
-    ):
+    if any(not isinstance(bound, Fraction) or bound.denominator != 1 for bound in (first, last)):
         raise NeedsAlgebra
     if last - first > (15 if has(body, "sum", "prod") else MAX_TERMS) or last < first:
         raise NeedsAlgebra
@@ -192,6 +186,11 @@ _MP_FUNCTIONS = {
 }  # fmt: skip
 
 
+_GAMMA_FUNCTIONS = {
+    "factorial": _CONTEXT.factorial, "factorial2": _CONTEXT.fac2, "binom": _CONTEXT.binomial, "perm": _CONTEXT.ff,
+}  # fmt: skip
+
+
 def _call(name: str, arguments: list[Number], decadic: bool) -> Number:
     first = arguments[0]
     if name == "root":
@@ -200,22 +199,15 @@ def _call(name: str, arguments: list[Number], decadic: bool) -> Number:
             return _power(first, _operate("/", Fraction(1), degree))
         if degree == 2 and not isinstance(first, Fraction):
             return _CONTEXT.sqrt(first)
-        if (
-            degree.denominator == 1
-            and degree.numerator % 2
-            and not isinstance(first, Fraction | _CONTEXT.mpc)
-            and first < 0
-        ):
+        odd = degree.denominator == 1 and degree.numerator % 2
+        if odd and not isinstance(first, Fraction | _CONTEXT.mpc) and first < 0:
             return -_power(-first, 1 / degree)
         return _power(first, 1 / degree)
     if name == "abs":
         return abs(first)
     if name in ("floor", "ceil"):
-        return (
-            Fraction(getattr(math, name)(first))
-            if isinstance(first, Fraction)
-            else Fraction(int(getattr(_CONTEXT, name)(real(first))))
-        )
+        module, value = (math, first) if isinstance(first, Fraction) else (_CONTEXT, real(first))
+        return Fraction(int(getattr(module, name)(value)))
     if name in ("factorial", "factorial2", "binom", "perm"):
         return _combinatorial(name, arguments)
     if name in ("gcd", "lcm"):
@@ -275,13 +267,7 @@ def _combinatorial(name: str, arguments: list[Number]) -> Number:
         return Fraction((math.comb if name == "binom" else math.perm)(n, int(arguments[1])))
     reals = [real(value) for value in arguments]
     try:
-        if name == "factorial":
-            return _CONTEXT.factorial(reals[0])
-        if name == "factorial2":
-            return _CONTEXT.fac2(reals[0])
-        if name == "binom":
-            return _CONTEXT.binomial(*reals)
-        return _CONTEXT.ff(*reals)
+        return _GAMMA_FUNCTIONS[name](*reals)
     except (ValueError, ZeroDivisionError):
         raise NoValue from None
 
@@ -296,11 +282,8 @@ def close(first: Number, second: Number) -> bool:
 
 def rounds_to(value: Number, rounded: Any) -> bool:
     """Return whether a decimal (a formula "num") is `value` rounded to its last digit, and has 6 decimals and 6 digits at least."""
-    if (
-        not (isinstance(rounded, tuple) and rounded[0] == "num")
-        or rounded[2] < MIN_DECIMALS
-        or rounded[3] < MIN_SIGNIFICANT
-    ):
+    decimal = isinstance(rounded, tuple) and rounded[0] == "num"
+    if not decimal or rounded[2] < MIN_DECIMALS or rounded[3] < MIN_SIGNIFICANT:
         return False
     exact = value if isinstance(value, Fraction) else None
     if exact is None:

@@ -18,6 +18,7 @@ _LOW, _HIGH = ("neg", ("const", "inf")), ("const", "inf")
 
 Bound = tuple[Any, bool]  # value and whether it belongs to the interval
 Intervals = list[tuple[Bound, Bound]]
+_ALL: Intervals = [((_LOW, False), (_HIGH, False))]
 
 
 class RealSetComparison(FormulaComparison):
@@ -45,9 +46,9 @@ class RealSetComparison(FormulaComparison):
 
     @staticmethod
     def may_be_set(value: Any) -> bool:
-        return not isinstance(value, tuple | Text | Quantity) or (
-            isinstance(value, tuple) and value[0] == "sym" and value[1] in NUMBER_SETS
-        )
+        if isinstance(value, tuple):
+            return value[0] == "sym" and value[1] in NUMBER_SETS
+        return not isinstance(value, Text | Quantity)
 
     def set_name(self, value: Any) -> str:
         """Return the name in a condition on one name, or ""."""
@@ -56,14 +57,8 @@ class RealSetComparison(FormulaComparison):
             names -= set(NUMBER_SETS)
             return next(iter(names)) if len(names) == 1 else ""
         if isinstance(value, Group | Combined):
-            return next(
-                (
-                    name
-                    for part in (value.items if isinstance(value, Group) else value.parts)
-                    if (name := self.set_name(part))
-                ),
-                "",
-            )
+            parts = value.items if isinstance(value, Group) else value.parts
+            return next(filter(None, map(self.set_name, parts)), "")
         return ""
 
     def intervals(self, value: Any) -> Intervals | None:
@@ -71,79 +66,60 @@ class RealSetComparison(FormulaComparison):
         if isinstance(value, Nothing):
             return []
         if value == ("sym", "ℝ"):
-            return [((_LOW, False), (_HIGH, False))]
+            return _ALL
         if isinstance(value, Combined):
-            parts = [self.intervals(part) for part in value.parts]
-            if any(part is None for part in parts):
-                return None
-            result = parts[0]
-            for part in parts[1:]:
-                assert result is not None and part is not None
-                result = (
-                    self.union(result + part)
-                    if value.operation == "cup"
-                    else self.common(result, part if value.operation == "cap" else self.rest(part))
-                )
-            return result
+            return self.combined([self.intervals(part) for part in value.parts], value.operation)
         if isinstance(value, Builder):
             parts = [self.intervals(condition) for condition in value.conditions]
             if isinstance(value.element, Relation):
                 parts.append(self.intervals(value.element))
             elif not isinstance(value.element, tuple) or value.element[0] != "sym":
                 return None
-            result = [((_LOW, False), (_HIGH, False))]
-            for part in parts:
-                if part is None:
-                    return None
-                result = self.common(result, part)
-            return result
+            return self.combined([_ALL, *parts], "cap")
         if isinstance(value, Group):
             return self.group_intervals(value)
         if isinstance(value, Relation):
             return self.relation_intervals(value)
         return None
 
+    def combined(self, parts: Sequence[Intervals | None], operation: str) -> Intervals | None:
+        """Return the intervals of sets joined by cup, cap or setminus; None if one of them has none."""
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        result = known[0]
+        for part in known[1:]:
+            if operation == "cup":
+                result = self.union([*result, *part])
+            else:
+                result = self.common(result, part if operation == "cap" else self.rest(part))
+        return result
+
     def group_intervals(self, value: Group) -> Intervals | None:
         if value.opening == "{":
-            return (
-                self.union([((item, True), (item, True)) for item in value.items])
-                if all(isinstance(item, tuple) for item in value.items)
-                else None
-            )
+            numbers = all(isinstance(item, tuple) for item in value.items)
+            return self.union([((item, True), (item, True)) for item in value.items]) if numbers else None
         if value.opening:
             if len(value.items) != 2 or not all(isinstance(item, tuple) for item in value.items):
                 return None
             low, high = value.items
             return self.union([((low, value.opening == "["), (high, value.closing == "]"))])
         parts = []
-        for place, item in enumerate(value.items):
-            if (
-                isinstance(item, tuple)
-                and place
-                and isinstance(value.items[0], Relation)
-                and value.items[0].signs == ("!=",)
-            ):
-                item = Relation((value.items[0].sides[0], item), ("!=",), value.items[0].names)
+        first = value.items[0]
+        for item in value.items:
+            if isinstance(item, tuple) and isinstance(first, Relation) and first.signs == ("!=",):
+                item = Relation((first.sides[0], item), ("!=",), first.names)
             part = self.intervals(item)
             if part is None:
                 return None
             parts.append(part)
-        disjoint = value.joined == "or" or (
-            value.joined == ","
-            and not any(isinstance(item, Relation) and item.signs == ("!=",) for item in value.items)
-            and not self.overlap(parts)
-        )
-        if not disjoint and value.joined == "and" and not self.overlap(parts) and len(parts) == 2:
-            disjoint = True
+        excluded = any(isinstance(item, Relation) and item.signs == ("!=",) for item in value.items)
+        disjoint = value.joined == "or" or (value.joined == "," and not excluded)
+        if value.joined != "or" and len(parts) == 2 and (disjoint or value.joined == "and"):
+            disjoint = not self.common(parts[0], parts[1])
         if disjoint:
             return self.union([interval for part in parts for interval in part])
-        result = parts[0]
-        for part in parts[1:]:
-            result = self.common(result, part)
-        return result
-
-    def overlap(self, parts: Sequence[Intervals]) -> bool:
-        return len(parts) == 2 and bool(self.common(parts[0], parts[1]))
+        return self.combined(parts, "cap")
 
     def relation_intervals(self, value: Relation) -> Intervals | None:
         if value.signs == ("in",):
@@ -156,7 +132,7 @@ class RealSetComparison(FormulaComparison):
         name = self.set_name(value)
         if not name or not set(value.signs) <= ORDER | {"!=", "="}:
             return None
-        result = [((_LOW, False), (_HIGH, False))]
+        result = _ALL
         for left, sign, right in zip(value.sides, value.signs, value.sides[1:], strict=False):
             part = self.condition(left, sign, right, name)
             if part is None:
@@ -186,9 +162,8 @@ class RealSetComparison(FormulaComparison):
         difference = ("+", left, ("neg", right))
         at = [evaluate(difference, {name: Fraction(n)}) for n in (0, 1, 2, -7)]
         slope = at[1] - at[0]
-        if slope == 0 or not numeric.close(at[2], at[0] + 2 * slope) or not numeric.close(at[3], at[0] - 7 * slope):
-            return None if self.algebra is None else self.algebra.solution(difference, sign, name)
-        if not all(isinstance(value, Fraction) for value in at):
+        linear = slope != 0 and numeric.close(at[2], at[0] + 2 * slope) and numeric.close(at[3], at[0] - 7 * slope)
+        if not linear or not all(isinstance(value, Fraction) for value in at):
             return None if self.algebra is None else self.algebra.solution(difference, sign, name)
         return self.half_line(sign if slope > 0 else FLIPPED[sign], number(-at[0] / slope))
 
@@ -254,9 +229,9 @@ class RealSetComparison(FormulaComparison):
             for second in two:
                 lows = self.order(first[0][0], second[0][0])
                 low = first[0] if lows > 0 else second[0] if lows < 0 else (first[0][0], first[0][1] and second[0][1])
-                highs = self.order(first[1][0], second[1][0])
+                highs = self.order(second[1][0], first[1][0])
                 high = (
-                    first[1] if highs < 0 else second[1] if highs > 0 else (first[1][0], first[1][1] and second[1][1])
+                    first[1] if highs > 0 else second[1] if highs < 0 else (first[1][0], first[1][1] and second[1][1])
                 )
                 found.append((low, high))
         return self.union(found)
@@ -267,14 +242,9 @@ class RealSetComparison(FormulaComparison):
             if self.answers(one.element, two.element) and all(map(self.answers, one.conditions, two.conditions)):
                 return True
             return self.renamed(one, two)
-        if (
-            isinstance(one, Combined)
-            and isinstance(two, Combined)
-            and one.operation == two.operation
-            and one.operation != "setminus"
-        ):
-            return self.unordered(one.parts, two.parts)
         if isinstance(one, Combined) and isinstance(two, Combined) and one.operation == two.operation:
+            if one.operation != "setminus":
+                return self.unordered(one.parts, two.parts)
             return len(one.parts) == len(two.parts) and all(map(self.answers, one.parts, two.parts))
         integers = [self.integers(value) for value in (one, two)]
         if integers[0] is not None and integers[1] is not None:
@@ -314,14 +284,9 @@ class RealSetComparison(FormulaComparison):
             parts = [self.integers(part) for part in value.parts]
             if None in parts:
                 return None
-            sets = [part for part in parts if part is not None]
-            return (
-                set.union(*sets)
-                if value.operation == "cup"
-                else set.intersection(*sets)
-                if value.operation == "cap"
-                else sets[0].difference(*sets[1:])
-            )
+            methods = {"cup": "union", "cap": "intersection", "setminus": "difference"}
+            joined: set[Fraction] = getattr(parts[0], methods[value.operation])(*parts[1:])
+            return joined
         return None
 
 

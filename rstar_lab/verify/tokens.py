@@ -6,6 +6,7 @@ Regular expressions are used up to here only; `syntax` reads the tokens.
 
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ VULGAR_FRACTIONS = {
 }
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎", "0123456789+-=()")
+_NUMBER_SETS = dict(zip("RZNQC", "ℝℤℕℚℂ", strict=True))
+Add = Callable[[str, str], None]  # adds a token of a kind with a text
 _LAYOUT = {name: frozenset(text.split()) for name, text in TABLES["layout"].items()}
 _UNICODE = str.maketrans({char: latex for chars, latex in TABLES["unicode"].items() for char in chars})
 _SYNONYMS = {other: name for name, others in TABLES["synonyms"].items() for other in others.split()}
@@ -159,7 +162,7 @@ def _scan(text: str, upright: bool, depth: int) -> list[Token]:
                     found += part[1:]
                 space = True
             else:
-                _add_command(value, inner, add, found, depth, text, place)
+                _add_command(value, inner, add, found, depth)
                 if value in ("left", "right") and text[place : place + 1] == ".":
                     place += 1
                 if value in ("boxed", "fbox") and inner is not None:
@@ -167,9 +170,7 @@ def _scan(text: str, upright: bool, depth: int) -> list[Token]:
     return found
 
 
-def _add_word(word: str, rest: str, add: object, upright: bool) -> None:
-    emit: object = add
-    assert callable(emit)
+def _add_word(word: str, rest: str, emit: Add, upright: bool) -> None:
     if len(word) == 1:
         emit("symbol", word)
     elif word in _PLAIN and not (upright and word == "mod"):
@@ -182,8 +183,7 @@ def _add_word(word: str, rest: str, add: object, upright: bool) -> None:
         emit("word", word)
 
 
-def _emit_command(name: str, emit: object) -> None:
-    assert callable(emit)
+def _emit_command(name: str, emit: Add) -> None:
     if name in _SIGN_COMMANDS:
         emit("sign", rf"\{name}" if name in "{}" else name)
     elif name in _LAYOUT["symbols"]:
@@ -192,10 +192,7 @@ def _emit_command(name: str, emit: object) -> None:
         emit("command", name)
 
 
-def _add_command(
-    name: str, inner: str | None, add: object, found: list[Token], depth: int, text: str, place: int
-) -> None:
-    assert callable(add)
+def _add_command(name: str, inner: str | None, add: Add, found: list[Token], depth: int) -> None:
     name = _SYNONYMS.get(name, name)
     if name in _LAYOUT["ignored"] or name in _LAYOUT["skipped"]:
         return
@@ -207,24 +204,15 @@ def _add_command(
         if environment not in _LAYOUT["displays"]:
             add("command", f"{name}:{environment}")
     elif name in ("mathbb", "mathcal") and inner is not None:
-        add(
-            "symbol",
-            {"mathbb": "ℝℤℕℚℂ"["RZNQC".index(inner.strip())] if inner.strip() in tuple("RZNQC") else inner}.get(
-                name, inner
-            ),
-        )
+        add("symbol", _NUMBER_SETS.get(inner.strip(), inner) if name == "mathbb" else inner)
     elif name in _LAYOUT["vectors"] and inner is not None:
-        if re.fullmatch(r"\s*(?:[A-Za-z]|\\[ij]math)\s*", inner):
+        if re.fullmatch(r"\s*(?:[A-Za-z]|[A-Z]{2}|\\[ij]math)\s*", inner):
             add("symbol", "vec " + inner.strip().replace("math", "").strip("\\"))
-        elif re.fullmatch(r"\s*[A-Z]{2}\s*", inner):
-            add("symbol", "vec " + inner.strip())
         else:
             found += _scan(inner, False, depth + 1)
     elif name == "log10":
         add("command", "log")
-        add("sign", "_")
-        add("sign", "{")
-        add("number", "10")
-        add("sign", "}")
+        for kind, part in (("sign", "_"), ("sign", "{"), ("number", "10"), ("sign", "}")):
+            add(kind, part)
     else:
         _emit_command(name, add)
