@@ -211,9 +211,7 @@ class Inspector(NotebookWidget):
         from rstar_lab.rl.fork import fork  # imports torch, which the inspector itself does not need
 
         row = self.source.row(traj_id or self.selected)
-        folder = self.source.run_dir(row["run_id"])
-        if folder is None:
-            raise UserError("cannot fork: these rows are not in a run folder on this machine")
+        folder = self._folder_of(row, "fork")
         path = None if model is None else Path(model)
         made = fork(
             folder, row["traj_id"], int(row["step"]), turn=turn, k=k, edit=edit, model=path, url=url, seed=seed, functions=functions,
@@ -230,9 +228,7 @@ class Inspector(NotebookWidget):
         Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
         """
         row = self.source.row(traj_id or self.selected)
-        folder = self.source.run_dir(row["run_id"])
-        if folder is None:
-            raise UserError("cannot compute alternatives: these rows are not in a run folder on this machine")
+        folder = self._folder_of(row, "compute alternatives")
         path = None if model is None else Path(model)
         return panels.alternatives_table(folder, row["traj_id"], position, k=k, model=path, url=url)
 
@@ -240,6 +236,12 @@ class Inspector(NotebookWidget):
         source = self._source_of(traj_id)
         row = source.row(traj_id)
         return row, source.record(row), source.siblings(row), self._all_notes().get(traj_id, {})
+
+    def _folder_of(self, row: Mapping[str, Any], purpose: str) -> Path:
+        folder = self.source.run_dir(row["run_id"])
+        if folder is None:
+            raise UserError(f"cannot {purpose}: these rows are not in a run folder on this machine")
+        return folder
 
     def _source_of(self, traj_id: str) -> Source:
         return self._continuations.get(traj_id, self.source)
@@ -354,11 +356,7 @@ class Inspector(NotebookWidget):
         return panels.turn_text(self.source.record(self.source.row(traj_id)), int(turn))
 
     def _note(self, _buffers: list[Any], traj_id: str, note: str, tags: list[str]) -> dict[str, Any]:
-        row = self.source.row(traj_id)
-        folder = self.source.run_dir(row["run_id"])
-        if folder is None:
-            raise UserError("cannot store the note: these rows are not in a run folder on this machine")
-        entry = write_note(folder, traj_id, note, tags)
+        entry = write_note(self._folder_of(self.source.row(traj_id), "store the note"), traj_id, note, tags)
         self._notes = None
         return entry
 
