@@ -135,19 +135,12 @@ class BracketParser(FormulaParser):
             value = self.expression(12) if not self.is_sign("-") else ("neg", (self.take(), self.expression(12))[1])
         while self.is_sign("^"):
             value = self.power(value)
-        while (
-            self.starts_factor()
-            and not (self.peek().kind == "command" and self.peek().text in FUNCTIONS)
-            and not self.is_sign("(", "|", "[")
-        ):
+        while self.starts_factor() and not self.is_command(*FUNCTIONS) and not self.is_sign("(", "|", "["):
             value = ("*", value, self.expression(12))
             while self.is_sign("^"):
                 value = self.power(value)
-        if (
-            self.is_sign("/")
-            and self.peek(1).kind == "number"
-            and self.tokens[self.at - 1].kind in ("symbol", "number", "command")
-        ):
+        before = self.tokens[self.at - 1].kind
+        if self.is_sign("/") and self.peek(1).kind == "number" and before in ("symbol", "number", "command"):
             self.at += 1
             value = ("/", value, self.literal(self.take()))
         return value

@@ -4,6 +4,7 @@ Runs in the worker processes only: evaluation can hang. Formulas are those of `v
 """
 
 import logging
+import operator
 from fractions import Fraction
 from typing import Any
 
@@ -50,16 +51,9 @@ def to_sympy(node: Any, decadic: bool = False) -> Any:
         return -parts[0]
     if kind == "deg":
         return parts[0] * sympy.pi / 180
-    left, right = parts
-    if kind == "+":
-        return left + right
-    if kind == "*":
-        return left * right
-    if kind == "/":
-        return left / right
-    if kind == "^":
-        return _power(left, right)
-    raise NotSymbolic
+    if kind not in _OPERATIONS:
+        raise NotSymbolic
+    return _OPERATIONS[kind](*parts)
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -69,6 +63,9 @@ def _power(base: Any, exponent: Any) -> Any:
     if isinstance(exponent, sympy.Rational) and exponent.q % 2 and exponent.q > 1 and base.is_extended_negative:
         return (-1) ** (exponent.p % 2) * (-base) ** exponent
     return base**exponent
+
+
+_OPERATIONS: dict[str, Any] = {"+": operator.add, "*": operator.mul, "/": operator.truediv, "^": _power}
 
 
 def _call(name: str, arguments: list[Any], decadic: bool) -> Any:
@@ -131,9 +128,8 @@ def formulas_equal(one: Any, two: Any, decadic: bool) -> bool:
     if too_large(left) or too_large(right):
         return False
     left, right = left.doit(), right.doit()
-    if sympy.oo in (left, right) or -sympy.oo in (left, right):
-        return bool(left == right)
-    if isinstance(left, sympy.Rational) and isinstance(right, sympy.Rational):
+    infinite = sympy.oo in (left, right) or -sympy.oo in (left, right)
+    if infinite or (isinstance(left, sympy.Rational) and isinstance(right, sympy.Rational)):
         return bool(left == right)
     if not left.free_symbols and not right.free_symbols:
         values = [value.evalf(50) for value in (left, right)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from rstar_lab.verify import units
 from rstar_lab.verify.brackets import BracketParser
-from rstar_lab.verify.cursor import RELATIONS
+from rstar_lab.verify.cursor import END, RELATIONS
 from rstar_lab.verify.formulas import JOINERS
 from rstar_lab.verify.tokens import Token, Unreadable, tokens_of
 from rstar_lab.verify.values import Based, Choice, Combined, Congruent, Group, Nothing, Relation, Tagged, Text
@@ -108,12 +108,8 @@ class Parser(BracketParser):
         for filler in _INTRODUCTIONS:
             rest = self.tokens[len(filler) :]
             if tuple(texts[: len(filler)]) == filler and rest:
-                follows = rest[0]
-                if (
-                    len(filler) > 1
-                    or follows.kind in ("number", "symbol", "command", "repeating")
-                    or follows.text in ("=", ":", "(", "-", "＄")
-                ):
+                formula = rest[0].kind in ("number", "symbol", "command", "repeating")
+                if len(filler) > 1 or formula or rest[0].text in ("=", ":", "(", "-", "＄"):
                     self.at = len(filler)
                     while self.is_sign(":", "="):
                         self.at += 1
@@ -213,12 +209,8 @@ class Parser(BracketParser):
         if letter.kind == "symbol" and len(letter.text) == 1 and "A" <= letter.text <= "J":
             if opened and self.accept(")") and not self.is_sign("^", "=", "_", "*", "/", "+", "-"):
                 return self.choice_value(letter.text, start)
-            if (
-                not opened
-                and self.listed == 0
-                and self.is_sign(")", ".", ":")
-                and (self.peek(1).space or self.peek(1).kind == "end")
-            ):
+            apart = self.peek(1).space or self.peek(1).kind == "end"
+            if not opened and not self.listed and apart and self.is_sign(")", ".", ":"):
                 self.at += 1
                 return self.choice_value(letter.text, start)
         self.at = start
@@ -229,11 +221,8 @@ class Parser(BracketParser):
             self.at += 1
         if self.item_end(self.at):
             return Choice(letter)
-        if (
-            start
-            or self.listed
-            or (any(t.kind == "symbol" and t.upright for t in self.tokens[1:2]) and self.is_sign("("))
-        ):
+        upright = any(t.kind == "symbol" and t.upright for t in self.tokens[1:2])
+        if start or self.listed or (upright and self.is_sign("(")):
             self.at = start
             return None
         if self.is_sign("(") or any(
@@ -251,19 +240,15 @@ class Parser(BracketParser):
         end = self.at
         while not self.item_end(end):
             token = self.tokens[end]
-            if (
-                token.kind != "word"
-                and not (token.kind == "symbol" and token.upright)
-                and not (token.kind == "sign" and token.text == "-" and end > self.at)
-            ):
+            hyphen = token.text == "-" and end > self.at
+            if token.kind != "word" and not (token.kind == "symbol" and token.upright) and not hyphen:
                 return None
             end += 1
         tokens = self.tokens[self.at : end]
         if any(token.text == "-" for token in tokens) and all(len(token.text) <= 3 for token in tokens):
             return None
-        if not tokens or (
-            end < len(self.tokens) and (self.tokens[end].kind == "command" or self.tokens[end].text in ("=", "<", ">"))
-        ):
+        following = self.tokens[end] if end < len(self.tokens) else END
+        if not tokens or following.kind == "command" or following.text in ("=", "<", ">"):
             return None
         start = self.at
         if (value := self.number_in_words()) is not None and self.at == end:
@@ -412,12 +397,8 @@ class Parser(BracketParser):
         if self.is_word("out") and self.is_word("of", offset=1) and isinstance(value, tuple):
             self.at += 2
             return ("/", value, self.expression(0))
-        if (
-            isinstance(value, tuple)
-            and value[0] == "num"
-            and (self.is_word("remainder") or self.is_symbol("R", "r"))
-            and self.peek(1).kind == "number"
-        ):
+        remainder = (self.is_word("remainder") or self.is_symbol("R", "r")) and self.peek(1).kind == "number"
+        if remainder and isinstance(value, tuple) and value[0] == "num":
             self.at += 1
             return Tagged("remainder", (value[1], Fraction(self.take().text)))
         return self.with_unit(value, currency)

@@ -54,17 +54,13 @@ NUMBER_WORDS |= {name: 10 * n for n, name in enumerate(_NOUNS["tens"], 2)}
 PARTS: dict[str, int] = {form: value for name, value in TABLES["parts"].items() for form in (name, name + "s")}
 
 
+_PLURALS = {"ies": "y", "ches": "ch", "shes": "sh", "sses": "ss", "xes": "x", "oes": "o"}
+
+
 def singular(noun: str) -> str:
     """Return a noun in lower case without the s of the plural."""
     noun = noun.casefold()
-    for ending, replacement in (
-        ("ies", "y"),
-        ("ches", "ch"),
-        ("shes", "sh"),
-        ("sses", "ss"),
-        ("xes", "x"),
-        ("oes", "o"),
-    ):
+    for ending, replacement in _PLURALS.items():
         if noun.endswith(ending) and len(noun) > len(ending) + 1:
             return noun.removesuffix(ending) + replacement
     return noun.removesuffix("s") if len(noun) > 3 and not noun.endswith("ss") else noun
