@@ -31,7 +31,6 @@ from rstar_lab.rl.algorithm.config import (
 
 __all__ = [
     "Terms", "aggregate", "floats", "group_advantages", "group_normaliser", "kl_loss", "policy_loss", "training_loss",
-    "training_loss_on_device",
 ]  # fmt: skip
 
 MAX_LOG_RATIO = 20.0  # limits exp() to e^20
@@ -197,14 +196,6 @@ class Terms:
 
 
 def training_loss(
-    log_probs: Tensor, old_log_probs: Tensor, terms: Terms, config: LossConfig, **options: Any
-) -> tuple[Tensor, dict[str, float]]:
-    """Return the results of `training_loss_on_device`, with statistics as numbers. Arguments: see there."""
-    loss, stats = training_loss_on_device(log_probs, old_log_probs, terms, config, **options)
-    return loss, floats(stats)
-
-
-def training_loss_on_device(
     log_probs: Tensor,
     old_log_probs: Tensor,
     terms: Terms,

@@ -15,7 +15,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import release_free_heap
 from rstar_lab.rl.algorithm.config import Aggregation, LossConfig
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
-from rstar_lab.rl.algorithm.objective import Terms, floats, group_normaliser, training_loss_on_device
+from rstar_lab.rl.algorithm.objective import Terms, floats, group_normaliser, training_loss
 from rstar_lab.rl.algorithm.selection import Selection, cut_mini_batches
 from rstar_lab.rl.algorithm.streams import Streams, trained_tokens
 from rstar_lab.rl.models import gpu, packed_attention
@@ -320,7 +320,7 @@ def micro_batch_loss(
     reference_log_probs: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return the loss of a micro-batch and its statistics, see `training_loss_on_device`.
+    """Return the loss of a micro-batch and its statistics, see `training_loss`.
 
     Args:
         log_probs: of the trained policy, with gradient, (B, T).
@@ -339,7 +339,7 @@ def micro_batch_loss(
     else:
         old = log_probs.detach() if measured is None else micro.scatter(measured, batch.trajectories)
     terms = batch.terms(micro, reference_log_probs)
-    return training_loss_on_device(log_probs, old, terms, config, engine_log_probs=engine, generator=generator)
+    return training_loss(log_probs, old, terms, config, engine_log_probs=engine, generator=generator)
 
 
 def check_finite(norm: float) -> None:

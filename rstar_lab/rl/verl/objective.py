@@ -98,6 +98,7 @@ class StreamLoss:
         loss, stats = objective.training_loss(
             log_probs, tensors["old_log_probs"], terms, self.config, correction_weights_BT=tensors.get(CORRECTION)
         )
+        stats = objective.floats(stats)
         if terms.ce_weights is not None:
             # The contribution to the loss: the number of tokens of the mini-batch is part of the weights.
             stats[self.config.ce_metric] = float((-log_probs.detach() * terms.ce_weights).sum())
