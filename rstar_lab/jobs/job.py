@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import secrets
 import sys
 import time
@@ -94,8 +95,10 @@ class Job:
         if self.folder.exit() is None:
             with contextlib.suppress(UserError):  # without a connection, return the part that was copied before
                 self.backend.copy_log(self.folder, self.spec)
-        log, backend = self.folder.log, self.backend
-        text = read_text(log, errors="replace") if log.exists() else backend.logs(self.folder, self.spec) or ""
+        if os.path.lexists(self.folder.log):
+            text = read_text(self.folder.log, errors="replace")
+        else:
+            text = self.backend.logs(self.folder, self.spec) or ""
         return text if tail is None else "".join(text.splitlines(keepends=True)[-tail:])
 
     def follow(self, *, every_s: float = 0.5, timeout_s: float | None = None) -> Iterator[str]:

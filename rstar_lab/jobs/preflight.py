@@ -8,16 +8,26 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.untrusted.text import counted, escaped
+
+
+class Stage(TypedDict):
+    """Steps of a stage, and the estimated seconds of one."""
+
+    name: str
+    steps: int
+    step_s: float
 
 
 @dataclass(frozen=True)
 class JobDescription:
     """Requirements of a job. Estimates are None if the profile has no peak rates.
 
-    stages: name, steps and estimated seconds per step. parts_h: hours of the SFT, filters and
+    parts_h: hours of the SFT, filters and
     evaluations. not_counted: parts of the job that `hours` leaves out, because their files are missing.
     cost: GPU-hours times the profile's `hardware.price_per_gpu_hour`.
     disk_gb: checkpoints and run store. failed, warnings, skipped: messages of preflight. queue: output of Slurm's
@@ -29,7 +39,7 @@ class JobDescription:
     host: str | None
     backend: str
     gpus: int
-    stages: list[dict[str, Any]] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
     parts_h: dict[str, float] = field(default_factory=dict)
     not_counted: list[str] = field(default_factory=list)
     hours: float | None = None

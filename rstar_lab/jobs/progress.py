@@ -1,10 +1,9 @@
 """Read the progress of a job from the end of its log and of its run's metrics."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.untrusted.files import DataError, open_bytes, parse_json
+from rstar_lab.untrusted.files import DataError, open_bytes, parse_json, reading
 
 TAIL_BYTES = 65_536  # longer than any line of metrics.jsonl
 LARGEST = 1e15  # of a number in an event
@@ -35,9 +34,9 @@ def progress(log: Path) -> dict[str, Any]:
     return event | {"line": text}
 
 
-def progress_of_host(value: Any) -> dict[str, Any]:
+def progress_of_host(value: dict[str, Any]) -> dict[str, Any]:
     """Return what `progress` returned on another machine, without fields of other types."""
-    event = parse_event(json.dumps(value)) or {}
+    event = _checked_event(value)
     line = event.get("line")
     return (event if "done" in event else {}) | {"line": line if isinstance(line, str) else None}
 
@@ -46,9 +45,12 @@ def parse_event(line: str) -> dict[str, Any] | None:
     """Return the JSON object of a log line, or None if the line is text. Fields of an event that have another type than those
     that the trainers write are left out: any program of the job can print a JSON line."""
     try:
-        event = parse_json(line, "a line of a log", dict)
+        return _checked_event(parse_json(line, "log", dict))
     except DataError:
         return None
+
+
+def _checked_event(event: dict[str, Any]) -> dict[str, Any]:
     event = {key: value for key, value in event.items() if key not in NUMBERS or _is_number(value)}
     if "done" in event:
         event = {"total": None, **event} if isinstance(event.get("event"), str) else {}
@@ -62,10 +64,10 @@ def _is_number(value: Any) -> bool:
 def _tail(path: Path) -> list[str]:
     """Return the complete lines among the last 64 KiB of a file; none if it cannot be read."""
     try:
-        with open_bytes(path) as file:
+        with reading(path), open_bytes(path) as file:
             start = max(0, path.stat().st_size - TAIL_BYTES)
             file.seek(start)
             lines = file.read().rpartition(b"\n")[0].decode(errors="replace").splitlines()
-    except OSError:
+    except DataError:
         return []
     return lines[1:] if start and len(lines) > 1 else lines

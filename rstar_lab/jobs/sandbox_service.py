@@ -171,7 +171,7 @@ def wait_for_service(folder: JobFolder, process: subprocess.Popen[bytes] | None 
     while time.monotonic() < deadline:
         if process is not None and process.poll() is not None:
             raise UserError(f"the sandbox service exited with {process.returncode}")
-        if content := folder.read(ADDRESS_FILE):
+        if content := folder.read(ADDRESS_FILE, dict):
             with contextlib.suppress(OSError, urllib.error.URLError):
                 if read_status(content["url"], content["environment"][TOKEN_VARIABLE])["num_workers"] > 0:
                     return content

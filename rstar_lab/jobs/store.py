@@ -17,13 +17,14 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, StrictBool, StrictInt
 
 from rstar_lab.common.errors import DISK_FULL, UserError, os_error_message
 from rstar_lab.untrusted.files import read_json
 
+T = TypeVar("T")
 REQUEUE_FILE = "requeue"  # written by the batch script when the allocation ends before the job
 
 # Time for a stopped run to finish what it writes. Checkpoints are atomic, so a kill loses only the work since the last one.
@@ -68,11 +69,11 @@ class JobSpec:
     run: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     handle: dict[str, Any] = field(default_factory=dict)
-    sandbox_workers: int = 0
+    sandbox_workers: StrictInt = 0
     action: str | None = None
     grid: str | None = None
     arguments: list[str] = field(default_factory=list)
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     @property
     def python(self) -> str:
@@ -130,8 +131,8 @@ def user_name(path: Path) -> str:
 class JobExit:
     """How a job ended. code: exit code of its command, None if it was stopped before the command started."""
 
-    code: int | None
-    stopped: bool
+    code: StrictInt | None
+    stopped: StrictBool
 
 
 class JobFolder:
@@ -163,19 +164,13 @@ class JobFolder:
         """Write a file of the folder. Raises UserError that names it if the disk or the user's quota is full."""
         _write(self.path / name, json.dumps(content, indent=1), mode)
 
-    def read(self, name: str) -> dict[str, Any] | None:
-        """Return the content of a file of the folder, or None if it does not exist. Raises UserError if it is not JSON."""
-        return _read(self.path / name)
+    def read(self, name: str, kind: type[T]) -> T | None:
+        """Return the content of a file of the folder, or None if it does not exist. Raises DataError."""
+        return _read(self.path / name, kind)
 
     def exit(self) -> "JobExit | None":
-        """Return how the job ended, or None before its end. Raises UserError if exit.json is damaged."""
-        content = self.read("exit.json")
-        if content is None:
-            return None
-        code, stopped = content.get("code"), content.get("stopped")
-        if not (code is None or type(code) is int) or not isinstance(stopped, bool):
-            raise UserError(f"{self.path / 'exit.json'}: damaged; delete the job's folder")
-        return JobExit(code, stopped)
+        """Return how the job ended, or None before its end. Raises DataError if exit.json is damaged."""
+        return self.read("exit.json", JobExit)
 
     def create(self) -> None:
         """Create the folder, which only its owner can open. Raises UserError if it exists or cannot be created."""
@@ -216,38 +211,27 @@ class JobFolder:
             raise UserError(
                 f"no job {self.path.name} in {self.path.parent.parent}: `rstar-lab jobs list` shows the jobs of a runs folder"
             )
-        content = _read(self.record)
-        if content is None and self.path.lstat().st_uid != os.geteuid():
+        spec = _read(self.record, JobSpec)
+        if spec is None and self.path.lstat().st_uid != os.geteuid():
             raise ForeignJob(f"{self.path.name} belongs to {user_name(self.path)}: only that user can query or stop it")
-        if content is None:
+        if spec is None:
             raise UserError(
                 f"job {self.path.name} was not submitted by you on this machine, so nothing that its folder names is used. "
                 f"Query it where it was submitted; its log is {self.log}"
             )
-        return _parse_spec(self.record, content)
+        return spec
 
     def submitted_spec(self) -> JobSpec:
         """Return the content of job.json, for the job's own processes: they may not see the record, or run as another user."""
-        content = self.read("job.json")
-        if content is None:
+        spec = self.read("job.json", JobSpec)
+        if spec is None:
             raise UserError(f"{self.path}: not the folder of a job")
-        return _parse_spec(self.path / "job.json", content)
+        return spec
 
 
 def write_exports(path: Path, values: Mapping[str, str]) -> None:
     """Write a shell file that exports variables. Only its owner can read it."""
     _write(path, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items()), 0o600)
-
-
-def _parse_spec(path: Path, content: dict[str, Any]) -> JobSpec:
-    try:
-        return TypeAdapter(JobSpec).validate_json(json.dumps(content))  # strict: Python types would have to be exact
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(
-            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; the file is damaged, or written by another version of "
-            "rstar_lab. Delete it"
-        ) from error
 
 
 def _write(path: Path, text: str, mode: int) -> None:
@@ -264,6 +248,7 @@ def _write(path: Path, text: str, mode: int) -> None:
         raise UserError(os_error_message(error, path)) from error
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return the content of a file, or None if it does not exist. Raises UserError if it is no JSON object."""
-    return read_json(path, dict, hint="; delete it") if path.exists() else None
+def _read(path: Path, kind: type[T]) -> T | None:
+    """Return the content of a file, or None if it does not exist. Raises DataError."""
+    hint = "; the file is damaged, or written by another version of rstar_lab. Delete it"
+    return read_json(path, kind, hint=hint) if os.path.lexists(path) else None

@@ -78,7 +78,7 @@ MARKUP = "x'><img src=x onerror=alert(1)>"
     ],
 )  # fmt: skip
 def test_what_a_host_says_is_no_markup_and_does_not_end_the_board(tmp_path, monkeypatch, row):
-    own_job(tmp_path, "mine", "ssh", {"ssh": {"host": "host.example"}, "code": "/x", "runs": "/y"})
+    own_job(tmp_path, "mine", "ssh", {"ssh": Ssh(host="host.example").model_dump(), "code": "/x", "runs": "/y"})
     own_job(tmp_path, "local")
     rows = [row | {"id": "mine"} if isinstance(row, dict) else row]
     monkeypatch.setattr(ssh_backend, "agent_of", lambda _: Host(jobs=rows))

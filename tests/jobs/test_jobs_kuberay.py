@@ -301,7 +301,7 @@ def test_stop_reports_pods_that_remain(sent, api, monkeypatch):
 
 def test_the_client_is_an_extra(sent, api, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
-    with pytest.raises(UserError, match=r"pip install 'rstar_lab\[kuberay\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[kuberay\]'"):
         sent()
 
 

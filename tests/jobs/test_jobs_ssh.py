@@ -20,8 +20,9 @@ from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, shell_command
 from rstar_lab.jobs.ssh.follow import follow
 from rstar_lab.jobs.ssh.mirror import fetch_transcripts
-from rstar_lab.runs import RunStoreError, RunWriter
+from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.files import DataError
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -176,9 +177,9 @@ def test_a_damaged_copy_is_named_and_not_replaced(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "mirror.json").write_text("{")
-    with pytest.raises(RunStoreError, match=r"run/mirror\.json cannot be read: .*move this folder away"):
+    with pytest.raises(DataError, match=r"run/mirror\.json: .*move this folder away"):
         mirror.foreign_run(folder, "host", "/runs/run")
-    with pytest.raises(RunStoreError, match=r"run/mirror\.json cannot be read: .*move this folder away"):
+    with pytest.raises(DataError, match=r"run/mirror\.json: .*move this folder away"):
         fetch_transcripts(folder, 1)
 
 

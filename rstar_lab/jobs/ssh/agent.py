@@ -81,12 +81,11 @@ class Operations:
         """Return up to 1 MiB of the job's log from byte `offset`, and whether the job had ended before it was read."""
         job = attach(job_id, runs_dir=self.runs)
         status = job.status_or_unknown()
-        try:
+        data = b""
+        if job.folder.log.exists():
             with open_bytes(job.folder.log) as file:
                 file.seek(offset)
                 data = file.read(LOG_BYTES)
-        except FileNotFoundError:
-            data = b""
         return {"data": base64.b64encode(data).decode(), "status": str(status), "exit_code": job.exit_code}
 
     def stop(self, job_id: str) -> str:

@@ -1,17 +1,17 @@
 """The backend `ssh`: prepares a host (working tree, profile) and passes every operation to the backend of the job there."""
 
-import base64
 import hashlib
 import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic import Base64Bytes
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile, Ssh, load_profile, parse_profile
@@ -21,14 +21,40 @@ from rstar_lab.jobs.preflight import JobDescription
 from rstar_lab.jobs.prepare import Submission
 from rstar_lab.jobs.progress import progress_of_host
 from rstar_lab.jobs.ssh import agent_at, agent_of
-from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, readable_answer
+from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, Refused, ask, unreadable
 from rstar_lab.jobs.ssh.mirror import foreign_run, pull, start_mirror
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs.files import lock_file
+from rstar_lab.untrusted.files import check_type
 
 # Preflight composes the trainer's configuration, which takes up to a minute on a slow file system.
 SUBMIT_S = 300
 RETRY_S = 60
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """The agent's answer about the log of a job."""
+
+    data: Base64Bytes
+    status: JobStatus
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The agent's answer about a new job: what was printed."""
+
+    messages: list[str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The agent's answer about the state of a job."""
+
+    id: str
+    status: JobStatus
+    progress: dict[str, Any]
 
 
 class OverSsh(Backend):
@@ -49,20 +75,16 @@ class OverSsh(Backend):
         ):  # two notebooks may watch one job, and each byte must be appended once
             while True:
                 size = folder.log.stat().st_size if folder.log.exists() else 0
-                agent = agent_of(spec)
-                part = agent.request("log", job_id=spec.id, offset=size)
-                with readable_answer(agent.connection.host):
-                    data, status = base64.b64decode(part["data"]), str(JobStatus(part["status"]))
-                    code = None if part["exit_code"] is None else int(part["exit_code"])
-                if data:
+                part = ask(agent_of(spec), "log", LogPart, job_id=spec.id, offset=size)
+                if part.data:
                     with folder.log.open("ab") as log:
-                        log.write(data)
+                        log.write(part.data)
                     continue
-                if JobStatus(status).ended and folder.read("exit.json") is None:
+                if part.status.ended and folder.exit() is None:
                     # Written last: a job with exit.json has its complete log here.
-                    end = {"code": code, "stopped": status == "stopped", "ended": time.time()}
-                    folder.write("exit.json", end)
-                return status
+                    stopped = part.status is JobStatus.STOPPED
+                    folder.write("exit.json", {"code": part.exit_code, "stopped": stopped, "ended": time.time()})
+                return str(part.status)
 
     def stop(self, folder: JobFolder, spec: JobSpec) -> None:
         """End the job on the host. Raises ConnectionLost."""
@@ -98,8 +120,8 @@ class OverSsh(Backend):
         folder.create()
         folder.save(spec)
         try:
-            answer = agent_of(spec).request(
-                "submit", timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job.job_id,
+            answer = ask(
+                agent_of(spec), "submit", Submitted, timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job.job_id,
                 **_request(job.recipe, job.machine, settings, job.overrides),
                 command=job.command, name=job.run_name, preflight=job.preflight, arguments=job.arguments,
                 secrets={name: os.environ[name] for name in job.machine.secrets if name in os.environ},
@@ -111,9 +133,8 @@ class OverSsh(Backend):
         except UserError:
             folder.delete()
             raise
-        with readable_answer(settings.host):
-            for message in answer["messages"]:
-                job.log(f"{settings.host}: {message}")
+        for message in answer.messages:
+            job.log(f"{settings.host}: {message}")
         start_mirror(folder, spec)
         return folder
 
@@ -129,14 +150,17 @@ class OverSsh(Backend):
     ) -> JobDescription:
         """Run preflight on the host; return what the job requires."""
         settings, handle = connect(machine, host, lambda _: None)
-        found = agent_at(handle).request(
-            "describe", timeout_s=SUBMIT_S, **_request(recipe, machine, settings, overrides), command=command
+        agent = agent_at(handle)
+        found = ask(
+            agent,
+            "describe",
+            dict,
+            timeout_s=SUBMIT_S,
+            **_request(recipe, machine, settings, overrides),
+            command=command,
         )
         own = {"recipe": str(recipe), "profile": machine.name, "host": settings.host}
-        with readable_answer(settings.host):
-            description = TypeAdapter(JobDescription).validate_python(found | own)
-            str(description)  # computes with the numbers of its stages
-        return description
+        return check_type(found | own, JobDescription, unreadable(agent))
 
     def rows(self, jobs: Sequence[JobSpec]) -> dict[str, dict[str, Any]]:
         """Read all jobs on one host with one request over one connection."""
@@ -146,15 +170,11 @@ class OverSsh(Backend):
             groups.setdefault(agent_of(spec), []).append(spec.id)
         for host, ids in groups.items():
             try:
-                rows = host.request("jobs", ids=ids)
-                with readable_answer(host.connection.host):
-                    found = {
-                        str(row["id"]): {
-                            "status": str(JobStatus(row["status"])), "progress": progress_of_host(row["progress"])
-                        }
-                        for row in rows
-                    }  # fmt: skip
-                answers |= {job_id: row for job_id, row in found.items() if job_id in ids}
+                answers |= {
+                    row.id: {"status": str(row.status), "progress": progress_of_host(row.progress)}
+                    for row in ask(host, "jobs", list[Row], ids=ids)
+                    if row.id in ids
+                }
             except UserError as error:
                 answers |= {job_id: {"status": "unknown", "progress": {"line": str(error)}} for job_id in ids}
         return answers
@@ -267,9 +287,7 @@ def _write_there(connection: Connection, script: str, **options: Any) -> str:
     """Run a script that writes to `remote_dir`; options: those of `Connection.run`. Errors name the folder and the remedy."""
     try:
         return connection.run(script, **options)
-    except ConnectionLost:
-        raise
-    except UserError as error:
+    except Refused as error:
         folder = connection.settings.remote_dir
         raise UserError(
             f"cannot write to {folder} on the host: {error}. Free space or quota there, or set ssh.remote_dir in the profile to a "

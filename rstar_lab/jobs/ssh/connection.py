@@ -18,16 +18,17 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Ssh
-from rstar_lab.untrusted.files import DataError, parse_json, reading
+from rstar_lab.untrusted.files import DataError, check_type, parse_json
 
 CONNECT_S, START_S = 15, 60.0
 # Without an answer for ALIVE_S * ALIVE_COUNT seconds the connection counts as lost.
 ALIVE_S, ALIVE_COUNT = 5, 3
 READY = "rstar-lab-agent"
+T = TypeVar("T")
 MAX_ANSWER_BYTES = 512 * 2**20
 MAX_OUTPUT_BYTES = 64 * 2**20  # of a script, and of the errors of ssh
 # Hosts, users and lists of jump hosts, also as ssh:// and with IPv6 addresses. No part begins with a hyphen.
@@ -36,6 +37,10 @@ ADDRESS = re.compile(r"(?!.*[@,/:\[]-)[A-Za-z0-9_[][A-Za-z0-9._@:,/%\[\]+-]*")
 
 class ConnectionLost(UserError):
     """The host cannot be reached now. The job continues; the same call works again when the host answers."""
+
+
+class Refused(UserError):
+    """The host could be reached, and what was asked for failed there."""
 
 
 class Connection:
@@ -78,9 +83,8 @@ class Connection:
                     _limit_output(process)
                     try:
                         process.communicate(content, timeout_s)
-                    except BaseException:
-                        process.kill()
-                        raise
+                    finally:
+                        process.kill()  # does nothing if it has ended
             except FileNotFoundError:
                 raise UserError("ssh is not installed here: install the OpenSSH client") from None
             except subprocess.TimeoutExpired:
@@ -94,7 +98,7 @@ class Connection:
         if process.returncode == -signal.SIGXFSZ:
             raise UserError(f"{self.host}: its output is longer than {MAX_OUTPUT_BYTES} bytes")
         if process.returncode:
-            raise UserError(f"{self.host}: {message or text.strip()[-500:]}")
+            raise Refused(f"{self.host}: {message or text.strip()[-500:]}")
         return text
 
     def close(self) -> None:
@@ -112,6 +116,7 @@ class Agent:
         self._lock = threading.Lock()
         self._errors: IO[bytes] | None = None
         self._buffer = bytearray()
+        self._waits = False  # a request was sent whose answer was not read
 
     def request(self, operation: str, *, timeout_s: float = 60, retry_s: float = 0, **arguments: Any) -> Any:
         """Return the result of one operation of the agent.
@@ -131,30 +136,28 @@ class Agent:
                     if not (was_running and attempt == 1) and time.monotonic() > deadline:
                         raise
                     time.sleep(min(0.2 * attempt, 2))
-                except UserError:
-                    raise
-                except BaseException:
-                    self._end()  # otherwise the next request would read the answer to this request
-                    raise
 
     def close(self) -> None:
         with self._lock:
             self._end()
 
     def _request(self, request: dict[str, Any], timeout_s: float) -> Any:
+        if self._waits:
+            self._end()  # otherwise this request would read the answer to the one before
         if self._process is None:
             self._start()
         assert self._process is not None and self._process.stdin is not None
+        self._waits = True
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise self._lost() from None
         answer = self._read(timeout_s)
+        self._waits = False
         if "error" in answer:
-            raise UserError(f"{self.connection.host}: {answer['error']}")
-        with readable_answer(self.connection.host):
-            return answer["value"]
+            raise Refused(f"{self.connection.host}: {answer['error']}")
+        return answer.get("value")
 
     def _start(self) -> None:
         settings = self.connection.settings
@@ -203,7 +206,7 @@ class Agent:
         return ConnectionLost(f"connection to {self.connection.host} lost: {message or 'closed by the host'}")
 
     def _end(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._waits = self._process, None, False
         if process is not None:
             process.kill()
             process.wait()
@@ -213,9 +216,17 @@ class Agent:
                     pipe.close()
 
 
-def readable_answer(host: str | None) -> contextlib.AbstractContextManager[None]:
-    """Convert what reading an answer of another form raises to DataError: the host may be in the hands of somebody else."""
-    return reading(f"{host}: its answer cannot be read", "; check the version of rstar_lab there")
+def ask(agent: Agent, operation: str, kind: type[T], **options: Any) -> T:
+    """Return the result of an operation of the agent as a type. The host may be in the hands of somebody else.
+
+    options: of `Agent.request`. Raises as `Agent.request`, and DataError for a result of another type.
+    """
+    return check_type(agent.request(operation, **options), kind, unreadable(agent))
+
+
+def unreadable(agent: Agent) -> str:
+    """Return the beginning of the error for an answer of another form."""
+    return f"{agent.connection.host}: its answer cannot be read; check the version of rstar_lab there"
 
 
 def shell_command(script: str) -> str:

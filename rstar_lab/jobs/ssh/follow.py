@@ -27,31 +27,26 @@ def follow(
     checkpoints, transcripts: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
     """
     known: dict[str, str] = {}
-    lost, failure = False, ""
+    failure: type[Exception] | str = ""  # what was logged last
     while True:
+        ended = None
         try:
             ended = job.status().ended  # read before the pull, so that the last pull copies everything
-            try:
-                for pulled in pull(job.spec, checkpoints=checkpoints, transcripts=transcripts, known=known):
-                    log(str(pulled))
-                failure = ""
-            except (ConnectionLost, NotACopy):
-                raise
-            except (UserError, OSError) as error:  # such as a full disk here: the next attempt may succeed
-                if ended:
-                    raise
-                if str(error) != failure:
-                    failure = str(error)
-                    log(f"{failure}; trying again")
-            lost = False
+            for pulled in pull(job.spec, checkpoints=checkpoints, transcripts=transcripts, known=known):
+                log(str(pulled))
             if ended:
                 return
-        except ConnectionLost as error:
-            if not lost:
-                log(f"{error}; trying again")
-            lost = True
+            failure = ""
         except NotACopy as error:
             log(f"{error}: not copied")
+        except (UserError, OSError) as error:
+            lost = isinstance(error, ConnectionLost)
+            if ended is not False and not lost:  # a full disk here, for example, may be free at the next attempt
+                raise
+            new = ConnectionLost if lost else str(error)
+            if new != failure:
+                log(f"{error}; trying again")
+            failure = new
         time.sleep(every_s)
 
 

@@ -4,7 +4,6 @@ A copy is readable at any time. The files of new steps are copied first and the 
 the run has removed are deleted after their lines. Files are copied with `rsync`, which both sides must have.
 """
 
-import base64
 import os
 import re
 import shlex
@@ -16,11 +15,13 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator, Base64Bytes
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.jobs.ssh import agent_of
-from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, readable_answer
+from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, Refused, ask
 from rstar_lab.jobs.store import NAME, JobFolder, JobSpec, check_name
 from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, write_json
 from rstar_lab.runs.info import MIRROR_FILE, read_mirror
@@ -74,9 +75,7 @@ def pull(
         transcripts = agent.connection.settings.transcripts
     known = {} if known is None else known
     problem = None
-    with readable_answer(agent.connection.host):
-        states = {str(run_id): str(state) for run_id, state in agent.request("runs_of", job_id=spec.id).items()}
-    for run_id, state in states.items():
+    for run_id, state in ask(agent, "runs_of", dict[str, str], job_id=spec.id).items():
         if known.get(run_id) != state:
             try:
                 pulled.append(pull_run(agent, run_id, Path(spec.runs_dir), checkpoints, transcripts, job_id=spec.id))
@@ -105,7 +104,7 @@ def pull_run(
     with lock_file(folder / LOCK):
         _refuse_links(folder)
         for attempt in range(3):
-            remote = _remote_run(agent, run_id)
+            remote = ask(agent, "files", RemoteRun, run_id=run_id)
             if not (folder / MIRROR_FILE).exists():  # before run.json, so that an interrupted first copy can continue
                 _mark(agent, remote, folder, transcripts, job_id)
             try:
@@ -126,10 +125,10 @@ def _refuse_links(folder: Path) -> None:
         raise UserError(f"cannot copy to {folder}: {error}") from error
 
 
-def _mark(agent: Agent, remote: dict[str, Any], folder: Path, transcripts: bool, job_id: str | None) -> None:
+def _mark(agent: Agent, remote: "RemoteRun", folder: Path, transcripts: bool, job_id: str | None) -> None:
     """Write which run the folder is a copy of, and its state. How the host is reached is in the file of the job: a run
     folder is passed on to other people, who must not be connected to where it says."""
-    state = {"status": str(remote["status"]), "transcripts": transcripts, "job": job_id}
+    state = {"status": remote.status, "transcripts": transcripts, "job": job_id}
     pulled = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(folder / MIRROR_FILE, {"host": agent.connection.host, "pulled": pulled} | state)
 
@@ -151,21 +150,6 @@ def foreign_run(folder: Path, host: str, source: str) -> str | None:
     return None
 
 
-def _remote_run(agent: Agent, run_id: str) -> dict[str, Any]:
-    """Return what the host has of a run: folder, status, metrics (bytes) and {file: (bytes, mtime)}.
-
-    Raises UserError for an answer of another form: the host may be in the hands of somebody else.
-    """
-    answer = agent.request("files", run_id=run_id)
-    with readable_answer(agent.connection.host):
-        return {
-            "folder": str(answer["folder"]),
-            "status": str(answer["status"]),
-            "metrics": base64.b64decode(answer["metrics"]),
-            "files": {checked(name): (int(size), int(mtime)) for name, (size, mtime) in answer["files"].items()},
-        }
-
-
 def checked(name: str) -> str:
     """Return a relative path that the host named. Raises UserError if it leaves its folder or has a hidden part."""
     path = Path(name)
@@ -175,35 +159,49 @@ def checked(name: str) -> str:
     return name
 
 
+@dataclass(frozen=True)
+class RemoteRun:
+    """The agent's answer about a run. files: path -> (bytes, mtime)."""
+
+    folder: str
+    status: str
+    metrics: Base64Bytes
+    files: dict[Annotated[str, AfterValidator(checked)], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class MetricsLine:
+    step: int
+
+
 class _Changed(Exception):
     """The run removed or replaced files between the listing and the copy."""
 
 
 def _copy(
-    agent: Agent, remote: dict[str, Any], folder: Path, checkpoints: bool, transcripts: bool
+    agent: Agent, remote: RemoteRun, folder: Path, checkpoints: bool, transcripts: bool
 ) -> tuple[int, int, int, int]:
     """Copy what is new, and remove what the run has removed. Returns (files, their bytes, new steps, all steps)."""
-    lines = remote["metrics"].splitlines(keepends=True)
+    lines = remote.metrics.splitlines(keepends=True)
     metrics = folder / "metrics.jsonl"
     here = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
     same = next((i for i, (a, b) in enumerate(zip(here, lines, strict=False)) if a != b), min(len(here), len(lines)))
     if same < len(here):  # the run was cut: remove its removed steps from the copy first
         _write(metrics, b"".join(here[:same]))
-    with readable_answer(agent.connection.host):
-        common = int(parse_json(lines[same - 1], metrics)["step"]) if same else -1
-    wanted = {name: state for name, state in remote["files"].items() if _wanted(name, checkpoints, transcripts)}
+    common = parse_json(lines[same - 1], metrics, MetricsLine).step if same else -1
+    wanted = {name: state for name, state in remote.files.items() if _wanted(name, checkpoints, transcripts)}
     missing = [name for name, (size, mtime) in wanted.items() if _needed(folder / name, name, size, mtime, common)]
-    copy_files(agent, remote["folder"], folder, missing)
+    copy_files(agent, remote.folder, folder, missing)
     if not transcripts and same < len(lines):
         _copy_questions(agent, folder, common)
     _write(metrics, b"".join(lines))
-    for name in remote["files"].keys() - wanted.keys():
-        size, mtime = remote["files"][name]
+    for name in remote.files.keys() - wanted.keys():
+        size, mtime = remote.files[name]
         if name.startswith("transcripts/") and _needed(folder / name, name, size, mtime, common):
             (folder / name).unlink(missing_ok=True)  # fetched before the run was cut and wrote this step again
     for path in folder.rglob("*.parquet"):
         name = str(path.relative_to(folder))
-        if name not in remote["files"] and not path.name.startswith("."):
+        if name not in remote.files and not path.name.startswith("."):
             path.unlink()  # removed by a cut, or merged into another file
     return len(missing), sum(wanted[name][0] for name in missing), len(lines) - same, len(lines)
 
@@ -215,12 +213,8 @@ def _copy_questions(agent: Agent, folder: Path, common: int) -> None:
     """
     stored = copied_questions(folder)
     try:
-        new = agent.request("questions", run_id=folder.name, after=common if stored else -1)
-        with readable_answer(agent.connection.host):
-            new = {str(problem): str(text) for problem, text in new.items()}
-    except ConnectionLost:
-        raise
-    except UserError:
+        new = ask(agent, "questions", dict[str, str], run_id=folder.name, after=common if stored else -1)
+    except Refused:
         # The transcripts cannot be read, or the host has an older version of the agent. The list then shows no questions.
         return
     if new.keys() - stored.keys():
@@ -332,14 +326,14 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
     if "ssh" not in spec.handle:
         raise UserError(f"{run_dir / 'mirror.json'} names job {job_id}, which does not run on another host")
     agent = agent_of(spec)
-    remote = _remote_run(agent, run_dir.name)
+    remote = ask(agent, "files", RemoteRun, run_id=run_dir.name)
     names = [
         name
-        for name in remote["files"]
+        for name in remote.files
         if name.startswith("transcripts/") and (span := step_range_of(Path(name))) and span[0] <= step <= span[1]
     ]
     if not names:
         raise UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
     _refuse_links(run_dir)
-    copy_files(agent, remote["folder"], run_dir, names)
-    return sum(remote["files"][name][0] for name in names)
+    copy_files(agent, remote.folder, run_dir, names)
+    return sum(remote.files[name][0] for name in names)
