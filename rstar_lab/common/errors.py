@@ -1,9 +1,11 @@
 """Base class of errors that a user can fix. The command line prints their message without a traceback."""
 
+import contextlib
 import errno
 import functools
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # A disk that is full, for all users or for this one.
@@ -16,6 +18,15 @@ class UserError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows instead of a traceback, which would point into the package."""
         return [f"{type(self).__name__}: {self}"]
+
+
+@contextlib.contextmanager
+def exit_with_message() -> Iterator[None]:
+    """End the program with one line if the block raises UserError. For modules that are started with `python -m`."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 def install_hint(extra: str) -> str:

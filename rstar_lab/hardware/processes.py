@@ -6,10 +6,11 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -77,6 +78,15 @@ def end_processes(job_id: str, *, root: int | None = None, grace_s: float = 3.0)
             with contextlib.suppress(*GONE):
                 process.kill()
         psutil.wait_procs(remaining, timeout=1)
+
+
+def wait_or_kill(process: "subprocess.Popen[Any]", grace_s: float) -> int:
+    """Wait until a process of this one has ended, kill it after `grace_s` seconds, and return its exit code."""
+    try:
+        return process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -4,7 +4,6 @@ On Slurm the arms are one array. Elsewhere a detached process keeps a number of 
 and the same call again runs only missing runs.
 """
 
-import json
 import re
 import sys
 import time
@@ -15,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, exit_with_message
 from rstar_lab.hardware.ends import end_like_ctrl_c
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import JobStatus
@@ -24,6 +23,7 @@ from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.slurm import start_array
 from rstar_lab.jobs.store import JobFolder, JobSpec, check_name
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.untrusted.files import read_json
 from rstar_lab.untrusted.text import counted
 
 ERROR_LINE = re.compile(r"^(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE)
@@ -264,10 +264,8 @@ def _start_controller(plan: GridPlan) -> None:
 def main(path: str) -> None:
     """Run the grid of a grid.json. SIGTERM also stops its running jobs."""
     end_like_ctrl_c()
-    try:
-        _run(GridPlan(**json.loads(Path(path).read_text())), lambda line: print(line, flush=True))
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    with exit_with_message():
+        _run(read_json(path, GridPlan), lambda line: print(line, flush=True))
 
 
 if __name__ == "__main__":

@@ -61,19 +61,14 @@ class Job:
 
     def status_or_unknown(self) -> JobStatus:
         """Return the job's status: FOREIGN for a job of another user, UNKNOWN if its backend cannot be reached."""
+        return self.status_and_problem()[0]
+
+    def status_and_problem(self) -> tuple[JobStatus, str | None]:
+        """Return `status_or_unknown`, and why the status cannot be read."""
         try:
-            return self.status()
+            return self.status(), None
         except UserError as error:
-            return self.status_of(error)
-
-    @staticmethod
-    def status_of(error: UserError) -> JobStatus:
-        """Return the status of a job whose status cannot be read.
-
-        Args:
-            error: Why.
-        """
-        return JobStatus.FOREIGN if isinstance(error, ForeignJob) else JobStatus.UNKNOWN
+            return JobStatus.FOREIGN if isinstance(error, ForeignJob) else JobStatus.UNKNOWN, str(error)
 
     @property
     def exit_code(self) -> int | None:
@@ -364,11 +359,7 @@ def attach(job_id: str, *, runs_dir: str | Path = "runs") -> Job:
 def job_row(job: Job) -> dict[str, Any]:
     """Return the row of `rstar-lab jobs list` for a job, as JSON. status is "unknown" if the backend cannot be
     reached."""
-    spec, status, error = job.spec, JobStatus.UNKNOWN, None
-    try:
-        status = job.status()
-    except UserError as problem:
-        status, error = job.status_of(problem), str(problem)
+    spec, (status, error) = job.spec, job.status_and_problem()
     return {
         "id": job.id, "status": str(status), "error": error, "recipe": spec.recipe, "profile": spec.profile,
         "backend": spec.backend, "created": spec.created, "exit_code": job.exit_code,

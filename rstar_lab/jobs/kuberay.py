@@ -1,12 +1,12 @@
 """Jobs on Kubernetes: a RayJob of the KubeRay operator. The submitter and the pods must see the runs folder."""
 
 import hashlib
-import json
 import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import ray_job, to_yaml
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.untrusted.files import DataError, parse_json
 
 RAY_JOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 MAX_NAME = 47  # KubeRay rejects longer names of RayJobs
@@ -242,11 +243,16 @@ def _waiting_reasons(pod: Any) -> list[str]:
     return [": ".join(filter(None, (item.reason, item.message))) for item in (*unscheduled, *waiting) if item]
 
 
+@dataclass(frozen=True)
+class _Status:
+    message: str
+
+
 def _message(error: Any) -> str:
     """Return the API server's message of an ApiException."""
     try:
-        return _one_line(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
+        return _one_line(parse_json(error.body, "API server", _Status).message)
+    except DataError:
         return _one_line(error.body or error.reason)
 
 

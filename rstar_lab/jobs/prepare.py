@@ -16,6 +16,7 @@ from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.jobs.pack import pack, tree_root
 from rstar_lab.jobs.preflight import run_preflight, set_options
 from rstar_lab.jobs.store import JobFolder, JobSpec, user_name, write_exports
+from rstar_lab.untrusted.files import parse_yaml, read_text
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 # The module and arguments of each command, for both trainers.
@@ -174,7 +175,7 @@ def read_recipe(recipe: str | Path) -> Any:
     path = Path(recipe)
     if not path.is_file():
         path = RECIPES / f"{recipe}.yaml"
-    return yaml.safe_load(path.read_text()) if path.is_file() else None
+    return parse_yaml(read_text(path), path) if path.is_file() else None
 
 
 def recipe_name(recipe: str | Path, overrides: Mapping[str, Any]) -> str:

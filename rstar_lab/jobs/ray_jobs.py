@@ -1,11 +1,13 @@
 """Jobs on a running Ray cluster, through its job API. The submitter and all nodes must see the runs folder."""
 
+import contextlib
 import json
 import logging
 import math
 import os
 import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +101,16 @@ def _states_of_jobs(spec: JobSpec) -> dict[str, str]:
     read_at, states = _states.get(_address(spec), (-math.inf, {}))
     if time.monotonic() - read_at > STATES_S:
         client = _client(spec)
-        try:
+        with _explain(f"Ray at {_address(spec)} does not list its jobs"):
             states = {job.submission_id: str(job.status.value) for job in client.list_jobs() if job.submission_id}
-        except Exception as error:  # RuntimeError and the exceptions of requests
-            raise UserError(f"Ray at {_address(spec)} does not list its jobs: {_short(error)}") from error
         _states[_address(spec)] = time.monotonic(), states
     return states
 
 
 def _state_of_job(spec: JobSpec) -> str:
     client = _client(spec)
-    try:
+    with _explain(f"Ray does not know job {spec.id}"):
         return str(client.get_job_status(spec.id).value)
-    except Exception as error:  # RuntimeError for an unknown job, and the exceptions of requests
-        raise UserError(f"Ray does not know job {spec.id}: {_short(error)}") from error
 
 
 def _limit(response: Any, **_: Any) -> None:
@@ -141,16 +139,24 @@ def _client(spec: JobSpec) -> Any:
 
     address = _address(spec)
     saved_address = os.environ.pop("RAY_ADDRESS", None)  # the client would prefer this variable to its argument
+    hint = (
+        "set address=http://HEAD:8265; if the cluster requires a token, also set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+    )
     try:
-        return Client(address, headers=headers)
-    except Exception as error:  # Ray raises ConnectionError, RuntimeError and its own AuthenticationError
-        raise UserError(
-            f"no Ray job API at {address}: {_short(error)}. Set address=http://HEAD:8265; if the cluster requires a token, also set "
-            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
-        ) from error
+        with _explain(f"no Ray job API at {address}", hint):
+            return Client(address, headers=headers)
     finally:
         if saved_address is not None:
             os.environ["RAY_ADDRESS"] = saved_address
+
+
+@contextlib.contextmanager
+def _explain(problem: str, hint: str = "") -> Iterator[None]:
+    """Convert an error of Ray to UserError. It raises RuntimeError, its own AuthenticationError, and errors of requests."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"{problem}: {_short(error)}" + (f"; {hint}" if hint else "")) from error
 
 
 def _address(spec: JobSpec) -> str:

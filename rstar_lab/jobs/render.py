@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, exit_with_message
 from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.container import (
     apptainer_words,
@@ -230,7 +230,5 @@ def main(profile: str, kind: str) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: python -m rstar_lab.jobs.render PROFILE kuberay|ray|slurm")
-    try:
+    with exit_with_message():
         print(main(*sys.argv[1:]))
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.processes import free_port
+from rstar_lab.common.errors import UserError, exit_with_message
+from rstar_lab.hardware.processes import free_port, wait_or_kill
 from rstar_lab.jobs.store import JobFolder, write_exports
 
 ADDRESS_FILE = "sandbox.json"
@@ -95,10 +95,7 @@ class SandboxService:
         for process in reversed(self.processes.values()):
             process.terminate()
         for process in self.processes.values():
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            wait_or_kill(process, 5)
         shutil.rmtree(self.data, ignore_errors=True)
 
     def _start_redis(self) -> subprocess.Popen[bytes]:
@@ -228,15 +225,11 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _exit)
     service = SandboxService(JobFolder(arguments.folder), arguments.host or own_address(), arguments.workers)
-    try:
+    with exit_with_message(), contextlib.closing(service):
         service.start()
         actors = start_ray_workers(arguments.workers, service.environment) if arguments.all_ray_nodes else []
         print(f"sandbox service: {service.url}, workers on {len(actors)} other Ray nodes", flush=True)
         service.supervise()
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    finally:
-        service.close()
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from typing import IO, NoReturn
 
 import psutil
 
-from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_processes, raise_open_files
+from rstar_lab.common.errors import UserError, exit_with_message
+from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_processes, raise_open_files, wait_or_kill
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
@@ -71,11 +71,7 @@ def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if process is not None:
             process.terminate()
-            try:
-                code = process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                code = process.wait()
+            code = wait_or_kill(process, GRACE_S)
     except UserError as error:
         _append(folder.log, f"error: {error}\n", echo)
     except OSError as error:
@@ -157,10 +153,8 @@ def main() -> int:
     parser.add_argument("--detach", action="store_true")
     arguments = parser.parse_args()
     folder = JobFolder(arguments.folder)
-    try:
+    with exit_with_message():
         spec = folder.submitted_spec()
-    except UserError as error:
-        sys.exit(f"error: {error}")
     if arguments.detach:
         detach()
     raise_open_files()

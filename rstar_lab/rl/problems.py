@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import exit_with_message
 from rstar_lab.untrusted.files import (
     MAX_JSON_BYTES,
     DataError,
@@ -312,9 +312,7 @@ def write_problem_file(module: str, problems_of: Callable[[str], Sequence[Proble
     if len(sys.argv) != 3:
         sys.exit(f"usage: python -m {module} MODULE:NAME PROBLEMS.jsonl")
     target, path = sys.argv[1:]
-    try:
+    with exit_with_message():
         problems = problems_of(target)
         write_problems(path, problems)
-    except UserError as error:
-        sys.exit(f"error: {error}")
     print(f"{counted(len(problems), 'problem')} written to {path}")

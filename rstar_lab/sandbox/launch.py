@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rstar_lab.hardware.processes import exit_with_parent
+from rstar_lab.hardware.processes import exit_with_parent, wait_or_kill
 
 
 @contextlib.contextmanager
@@ -32,8 +32,4 @@ def serving(
         yield {**json.loads(ready), "pid": process.pid, "wait": process.wait}
     finally:
         process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_or_kill(process, 60)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.hardware.processes import wait_or_kill
 
 _TIMEOUT = timedelta(
     days=7
@@ -197,11 +198,7 @@ class HelperProcesses:
         for process in self._processes:
             assert process.stdout is not None
             process.stdout.close()
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            wait_or_kill(process, 30)
         self._folder.cleanup()
 
 
