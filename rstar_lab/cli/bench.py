@@ -25,24 +25,14 @@ def bench(
         str | None, typer.Option(help="URL of a running code-judge server, for `bench sandbox`.")
     ] = None,
     grid: Annotated[Path | None, typer.Option(help="File of regimes, for `bench scheduler`.")] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Training ranks (gloo, CPU), for `bench verl`. Default: 1.")
-    ] = None,
     verl: Annotated[
-        bool | None,
-        typer.Option(
-            "--verl", help="For `bench rollout`: compare the scheduling policies on the servers of a verl job."
-        ),
-    ] = None,
-    rollouts: Annotated[
-        int | None, typer.Option(min=64, help="Rollouts of the step, for `bench scale`. Default: 16,384.")
+        bool | None, typer.Option("--verl", help="For `bench rollout`: compare the policies on the servers of verl.")
     ] = None,
     rows: Annotated[
         int | None, typer.Option(min=200_000, help="Trajectories, for `bench store`. Default: 8,000,000.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="For `bench trainer` and `bench rollout`: measure this pretrained model, by folder or name."),
+        str | None, typer.Option(help="For `bench trainer` and `bench rollout`: folder or name of a pretrained model.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,14 +40,9 @@ def bench(
     if name not in MODULES:
         raise UserError(f"bench {name}: unknown; choose from {', '.join(MODULES)}")
     given = {
-        "against": (against, "sandbox"),
-        "grid": (grid, "scheduler"),
-        "ranks": (ranks, "verl"),
-        "verl": (verl, "rollout"),
-        "rollouts": (rollouts, "scale"),
-        "rows": (rows, "store"),
+        "against": (against, "sandbox"), "grid": (grid, "scheduler"), "verl": (verl, "rollout"), "rows": (rows, "store"),
         "model": (model, name if name == "rollout" else "trainer"),
-    }
+    }  # fmt: skip
     options = {key: value for key, (value, _) in given.items() if value is not None}
     if wrong := next((key for key in options if given[key][1] != name), None):
         raise UserError(f"bench {name}: --{wrong} is an option of `bench {given[wrong][1]}` only")

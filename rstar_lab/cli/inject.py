@@ -27,10 +27,7 @@ def inject(
         str, typer.Option(help="Recipe to break: a file, or a name of `rstar-lab recipes`.")
     ] = "tiny_fast",
     trainer: Annotated[
-        str,
-        typer.Option(
-            help="Trainer to break: rstar-lab, or trl (its GRPOTrainer, installed into its own environment at the first use)."
-        ),
+        str, typer.Option(help="Trainer to break: rstar-lab, or trl (TRL's GRPOTrainer, installed at the first use).")
     ] = "rstar-lab",
     folder: Annotated[Path | None, typer.Option(help="Keep the runs here. Default: a temporary folder.")] = None,
     as_json: AsJson = False,

@@ -7,7 +7,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from types import TracebackType
 from typing import Any, Self
@@ -15,14 +14,8 @@ from typing import Any, Self
 import psutil
 
 JOB_VARIABLE = "RSTAR_LAB_JOB"
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG = 1
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose parent dies, so that they can be found (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def exit_with_parent() -> None:

@@ -7,6 +7,7 @@ process of the job. With --detach it runs in a new session and outlives the proc
 """
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -20,12 +21,14 @@ from typing import IO, NoReturn
 import psutil
 
 from rstar_lab.common.errors import UserError, exit_with_message
-from rstar_lab.hardware.processes import JOB_VARIABLE, adopt_orphans, end_processes, raise_open_files, wait_or_kill
+from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, raise_open_files, wait_or_kill
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import GRACE_S, REQUEUE_FILE, JobFolder, JobSpec
 from rstar_lab.untrusted.text import counted
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class Stopped(Exception):
@@ -40,7 +43,7 @@ def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
     """
     environment = {**os.environ, **spec.environment, JOB_VARIABLE: spec.id, "PYTHONUNBUFFERED": "1"}
     names = load_profile(spec.profile).secrets
-    adopt_orphans()
+    _adopt_orphans()
     os.umask(os.umask(0o077) | 0o002)  # no other user may write into the run, whatever the caller's umask is
     stopped, code = False, 1
     previous = signal.signal(signal.SIGTERM, _raise_stopped)
@@ -85,6 +88,12 @@ def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
             folder.write("exit.json", {"code": code, "stopped": stopped, "ended": time.time()})
         signal.signal(signal.SIGTERM, previous)
     return code
+
+
+def _adopt_orphans() -> None:
+    """Make this process the parent of descendants whose parent dies, so that they can be found (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _start_service(folder: JobFolder, spec: JobSpec, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
