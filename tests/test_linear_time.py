@@ -47,7 +47,7 @@ TEXTS = {
     "solution: fences": (parts_of, "```python\n" * (N // 10)),
     "solution: language": (parts_of, "```" + "a" * N),
     "final answer": (final_answer, f"#### 7{SPACE}x\n{SPACE}y"),
-    "function calls": (lambda text: glaive_v2({"chat": text}), f"{LINES}x{LINES}"),
+    "function calls": (lambda text: glaive_v2({"chat": f"USER: a{text}ASSISTANT: b"}), f"{LINES}x{LINES}"),
     "conversation: space": (conversation_messages, f"a{SPACE}b{LINES}<tool_response>{SPACE}x{SPACE}"),
     "metric": (canonical, "eval/" * (N // 5)),
     "turn": (lambda text: turn_text({"messages": [{"role": "assistant", "content": text}]}, 0), f"{SPACE}<|im_end|> x"),
@@ -73,7 +73,7 @@ def test_text_is_read_as_before():
     found = [(message["role"], message["content"]) for message in conversation_messages(text)]
     assert found == [("assistant", "first"), ("tool", "1"), ("assistant", ""), ("tool", "2")]
     messages, _ = glaive_v2({"chat": "USER: a \n\n \nASSISTANT: b\n\nUSER: c"})
-    assert [message.content for message in messages] == ["a", "<reason></reason>\n<answer>b</answer>", "c"]
+    assert [message.content for message in messages] == ["a", "<reason></reason>\n<answer>b</answer>"]
     penalties = [
         released_format_penalty(text, 3) for text in ("<answer></answer>" * 2, "<answer><answer></answer></answer>")
     ]
