@@ -23,7 +23,7 @@ def trained(monkeypatch):
 
     own = Learner.update
     monkeypatch.setattr(Learner, "update", update)
-    monkeypatch.setattr(lora, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(lora, "process_pool", ThreadPoolExecutor)
     monkeypatch.setattr(lora, "UPDATES", 2)
     monkeypatch.setattr(lora, "TOKENS", 8)
     return found

@@ -162,7 +162,7 @@ def test_command_prints_what_is_missing_and_exits_with_1(tmp_path):
 
 @pytest.mark.parametrize("arguments", [[], ["tiny-rl", "--lab", "book.ipynb"]])
 def test_command_needs_a_run_or_a_notebook(arguments):
-    with pytest.raises(UserError, match="give a RUN to report, or --lab NOTEBOOK"):
+    with pytest.raises(UserError, match="give a RUN to report, --paper RUNS, or --lab NOTEBOOK"):
         CliRunner().invoke(app, ["report", *arguments], catch_exceptions=False)
 
 

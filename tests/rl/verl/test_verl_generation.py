@@ -26,10 +26,10 @@ class Job:
     def begin_step(self, rollouts):
         self.announced.append(rollouts)
 
-    def generate_evaluation(self, problems, *, run, samples, step, training):
+    def generate_evaluation(self, problems, *, run, samples, step, sampling):
         self.running += [[f"{run}-{p.problem_id}-{sample:03d}" for sample in range(samples)] for p in problems]
         self.most = max(self.most, samples * len(self.running))
-        self.trained.add(training)
+        self.trained.add(sampling)
 
     def sample(self, *, global_steps, partition_id, batch_size):
         groups = [self.running.pop() for _ in range(batch_size)]
@@ -52,7 +52,7 @@ async def generate(job, monkeypatch, problems=30):
         for number in range(problems)
     ]
     chunks = [[task for group in tasks[start : start + 7] for task in group] for start in range(0, problems, 7)]
-    rollouts = evaluation_steps.ServerRollouts(job, job, WINDOW).generator("f", step=3, training=True)
+    rollouts = evaluation_steps.ServerRollouts(job, job, WINDOW).generator("f", step=3, sampling="stage")
     done = [trajectory.traj_id async for chunk in rollouts(chunks) for trajectory in chunk]
     return done, [task.traj_id for chunk in chunks for task in chunk]
 
@@ -61,7 +61,7 @@ async def test_rollouts_come_in_order_and_the_window_bounds_what_is_in_flight(mo
     job = Job()
     done, expected = await generate(job, monkeypatch)
     assert done == expected
-    assert job.most == WINDOW and job.announced == [len(expected)] and job.trained == {True}
+    assert job.most == WINDOW and job.announced == [len(expected)] and job.trained == {"stage"}
     assert sorted(job.cleared) == sorted(expected) and not job.running
 
 
