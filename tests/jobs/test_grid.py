@@ -27,7 +27,7 @@ def test_a_grid_outlives_its_caller_and_runs_each_arm_once(tmp_path):
         submit_grid("tiny_fast", arms, [0], runs_dir=tmp_path, overrides=SMALL, name="small")
     assert controller(tmp_path).wait(timeout_s=300) == JobStatus.FINISHED, controller(tmp_path).logs()
     assert set(grid.status().values()) == {"finished"} and len(grid.status()) == 3
-    labels = {RunReader(tmp_path / f"small-{arm}-s0-rl").info["recipe"]["label"] for arm in ("plain", "no-roc")}
+    labels = {RunReader(tmp_path / f"small-{arm}-s0-rl").info["recipe"].get("label") for arm in ("plain", "no-roc")}
     assert labels == {"plain", "no RoC"}
     jobs = len(list_jobs(tmp_path))
     assert run_grid("tiny_fast", arms, [0], runs_dir=tmp_path, overrides=SMALL, name="small") == [

@@ -26,7 +26,7 @@ def test_notebook_11_trains_with_the_tool_and_the_reward(tmp_path):
     assert "tests_passed" in text and "wrong from 2 on" in text, "hidden test cases"
     reader = RunReader(tmp_path / "runs" / "own_tools-rl")
     assert reader.status == "finished" and len(reader.metrics()) == 1
-    assert reader.info["recipe"]["rl"]["tools"] == ["my_tools:price"]
+    assert reader.info["recipe"].get("rl.tools") == ["my_tools:price"]
     assert (tmp_path / "my_tools.py").exists()
 
 

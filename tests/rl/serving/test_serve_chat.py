@@ -178,7 +178,7 @@ async def test_servers_are_evaluated_and_what_is_there_is_not_made_again(served,
     assert result["intervals"]["calls"][0] == result["calls"] >= 0.5
     reader = RunReader(result["run"])
     assert {row["engine"] for row in reader.read("trajectories").to_pylist()} <= set(served.urls)
-    assert reader.info["recipe"]["evaluate"] == reader.info["recipe"]["evaluate"] | {
+    assert reader.info["recipe"].get("evaluate") == reader.info["recipe"].get("evaluate") | {
         "max_turns": 30, "max_response_tokens": 30_000, "temperature": 0.6, "top_p": 0.95, "samples": 4,
     }  # fmt: skip
     assert await evaluate_command(served.urls[1:], source, recipe, Reporter(True)) == result
