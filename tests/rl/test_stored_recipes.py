@@ -7,10 +7,11 @@ import pytest
 from helpers.notebooks import GOLDEN
 
 from rstar_lab.analysis import counterfactual
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.fork import fork
 from rstar_lab.rl.overrides import parse_stored_recipe
-from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.runs import RunReader
+from rstar_lab.untrusted.recipes import ForeignRecipe
 
 OWN = "evil_module:run"
 SECTIONS = ("name", "model", "seed", "rl", "stages", "engine", "sandbox", "evaluate")
@@ -33,7 +34,6 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "evil_module.py").write_text(f"open({str(tmp_path / 'MARK')!r}, 'w')\nrun = print\n")
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(GOLDEN / "tiny_fast-rl", tmp_path / "runs" / "tiny_fast-rl")
-    (folder / "run.json").write_text(json.dumps(RunReader(folder).info))  # with the present keys
     return folder
 
 
@@ -55,10 +55,10 @@ def first_rollout(run):
 def test_no_command_imports_what_a_stored_recipe_names(run, tmp_path, key):
     name(run, "rl.old_log_probs", "trainer")  # which a correction requires
     name(run, key, (ROLLOUTS | USED)[key])
-    with pytest.raises(RecipeError, match=r"names evil_module:run.*may come from somebody else|trigger"):
+    with pytest.raises(UserError, match=r"names evil_module:run.*may come from somebody else|trigger"):
         fork(run, *first_rollout(run), model=tmp_path)
     if key in USED:
-        with pytest.raises(RecipeError):
+        with pytest.raises(UserError):
             counterfactual(run, 2, ["random"], draws=1, gradients=False)
     else:
         assert len(counterfactual(run, 2, ["random"], draws=1, gradients=False).summary) == 2
@@ -68,7 +68,7 @@ def test_no_command_imports_what_a_stored_recipe_names(run, tmp_path, key):
 @pytest.mark.parametrize("tool", ["mcp+stdio:touch MARK", "mcp+http://127.0.0.1:9/x", "http://127.0.0.1:9/x"])
 def test_no_tool_server_of_a_stored_recipe_is_started_or_contacted(run, tmp_path, tool):
     name(run, "rl.tools", ["python", tool])
-    with pytest.raises(RecipeError, match="may come from somebody else"):
+    with pytest.raises(UserError, match="may come from somebody else"):
         fork(run, *first_rollout(run), model=tmp_path)
     assert not (tmp_path / "MARK").exists()
 
@@ -76,21 +76,21 @@ def test_no_tool_server_of_a_stored_recipe_is_started_or_contacted(run, tmp_path
 def test_functions_that_the_user_names_are_used(run, tmp_path):
     name(run, "rl.method.roc", {"rule": OWN})
     name(run, "rl.tools", ["python", "mcp+stdio:touch MARK"])
-    info = RunReader(run).info
-    with pytest.raises(RecipeError, match=r"functions=\['evil_module:run'\]"):
-        parse_stored_recipe(info, SECTIONS)
-    recipe = parse_stored_recipe(info, SECTIONS, [OWN, "mcp+stdio:touch MARK"], rollouts=True)
+    stored = RunReader(run).info["recipe"]
+    with pytest.raises(UserError, match=r"functions=\['evil_module:run'\]"):
+        parse_stored_recipe(stored, "run a", SECTIONS)
+    recipe = parse_stored_recipe(stored, "run a", SECTIONS, [OWN, "mcp+stdio:touch MARK"], rollouts=True)
     assert recipe.rl.tools == ("python", "mcp+stdio:touch MARK")
     counterfactual(run, 2, ["random"], draws=1, gradients=False, functions=[OWN])
     assert (tmp_path / "MARK").exists()
 
 
 def test_functions_are_found_whatever_the_stages_are_called(run):
-    info = RunReader(run).info
-    stage = info["recipe"]["stages"][0]
+    recipe = dict(RunReader(run).info["recipe"].for_display())
+    stage = recipe["stages"][0]
     stages = [
         stage | {"name": "x", "rl": {"method": {"roc": {"penalties": ["tools.a:b", "errors"]}}}},
         stage | {"name": "x.method.roc.penalties", "rl": {"metrics": ["a:b", "c:d"]}},
     ]
-    with pytest.raises(RecipeError, match=r"tools\.a:b"):
-        parse_stored_recipe(info | {"recipe": info["recipe"] | {"stages": stages}}, SECTIONS)
+    with pytest.raises(UserError, match=r"tools\.a:b"):
+        parse_stored_recipe(ForeignRecipe(recipe | {"stages": stages}), "run a", SECTIONS)

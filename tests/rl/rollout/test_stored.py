@@ -4,6 +4,7 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import recipe_of
 
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import make_reward
@@ -11,7 +12,7 @@ from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.records import read_trajectories, step_rows, stored_trajectory
-from rstar_lab.runs import RunStoreError, RunWriter
+from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 
 
@@ -33,5 +34,5 @@ async def test_stored_turns_are_void_by_answer_format_and_keep_control_tokens(tm
 
 @pytest.mark.parametrize("messages", ['["text"]', "{}", "no JSON"])
 def test_messages_of_another_form_are_an_error_of_the_run_store(messages):
-    with pytest.raises(RunStoreError, match="a transcript cannot be read"):
+    with pytest.raises(UserError, match="a transcript: "):
         stored_trajectory({}, {"messages": messages}, ())

@@ -105,7 +105,7 @@ async def test_segments_of_the_released_format_equal_the_text_of_a_rollout():
     for trace, problem in zip(made, PROBLEMS, strict=False):
         pieces = trace.segments(ReleasedRenderer)
         own = [i for i, (_, mine) in enumerate(pieces) if mine]
-        assert pieces[0][0] == render_prompt(problem.question, ["python_released"], "released")
+        assert pieces[0][0] == render_prompt(problem.question, ["python"], "released")
         results = [message["content"] for message in trace.messages if message["role"] == "tool"]
         for before, after, text in zip(own, own[1:], results, strict=False):
             assert pieces[before + 1 : after] == [(render_tool_results([text], "released"), False)]
