@@ -52,7 +52,7 @@ MISTAKES = [
     ("run empty.yaml", 1, "the file must be a mapping of keys"),
     ("run folder", 1, "is a folder, not a file"),
     ("run tiny --set rl.lrr=1", 1, "rl.lrr: unknown key; did you mean lr?"),
-    ("run tiny --set rl.roc.rule=paper", 1, "rl.roc: this key is now rl.method.roc.rule"),
+    ("run tiny --set rl.roc.rule=paper", 1, "rl.roc: unknown key; did you mean rl.method.roc?"),
     ("run tiny --set seed", 1, "--set seed: give key=value"),
     ("run tiny --set rl.lr=1e400", 1, "recipe tiny: rl.lr: Input should be a finite number"),
     ("run tiny --set rl.lr=abc", 1, "rl.lr: Input should be a valid number"),
@@ -61,7 +61,7 @@ MISTAKES = [
     ("run tiny --set rl.reward=nomod:x", 1, "rl.reward: nomod:x: no module nomod"),
     ("run tiny --set rl.tools=[nomod:x]", 1, "rl.tools: nomod:x: no module nomod"),
     ("run tiny --runs-dir half.yaml", 1, "--runs-dir half.yaml: half.yaml is a file; give a folder"),
-    ("preflight tiny --profile nosuch", 1, "no profile 'nosuch'; choose one of h100x8, laptop"),
+    ("preflight tiny --profile nosuch", 1, "no profile 'nosuch'; choose one of a100x8, h100x8, h100x8_local, laptop"),
     ("preflight tny", 1, "did you mean tiny?"),
     ("preflight tiny --set seed", 1, "--set seed: give key=value"),
     # models, without a network
@@ -77,11 +77,11 @@ MISTAKES = [
     # files of problems
     ("data prepare missing.csv --out x.jsonl", 1, "missing.csv: no such file"),
     ("data prepare wrong.jsonl --out x.jsonl", 1, "the row has q, a (map names with --fields question=NAME)"),
-    ("data prepare broken.jsonl --out x.jsonl", 1, "broken.jsonl row 1: not JSON"),
+    ("data prepare broken.jsonl --out x.jsonl", 1, "broken.jsonl, line 1: not JSON"),
     ("data prepare empty.jsonl --out x.jsonl", 1, "empty.jsonl: no problems"),
     ("data lint empty.jsonl", 1, "empty.jsonl: no rows"),
     ("data prepare text.csv --out x.jsonl", 1, "this one has no row below it"),
-    ("data prepare short.parquet --out x.jsonl", 1, "not a readable parquet file"),
+    ("data prepare short.parquet --out x.jsonl", 1, "truncated or not a Parquet file"),
     ("data prepare a.jsonl --out ./a.jsonl", 1, "this file is also a source; write to another file"),
     ("data prepare nosuchset --out x.jsonl", 1, "neither a file, nor ORG/NAME on the hub, nor one of dapo"),
     ("data synthesize --count 0 --out x.jsonl", 2, "greater than or equal to 1"),
@@ -105,7 +105,7 @@ MISTAKES = [
     # jobs and services
     ("jobs submit tiny_fast --name 'a b' --no-preflight", 1, "name of the run 'a b': use at most 150 letters"),
     ("jobs submit tiny_fast --set rl.lr", 1, "--set rl.lr: expected key=value"),
-    ("jobs submit tiny_fast --profile nosuch", 1, "no profile 'nosuch'; choose one of h100x8, laptop"),
+    ("jobs submit tiny_fast --profile nosuch", 1, "no profile 'nosuch'; choose one of a100x8, h100x8, h100x8_local, laptop"),
     ("jobs submit tiny_fast --host nohost.invalid --no-preflight", 1, "cannot reach nohost.invalid"),
     ("jobs logs unknown", 1, "`rstar-lab jobs list` shows the jobs of a runs folder"),
     ("sandbox serve --host 0.0.0.0", 1, "a token is required: set RSTAR_LAB_SANDBOX_TOKEN, or give --token-file"),
@@ -229,9 +229,10 @@ def test_commands_in_messages_and_help_are_those_of_this_shell(on_path, folder):
 
 def test_every_quoting_that_bash_passes_on_is_understood(tmp_path):
     for written in (
-        "rl.lr=1e-4", "'rl.lr=1e-4'", '"rl.lr = 1e-4"', "rl.lr='1e-4'", 'rl.lr="1e-4"', "rl.lr=\\'1e-4\\'", "rl.lr=0.0001",
+        "rl.lr=1e-4", "'rl.lr=1e-4'", '"rl.lr = 1e-4"', "rl.lr='1e-4'", 'rl.lr="1e-4"', "rl.lr=0.0001",
     ):  # fmt: skip
         assert parse_overrides(bash_words(written)) == {"rl.lr": 1e-4}, written
+    assert parse_overrides(bash_words("name=\\'010\\'")) == {"name": "010"}  # quotes that reach us keep the text
     for written in (
         "rl.tools=[m:f]",
         "'rl.tools=[m:f]'",
