@@ -6,7 +6,6 @@ import pandas as pd
 
 from rstar_lab.analysis.metrics import METRICS, measure
 from rstar_lab.analysis.runs import open_runs
-from rstar_lab.common.errors import UserError
 
 _NAMES = {"base": "before training", "sft": "after SFT", "rl": "after RL"}
 
@@ -24,9 +23,7 @@ def phase_table(
     Returns:
         One row per phase, in the order of the training, and one column per set and metric: "33.8% [29.6%, 38.3%]", with the
         95% interval over problems. `n` is the number of rollouts and problems.
-
-    Raises:
-        UserError: There is no evaluation of this name.
+        Empty, with a column that says so, if the training has no evaluations.
     """
     runs = open_runs(runs_dir).runs()
     found = runs[runs.run_id.str.startswith(f"{name}-") & (runs.kind == "evaluate")].sort_values("created")
@@ -40,7 +37,7 @@ def phase_table(
                 size = f"{row.n:,} rollouts, {row.clusters:,} problems"
             rows.append((title, held_out, "n", size))
     if not rows:
-        raise UserError(f"{runs_dir} has no evaluation of {name}: a recipe with `evaluate.sets` makes them")
+        return pd.DataFrame(columns=["no evaluation: a recipe with `evaluate.sets` makes them"])
     table = pd.DataFrame(rows, columns=["model", "set", "metric", "value"])
     order = {column: list(dict.fromkeys(table[column])) for column in ("model", "set", "metric")}
     wide = table.pivot(index="model", columns=["set", "metric"], values="value").fillna("–")
