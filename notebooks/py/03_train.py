@@ -73,7 +73,7 @@ if wait:
 # cells again when the job has ended.
 
 # %%
-phase_table(root, run) if job.status() == "finished" else "the job has not ended"
+phase_table(root, run) if job.status() == "finished" else "the job is still running"
 
 # %%
 runs = open_runs(runs_dir, run_ids=[f"{run}-rl"]) if (root / f"{run}-rl" / "rollup.parquet").exists() else None

@@ -100,7 +100,7 @@ if wait:
 # cells from here on again when the job has ended.
 
 # %%
-phase_table(runs_dir, run) if job.status() == "finished" else "the job has not ended"
+phase_table(runs_dir, run) if job.status() == "finished" else "the job is still running"
 
 # %%
 run_dir = Path(runs_dir) / f"{run}-rl"
