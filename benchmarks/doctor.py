@@ -227,32 +227,23 @@ def named(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def fault_table(scores: pd.DataFrame) -> str:
-    """Return what the doctor finds in the runs of each fault, as Markdown."""
+    """Return in how many reported runs of each fault the doctor names it, by strength, as Markdown."""
     runs = named(scores)
-    lines = [
-        "| fault | strength | named, reported runs | named, other runs | step | other findings |",
-        "|---|---|---|---|---|---|",
-    ]
+    runs = runs[is_reported(runs)]
+    lines = ["| fault | strength: runs in which it is named | step (median) |", "|---|---|---|"]
     for fault in PLANTED.values():
-        for strength in fault.strengths:
-            own = runs[(runs.fault == fault.name) & (runs.strength == f"{strength:g}")]
-            if own.empty:
-                continue
-            reported = is_reported(own)
-            counts = [
-                f"{part.step.notna().sum()} of {len(part)}" if len(part) else "–"
-                for part in (own[reported], own[~reported])
-            ]
-            step = "–" if own.step.isna().all() else f"{own.step.median():g}"
-            others = ", ".join(sorted({name for names in own.others for name in names})) or "–"
-            lines.append(
-                f"| {fault.name}: {fault.meaning} | {strength:g} | {counts[0]} | {counts[1]} | {step} | {others} |"
-            )
+        own = runs[runs.fault == fault.name]
+        if own.empty:
+            continue
+        by_strength = [(f"{strength:g}", own[own.strength == f"{strength:g}"].step) for strength in fault.strengths]
+        counts = ", ".join(f"{name}: {step.notna().sum()}/{len(step)}" for name, step in by_strength if len(step))
+        step = "–" if own.step.isna().all() else f"{own.step.median():g}"
+        lines.append(f"| {fault.name}: {fault.meaning} | {counts} | {step} |")
     return "\n".join(lines) + "\n"
 
 
 def rule_table(scores: pd.DataFrame) -> str:
-    """Return detection and false alarms of each rule in the reported runs, as Markdown."""
+    """Return detection and false alarms in the reported runs of each rule that a planted fault or an alarm concerns, as Markdown."""
     lines = ["| finding | faults named | step | false alarms per honest run |", "|---|---|---|---|"]
     reported = scores[is_reported(scores)]
     honest = reported[reported.fault == "honest"]
@@ -261,9 +252,11 @@ def rule_table(scores: pd.DataFrame) -> str:
         planted = [fault.name for fault in PLANTED.values() if name in fault.named_by]
         broken = reported[reported.fault.isin(planted)]
         n, hits = int((broken.rule == "").sum()), broken[broken.rule == name]
-        detected = interval(len(hits), n) if n else "not measured"
-        step = f"{hits.step.median():g}" if len(hits) else "–"
-        lines.append(f"| {name} | {detected} | {step} | {interval(int((honest.rule == name).sum()), n_honest)} |")
+        alarms = int((honest.rule == name).sum())
+        if n or alarms:
+            detected = interval(len(hits), n) if n else "not measured"
+            step = f"{hits.step.median():g}" if len(hits) else "–"
+            lines.append(f"| {name} | {detected} | {step} | {interval(alarms, n_honest)} |")
     return "\n".join(lines) + "\n"
 
 
