@@ -139,23 +139,24 @@ class AblationReport:
         return "\n".join(lines) + "\n"
 
     def conclusions(self) -> list[str]:
-        """Return one sentence per metric: which arms differ from the control after the correction."""
-        sentences = []
+        """Return a sentence per metric in which arms differ from the control after the correction, and one on the others."""
+        sentences, equal = [], []
         for name in self.metrics:
             rows = self.table[(self.table.metric == name) & (self.table.arm != self.control)]
             if rows.difference.isna().all():
                 continue
-            parts = []
-            for word, chosen in (
-                ("lower", rows[(rows.p_holm < SIGNIFICANT) & (rows.difference < 0)]),
-                ("higher", rows[(rows.p_holm < SIGNIFICANT) & (rows.difference > 0)]),
-            ):
-                if len(chosen):
-                    parts.append(f"{word} in {_names(chosen.arm)}")
-            rest = rows[~(rows.p_holm < SIGNIFICANT)]
-            if len(rest):
-                parts.append(f"no significant difference in {_names(rest.arm)}")
-            sentences.append(f"- {_title(name)[0]}, compared with `{self.control}`: {'; '.join(parts)}.")
+            found = rows[rows.p_holm < SIGNIFICANT]
+            parts = [
+                f"{word} in {_names(chosen.arm)}"
+                for word, chosen in (("lower", found[found.difference < 0]), ("higher", found[found.difference > 0]))
+                if len(chosen)
+            ]
+            if parts:
+                sentences.append(f"- {_title(name)[0]}, compared with `{self.control}`: {'; '.join(parts)}.")
+            else:
+                equal.append(_title(name)[0])
+        if equal:
+            sentences.append(f"- No arm differs significantly from `{self.control}` in {', '.join(equal)}.")
         return sentences
 
 
