@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import format_interval
 from rstar_lab.common.progress import Reporter, plain
 from rstar_lab.hardware.processes import PeakMemory
-from rstar_lab.rl.chat.server import ChatServer
 from rstar_lab.rl.data.sources import parse_source, read_source
+from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.evaluation import per_problem, summarise_sets, summarise_usable, usable_rows
 from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.models.model_folder import model_folder
@@ -185,7 +186,8 @@ async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Pa
     """Return the folder of the tokenizer and the identity of the model on the servers. Raises UserError if the models differ."""
     identities, folders = [], []
     for url in urls:
-        async with ChatServer.open(url) as server:
+        async with aclosing(ServerEngine(url)) as server:
+            await server.start()
             identity = str(server.folder.resolve()) if server.folder else server.model
             version = await server.weight_version()
             identities.append(f"{identity} (weights {version})" if version is not None else identity)

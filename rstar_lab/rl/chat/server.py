@@ -1,10 +1,9 @@
-"""An OpenAI-style server that writes texts and names its model, for `data add-tools`, `evaluate` and `chat`."""
+"""An OpenAI-style server that writes texts, for `data add-tools`."""
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -12,21 +11,17 @@ import httpx
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.http_answers import MAX_S, limit_answers
 from rstar_lab.common.service_tokens import find_token
-from rstar_lab.rl.engines.server import API_KEY, VERSION_PATH, error_text, read_model_card
-from rstar_lab.untrusted.files import DataError, answer_json, reading
+from rstar_lab.rl.engines.server import API_KEY, error_text, read_model_card
+from rstar_lab.untrusted.files import answer_json, reading
 
 
 @dataclass(frozen=True, slots=True)
 class ChatServer:
-    """A server and its first model. folder: model folder, if it is on this machine. context: maximum tokens of prompt
-    and response; None if the server does not report it.
-    """
+    """A server and its first model."""
 
     http: httpx.AsyncClient
     url: str
     model: str
-    folder: Path | None
-    context: int | None
 
     @classmethod
     @asynccontextmanager
@@ -38,10 +33,7 @@ class ChatServer:
         timeout = httpx.Timeout(10.0, read=MAX_S)
         client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False)
         async with limit_answers(client) as http:
-            card = await read_model_card(http, url)
-            root = Path(str(card.get("root") or ""))
-            folder = root if (root / "config.json").is_file() else None
-            yield cls(http, url, card["id"], folder, card.get("max_model_len"))
+            yield cls(http, url, (await read_model_card(http, url))["id"])
 
     async def complete(self, text: str, *, temperature: float, max_tokens: int, seed: int) -> str:
         """Return the reply of the model to one user message, without its reasoning. Raises UserError if the server rejects it."""
@@ -58,15 +50,6 @@ class ChatServer:
         with reading(f"{self.url}: not an answer of a chat model"):
             content: str = answer_json(answer, dict)["choices"][0]["message"]["content"] or ""
             return content.rpartition("</think>")[2].strip()
-
-    async def weight_version(self) -> int | None:
-        """Return the version of the weights that a trainer pushed last.
-
-        Returns None if the server has the weights that it was started with, or does not report the version.
-        """
-        with suppress(httpx.TransportError, DataError), reading(self.url):
-            return int(answer_json(await self.http.get(VERSION_PATH), dict)["version"])
-        return None
 
 
 def _openai_key(url: str) -> str | None:

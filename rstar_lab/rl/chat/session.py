@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.chat.events import Event, Kind, TurnSplitter
-from rstar_lab.rl.chat.server import ChatServer
 from rstar_lab.rl.engine import Completion, EngineError, Sampling
 from rstar_lab.rl.engines.devices import visible_gpus
 from rstar_lab.rl.engines.server import ServerEngine
@@ -30,12 +29,13 @@ from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutT
 from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.serving.serve import ServeOptions, serving
+from rstar_lab.rl.session import vocabulary
 from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
-from rstar_lab.untrusted.files import read_json
+from rstar_lab.untrusted.files import read_json, reading
 
 SLOW_ENGINE_TOKENS = 2048  # default limit of a reply with transformers, which needs minutes for more
 
@@ -125,49 +125,6 @@ class ConversationCodec(Codec):
             self.history_ids.append(self.end_id)
 
 
-class TokenChat:
-    """The agent loop of training and evaluation behind a chat."""
-
-    def __init__(
-        self, engine: StreamingEngine, codec: ConversationCodec, tools: Mapping[str, Tool], options: ChatOptions
-    ):
-        self.engine, self.codec, self.tools, self.options = engine, codec, tools, options
-
-    def reset(self) -> None:
-        self.codec.history_ids = []
-
-    async def reply(
-        self, question: str, name: str, number: int, seed: int, on_event: Callable[[Event], None]
-    ) -> Trajectory:
-        options = self.options
-        engine = _EventEmittingEngine(self.engine, self.codec, on_event)
-        context = RolloutContext(
-            self.codec,
-            {name: _EventEmittingTool(tool, on_event) for name, tool in self.tools.items()},
-            lambda text, answer: 0.0,
-            RolloutLimits(options.max_tokens or 30_000, options.max_turns),
-            options.temperature,
-            options.top_p,
-        )
-        problem = Problem(problem_id=f"{name}-{number}", question=question, answer="-")
-        trajectory = await run_rollout(
-            RolloutTask(problem, f"{name}-{number:03d}", group_id=name, sample=number, seed=seed),
-            engine,
-            context,
-            on_turn=lambda text, last: None if last else self._report_invalid_calls(text, on_event),
-        )
-        if engine.error:
-            raise UserError(str(engine.error))
-        self.codec.append(trajectory)
-        return trajectory
-
-    def _report_invalid_calls(self, text: str, on_event: Callable[[Event], None]) -> None:
-        """Emit the error responses of calls that reach no tool; `_EventEmittingTool` emits the other results."""
-        for call in self.codec.calls(text):
-            if error := check_call(call, self.tools, self.codec.renderer):
-                on_event(Event(Kind.RESULT, error.text, call.name or "", str(error.outcome)))
-
-
 class _EventEmittingEngine:
     """An engine that emits events while it generates."""
 
@@ -224,9 +181,11 @@ class _EventEmittingTool:
 
 @dataclass(slots=True)
 class Chat:
-    """One conversation. `open_chat` creates it."""
+    """One conversation: the agent loop of training and evaluation, one rollout per question. `open_chat` creates it."""
 
-    backend: TokenChat
+    engine: StreamingEngine
+    codec: ConversationCodec
+    tools: Mapping[str, Tool]
     options: ChatOptions
     name: str
     log: RunWriter | None = None
@@ -236,12 +195,8 @@ class Chat:
         """Yield the events of a reply while it is generated, STOP last. Then append the reply to `replies`."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         events: list[Event] = []
-        number = len(self.replies)
         started = time.monotonic()
-        seed = self.options.seed if self.options.seed is not None else time.time_ns()
-        task = asyncio.create_task(
-            self.backend.reply(question, self.name, number, derive_seed(seed, "chat", number), queue.put_nowait)
-        )
+        task = asyncio.create_task(self._reply(question, queue.put_nowait))
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while event := await queue.get():
@@ -256,6 +211,33 @@ class Chat:
             _write_reply(self.log, trajectory)
         yield stop
 
+    async def _reply(self, question: str, on_event: Callable[[Event], None]) -> Trajectory:
+        options, number = self.options, len(self.replies)
+        engine = _EventEmittingEngine(self.engine, self.codec, on_event)
+        context = RolloutContext(
+            self.codec,
+            {name: _EventEmittingTool(tool, on_event) for name, tool in self.tools.items()},
+            lambda text, answer: 0.0,
+            RolloutLimits(options.max_tokens or 30_000, options.max_turns),
+            options.temperature,
+            options.top_p,
+        )
+
+        def report_invalid_calls(text: str, last: bool) -> None:
+            """Emit the error responses of calls that reach no tool; `_EventEmittingTool` emits the other results."""
+            for call in () if last else self.codec.calls(text):
+                if error := check_call(call, self.tools, self.codec.renderer):
+                    on_event(Event(Kind.RESULT, error.text, call.name or "", str(error.outcome)))
+
+        seed = derive_seed(options.seed if options.seed is not None else time.time_ns(), "chat", number)
+        problem = Problem(problem_id=f"{self.name}-{number}", question=question, answer="-")
+        task = RolloutTask(problem, f"{self.name}-{number:03d}", group_id=self.name, sample=number, seed=seed)
+        trajectory = await run_rollout(task, engine, context, on_turn=report_invalid_calls)
+        if engine.error:
+            raise UserError(str(engine.error))
+        self.codec.append(trajectory)
+        return trajectory
+
     async def ask(self, question: str) -> Reply:
         """Return the complete reply."""
         async for _ in self.stream(question):
@@ -264,7 +246,7 @@ class Chat:
 
     def reset(self) -> None:
         """Start a new conversation; earlier replies stay in `replies` and in the run."""
-        self.backend.reset()
+        self.codec.history_ids = []
 
 
 @asynccontextmanager
@@ -299,8 +281,13 @@ async def open_chat(
         client = await stack.enter_async_context(sandbox_client)
         tools = make_tools(options.tools, client, prompt_format=options.prompt_format)
         if model_or_url.startswith(("http://", "https://")):
-            folder, label = await _served_model(model_or_url, tokenizer)
-            inference: StreamingEngine = await _server(stack, model_or_url)
+            server = await _server(stack, model_or_url)
+            inference: StreamingEngine = server
+            folder, label = tokenizer or server.folder, server.model
+            if folder is None:
+                raise UserError(
+                    f"{server.url}: the folder of its model {label} is not on this machine; give its tokenizer with --tokenizer FOLDER"
+                )
         else:
             folder = model_folder(model_or_url, runs_dir)
             label = str(folder)
@@ -310,20 +297,11 @@ async def open_chat(
             else:
                 inference = await _transformers(stack, folder)
                 options = replace(options, max_tokens=options.max_tokens or SLOW_ENGINE_TOKENS)
-        codec = _conversation(Path(tokenizer or folder), tools, options)
+        folder = Path(tokenizer or folder)
+        with reading(folder, "; give another --tokenizer", UserError):
+            codec = ConversationCodec(load_tokenizer(folder), tools, options.prompt_format)
         log = stack.enter_context(_open_run(runs_dir, name, label, options, codec.tokenizer)) if save else None
-        yield Chat(TokenChat(inference, codec, tools, options), options, name, log, [])
-
-
-async def _served_model(url: str, tokenizer: str | Path | None) -> tuple[Path, str]:
-    """Return the folder of the tokenizer and the name of the model of a server."""
-    async with ChatServer.open(url) as server:
-        folder = Path(tokenizer) if tokenizer else server.folder
-        if folder is None:
-            raise UserError(
-                f"{url}: the folder of its model {server.model} is not on this machine; give its tokenizer with --tokenizer FOLDER"
-            )
-        return folder, server.model
+        yield Chat(inference, codec, tools, options, name, log)
 
 
 @contextmanager
@@ -331,8 +309,7 @@ def _open_run(runs_dir: Path, name: str, model: str, options: ChatOptions, token
     """Open run `name` of a chat. Raises RunStoreError."""
     recipe = {"model": model, "chat": asdict(options)}
     with RunWriter.open(runs_dir, name, kind="chat", recipe=recipe, seed=options.seed or 0) as writer:
-        ids = [[i] for i in range(len(tokenizer))]
-        writer.write_vocabulary(tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False))
+        writer.write_vocabulary(vocabulary(tokenizer))
         yield writer
         writer.finish("finished")
 
@@ -348,13 +325,6 @@ def _write_reply(writer: RunWriter, trajectory: Trajectory) -> None:
         transcripts=[transcript_row(trajectory, labels, arrays=True)],
         metrics={"response_tokens": len(trajectory.response_ids), "calls": len(trajectory.calls)},
     )
-
-
-def _conversation(folder: Path, tools: Mapping[str, Tool], options: ChatOptions) -> ConversationCodec:
-    try:
-        return ConversationCodec(load_tokenizer(folder), tools, options.prompt_format)
-    except ValueError as error:
-        raise UserError(f"{folder}: {error}; give another --tokenizer") from None
 
 
 async def _server(stack: AsyncExitStack, url: str) -> ServerEngine:

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -67,11 +68,9 @@ def _load(folder: Path, _modified: int) -> "PreTrainedModel":
 
 
 async def _ask_server(url: str, before: list[int], token: int, k: int) -> tuple[dict[int, float], int]:
-    server = ServerEngine(url)
-    try:
+    async with aclosing(ServerEngine(url)) as server:
         await server.start()
-        return await server.alternatives(before, token, k)
-    except EngineError as error:
-        raise UserError(str(error)) from None
-    finally:
-        await server.aclose()
+        try:
+            return await server.alternatives(before, token, k)
+        except EngineError as error:
+            raise UserError(str(error)) from None

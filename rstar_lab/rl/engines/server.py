@@ -10,8 +10,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -39,78 +39,18 @@ class ServerUnreachable(EngineError):
     """The server closed the connection or did not answer in time."""
 
 
-class ServerControl:
-    """Sends control requests to one server. timeout_s: time limit of a request."""
-
-    def __init__(self, url: str, http: httpx.AsyncClient, timeout_s: float):
-        self.url, self.http, self.timeout_s = url, http, timeout_s
-        self._updating = asyncio.Lock()
-
-    async def load_weights(self, path: Path, version: int) -> None:
-        """Load a safetensors file of the whole model into the server and reset its prefix cache.
-
-        Requests in flight are paused and continue with the new weights. After ServerUnreachable the server may still be
-        paused; the next call resumes it. Raises UserError or EngineError.
-        """
-        async with self._updating:
-            await self.request("/pause", params={"mode": "keep"})
-            try:
-                load = {"method": "reload_weights", "kwargs": {"weights_path": str(path.parent.resolve())}}
-                await self.request("/collective_rpc", json=load)
-                # Cached blocks hold keys and values of the old weights.
-                reset = await self.request("/reset_prefix_cache", params={"reset_running_requests": True})
-                with readable_answer(self.url):
-                    done = not reset.content or answer_json(reset)["success"]  # vLLM 0.24 answers with an empty body
-                if not done:
-                    raise EngineError(f"{self.url}: the server did not reset its prefix cache")
-                await self.request(VERSION_PATH, json={"version": version})
-            except ServerUnreachable:
-                raise
-            except BaseException:
-                with suppress(EngineError, UserError):  # the first error is the one to report
-                    await self.request("/resume")
-                raise
-            await self.request("/resume")
-
-    async def served_version(self) -> int | None:
-        """Return the weight version that was sent last, or None if none was sent since the server started."""
-        answer = await self.request(VERSION_PATH, "GET")
-        with readable_answer(self.url):
-            return answer_json(answer)["version"]
-
-    async def is_healthy(self) -> bool:
-        """Return whether the server answers and its engine is alive."""
-        try:
-            return (await self.send("GET", "/health", timeout=HEALTH_TIMEOUT_S)).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    async def request(self, path: str, method: str = "POST", **arguments: Any) -> httpx.Response:
-        """Send an idempotent request. Raises EngineError, or UserError if the server does not have this path."""
-        try:
-            answer = await self.send(method, path, timeout=self.timeout_s, **arguments)
-        except httpx.TransportError as error:
-            raise ServerUnreachable(f"{self.url}: {path}: {error_text(error)}") from None
-        if answer.status_code == 404:
-            raise UserError(
-                f"{self.url} does not accept new weights: start it with `rstar-lab serve MODEL --updatable`"
-            )
-        if answer.status_code != 200:
-            raise EngineError(f"{self.url}: {path}: {answer.status_code} {error_message(answer)}")
-        return answer
-
-    async def send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """Send an idempotent request. It is sent again if the connection breaks: vLLM 0.24 closes a connection after an error
-        response, and this client may send its next request on that connection."""
-        try:
-            return await self.http.request(method, path, **arguments)
-        except (httpx.NetworkError, httpx.RemoteProtocolError):
-            return await self.http.request(method, path, **arguments)
-
-
 def error_text(error: Exception) -> str:
     """Return the text of an exception, or its type if it has none."""
     return str(error) or type(error).__name__
+
+
+@contextmanager
+def reachable(name: str, error: type[EngineError] = EngineError) -> Iterator[None]:
+    """Convert an error of the connection to `error`. name: of the server."""
+    try:
+        yield
+    except httpx.TransportError as failure:
+        raise error(f"{name}: {error_text(failure)}") from None
 
 
 def readable_answer(name: str) -> AbstractContextManager[None]:
@@ -185,7 +125,7 @@ class ServerEngine:
             trust_env=False,
         )
         self._http = limit_answers(http, MAX_ANSWER_BYTES)
-        self._control = ServerControl(self.url, self._http, stall_s)
+        self._updating = asyncio.Lock()
         self._slots = asyncio.Semaphore(connections)
         self._in_flight: set[asyncio.Task[Completion]] = set()
         self._last_progress = 0.0
@@ -215,6 +155,11 @@ class ServerEngine:
             raise UserError(f"{self.url} cannot be used: {error}") from None
         self._watchdog = asyncio.create_task(self._watch())
 
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the server's model, if it is on this machine."""
+        return Path(self.root) if (Path(self.root) / "config.json").is_file() else None
+
     async def aclose(self) -> None:
         """Cancel all requests and disconnect. The server keeps running. Safe to call twice."""
         self._closed = True
@@ -226,10 +171,8 @@ class ServerEngine:
 
     async def scrape(self) -> ServerReport | None:
         """Return the metrics of /metrics, or None if the server has no such page. Raises EngineError if it does not respond."""
-        try:
-            answer = await self._control.send("GET", "/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))
-        except httpx.TransportError as error:
-            raise EngineError(f"{self.name}: {error_text(error)}") from None
+        with reachable(self.name):
+            answer = await self._send("GET", "/metrics", timeout=max(1.0, min(10.0, self.stall_s / 4)))
         with readable_answer(self.name):
             return parse_metrics(answer.text) if answer.status_code == 200 else None
 
@@ -237,12 +180,9 @@ class ServerEngine:
         progress = None
         while True:
             await asyncio.sleep(min(5.0, self.stall_s / 4))
-            try:
-                metrics = await self.scrape()
-            except EngineError:
-                metrics, answers = None, False
-            else:
-                answers = True
+            metrics, answers = None, False
+            with suppress(EngineError):
+                metrics, answers = await self.scrape(), True
             if metrics:
                 self.on_metrics(metrics)
             if self.lost:
@@ -275,7 +215,7 @@ class ServerEngine:
         """Send the newest weights to a lost server that does not have them; return whether it generates with them."""
         newest = self._weights
         try:
-            if newest and (self._loaded is not newest or await self._control.served_version() != newest[1]):
+            if newest and (self._loaded is not newest or await self._served_version() != newest[1]):
                 await self._push(newest)
             async with asyncio.timeout(self.stall_s):
                 await self._complete(self._body([0], Sampling(1, seed=0)), pauses=())
@@ -328,14 +268,13 @@ class ServerEngine:
                     await asyncio.wait({task}, timeout=self.deadline_s)
                     if not task.done():
                         self._mark_lost(f"no response within {self.deadline_s:.0f} s")
-                        raise EngineError(f"{self.name}: {self._loss}")
-                    if not task.cancelled():
+                    elif not task.cancelled():
                         self._last_progress = time.monotonic()
                         return task.result()
                     failure = EngineError(f"{self.name}: {self._loss}")
-                except RequestRefused:
-                    raise
                 except EngineError as error:
+                    if isinstance(error, RequestRefused):
+                        raise
                     failure = error
                 finally:
                     self._in_flight.discard(task)
@@ -413,7 +352,7 @@ class ServerEngine:
         token_ids: list[int] = []
         log_probs: list[float] = []
         reason = None
-        try:
+        with reachable(self.name):
             async with self._http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
@@ -431,8 +370,6 @@ class ServerEngine:
                             log_probs += part.log_probs
                             reason = choice["finish_reason"] or reason
                             on_tokens(part.token_ids)
-        except httpx.TransportError as error:
-            raise EngineError(f"{self.name}: {error_text(error)}") from None
         with readable_answer(self.name):
             if reason is None:
                 raise ValueError("it ends without a finish_reason")
@@ -467,30 +404,83 @@ class ServerEngine:
         try:
             await self._push(self._weights)
         except EngineError as error:
-            if isinstance(error, ServerUnreachable) or not await self._control.is_healthy():
+            if isinstance(error, ServerUnreachable) or not await self._is_healthy():
                 self._mark_lost(f"a weight update failed: {str(error).removeprefix(f'{self.name}: ')}")
                 self._end_requests()
             raise
 
     async def _push(self, weights: tuple[Path, int]) -> None:
-        await self._control.load_weights(*weights)
-        self.version, self._loaded = weights[1], weights
+        """Load weights, as `load_weights`. After ServerUnreachable the server may still be paused; the next call resumes it."""
+        path, version = weights
+        async with self._updating:
+            await self._request_control("/pause", params={"mode": "keep"})
+            try:
+                load = {"method": "reload_weights", "kwargs": {"weights_path": str(path.parent.resolve())}}
+                await self._request_control("/collective_rpc", json=load)
+                # Cached blocks hold keys and values of the old weights.
+                reset = await self._request_control("/reset_prefix_cache", params={"reset_running_requests": True})
+                with readable_answer(self.name):
+                    done = not reset.content or answer_json(reset)["success"]  # vLLM 0.24 answers with an empty body
+                if not done:
+                    raise EngineError(f"{self.name}: the server did not reset its prefix cache")
+                await self._request_control(VERSION_PATH, json={"version": version})
+            except BaseException as error:
+                if not isinstance(error, ServerUnreachable):
+                    with suppress(EngineError, UserError):  # the first error is the one to report
+                        await self._request_control("/resume")
+                raise
+            await self._request_control("/resume")
+        self.version, self._loaded = version, weights
+
+    async def _served_version(self) -> int | None:
+        """Return the weight version that was sent last, or None if none was sent since the server started."""
+        answer = await self._request_control(VERSION_PATH, "GET")
+        with readable_answer(self.name):
+            return answer_json(answer)["version"]
+
+    async def weight_version(self) -> int | None:
+        """Return the version of the weights that a trainer sent last, or None if it sent none or the server accepts none."""
+        with suppress(EngineError, UserError):
+            return await self._served_version()
+        return None
+
+    async def serves(self, folder: Path) -> bool:
+        """Return whether the server was started with the model in `folder` and still has its weights."""
+        return Path(self.root).resolve() == folder.resolve() and await self.weight_version() is None
+
+    # Control requests
+
+    async def _is_healthy(self) -> bool:
+        """Return whether the server answers and its engine is alive."""
+        with suppress(httpx.TransportError):
+            return (await self._send("GET", "/health", timeout=HEALTH_TIMEOUT_S)).status_code == 200
+        return False
+
+    async def _request_control(self, path: str, method: str = "POST", **arguments: Any) -> httpx.Response:
+        """Send an idempotent request. Raises EngineError, or UserError if the server does not have this path."""
+        with reachable(f"{self.name}: {path}", ServerUnreachable):
+            answer = await self._send(method, path, timeout=self.stall_s, **arguments)
+        if answer.status_code == 404:
+            raise UserError(
+                f"{self.name} does not accept new weights: start it with `rstar-lab serve MODEL --updatable`"
+            )
+        if answer.status_code != 200:
+            raise EngineError(f"{self.name}: {path}: {answer.status_code} {error_message(answer)}")
+        return answer
+
+    async def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """Send an idempotent request. It is sent again if the connection breaks: vLLM 0.24 closes a connection after an error
+        response, and this client may send its next request on that connection."""
+        with suppress(httpx.NetworkError, httpx.RemoteProtocolError):
+            return await self._http.request(method, path, **arguments)
+        return await self._http.request(method, path, **arguments)
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text by the server's tokenizer. Raises EngineError."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        answer = await self._control.request("/tokenize", json=body)
+        answer = await self._request_control("/tokenize", json=body)
         with readable_answer(self.name):
             return [*map(int, answer_json(answer)["tokens"])]
-
-    async def serves(self, folder: Path) -> bool:
-        """Return whether the server was started with the model in `folder` and still has its weights."""
-        if Path(self.root).resolve() != folder.resolve():
-            return False
-        try:
-            return await self._control.served_version() is None
-        except (UserError, EngineError):
-            return True  # the server does not accept new weights
 
 
 class ModelCard(TypedDict):
@@ -512,9 +502,7 @@ async def read_model_card(http: httpx.AsyncClient, url: str) -> ModelCard:
     """
     try:
         answer = await http.get("/v1/models", timeout=30.0)
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        raise UserError(f"{url}: invalid URL ({error})") from None
-    except httpx.TransportError as error:
+    except (httpx.TransportError, httpx.InvalidURL) as error:
         raise UserError(
             f"{url} does not answer ({error_text(error)}): start it with `rstar-lab serve MODEL`, or correct the URL"
         ) from None

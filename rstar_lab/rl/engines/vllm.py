@@ -43,6 +43,13 @@ class _ForkedProcess:
         os.close(self._fd)
 
 
+def _receive(connection: Connection) -> Any:
+    """Return the next message of a process, or ("died",) if it has ended."""
+    with suppress(EOFError, OSError):
+        return connection.recv()
+    return ("died",)
+
+
 class VllmEngine:
     """One vLLM engine in its own process.
 
@@ -130,13 +137,13 @@ class VllmEngine:
         self.model, self.options = str(model), options
         self._send((self.model, self.options))
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(None, self._receive)
-        if answer and answer[0] == "hello":
+        answer = await loop.run_in_executor(None, _receive, self._connection)
+        if answer[0] == "hello":
             self._process = self._process or _ForkedProcess(answer[1])
-            answer = await loop.run_in_executor(None, self._receive)
-        if answer is None or answer[0] == "failed":
+            answer = await loop.run_in_executor(None, _receive, self._connection)
+        if answer[0] in ("died", "failed"):
             self._end_process()
-            reason = answer[1] if answer else "its process died"
+            reason = answer[1] if answer[0] == "failed" else "its process died"
             raise UserError(f"engine: vLLM could not load {self.model}: {reason}{end_of_log(self.log)}")
         self.kv_tokens: int = answer[1]
         self._loop = loop
@@ -144,23 +151,13 @@ class VllmEngine:
         threading.Thread(target=self._read, args=(self._connection,), daemon=True).start()
         self._watchdog = loop.create_task(self._watch())
 
-    def _receive(self) -> Any:
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            return None
-
     def _read(self, connection: Connection) -> None:
-        while True:
-            try:
-                message = connection.recv()
-            except (EOFError, OSError):
-                message = ("died",)
+        message: Any = ("started",)
+        while message[0] != "died":
+            message = _receive(connection)
             try:
                 self._loop.call_soon_threadsafe(self._handle, message, connection)
             except RuntimeError:  # the loop is closed
-                return
-            if message[0] == "died":
                 return
 
     def _handle(self, message: Any, connection: Connection) -> None:
@@ -230,14 +227,10 @@ class VllmEngine:
         self._watchdog.cancel()
         try:
             await self.start(self.model, self.options)
-        except UserError as error:
-            self._fail(EngineError(str(error)))
-            return
-        try:
             if self._weights:
                 self._send_weights()
-        except EngineError as error:
-            self._fail(error)
+        except (UserError, EngineError) as error:
+            self._fail(EngineError(str(error)))
             return
         if self._pending:
             self._send(("generate", [request for request, _ in self._pending.values()]))
@@ -254,10 +247,8 @@ class VllmEngine:
                 future.set_exception(error)
 
     def _send(self, message: Any) -> None:
-        try:
+        with suppress(OSError):  # the process died: `_restart` sends all pending requests again
             self._connection.send(message)
-        except OSError:
-            pass  # the process died: the reader thread notices and `_restart` sends all pending requests again
 
     def _end_process(self) -> None:
         if self._life is None:

@@ -323,7 +323,5 @@ if __name__ == "__main__":
         main()
     except (EOFError, BrokenPipeError):
         time.sleep(60)  # the parent is gone: the thread that watches the life pipe cleans up and ends this process
-    except KeyboardInterrupt:
-        pass
     # sys.exit would wait for threads that vLLM leaves running.
     os._exit(0)

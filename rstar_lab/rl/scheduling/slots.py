@@ -92,9 +92,9 @@ class ScheduledSlot:
                     return await engine.generate(prompt_ids, sampling)
                 self._request = asyncio.ensure_future(engine.generate(prompt_ids, sampling))
                 return await self._request
-            except RequestRefused:
-                raise
             except EngineError as error:
+                if isinstance(error, RequestRefused):
+                    raise
                 scheduler.server_failed(name, error)
 
     def cut(self) -> None:

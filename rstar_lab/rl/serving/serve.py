@@ -2,7 +2,6 @@
 process."""
 
 import asyncio
-import ipaddress
 import json
 import os
 import re
@@ -12,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 import httpx
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.service_tokens import published_token
+from rstar_lab.common.service_tokens import LOOPBACK, published_token
 from rstar_lab.rl.engines.devices import CPU_THREADS, end_of_log, environment_for, visible_gpus
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.config_facts import context_length
@@ -84,7 +83,7 @@ def check_options(options: ServeOptions) -> None:
     if options.model.resolve().name.startswith("-"):
         raise UserError(f"model {options.model}: vLLM reads the name of the folder as an option; rename the folder")
     check_readable(options.model)
-    if options.api_key is None and not _is_loopback(options.host):
+    if options.api_key is None and options.host not in LOOPBACK:
         raise UserError(
             f"--host {options.host} can be reached by others: set a token with --api-key or the environment variable {API_KEY}"
         )
@@ -101,13 +100,6 @@ def check_options(options: ServeOptions) -> None:
         raise UserError(
             f"--replicas {options.replicas} x --tensor-parallel {options.tensor_parallel}: {missing} GPUs are missing"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def reserve_ports(options: ServeOptions) -> list[int]:
@@ -287,7 +279,7 @@ async def serving(
             if not replica.token and options.own_token:
                 replica.token, _ = tokens.enter_context(published_token(options.host, replica.port))
             await replica.spawn()
-        await _all_ready(replicas)
+        await asyncio.gather(*(replica.wait_until_ready() for replica in replicas))
         keep_logs = False
         watchers = [asyncio.create_task(_watch(replica, on_event)) for replica in replicas]
         yield replicas
@@ -300,15 +292,6 @@ async def serving(
         tokens.close()
         if not keep_logs:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _all_ready(replicas: Sequence[Replica]) -> None:
-    try:
-        async with asyncio.TaskGroup() as group:
-            for replica in replicas:
-                group.create_task(replica.wait_until_ready())
-    except* UserError as several:
-        raise several.exceptions[0] from None
 
 
 async def _watch(replica: Replica, on_event: Callable[[str, dict[str, Any]], None]) -> None:
@@ -343,7 +326,7 @@ async def serve_command(options: ServeOptions, as_json: bool) -> None:
     assert task
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    try:
+    with suppress(asyncio.CancelledError):  # a signal arrived
         check_options(options)
         if not as_json:
             print(f"starting {options.replicas} x {options.model} ...", flush=True)
@@ -357,5 +340,3 @@ async def serve_command(options: ServeOptions, as_json: bool) -> None:
             else:
                 print(f"ready: {' '.join(urls)}   (Ctrl-C ends {'it' if len(urls) == 1 else 'them'})", flush=True)
             await asyncio.Event().wait()
-    except asyncio.CancelledError:
-        pass  # a signal arrived

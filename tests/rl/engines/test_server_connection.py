@@ -79,9 +79,9 @@ async def test_a_server_that_closes_all_connections_is_an_error():
         assert len(connections) == 2
 
 
-async def test_a_url_of_another_protocol_is_named_as_invalid():
+async def test_a_url_of_another_protocol_is_an_error_that_names_it():
     async with httpx.AsyncClient(base_url="ftp://node1:8000") as http:
-        with pytest.raises(UserError, match="ftp://node1:8000: invalid URL"):
+        with pytest.raises(UserError, match=r"ftp://node1:8000 does not answer .* correct the URL"):
             await read_model_card(http, "ftp://node1:8000")
 
 
