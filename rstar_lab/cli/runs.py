@@ -63,7 +63,7 @@ def show(run: RunName, runs_dir: RunsFolder = Path("runs"), as_json: AsJson = Fa
     # The longest entries first: the end of the output is what a terminal shows.
     known.sort(key=lambda entry: -len(str(entry[1])))
     text = yaml.safe_dump(dict(known), sort_keys=False, allow_unicode=True)
-    damaged = [damage.message for damage in reader.damages()]
+    damaged = [str(damage.error) for damage in reader.damages()]
     text = "".join(f"damaged: {message}\n" for message in damaged) + text
     if lines:
         text += f"metrics of the last step:\n{yaml.safe_dump(lines[-1], sort_keys=False)}"

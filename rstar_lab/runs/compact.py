@@ -11,15 +11,14 @@ from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.runs.files import atomic_write, name_disk_errors
+from rstar_lab.runs.files import name_disk_errors
 from rstar_lab.runs.lock import RunLock
-from rstar_lab.runs.reader import STEPS_KEY, RunReader, StoredFile, check_file, filter_steps, with_all_columns
-from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, schema_with_metadata, step_file, step_range_of
+from rstar_lab.runs.reader import RunReader, StoredFile, check_file, filter_steps, with_all_columns
+from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, step_file, step_range_of
 from rstar_lab.runs.tables import ROLLUP, rollup_row
-from rstar_lab.runs.writer import parquet_options, row_group_size, write_rollup
+from rstar_lab.runs.writer import row_group_size, write_parts, write_rollup
 from rstar_lab.untrusted.parquet import read_footer, read_parquet
 
 # Maximum size of a merged file. It bounds the additional disk space that a compaction needs.
@@ -82,34 +81,27 @@ def _batches(files: list[StoredFile]) -> list[list[StoredFile]]:
 
 def _merge(run_dir: Path, level: str, batch: list[StoredFile]) -> None:
     steps = [step for file in batch for step in file.steps]
-    marks = (schema_with_metadata(level).metadata or {}) | {STEPS_KEY.encode(): str(steps).encode()}
     target = step_file(run_dir, level, batch[0].stage, steps[0], steps[-1])
-    schema = schema_with_metadata(level).with_metadata(marks)
-    with atomic_write(target) as out, pq.ParquetWriter(out, schema, **parquet_options(level)) as writer:
-        pending: list[pa.Table] = []
-        rows = 0
-        for file in batch:
-            for table in _tables(file, level):
-                pending.append(table.replace_schema_metadata(marks))
-                rows += table.num_rows
-                wanted = row_group_size(level, pending[0])
-                if rows >= wanted:
-                    writer.write_table(pa.concat_tables(pending), row_group_size=wanted)
-                    pending, rows = [], 0
-        if pending:
-            writer.write_table(pa.concat_tables(pending), row_group_size=row_group_size(level, pending[0]))
+    write_parts(target, level, _row_groups(batch, level), steps)
     with name_disk_errors(target):
         for file in batch:
             if file.path != target:
                 file.path.unlink()
 
 
-def _tables(file: StoredFile, level: str) -> Iterator[pa.Table]:
-    """Yield the rows of the committed steps of a file, one row group at a time."""
-    for group in range(read_footer(file.path).num_row_groups):
-        table = with_all_columns(read_parquet(file.path, groups=[group]), file.lacking)
-        table = table.select(LEVELS[level].names)
-        yield filter_steps(table, file.steps) if file.partial else table
+def _row_groups(batch: list[StoredFile], level: str) -> Iterator[pa.Table]:
+    """Yield the rows of the committed steps of files, in tables of at least one row group."""
+    table = LEVELS[level].empty_table()
+    for file in batch:
+        for group in range(read_footer(file.path).num_row_groups):
+            rows = with_all_columns(read_parquet(file.path, groups=[group]), file.lacking).select(LEVELS[level].names)
+            rows = filter_steps(rows, file.steps) if file.partial else rows
+            table = pa.concat_tables([table, rows.replace_schema_metadata(None)])
+            if table.num_rows >= row_group_size(level, table):
+                yield table
+                table = LEVELS[level].empty_table()
+    if table.num_rows:
+        yield table
 
 
 def _remove_shadowed(run_dir: Path, level: str, steps: dict[int, str]) -> None:

@@ -2,17 +2,15 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.untrusted.files import parse_json
+from rstar_lab.untrusted.files import parse_json, without_surrogates
 
 ROLES = ("system", "user", "assistant", "tool", "environment")
 OTHER = "other"  # role of a message whose role is none of ROLES
 _OUTCOMES = frozenset(map(str, Outcome))
-_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold a lone one; data frames and files cannot
 
 
 def read_messages(messages: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -61,4 +59,5 @@ def _checked(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return _SURROGATE.sub("\ufffd", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    text: str = without_surrogates(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return text

@@ -35,17 +35,10 @@ STEPS_KEY = "rstar_lab.steps"  # metadata key of merged files: the steps that th
 
 
 class Damage(NamedTuple):
-    """A damaged or missing table: the committed steps that it affects, and the message."""
+    """A damaged or missing table: the committed steps that it affects, and the error."""
 
     steps: tuple[int, ...]
-    message: str
-
-
-def report(damages: list[Damage] | None, error: UserError, steps: Sequence[int]) -> None:
-    """Append a damage, or raise the error if nobody collects them."""
-    if damages is None:
-        raise error
-    damages.append(Damage(tuple(steps), str(error)))
+    error: UserError
 
 
 @dataclass(frozen=True)
@@ -99,43 +92,39 @@ class RunReader:
             return {int(step): stage.decode() for stage, step in marks}
         return {line["step"]: line["stage"] for line in self.metrics()}
 
-    def files(self, level: str, damages: list[Damage] | None = None) -> list[StoredFile]:
+    def files(self, level: str) -> list[StoredFile]:
         """Return the checked files of a level (trajectories, calls, transcripts) for the committed steps.
 
-        damages: list to which a file that is damaged, foreign, of a newer schema, incomplete or missing is appended; the others are
-        returned. Without it, such a file raises UserError, which names the file.
+        Raises UserError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing.
         """
-        for _ in range(3):
+        for attempt in range(4):
             try:
-                return self._files(level, damages)
+                return _undamaged(*self._files(level))
             except UserError:
-                if not is_locked(self.run_dir):
+                if attempt == 3 or not is_locked(self.run_dir):
                     raise
                 time.sleep(0.05)  # the writer may have cut or merged files between two reads
-        return self._files(level, damages)
+        raise AssertionError("unreachable")
 
     def damages(self) -> list[Damage]:
         """Return the damaged and missing tables of the committed steps, in their order. Raises UserError for a damaged rollup."""
         damages: list[Damage] = []
         for level in LEVELS:
             with suppress(TranscriptsElsewhere):
-                self.files(level, damages)
-        return sorted(damages)
+                damages += self._files(level)[1]
+        return sorted(damages, key=lambda damage: damage.steps)
 
-    def _files(self, level: str, damages: list[Damage] | None) -> list[StoredFile]:
+    def _files(self, level: str) -> tuple[list[StoredFile], list[Damage]]:
         steps = self.steps()
         rows = self._rollup(steps).select(["step", f"rows_{level}"]).to_pydict()
         expected = dict(zip(rows["step"], rows[f"rows_{level}"], strict=True))
-        found: list[Damage] | None = None if damages is None else []
-        stored = self.scan(level, steps, found)
+        stored, damages = self._scan(level, steps)
         for file in stored:
             wanted = sum(expected[step] for step in file.steps)
             if not file.partial and file.rows != wanted:
                 message = f"{file.path} is damaged: it has {file.rows} rows where {wanted} were written"
-                report(found, RunStoreError(message), file.steps)
-        covered = {step for file in stored for step in file.steps} | {
-            step for damage in found or () for step in damage.steps
-        }
+                damages.append(Damage(file.steps, RunStoreError(message)))
+        covered = {step for part in (*stored, *damages) for step in part.steps}
         if lost := [step for step in steps if step not in covered and expected[step]]:
             mirror = read_mirror(self.run_dir)
             if mirror and level == "transcripts" and not mirror["transcripts"]:
@@ -144,12 +133,9 @@ class RunReader:
                     f"{mirror.get('host') or 'another host'}: copy them with `rstar-lab jobs pull JOB "
                     "--transcripts`"
                 )
-            report(found, RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing"), lost)
-        if damages is None:
-            return stored
-        damages += found or ()
-        lacking = {step for damage in found or () for step in damage.steps}
-        return [file for file in stored if not lacking.intersection(file.steps)]
+            error = RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing")
+            damages.append(Damage(tuple(lost), error))
+        return stored, damages
 
     @property
     def transcripts_elsewhere(self) -> bool:
@@ -157,10 +143,13 @@ class RunReader:
         mirror = read_mirror(self.run_dir)
         return mirror is not None and not mirror["transcripts"]
 
-    def scan(self, level: str, steps: dict[int, str], damages: list[Damage] | None = None) -> list[StoredFile]:
-        """Return the files of `steps` in order, without a check that all rows exist. To read rows, use `files`. damages: as there."""
+    def scan(self, level: str, steps: dict[int, str]) -> list[StoredFile]:
+        """Return the files of `steps` in order, without a check that all rows exist. To read rows, use `files`."""
+        return _undamaged(*self._scan(level, steps))
+
+    def _scan(self, level: str, steps: dict[int, str]) -> tuple[list[StoredFile], list[Damage]]:
         covered: set[int] = set()
-        stored = []
+        stored, damages = list[StoredFile](), list[Damage]()
         ordered = sorted(steps)
         for path, first, last in _by_width(self.run_dir / level):
             stage = path.parent.name.removeprefix("stage=")
@@ -176,14 +165,14 @@ class RunReader:
                 if not footer.steps and footer.span not in (None, (first, last)):
                     raise RunStoreError(f"{path} is damaged: it has rows of other steps")
             except UserError as error:
-                report(damages, error, inside)
+                damages.append(Damage(tuple(inside), error))
                 covered.update(inside)
                 continue
             held = footer.steps or tuple(inside)
             inside = [step for step in inside if step in held]
             covered.update(inside)
             stored.append(StoredFile(path, stage, tuple(inside), set(held) != set(inside), footer.rows, footer.lacking))
-        return sorted(stored, key=lambda file: file.steps)
+        return sorted(stored, key=lambda file: file.steps), damages
 
     def rollup(self) -> pa.Table:
         """Return n, mean and sd of each number column, one row per committed step (schema: tables.ROLLUP)."""
@@ -228,6 +217,13 @@ class RunReader:
         if not stored:
             raise RunStoreError(f"run {self.run_id} has no checkpoint: give model=FOLDER")
         return stored[min(stored, key=lambda number: (abs(number - (step - 1)), number))]
+
+
+def _undamaged(stored: list[StoredFile], damages: list[Damage]) -> list[StoredFile]:
+    """Return the files, or raise the first error."""
+    if damages:
+        raise damages[0].error
+    return stored
 
 
 def read_steps(file: StoredFile, columns: Sequence[str]) -> pa.Table:

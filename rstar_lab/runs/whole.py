@@ -39,7 +39,7 @@ def examine(run_dir: Path) -> Wholeness:
     last = max(reader.steps(), default=-1)
     damaged = reader.damages()
     whole = min([last, *(min(damage.steps) - 1 for damage in damaged)])
-    damages, usable = [damage.message for damage in damaged], {}
+    damages, usable = [str(damage.error) for damage in damaged], {}
     for step, folder in checkpoints(run_dir).items():
         try:
             check_checkpoint(folder, step)

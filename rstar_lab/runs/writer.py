@@ -356,8 +356,9 @@ def write_parts(path: Path, level: str, tables: Iterable[pa.Table], steps: Seque
 
     steps: steps of a merged file. Without rows no file is written.
     """
-    marks = {STEPS_KEY: json.dumps(list(steps))} if steps is not None else {}
-    labels = schema_with_metadata(level).metadata | {key.encode(): value.encode() for key, value in marks.items()}
+    labels = dict(schema_with_metadata(level).metadata or {})
+    if steps is not None:
+        labels[STEPS_KEY.encode()] = json.dumps(list(steps)).encode()
     parts, rows = iter(tables), 0
     if (first := next(parts, None)) is None:
         return 0
