@@ -7,8 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,8 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
         if saved["recipe"] == settings and all(path.exists() for path in outputs):
             print_result(saved["result"], reporter)
             return saved["result"]
-    with _measured(stored.with_suffix(".unfinished.json"), settings) as spent:
+    started = time.monotonic()
+    with PeakMemory() as memory:
         async with RunSession.open(resolve(recipe), reporter) as session:
             session.spawn_processes()
             base, after_sft = await fine_tune(session)
@@ -78,7 +78,8 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
         "pass1_rl": trained["pass1"],
         "error_rate_correct_sft": fine_tuned["error_rate_correct"],
         "error_rate_correct_rl": trained["error_rate_correct"],
-        **spent(),
+        "seconds": round(time.monotonic() - started, 1),
+        "peak_memory_gb": memory.gb,
         "run": str((recipe.runs / f"{recipe.name}-rl").resolve()),
         "report": str(report.resolve()),
         "model_sft": str(after_sft.resolve()),
@@ -88,30 +89,6 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
     write_json(stored, {"recipe": settings, "result": result})
     print_result(result, reporter)
     return result
-
-
-@contextmanager
-def _measured(path: Path, settings: dict[str, Any]) -> Iterator[Callable[[], dict[str, float]]]:
-    """Yield a function that returns the seconds and the peak memory of this attempt and of earlier ones that were interrupted.
-
-    path: where an interrupted attempt stores them. An attempt that was killed is not counted.
-    """
-    saved = read_json(path, dict) if path.exists() else {}
-    earlier = saved["spent"] if saved.get("recipe") == settings else {"seconds": 0.0, "peak_memory_gb": 0.0}
-    started = time.monotonic()
-    with PeakMemory() as memory:
-
-        def spent() -> dict[str, float]:
-            seconds = round(earlier["seconds"] + time.monotonic() - started, 1)
-            return {"seconds": seconds, "peak_memory_gb": max(earlier["peak_memory_gb"], memory.gb)}
-
-        try:
-            yield spent
-        except BaseException:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"recipe": settings, "spent": spent()})
-            raise
-    path.unlink(missing_ok=True)
 
 
 async def _evaluate_transfer(

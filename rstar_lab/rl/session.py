@@ -35,6 +35,7 @@ from rstar_lab.runs.writer import RunWriter
 from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.untrusted.files import read_json
+from rstar_lab.untrusted.recipes import ForeignRecipe
 
 REWIND = "; `rstar-lab rewind` continues from one of its steps with another recipe"
 PROBE = "What is 3 + 4?"  # question of the prompt on which engines and trainer are compared
@@ -230,46 +231,44 @@ def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[st
     details["extra"] = origin | (details.get("extra") or {})
     folder = session.runs_dir / session.run_id(suffix)
     if (folder / "run.json").exists():
-        # Validation fills in the defaults of keys that are newer than the run.
-        info = RunReader(folder).info
-        try:
-            old = Recipe.model_validate(info["recipe"].for_display()).model_dump(mode="json")
-        except ValidationError as error:
-            key = ".".join(str(part) for part in error.errors()[0]["loc"])
-            version = (info.get("versions") or {}).get("rstar_lab", "an older version")
-            raise RecipeError(
-                f"run {folder} was made by another version of rstar_lab ({version}), whose recipe does not fit this one"
-                f" (key {key}): choose --set name=..., or another --runs-dir"
-            ) from None
-        extra = info.get("extra") or {}
-        checks = [
-            (key, _value(old, key), _value(recipe, key), "another recipe", REWIND)
-            for key in same_keys
-            if not _only_more_steps(old, recipe, key)
-        ]
-        # The identity of an evaluation contains the hash of its model.
-        if kind == "train" and is_named(model) and (before := extra.get("model_origin")) is not None:
-            what, remedy = f"another version of model {model}", ", or model=ORG/NAME@REVISION"
-            checks.append(("model", before, origin.get("model_origin"), what, remedy))
-        for key, source in sources.items():
-            what = f"another version of the source file of {source.partition('@')[0]}"
-            checks.append((key, (extra.get("functions") or {}).get(key, source), source, what, ""))
-        for key, before, now, what, remedy in checks:
-            if differ := _difference(before, now, key):
-                raise RecipeError(
-                    f"run {folder} was made with {what} ({differ}): choose --set name=..., or another --runs-dir{remedy}"
-                )
+        _check_same_run(session, RunReader(folder), recipe, same_keys, details["extra"])
     return RunWriter.open(
         session.runs_dir, session.run_id(suffix), kind=kind, recipe=recipe, seed=session.recipe.seed, **details
     )
 
 
-def _value(recipe: dict[str, Any], key: str) -> Any:
-    """Return the value of a key such as `sft` or `rl.prompt.format`."""
-    value: Any = recipe
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
+def _check_same_run(
+    session: RunSession, run: RunReader, recipe: dict[str, Any], same_keys: Sequence[str], extra: dict[str, Any]
+) -> None:
+    """Raise RecipeError if a run was made with other values of `same_keys`, or another model or function of the same name."""
+    info, model = run.info, session.recipe.model
+    stored = info.get("extra") or {}
+
+    def check(key: str, before: Any, now: Any, what: str, remedy: str = "") -> None:
+        if differ := _difference(before, now, key):
+            raise RecipeError(
+                f"run {run.run_dir} was made with {what} ({differ}): choose --set name=..., or another --runs-dir{remedy}"
+            )
+
+    try:  # validation fills in the defaults of keys that are newer than the run
+        old = Recipe.model_validate(info["recipe"].for_display()).model_dump(mode="json")
+    except ValidationError as error:
+        key = ".".join(str(part) for part in error.errors()[0]["loc"])
+        version = (info.get("versions") or {}).get("rstar_lab", "an older version")
+        raise RecipeError(
+            f"run {run.run_dir} was made by another version of rstar_lab ({version}), whose recipe does not fit this one"
+            f" (key {key}): choose --set name=..., or another --runs-dir"
+        ) from None
+    for key in same_keys:
+        if not _only_more_steps(old, recipe, key):
+            check(key, ForeignRecipe(old).get(key), ForeignRecipe(recipe).get(key), "another recipe", REWIND)
+    # The identity of an evaluation contains the hash of its model.
+    if info["kind"] == "train" and is_named(model) and (before := stored.get("model_origin")) is not None:
+        what = f"another version of model {model}"
+        check("model", before, extra.get("model_origin"), what, ", or model=ORG/NAME@REVISION")
+    for key, source in extra.get("functions", {}).items():
+        what = f"another version of the source file of {source.partition('@')[0]}"
+        check(key, (stored.get("functions") or {}).get(key, source), source, what)
 
 
 def _only_more_steps(old: dict[str, Any], new: dict[str, Any], key: str) -> bool:

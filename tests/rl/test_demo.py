@@ -1,7 +1,6 @@
 """`run_demo` returns a stored result only for the settings with which it was made."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -30,20 +29,6 @@ def test_other_transfer_problems_are_other_settings(tmp_path, monkeypatch):
     assert asyncio.run(demo.run_demo(recipe, tmp_path, Reporter(True), "first.jsonl")) == result
     with pytest.raises(Started):
         asyncio.run(demo.run_demo(recipe, tmp_path, Reporter(True), "second.jsonl"))
-
-
-def test_the_time_of_an_interrupted_demo_is_counted(tmp_path):
-    path = tmp_path / "demo.unfinished.json"
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt), demo._measured(path, {"seed": 0}):
-            time.sleep(0.2)
-            raise KeyboardInterrupt
-    with demo._measured(path, {"seed": 0}) as spent:
-        assert spent()["seconds"] >= 0.4
-    assert not path.exists()
-    write_json(path, {"recipe": {"seed": 0}, "spent": {"seconds": 9e9, "peak_memory_gb": 9e9}})
-    with demo._measured(path, {"seed": 1}) as spent:
-        assert spent()["seconds"] < 9e9
 
 
 def test_a_missing_package_of_the_report_ends_the_demo_at_its_start(tmp_path, monkeypatch):

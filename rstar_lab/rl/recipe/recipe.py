@@ -1,6 +1,6 @@
 """The top level of a recipe, and one entry of its `stages`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,14 @@ from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, Sandbox
 from rstar_lab.rl.recipe.sft import SftSection
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.section import Function, Positive, Section, merged
+
+# Keys whose values may be functions of the user.
+FUNCTION_KEYS = frozenset(
+    {
+        "chat_template", "environment", "families", "loss", "metrics", "penalties", "reward", "roc_penalties", "rule", "scheduler",
+        "tools", "trigger", "type",
+    }
+)  # fmt: skip
 
 
 class HandOff(Section):
@@ -135,38 +143,12 @@ class Recipe(Section):
     @property
     def functions(self) -> dict[str, str]:
         """Return the user functions that the recipe names (`module:function`), by recipe key."""
-        named = {"engine.scheduler": [self.engine.scheduler]}
-        for prefix, rl in [("rl", self.rl), *((f"stages.{stage.name}", self.settings(stage)) for stage in self.stages)]:
-            method = rl.method
-            named |= {
-                f"{prefix}.method.type": [method.type],
-                f"{prefix}.method.roc.rule": [method.roc.rule],
-                f"{prefix}.method.loss": [method.loss],
-                f"{prefix}.correction.type": [rl.correction.type],
-                f"{prefix}.reward": [rl.reward],
-                f"{prefix}.prompt.chat_template": [rl.prompt_style.chat_template or ""],
-                f"{prefix}.method.roc.penalties": list(method.roc.penalties),
-                f"{prefix}.metrics": list(rl.metrics),
-                f"{prefix}.tools": list(rl.tools),
-            }
-        for stage in self.stages:
-            if stage.hand_off and stage.hand_off.trigger:
-                named[f"stages.{stage.name}.hand_off.trigger"] = [stage.hand_off.trigger]
-            synthetic = [section.synthetic for section in self.stage_problems(stage) if section.synthetic]
-            named[f"stages.{stage.name}.problems.synthetic.families"] = [
-                name for section in synthetic for name in section.families or ()
-            ]
-        for entry in self.rl.environments:
-            named[f"rl.environments.{entry.name}"] = [
-                *filter(None, (entry.environment, entry.reward)),
-                *entry.tools,
-                *(entry.roc_penalties or ()),
-            ]
+        stages = {stage.name: stage.model_dump() | self.settings(stage).model_dump() for stage in self.stages}
         functions: dict[str, str] = {}
-        for key, names in named.items():
-            for name in names:
-                if NAME.fullmatch(name) and name not in functions.values():
-                    functions[key if len(names) == 1 else f"{key}.{name}"] = name
+        for section in ({"engine": self.engine.model_dump()}, {"rl": self.rl.model_dump()}, {"stages": stages}):
+            for key, name in _functions_in(section):
+                if name not in functions.values():
+                    functions[key] = name
         return functions
 
     def stage_problems(self, stage: Stage) -> list[Problems]:
@@ -218,3 +200,16 @@ class Recipe(Section):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
         return self
+
+
+def _functions_in(value: Any, path: str = "", key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (recipe key, name) of the user functions in a value. path: dotted key of the value. key: its last name."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _functions_in(item, f"{path}.{name}".lstrip("."), name)
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            name = item.get("name", place) if isinstance(item, Mapping) else item
+            yield from _functions_in(item, path if len(value) == 1 and item is name else f"{path}.{name}", key)
+    elif isinstance(value, str) and key in FUNCTION_KEYS and NAME.fullmatch(value):
+        yield path, value
