@@ -124,7 +124,8 @@ class RunReader:
             if not file.partial and file.rows != wanted:
                 message = f"{file.path} is damaged: it has {file.rows} rows where {wanted} were written"
                 damages.append(Damage(file.steps, RunStoreError(message)))
-        covered = {step for part in (*stored, *damages) for step in part.steps}
+        found = [file.steps for file in stored] + [damage.steps for damage in damages]
+        covered = {step for steps_of_file in found for step in steps_of_file}
         if lost := [step for step in steps if step not in covered and expected[step]]:
             mirror = read_mirror(self.run_dir)
             if mirror and level == "transcripts" and not mirror["transcripts"]:
