@@ -400,7 +400,7 @@ def _wrong_template(_: float) -> Patch:
 def _empty_outputs(share: float) -> Patch:
     run = code.run_code
 
-    async def run_code(sandbox: Any, call: Any, render: Any = code.render_tool_result) -> ToolResult:
+    async def run_code(sandbox: Any, call: Any, render: Any = PaperRenderer.result_text) -> ToolResult:
         result = await run(sandbox, call, render)
         if not chosen(str(call.seed), share):
             return result

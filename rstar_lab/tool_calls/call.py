@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,46 @@ class ToolCall:
     start: int = field(default=0, compare=False)
     end: int = field(default=0, compare=False)
     closed: bool = field(default=True, compare=False)
+
+
+class Tags:
+    """The tags around the calls of a syntax."""
+
+    def __init__(self, opening: str, closing: str):
+        self.opening, self.closing = opening, closing
+        self._pattern = re.compile(f"{re.escape(opening)}|{re.escape(closing)}")
+
+    def find_calls(self, text: str, start: int, read: Callable[[int], ToolCall]) -> list[ToolCall]:
+        """Return the calls that begin with an opening tag, from `start` on. read: returns the call that begins at an offset."""
+        calls: list[ToolCall] = []
+        position = text.find(self.opening, start)
+        while position >= 0:
+            calls.append(read(position))
+            position = text.find(self.opening, calls[-1].end)
+        return calls
+
+    def behind_next(self, text: str, position: int) -> int:
+        """Return the offset behind the next closing tag, or of the next opening tag if that comes first."""
+        match = self._pattern.search(text, position)
+        return len(text) if match is None else match.end() if match[0] == self.closing else match.start()
+
+    def malformed(self, text: str, start: int, end: int, name: str | None, error: str) -> ToolCall:
+        """Return the call at these offsets, tags included, with an error."""
+        raw = text[start:end].removeprefix(self.opening)
+        return ToolCall(name, None, error, raw.removesuffix(self.closing), start, end, raw.endswith(self.closing))
+
+
+TAGS = Tags("<tool_call>", "</tool_call>")
+
+
+def decode_json(raw: str, subject: str = "The tool call is") -> tuple[Any, str | None]:
+    """Return (JSON value, None) or (None, error message). subject: what is decoded, for the message."""
+    try:
+        return json.loads(raw, parse_constant=reject_constant), None
+    except RecursionError:
+        return None, "The tool call is nested too deeply."
+    except ValueError as error:
+        return None, f"{subject} not valid JSON: {error}"
 
 
 def gives_answer(text: str) -> bool:
@@ -94,7 +134,7 @@ class ReadAhead:
         self.left -= len(self.text) - start
 
 
-_WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _TEXT_ARGUMENTS = ("code", "input")  # of the code tools: always text, even without a schema
 _LONGEST_LITERAL = 100_000
 _NUMBER = re.compile(r"[+-]?(?=\.?\d)\d{0,18}(\.\d{0,18})?", re.ASCII)  # that are not JSON: `07`, `+5`, `.5`, `2.`
@@ -116,7 +156,7 @@ def read_value(text: str, tool: str, key: str, schemas: Schemas) -> Any:
     value = _literal(text)
     if isinstance(value, str) and types & {"integer", "number"} and (number := _NUMBER.fullmatch(text.strip())):
         return float(text) if number[1] else int(text)
-    return _WORDS.get(text.strip().capitalize(), value) if isinstance(value, str) and "boolean" in types else value
+    return WORDS.get(text.strip().capitalize(), value) if isinstance(value, str) and "boolean" in types else value
 
 
 def _types(schema: Any) -> set[str]:
@@ -133,8 +173,8 @@ def _types(schema: Any) -> set[str]:
 
 def _literal(text: str) -> Any:
     stripped = text.strip()
-    if stripped in _WORDS:
-        return _WORDS[stripped]
+    if stripped in WORDS:
+        return WORDS[stripped]
     try:
         value = json.loads(stripped, parse_constant=reject_constant)
         return text if isinstance(value, str) else value

@@ -7,11 +7,11 @@ belongs to the value.
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
-from rstar_lab.tool_calls.call import ReadAhead, Schemas, ToolCall, read_value
+from rstar_lab.tool_calls.call import TAGS, ReadAhead, Schemas, ToolCall, read_value
 
-_OPEN, _CLOSE, _END = "<tool_call>", "</tool_call>", "</function>"
 _BARE = re.compile(
     r"(?P<line>^[ \t]*)(?=<function=[^>\n]{1,256}>\s*(?:<parameter=|</function>))"
     r"|(?=<function=[^>\n]{1,256}>\s*<parameter=)|<tool_call>",
@@ -41,7 +41,7 @@ def parse_function_tags(text: str, schemas: Schemas, start: int = 0) -> list[Too
     ahead = ReadAhead(text)
     position = start
     while match := _BARE.search(text, position):
-        tagged = match[0] == _OPEN
+        tagged = match[0] == TAGS.opening
         begin = match.start() if tagged else match.end()
         in_line = not tagged and match["line"] is None
         position = begin + len("<function=")
@@ -59,39 +59,24 @@ def parse_function_tags(text: str, schemas: Schemas, start: int = 0) -> list[Too
 def _block(ahead: ReadAhead, start: int, tagged: bool, schemas: Schemas) -> tuple[list[ToolCall], int]:
     """Return the calls that begin at `start`, and the offset behind them."""
     text, calls = ahead.text, list[ToolCall]()
-    begin, position = start, start + len(_OPEN) * tagged
+    begin, position = start, start + len(TAGS.opening) * tagged
     while function := _FUNCTION.match(text, position):
         name = function[1].strip(" \"'")
         arguments, behind, error = _arguments(ahead, function.end(), name, schemas)
         if arguments is None:
-            return [*calls, _malformed(text, begin, behind, name, error)], behind
+            return [*calls, TAGS.malformed(text, begin, behind, name, error)], behind
         calls.append(ToolCall(name, arguments, None, text[position:behind], begin, behind))
         begin = position = behind
     if not calls:
-        behind = _next_tag(text, position)
-        return [_malformed(text, start, behind, None, "The tool call has no <function=NAME>.")], behind
+        behind = TAGS.behind_next(text, position)
+        return [TAGS.malformed(text, start, behind, None, "The tool call has no <function=NAME>.")], behind
     closing = re.compile(r"\s*</tool_call>").match(text, position)
     if closing:
-        calls[-1] = _ends_at(calls[-1], closing.end())
+        calls[-1] = replace(calls[-1], end=closing.end())
     elif tagged:
-        behind = _next_tag(text, position)
-        calls[-1] = _malformed(text, calls[-1].start, behind, calls[-1].name, _NOT_CLOSED)
+        behind = TAGS.behind_next(text, position)
+        calls[-1] = TAGS.malformed(text, calls[-1].start, behind, calls[-1].name, _NOT_CLOSED)
     return calls, max(calls[-1].end, position)
-
-
-def _ends_at(call: ToolCall, end: int) -> ToolCall:
-    return ToolCall(call.name, call.arguments, call.error, call.raw, call.start, end, call.closed)
-
-
-def _malformed(text: str, start: int, end: int, name: str | None, error: str) -> ToolCall:
-    raw = text[start:end].removeprefix(_OPEN)
-    return ToolCall(name, None, error, raw.removesuffix(_CLOSE), start, end, raw.endswith(_CLOSE))
-
-
-def _next_tag(text: str, position: int) -> int:
-    """Return the offset behind the next closing tag, or of the next opening tag if that comes first."""
-    match = re.compile(r"</?tool_call>").search(text, position)
-    return len(text) if match is None else match.end() if match[0] == _CLOSE else match.start()
 
 
 def _arguments(ahead: ReadAhead, position: int, name: str, schemas: Schemas) -> tuple[dict[str, Any] | None, int, str]:
@@ -103,11 +88,11 @@ def _arguments(ahead: ReadAhead, position: int, name: str, schemas: Schemas) -> 
         if end is None:
             return None, position, _NOT_CLOSED
         if key in arguments:  # a value that contains the tag, or two programs
-            return None, _next_tag(text, position), f"The tool call has the parameter {key} twice."
+            return None, TAGS.behind_next(text, position), f"The tool call has the parameter {key} twice."
         value = text[parameter.end() : end]
         arguments[key] = read_value(value.removesuffix("\n"), name, key, schemas)
     closing = re.compile(r"\s*</function>").match(text, position)
-    return (arguments, closing.end(), "") if closing else (None, _next_tag(text, position), _NOT_CLOSED)
+    return (arguments, closing.end(), "") if closing else (None, TAGS.behind_next(text, position), _NOT_CLOSED)
 
 
 def _value_end(
@@ -135,7 +120,11 @@ def _value_end(
             continue
         elif token["next"]:
             if inline is None and unclosed is None:
-                return (place, place) if key != "code" and token["key"] in declared else (None, _next_tag(text, place))
+                return (
+                    (place, place)
+                    if key != "code" and token["key"] in declared
+                    else (None, TAGS.behind_next(text, place))
+                )
         elif _GOES_ON.match(text, place):
             if starts_line or not on_line:
                 return place, token.end()
@@ -145,6 +134,8 @@ def _value_end(
     if unclosed is not None:
         return unclosed, unclosed
     if depth:  # the next call begins before this one ends
-        opening = text.rfind(_OPEN, start, first_call)
-        return None, opening if opening >= 0 and not text[opening + len(_OPEN) : first_call].strip() else first_call
-    return None, _next_tag(text, start)
+        opening = text.rfind(TAGS.opening, start, first_call)
+        return None, opening if opening >= 0 and not text[
+            opening + len(TAGS.opening) : first_call
+        ].strip() else first_call
+    return None, TAGS.behind_next(text, start)

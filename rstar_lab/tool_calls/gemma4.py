@@ -4,15 +4,13 @@ import json
 import re
 from typing import Any
 
-from rstar_lab.tool_calls.call import Schemas, ToolCall
+from rstar_lab.tool_calls.call import WORDS, Schemas, Tags, ToolCall
 
-_OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+_TAGS, _QUOTE = Tags("<|tool_call>", "<tool_call|>"), '<|"|>'
 _NAME = re.compile(r"\s*call:([^\s{}<]+)\s*(?=\{)")
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r'true|false|null|True|False|None|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|"(?:[^"\\]|\\.)*+"', re.DOTALL)
-_WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _KEY = re.compile(r'[^:{}\[\],<"]+(?=:)')
-_TAG = re.compile(r"<\|tool_call>|<tool_call\|>")
 _MAX_DEPTH = 100
 
 
@@ -25,31 +23,22 @@ def parse_gemma4(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
 
     Marks inside a string belong to the string.
     """
-    calls: list[ToolCall] = []
-    position = text.find(_OPEN, start)
-    while position >= 0:
-        calls.append(_call(text, position))
-        position = text.find(_OPEN, calls[-1].end)
-    return calls
+    return _TAGS.find_calls(text, start, lambda position: _call(text, position))
 
 
 def _call(text: str, start: int) -> ToolCall:
-    body = start + len(_OPEN)
+    body = start + len(_TAGS.opening)
     name = _NAME.match(text, body)
     try:
         if name is None:
             raise _Malformed("no call:NAME{")
         arguments, end = _value(text, name.end(), 0)
-        if not text.startswith(_CLOSE, end):
-            raise _Malformed(f"no closing {_CLOSE}")
+        if not text.startswith(_TAGS.closing, end):
+            raise _Malformed(f"no closing {_TAGS.closing}")
     except _Malformed as error:
-        tag = _TAG.search(text, body)
-        end = tag.start() if tag else len(text)
-        closed = tag is not None and tag[0] == _CLOSE
         message = f"The tool call is malformed: {error}."
-        behind = end + len(_CLOSE) * closed
-        return ToolCall(name[1] if name else None, None, message, text[body:end], start, behind, closed)
-    return ToolCall(name[1], arguments, None, text[body:end], start, end + len(_CLOSE))
+        return _TAGS.malformed(text, start, _TAGS.behind_next(text, body), name[1] if name else None, message)
+    return ToolCall(name[1], arguments, None, text[body:end], start, end + len(_TAGS.closing))
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
@@ -67,8 +56,8 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     word = _WORD.match(text, at)
     if word is None:
         raise _Malformed(f"no value at {text[at : at + 20]!r}")
-    if word[0] in _WORDS:
-        return _WORDS[word[0]], word.end()
+    if word[0] in WORDS:
+        return WORDS[word[0]], word.end()
     try:
         return json.loads(word[0]), word.end()
     except ValueError as error:

@@ -6,9 +6,8 @@ The format escapes nothing. A tag ends a value only where the format goes on aft
 import re
 from typing import Any
 
-from rstar_lab.tool_calls.call import ReadAhead, Schemas, ToolCall, read_value
+from rstar_lab.tool_calls.call import TAGS, ReadAhead, Schemas, ToolCall, read_value
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"\s*([\w.:-]+)\s*(?=<arg_key>|</tool_call>|\Z)")
 _KEY = re.compile(r"\s*<arg_key>([^<]{0,256})</arg_key>\s*<arg_value>")
 _TOKEN = re.compile(
@@ -18,7 +17,6 @@ _TOKEN = re.compile(
 )
 _MAX_NESTING = 8  # calls inside a value
 _CALL_END = re.compile(r"\s*</tool_call>")
-_TAG = re.compile(r"</?tool_call>")
 
 
 def parse_glm(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
@@ -26,30 +24,27 @@ def parse_glm(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
 
     The last value may lack its `</arg_value>`. Values of other types than string are read by the schema of the tool.
     """
-    calls: list[ToolCall] = []
     ahead = ReadAhead(text)
-    position = text.find(_OPEN, start)
-    while position >= 0:
-        calls.append(_call(ahead, position, schemas))
-        position = text.find(_OPEN, calls[-1].end)
-    return calls
+    return TAGS.find_calls(text, start, lambda position: _call(ahead, position, schemas))
 
 
 def _call(ahead: ReadAhead, start: int, schemas: Schemas) -> ToolCall:
-    text, body = ahead.text, start + len(_OPEN)
+    text, body = ahead.text, start + len(TAGS.opening)
     name = _NAME.match(text, body)
     if name is None:
-        return _malformed(text, start, None, "The tool call has no name of a tool.")
+        return TAGS.malformed(text, start, TAGS.behind_next(text, body), None, "The tool call has no name of a tool.")
     arguments: dict[str, Any] = {}
     position = name.end()
     while key := _KEY.match(text, position):
         end, position = _value_end(ahead, key.end())
         if end is None:
-            return _malformed(text, start, name[1], "The tool call has no closing </arg_value>.")
+            error = "The tool call has no closing </arg_value>."
+            return TAGS.malformed(text, start, TAGS.behind_next(text, body), name[1], error)
         arguments[key[1]] = read_value(text[key.end() : end], name[1], key[1], schemas)
     close = _CALL_END.match(text, position)
     if close is None:
-        return _malformed(text, start, name[1], "The tool call has no closing </tool_call>.", position)
+        error = "The tool call has no closing </tool_call>."
+        return TAGS.malformed(text, start, TAGS.behind_next(text, position), name[1], error)
     return ToolCall(name[1], arguments, None, text[body:position], start, close.end())
 
 
@@ -72,11 +67,3 @@ def _value_end(ahead: ReadAhead, start: int) -> tuple[int | None, int]:
         elif token["last"] is not None:
             return token.start(), token.start()
     return None, start
-
-
-def _malformed(text: str, start: int, name: str | None, error: str, position: int | None = None) -> ToolCall:
-    body = start + len(_OPEN)
-    tag = _TAG.search(text, body if position is None else position)
-    end = tag.start() if tag else len(text)
-    closed = tag is not None and tag[0] == _CLOSE
-    return ToolCall(name, None, error, text[body:end], start, end + len(_CLOSE) * closed, closed)

@@ -8,9 +8,9 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rstar_lab.tool_calls.call import Schemas, ToolCall, reject_constant
+from rstar_lab.tool_calls.call import Schemas, ToolCall, decode_json
 
 _START = "<|start|>assistant"
 _START_OR_MESSAGE = re.compile(r"<\|start\|>assistant|<\|message\|>")
@@ -68,7 +68,9 @@ def parse_harmony(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]
         if recipient is None or recipient[1] == "assistant":
             continue
         name, raw = recipient[1].removeprefix("functions."), text[message.body : message.body_end]
-        arguments, error = _arguments(raw)
+        arguments, error = decode_json(raw, "The arguments of the tool call are")
+        if error is None and not isinstance(arguments, dict):
+            arguments, error = None, "The arguments of the tool call must be a JSON object."
         if name == recipient[1]:
             arguments, error = None, f"The recipient {name} is not a function; functions are called as functions.NAME."
         elif message.body == message.end:
@@ -81,18 +83,6 @@ def parse_harmony(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]
             )
         )
     return calls
-
-
-def _arguments(raw: str) -> tuple[dict[str, Any] | None, str | None]:
-    try:
-        value = json.loads(raw, parse_constant=reject_constant)
-    except RecursionError:
-        return None, "The tool call is nested too deeply."
-    except ValueError as error:
-        return None, f"The arguments of the tool call are not valid JSON: {error}"
-    if not isinstance(value, dict):
-        return None, "The arguments of the tool call must be a JSON object."
-    return value, None
 
 
 def reasoning_of(text: str) -> tuple[tuple[int, int], int]:

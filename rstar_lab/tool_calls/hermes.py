@@ -4,9 +4,9 @@ import json
 import re
 from typing import Any
 
-from rstar_lab.tool_calls.call import Schemas, ToolCall, reject_constant
+from rstar_lab.tool_calls.call import TAGS, Schemas, ToolCall, decode_json, reject_constant
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN, _CLOSE = TAGS.opening, TAGS.closing
 _TAG = re.compile(r"</?tool_call>")
 _UNOPENED = re.compile(r'^[ \t]*(?=\{\s*"name"\s*:)', re.MULTILINE)
 _OBJECT_START = re.compile(r"[ \t\n\r]*+\{")
@@ -27,14 +27,14 @@ def parse_hermes(text: str, schemas: Schemas, start: int = 0) -> list[ToolCall]:
     while position >= 0:
         start = position + len(_OPEN)
         end, closed = _json_end(text, start)
-        value, error = _decode(text[start:end]) if closed else (None, "")
+        value, error = decode_json(text[start:end]) if closed else (None, "")
         if not closed or (error and _OPEN in text[start:end]):
             # A string without an end would include the next call: end this call at the nearest tag. Tags inside a
             # complete JSON object are part of its strings.
             tag = _TAG.search(text, start + _objects_length(text[start:end]))
             end = tag.start() if tag else len(text)
             if tag and tag[0] == _CLOSE:
-                value, error = _decode(text[start:end])
+                value, error = decode_json(text[start:end])
             else:
                 error = "The tool call has no closing </tool_call>."
         closed = text.startswith(_CLOSE, end)
@@ -56,7 +56,7 @@ def _calls_without_opening_tag(text: str, calls: list[ToolCall], start: int) -> 
             objects = list(_UNOPENED.finditer(text, begin, close))
             if objects:
                 raw = text[objects[-1].end() : close]
-                name, _, error = _call(*_decode(raw), raw)
+                name, _, error = _call(*decode_json(raw), raw)
                 if error is None:
                     error = "The tool call has no opening <tool_call>."
                     found.append(ToolCall(name, None, error, raw, objects[-1].end(), close + len(_CLOSE)))
@@ -74,17 +74,6 @@ def _json_end(text: str, start: int) -> tuple[int, bool]:
 
 
 _DECODER = json.JSONDecoder(parse_constant=reject_constant)
-
-
-def _decode(raw: str) -> tuple[Any, str | None]:
-    """Return (JSON value, None) or (None, error message)."""
-    try:
-        value = _DECODER.decode(raw)
-    except RecursionError:
-        return None, "The tool call is nested too deeply."
-    except ValueError as error:
-        return None, f"The tool call is not valid JSON: {error}"
-    return value, None
 
 
 def _objects_length(raw: str) -> int:

@@ -16,7 +16,7 @@ from rstar_lab.rl.data.converters import ConversionReport
 from rstar_lab.rl.data.lint import lint
 from rstar_lab.rl.problems import Problem, ProblemError, read_problem
 from rstar_lab.rl.renderers.conversations import Conversation, Message, tool_calls
-from rstar_lab.rl.renderers.paper import CODE_TOOL, render_tool_result
+from rstar_lab.rl.renderers.paper import CODE_TOOL, PaperRenderer
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.verify import last_boxed, same_answer
 
@@ -157,7 +157,7 @@ async def _converted(problem: Problem, text: str, run: Runner, name: str, source
         call = tool_calls([(tool, {"code": program, "input": ""})], reason)
         messages += [
             Message(role="assistant", content=call),
-            Message(role="tool", content=render_tool_result(result)),
+            Message(role="tool", content=PaperRenderer.result_text(result)),
         ]
     final = f"<reason>{conclusion}</reason>\n<answer>\\boxed{{{answer}}}</answer>"
     messages.append(Message(role="assistant", content=final))

@@ -14,8 +14,8 @@ from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward.foreign import parameters_of, registry_type
 from rstar_lab.rl.tools.base import Tool, ToolResult, tool_name
-from rstar_lab.rl.tools.mcp import PREFIXES, load_mcp_tools
-from rstar_lab.rl.tools.user import UserTool, load_user_tool
+from rstar_lab.rl.tools.registry import by_name, load_tools
+from rstar_lab.rl.tools.user import UserTool
 from rstar_lab.rl.trajectory import Trajectory
 
 
@@ -62,28 +62,21 @@ def describe_tools(
     the rollouts in progress, by traj_id. Raises UserError for an object that is not a tool, and for two tools with the
     same name.
     """
-    tools: dict[str, Tool] = {}
+    tools: list[Tool] = []
     for given in offered:
-        created: list[Tool]
-        if isinstance(given, str) and given.startswith(PREFIXES):
-            created = [*load_mcp_tools(given, time_limit_s)]
-        elif isinstance(given, str):
-            created = [load_user_tool(given, time_limit_s)]
+        if isinstance(given, str):
+            tools += load_tools(given, time_limit_s)
         elif inspect.ismethod(given):
-            created = [MethodTool(name, given, time_limit_s, episodes)]
+            tools.append(MethodTool(name, given, time_limit_s, episodes))
         elif hasattr(given, "schema"):
-            created = [ObjectTool(given, episodes)]
+            tools.append(ObjectTool(given, episodes))
         elif callable(given) and hasattr(given, "__name__"):
-            created = [UserTool(f"{name}:{given.__name__}", given, time_limit_s)]
+            tools.append(UserTool(f"{name}:{given.__name__}", given, time_limit_s))
         else:
             raise UserError(
                 f"rl.environments: {name}: {given!r} is not a tool: expected a function, class, URL, MCP server or object"
             )
-        for tool in created:
-            if (model_name := tool_name(tool.schema)) in tools:
-                raise UserError(f"rl.environments: {name}: two tools are called {model_name}; rename one")
-            tools[model_name] = tool
-    return tools
+    return by_name(tools, f"rl.environments: {name}")
 
 
 @dataclass
@@ -158,13 +151,13 @@ def is_environment(loaded: Any) -> bool:
     not."""
     if not callable(loaded) or registry_type(loaded) == "scorer":
         return False
-    return (
-        is_task(loaded)
-        or isinstance(loaded, type)
-        or all(
-            p.default is not p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters_of(loaded)
-        )
-    )
+    accepts_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters_of(loaded))
+    return is_task(loaded) or isinstance(loaded, type) or not (accepts_any or _required_arguments(loaded))
+
+
+def _required_arguments(loaded: Any) -> list[str]:
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters_of(loaded) if p.default is p.empty and p.kind not in kinds]
 
 
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:
@@ -177,10 +170,6 @@ def load_environment(name: str, target: str, time_limit_s: float) -> Environment
         return EnvironmentClass(name, InspectTask(target, loaded), time_limit_s)
     if not callable(loaded):
         raise UserError(f"rl.environments.{name}.environment: {target} is a {type(loaded).__name__}; expected a class")
-    required = [
-        p.name for p in parameters_of(loaded)
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]  # fmt: skip
-    if required:
+    if required := _required_arguments(loaded):
         raise UserError(f"rl.environments.{name}.environment: {target} must not require arguments ({required[0]})")
     return EnvironmentClass(name, loaded, time_limit_s)

@@ -28,6 +28,7 @@ class ProblemHistory(NamedTuple):
 
 NOTHING = ProblemHistory()
 History = dict[str, ProblemHistory]
+Problems, Results = Sequence[Problem], Mapping[str, ProblemHistory]
 
 
 def add_results(history: History, rollouts: Sequence[Trajectory], memory: float) -> None:
@@ -47,11 +48,8 @@ class Sampler(MethodSection):
     """Base class of the samplers."""
 
     needs_difficulty: ClassVar[bool] = False  # whether the sampler reads the difficulty of the problems
-
-    @property
-    def name(self) -> str:
-        """The type of the sampler."""
-        return str(getattr(self, "type", ""))
+    type: str
+    """Name of the method."""
 
     @property
     def kept_share(self) -> float:
@@ -59,9 +57,7 @@ class Sampler(MethodSection):
         return 1.0
 
     @abstractmethod
-    def scores(
-        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
-    ) -> np.ndarray:
+    def scores(self, problems: Problems, history: Results, rng: np.random.Generator) -> np.ndarray:
         """Return the score of each problem, (problems,). history: results by problem id."""
 
 
@@ -73,9 +69,7 @@ class EasyFirst(Sampler):
     type: Literal["easy_first"] = "easy_first"
     """Name of the method."""
 
-    def scores(
-        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
-    ) -> np.ndarray:
+    def scores(self, problems: Problems, history: Results, rng: np.random.Generator) -> np.ndarray:
         return -_failed_share(problems, self.type) - _passes(problems, history)
 
 
@@ -87,9 +81,7 @@ class ImprovementPotential(Sampler):
     type: Literal["improvement_potential"] = "improvement_potential"
     """Name of the method."""
 
-    def scores(
-        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
-    ) -> np.ndarray:
+    def scores(self, problems: Problems, history: Results, rng: np.random.Generator) -> np.ndarray:
         failed = _failed_share(problems, self.type)
         return failed * (1 - failed) - _passes(problems, history)
 
@@ -101,9 +93,7 @@ class Learnability(Sampler):
     type: Literal["learnability"] = "learnability"
     """Name of the method."""
 
-    def scores(
-        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
-    ) -> np.ndarray:
+    def scores(self, problems: Problems, history: Results, rng: np.random.Generator) -> np.ndarray:
         correct, total = _results(problems, history)
         rate = (correct + 1) / (total + 2)
         # The k largest of log-weight + Gumbel noise are k draws without replacement.
@@ -126,14 +116,12 @@ class Thompson(Sampler):
     def kept_share(self) -> float:
         return self.memory
 
-    def scores(
-        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
-    ) -> np.ndarray:
+    def scores(self, problems: Problems, history: Results, rng: np.random.Generator) -> np.ndarray:
         correct, total = _results(problems, history)
         return -np.abs(rng.beta(1 + correct, 1 + total - correct) - self.target)
 
 
-def check_difficulty(problems: Sequence[Problem], name: str) -> None:
+def check_difficulty(problems: Problems, name: str) -> None:
     """Raise UserError if no problem has a difficulty. name: type of the sampler that needs it."""
     if all(problem.difficulty is None for problem in problems):
         raise UserError(
@@ -142,18 +130,18 @@ def check_difficulty(problems: Sequence[Problem], name: str) -> None:
         )
 
 
-def _failed_share(problems: Sequence[Problem], name: str) -> np.ndarray:
+def _failed_share(problems: Problems, name: str) -> np.ndarray:
     """Return the difficulty of each problem, in [0, 1]; problems without one count as hardest."""
     check_difficulty(problems, name)
     measured = [problem.difficulty for problem in problems]
     return np.clip([1.0 if value is None else value for value in measured], 0.0, 1.0)
 
 
-def _passes(problems: Sequence[Problem], history: Mapping[str, ProblemHistory]) -> np.ndarray:
+def _passes(problems: Problems, history: Results) -> np.ndarray:
     """Return how often each problem was drawn, times a number above the range of scores."""
     return 2.0 * np.array([history.get(problem.problem_id, NOTHING).drawn for problem in problems])
 
 
-def _results(problems: Sequence[Problem], history: Mapping[str, ProblemHistory]) -> tuple[np.ndarray, np.ndarray]:
+def _results(problems: Problems, history: Results) -> tuple[np.ndarray, np.ndarray]:
     found = [history.get(problem.problem_id, NOTHING) for problem in problems]
     return np.array([one.correct for one in found]), np.array([one.total for one in found])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.renderers.base import PromptStyle, Render
+from rstar_lab.rl.renderers.base import PromptStyle, Render, Renderer
 from rstar_lab.rl.renderers.paper import ANSWER_REQUEST, TOOLS_INTRO, PaperRenderer, neutralise
 from rstar_lab.tool_calls import (
     SYNTAXES,
@@ -53,10 +53,10 @@ class TemplateError(UserError):
     """A chat template cannot render a conversation."""
 
 
-class ModelRenderer(PaperRenderer):
+class ModelRenderer(Renderer):
     """The format of a model: the chat template of its tokenizer, or a user's function that replaces it.
 
-    The texts of tools are those of the paper's format. The template options of the style are further variables of the
+    The template options of the style are further variables of the
     template, such as `enable_thinking`. Raises UserError if there is no template, or if it cannot be used.
 
     Attributes:
@@ -68,8 +68,7 @@ class ModelRenderer(PaperRenderer):
 
     name = "model"
     has_template = False
-    system_prompt = ""
-    default_control_tokens = ()
+    code_tools = PaperRenderer.code_tools
 
     def __init__(
         self,
@@ -138,16 +137,6 @@ class ModelRenderer(PaperRenderer):
     @classmethod
     def instruction(cls, answer: AnswerFormat) -> str:
         return _INSTRUCTIONS[answer]
-
-    @classmethod
-    def chat_template(cls, control_tokens: Sequence[str]) -> str:
-        raise UserError("prompt_format model: the chat template is that of the model")
-
-    @classmethod
-    def segments(
-        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]], control_tokens: Sequence[str] = ()
-    ) -> list[tuple[str, bool]]:
-        raise UserError("prompt_format model: SFT supports only the formats paper and released")
 
     def text_outside_calls(self, text: str) -> str:
         """Return what a turn contains besides its calls and the tags of its reasoning."""

@@ -11,12 +11,10 @@ rStar2-Agent, section 2 (prompt and tool format).
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.renderers import base
-from rstar_lab.rl.renderers.base import END_OF_TURN, QUESTION_WRAPPER, PromptFormat, Renderer, TruncateSide
-from rstar_lab.tool_calls import ToolCall
+from rstar_lab.rl.renderers.base import END_OF_TURN, QUESTION_WRAPPER, PromptFormat, Renderer
 
 SPECIAL_TOKENS = ("<|im_start|>", END_OF_TURN, "<|endoftext|>")
 FORMAT_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -191,41 +189,6 @@ def chat_template(control_tokens: Sequence[str] = CONTROL_TOKENS) -> str:
 CHAT_TEMPLATE = chat_template()
 
 
-class RenderedResult(Protocol):
-    """The fields of the sandbox's CallResult that are rendered."""
-
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def stdout(self) -> str: ...
-    @property
-    def stderr(self) -> str: ...
-    @property
-    def value(self) -> str | None: ...
-
-
-_ENDINGS = {
-    Outcome.TIMEOUT: "TimeoutError: the code ran past its time limit and was stopped.",
-    Outcome.MEMORY: "MemoryError: the code went past its memory limit and was stopped.",
-    Outcome.OUTPUT_LIMIT: "OutputLimitError: the code printed too much and was stopped.",
-    Outcome.KILLED: "KilledError: the process ended before the code did.",
-    Outcome.SANDBOX_ERROR: "The code could not be run. This is no fault of the code.",
-    Outcome.QUEUE_TIMEOUT: "The code waited too long to be run. This is no fault of the code.",
-}
-
-
-def render_tool_result(result: RenderedResult) -> str:
-    """Return the text of a call's result for the model: the printed output, then the value of the last expression, the
-    traceback, or the limit that was exceeded. No measured time is included: equal results give equal tokens."""
-    if result.outcome is Outcome.OK:
-        parts = [result.stdout, result.value or ""]
-    elif result.outcome in _ENDINGS:
-        parts = [result.stdout, _ENDINGS[result.outcome]]
-    else:
-        parts = [result.stdout, result.stderr]
-    return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))
-
-
 # --- the format ------------------------------------------------------------------------------------------------------
 
 _TOOLS = {"python": CODE_TOOL, "python_released": RELEASED_TOOL, "jupyter": JUPYTER_TOOL}
@@ -260,31 +223,6 @@ class PaperRenderer(Renderer):
             messages, tools=schemas, add_generation_prompt=True, control_tokens=self.control_tokens
         )
         return "".join(piece for piece, _ in pieces)
-
-    @classmethod
-    def result_text(cls, result: RenderedResult) -> str:
-        return render_tool_result(result)
-
-    @classmethod
-    def malformed_call_text(cls, call: ToolCall) -> str:
-        return f"The tool call could not be parsed: {call.error}"
-
-    @classmethod
-    def unknown_tool_text(cls, name: str, tools: Sequence[str]) -> str:
-        return f"There is no tool '{name}'. Tools: {', '.join(tools)}."
-
-    @classmethod
-    def invalid_arguments_text(cls, problem: str) -> str:
-        return f"The arguments are not right: {problem}."
-
-    @classmethod
-    def truncate(cls, text: str, max_chars: int, side: TruncateSide) -> str:
-        """Return `text` without its middle, because the start of an output and the end of a traceback matter most."""
-        if len(text) <= max_chars:
-            return text
-        half = max_chars // 2
-        omitted = len(text) - 2 * half
-        return f"{text[:half]}\n[{omitted} characters left out]\n{text[len(text) - half :]}"
 
     @classmethod
     def chat_template(cls, control_tokens: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ control token. Its callers in rollouts and SFT neutralise such text first.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
@@ -19,11 +19,11 @@ from rstar_lab.rl.renderers.base import END_OF_TURN, Renderer, TruncateSide
 from rstar_lab.rl.renderers.paper import (
     ANSWER_REQUEST,
     TOOL_CALLS_JINJA,
-    RenderedResult,
     assistant_text,
     function_schema,
     neutralise,
 )
+from rstar_lab.sandbox.call import CallResult
 from rstar_lab.tool_calls import ToolCall
 
 GENERATION_PREFIX = "<|im_start|>assistant\n<reason>"
@@ -77,13 +77,6 @@ def render_tools(tools: Sequence[Mapping[str, Any]]) -> str:
         return ""
     schemas = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
     return f"{TOOLS_BEGIN}{schemas}{TOOLS_END}"
-
-
-class _TimedResult(RenderedResult, Protocol):
-    """The fields of the sandbox's CallResult that are rendered."""
-
-    @property
-    def duration_s(self) -> float: ...
 
 
 # From 0xWJ/code-judge, the judge of the release: MAX_STDOUT_ERROR_LENGTH and the line that its time-out handler prints.
@@ -202,7 +195,7 @@ class ReleasedRenderer(Renderer):
         return f"\n<|im_start|>user\n{QUESTION_PREFIX}{plain}{END_OF_TURN}\n{GENERATION_PREFIX}"
 
     @classmethod
-    def result_text(cls, result: _TimedResult) -> str:
+    def result_text(cls, result: CallResult) -> str:
         """Return the text of a sandbox result as the release writes it, execution time included.
 
         The reason of a failure is empty for errors of the program: the release's judge names only failures of its own. The

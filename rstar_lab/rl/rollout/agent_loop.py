@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome, count_errors
@@ -64,7 +66,8 @@ async def run_rollout(
     """
     CURRENT_PROBLEM.set(task.problem)
     context = context.of(task.problem)
-    rollout = _Rollout(task, engine, context, on_turn, step_ended, carry_over, on_written)
+    at_step_end = StopReason.UNFINISHED if carry_over else StopReason.TIME_LIMIT
+    rollout = _Rollout(task, engine, context, on_turn, on_written, step_ended, at_step_end)
     stop = StopReason.ENVIRONMENT_ERROR
     try:
         episode = rollout.episode = context.open(task)
@@ -111,6 +114,7 @@ class _Acted:
     continues: bool
 
 
+@dataclass
 class _Rollout:
     """A rollout in progress, new or the continuation of `task.partial`. Arguments: those of `run_rollout`.
 
@@ -118,26 +122,23 @@ class _Rollout:
     next completion continues it. question: the first user message. error: why the environment failed.
     """
 
-    def __init__(
-        self,
-        task: RolloutTask,
-        engine: Engine,
-        context: RolloutContext,
-        on_turn: Callable[[str, bool], None] | None,
-        step_ended: asyncio.Event | None,
-        carry_over: bool,
-        on_written: Callable[[WrittenTurn], Awaitable[None]] | None,
-    ):
-        self.task, self.server, self.context, self.on_turn, self.on_written = task, engine, context, on_turn, on_written
-        self.step_ended, self.at_step_end = step_ended, StopReason.UNFINISHED if carry_over else StopReason.TIME_LIMIT
-        self.episode: Episode | None = None
-        self.error = ""
-        self.question, self.engine, self.policy_version = task.problem.question, "", 0
+    task: RolloutTask
+    server: Engine
+    context: RolloutContext
+    on_turn: Callable[[str, bool], None] | None
+    on_written: Callable[[WrittenTurn], Awaitable[None]] | None
+    step_ended: asyncio.Event | None
+    at_step_end: StopReason
+    episode: Episode | None = None
+    error: str = ""
+    open_turn: Turn | None = None
+
+    def __post_init__(self) -> None:
+        self.question, self.engine, self.policy_version = self.task.problem.question, "", 0
         self.ids, self.mask, self.log_probs = list[int](), list[bool](), list[float]()
         self.turns, self.calls = list[Turn](), list[ToolCallRecord]()
-        self.open_turn: Turn | None = None
-        if (partial := task.partial) is None:
-            self.prompt_ids = context.codec.prompt_ids(self.question)
+        if (partial := self.task.partial) is None:
+            self.prompt_ids = self.context.codec.prompt_ids(self.question)
             return
         self.prompt_ids, self.question = partial.prompt_ids, partial.question
         self.engine, self.policy_version = partial.engine, partial.policy_version
@@ -147,30 +148,21 @@ class _Rollout:
         if self.turns and self.turns[-1].end == len(self.ids):
             self.open_turn = self.turns.pop()
 
+    @property
+    def all_turns(self) -> list[Turn]:
+        return self.turns if self.open_turn is None else [*self.turns, self.open_turn]
+
     def trajectory(self, stop: StopReason, error: str = "") -> Trajectory:
         """Return the trajectory so far, without a reward."""
-        task, turns = self.task, [*self.turns, self.open_turn] if self.open_turn else self.turns
+        task, problem = self.task, self.task.problem
         return make_trajectory(
-            turns,
-            self.calls,
-            self.context.answer_format,
-            traj_id=task.traj_id,
-            problem_id=task.problem.problem_id,
-            group_id=task.group_id,
-            sample=task.sample,
-            question=self.question,
-            truth=task.problem.answer,
-            prompt_ids=self.prompt_ids,
-            response_ids=self.ids,
-            loss_mask=self.mask,
-            log_probs=self.log_probs,
-            stop_reason=stop,
-            reward=0.0,
-            engine=self.engine,
-            policy_version=self.policy_version,
-            environment=task.problem.environment,
-            error=error or self.error,
-        )
+            self.all_turns, self.calls, self.context.answer_format,
+            traj_id=task.traj_id, problem_id=problem.problem_id, group_id=task.group_id, sample=task.sample,
+            question=self.question, truth=problem.answer, environment=problem.environment,
+            prompt_ids=self.prompt_ids, response_ids=self.ids, loss_mask=self.mask, log_probs=self.log_probs,
+            engine=self.engine, policy_version=self.policy_version,
+            stop_reason=stop, reward=0.0, error=error or self.error,
+        )  # fmt: skip
 
     def prefix(self, end: int) -> Trajectory:
         """Return the trajectory before the current turn, which starts at token `end` of the response."""
@@ -178,16 +170,10 @@ class _Rollout:
         ids, mask, log_probs = self.ids[:end], self.mask[:end], self.log_probs[:end]
         return replace(trajectory, response_ids=ids, loss_mask=mask, log_probs=log_probs)
 
-    @property
-    def seconds(self) -> float:
-        """Seconds spent on the turns so far."""
-        turns = self.turns if self.open_turn is None else [*self.turns, self.open_turn]
-        return sum(turn.generate_s + turn.tool_s for turn in turns)
-
     async def run(self) -> StopReason:
         """Generate turns until the rollout ends; return why it ended."""
-        limits = self.context.limits
-        deadline = None if limits.time_limit_s is None else time.monotonic() - self.seconds + limits.time_limit_s
+        limits, spent_s = self.context.limits, sum(turn.generate_s + turn.tool_s for turn in self.all_turns)
+        deadline = None if limits.time_limit_s is None else time.monotonic() - spent_s + limits.time_limit_s
         while len(self.turns) < limits.max_turns:
             if self.step_ended and self.step_ended.is_set():
                 return self.at_step_end
@@ -254,10 +240,14 @@ class _Rollout:
                     reward=observation.reward,
                 )
             )
+        # `position` is where the tool responses of this turn start.
         records = [
-            make_call_record(call, result, turn=len(self.turns) - 1, index=index, position=len(self.ids))
+            ToolCallRecord(
+                len(self.turns) - 1, index, call.name or "", result.code, result.outcome, result.text, result.queue_s,
+                result.run_s, position=len(self.ids),
+            )
             for index, (call, result) in enumerate(zip(calls, results, strict=False))
-        ]
+        ]  # fmt: skip
         self.calls += records
         if records:
             observation = await self._step(text, tuple(records))
@@ -332,32 +322,23 @@ class _Rollout:
         if not tokens:
             return versions
         self.engine, self.policy_version = completion.engine, completion.policy_version
-        for version, count in completion.parts:
-            if versions and versions[-1][0] == version:
-                *before, (_, earlier) = versions
-                versions = (*before, (version, earlier + count))
-            else:
-                versions = (*versions, (version, count))
-        return versions
+        by_version = groupby([*versions, *completion.parts], key=itemgetter(0))
+        return tuple((version, sum(count for _, count in parts)) for version, parts in by_version)
 
     async def _execute(self, calls: list[ToolCall]) -> list[ToolResult]:
         """Execute the calls of a turn concurrently and return their results. Calls beyond the limit get an error result, or
         none if the prompt format ignores them."""
         task, context = self.task, self.context
         limit, renderer = context.limits.max_calls_per_turn, context.codec.renderer
-        results = await asyncio.gather(
-            *(
-                execute_call(
-                    call,
-                    context.tools,
-                    renderer,
-                    seed=derive_seed(task.seed, "call", len(self.turns), index),
-                    traj_id=task.traj_id,
-                    max_chars=context.limits.max_tool_chars,
-                )
-                for index, call in enumerate(calls[:limit])
+        executed = (
+            execute_call(
+                call, context.tools, renderer,
+                seed=derive_seed(task.seed, "call", len(self.turns), index),
+                traj_id=task.traj_id, max_chars=context.limits.max_tool_chars,
             )
-        )
+            for index, call in enumerate(calls[:limit])
+        )  # fmt: skip
+        results = await asyncio.gather(*executed)
         refusal = f"A turn may contain at most {limit} tool calls; this one was not run."
         refused = calls[limit:] if renderer.rejects_extra_calls else []
         return [*results, *(ToolResult(Outcome.MALFORMED_CALL, refusal) for _ in refused)]
@@ -395,18 +376,3 @@ async def execute_call(
         tool = tools[call.name]
         result = await tool(renderer.arguments(tool.schema, call.arguments), seed=seed, traj_id=traj_id)
     return replace(result, text=renderer.shortened(result.text, max_chars))
-
-
-def make_call_record(call: ToolCall, result: ToolResult, *, turn: int, index: int, position: int) -> ToolCallRecord:
-    """Return the record of a call. position: index in the response at which the tool responses of the turn start."""
-    return ToolCallRecord(
-        turn=turn,
-        index=index,
-        tool=call.name or "",
-        code=result.code,
-        outcome=result.outcome,
-        response=result.text,
-        queue_s=result.queue_s,
-        run_s=result.run_s,
-        position=position,
-    )

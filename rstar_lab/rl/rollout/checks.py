@@ -76,32 +76,25 @@ def check_template(codec: Codec) -> None:
     own_templates = (CHAT_TEMPLATE, chat_template(codec.control_tokens))
     if type(codec.renderer) is not PaperRenderer or tokenizer.chat_template not in own_templates:
         return
-    system, question, first, second = "SYSTEM", "QUESTION", "FIRST RESULT", "SECOND RESULT"
-    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
-    if codec.style.system != "":
-        messages.insert(0, {"role": "system", "content": system})
+    renderer, results = codec.renderer, ["FIRST RESULT", "SECOND RESULT"]
+    system = renderer.system_prompt if codec.style.system is None else codec.style.system
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": renderer.question_turn("QUESTION")})
+    turns = [{"role": "assistant", "content": "TURN"}, *({"role": "tool", "content": text} for text in results)]
 
-    def stored(extra: Sequence[dict[str, Any]] = ()) -> str:
+    def stored(messages: Sequence[dict[str, Any]]) -> str:
         return tokenizer.apply_chat_template(
-            [*messages, *extra], tools=codec.schemas or None, add_generation_prompt=True, tokenize=False
+            messages, tools=codec.schemas or None, add_generation_prompt=True, tokenize=False
         )
 
-    prompt = tokenizer.decode(codec.prompt_ids(question), skip_special_tokens=False)
-    before, after = stored().split(question)
-    fixed = [*before.split(system), after]  # around the system prompt and the question, which recipes may change
-    if not prompt.startswith(fixed[0]) or not prompt.endswith(fixed[-1]) or not all(text in prompt for text in fixed):
-        raise RolloutError(
-            "the prompts of the rollouts differ from the chat template stored with the model: the prompt ends with "
-            f"{prompt[-40:]!r}, the template with {after[-40:]!r}"
-        )
-    turn = {"role": "assistant", "content": "TURN"}
-    results = [{"role": "tool", "content": text} for text in (first, second)]
-    expected = stored([turn, *results]).partition("TURN<|im_end|>")[2]
-    rendered = tokenizer.decode(codec.tool_response_ids([first, second]), skip_special_tokens=False)
-    if rendered != expected:
-        raise RolloutError(
-            f"tool responses are rendered as {rendered!r}; the chat template stored with the model gives {expected!r}"
-        )
+    expected = [stored(messages), stored([*messages, *turns]).partition("TURN<|im_end|>")[2]]
+    rendered = [renderer.prompt("QUESTION", codec.schemas), renderer.continuation(results)]
+    for what, ours, theirs in zip(("prompts", "tool responses"), rendered, expected, strict=True):
+        if ours != theirs:
+            raise RolloutError(
+                f"the {what} of the rollouts differ from the chat template stored with the model: they end with "
+                f"{ours[-40:]!r}, the template with {theirs[-40:]!r}"
+            )
 
 
 async def check_tools(tools: Mapping[str, Any], seed: int) -> None:

@@ -1,26 +1,16 @@
 """Order of problems and identity of rollouts: a pure function of the recipe, used by the local trainer and by verl."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
 from rstar_lab.rl.environments.mixture import Mixture
-from rstar_lab.rl.methods.samplers import NOTHING, History, ProblemHistory
+from rstar_lab.rl.methods.samplers import NOTHING, History, Sampler
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.seeds import derive_seed, step_seed
-
-
-class Sampler(Protocol):
-    """Chooses the problems of a step; see `rl.methods.samplers`."""
-
-    def scores(
-        self, problems: Sequence[Problem], history: Mapping[str, ProblemHistory], rng: np.random.Generator
-    ) -> np.ndarray:
-        """Return the score of each problem; the highest are drawn."""
 
 
 def draw_problem(pool: Sequence[Problem], position: int, *, seed: int, stage: str) -> Problem:

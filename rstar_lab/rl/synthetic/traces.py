@@ -220,7 +220,7 @@ async def _execute(
         if well_formed:
             call = {"type": "function", "function": {"name": name, "arguments": arguments}}
             messages.append({"role": "assistant", "content": content, "tool_calls": [call]})
-            output, text = chat.render_tool_result(results[code]), renderer.result_text(_timed(results[code], code))
+            output, text = PaperRenderer.result_text(results[code]), renderer.result_text(_timed(results[code], code))
             outcomes.append(results[code].outcome.value)
         else:
             malformed = chat.render_tool_call(name, arguments).replace('"}}', '"}')

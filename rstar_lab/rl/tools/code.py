@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
-from rstar_lab.rl.renderers.paper import CODE_TOOL, JUPYTER_TOOL, render_tool_result
+from rstar_lab.rl.renderers.paper import CODE_TOOL, PaperRenderer
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.tools.base import RETRIES, ForkFailed, ToolResult, tool_name
 from rstar_lab.sandbox.call import Call, CallResult, ForkError
@@ -15,78 +15,62 @@ FAULT = CallResult(Outcome.SANDBOX_ERROR, "", "", None, 0.0)
 
 
 class Sandbox(Protocol):
-    """The part of LocalSandbox and SandboxClient that the tools use."""
+    """The part of LocalSandbox and SandboxClient that the tools use. `fork` and `close_session` are for sessions only."""
 
     async def run_many(self, calls: Sequence[Call]) -> list[CallResult]: ...
+    async def fork(self, session: str, n: int) -> list[str]: ...
+    async def close_session(self, session: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CodeTool:
-    """The tools `python` (paper) and `python_released`: run a program with its standard input in a new process."""
+    """The tools `python` (paper) and `python_released`, which run a program with its standard input in a new process, and
+    `jupyter`, which runs cells in one session per trajectory.
+
+    sessions: session of each trajectory that has run a cell; None: programs without a session.
+    """
 
     sandbox: Sandbox
     timeout_s: float | None = None
     memory_mb: int | None = None
     schema: dict[str, Any] = field(default_factory=lambda: CODE_TOOL)
-    render: Callable[[CallResult], str] = render_tool_result
+    render: Callable[[CallResult], str] = PaperRenderer.result_text
+    sessions: dict[str, str] | None = None
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
-        call = Call(arguments["code"], arguments["input"], seed, self.timeout_s, self.memory_mb)
+        call = self._call(arguments["code"], arguments.get("input", ""), seed, traj_id)
         return await run_code(self.sandbox, call, self.render)
+
+    def _call(self, code: str, stdin: str, seed: int, traj_id: str) -> Call:
+        session = None if self.sessions is None else self.sessions.setdefault(traj_id, traj_id)
+        return Call(code, stdin, seed, self.timeout_s, self.memory_mb, session=session)
 
     async def check(self, seed: int) -> str:
-        """Run a program that prints a number. Returns what is wrong, or "" if nothing is."""
-        number = seed % 9973
-        call = Call(f"print({number} * 2 + int(input()))", "1\n", seed, self.timeout_s, self.memory_mb)
-        return await check_code(self.sandbox, call, str(2 * number + 1))
+        """Run a program that prints a number. Returns what is wrong, or "" if nothing is. Infrastructure failures are no error here."""
+        number, traj_id = seed % 9973, f"check-{seed}"
+        program = f"print({number} * 2 + {'int(input())' if self.sessions is None else 1})"
+        result = await run_code(self.sandbox, self._call(program, "1\n", seed, traj_id), lambda result: result.stdout)
+        await self.close(traj_id)
+        if result.outcome in INFRASTRUCTURE_FAILURES or result.text.strip() == str(2 * number + 1):
+            return ""
+        return f"the sandbox ran {program!r} and returned {result.outcome} {result.text!r}; expected {2 * number + 1}"
 
     async def fork(self, traj_id: str, copy: str) -> None:
-        """Do nothing: a program keeps no state."""
-
-    async def close(self, traj_id: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class JupyterTool:
-    """The tool `jupyter`: runs cells in one session per trajectory."""
-
-    sandbox: Sandbox
-    timeout_s: float | None = None
-    memory_mb: int | None = None
-    schema: dict[str, Any] = field(default_factory=lambda: JUPYTER_TOOL)
-    render: Callable[[CallResult], str] = render_tool_result
-    sessions: dict[str, str] = field(default_factory=dict)  # session of each trajectory that has run a cell
-
-    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
-        session = self.sessions.setdefault(traj_id, traj_id)
-        call = Call(arguments["code"], "", seed, self.timeout_s, self.memory_mb, session=session)
-        return await run_code(self.sandbox, call, self.render)
-
-    async def fork(self, traj_id: str, copy: str) -> None:
-        if traj_id not in self.sessions:
+        """Give `copy` a copy of the session. A program keeps no state."""
+        if self.sessions is None or traj_id not in self.sessions:
             return
         try:
-            (self.sessions[copy],) = await self.sandbox.fork(self.sessions[traj_id], 1)  # type: ignore[attr-defined]
+            (self.sessions[copy],) = await self.sandbox.fork(self.sessions[traj_id], 1)
         except (ForkError, ValueError) as error:
             raise ForkFailed(f"{tool_name(self.schema)}: {error}") from error
 
-    async def check(self, seed: int) -> str:
-        """Run a cell that prints a number. Returns what is wrong, or "" if nothing is."""
-        number, session = seed % 9973, f"check-{seed}"
-        call = Call(f"print({number} * 2 + 1)", "", seed, self.timeout_s, self.memory_mb, session=session)
-        problem = await check_code(self.sandbox, call, str(2 * number + 1))
-        await self.close(session)
-        return problem
-
     async def close(self, traj_id: str) -> None:
-        session = self.sessions.pop(traj_id, traj_id)
-        close_session = getattr(self.sandbox, "close_session", None)
-        if close_session:
-            await close_session(session)
+        if self.sessions is not None and (session := self.sessions.pop(traj_id, None)):
+            await self.sandbox.close_session(session)
 
 
 async def run_code(
-    sandbox: Sandbox, call: Call, render: Callable[[CallResult], str] = render_tool_result
+    sandbox: Sandbox, call: Call, render: Callable[[CallResult], str] = PaperRenderer.result_text
 ) -> ToolResult:
     """Run code. Infrastructure failures are retried before the model sees them."""
     for attempt in range(1 + RETRIES):
@@ -95,14 +79,6 @@ async def run_code(
             break
         await asyncio.sleep(0.05 * 2**attempt)
     return ToolResult(result.outcome, render(result), call.code, result.queue_s, result.duration_s)
-
-
-async def check_code(sandbox: Sandbox, call: Call, expected: str) -> str:
-    """Return an error message if the code does not print `expected`, else "". Infrastructure failures are no error here."""
-    result = await run_code(sandbox, call, lambda result: result.stdout)
-    if result.outcome in INFRASTRUCTURE_FAILURES or result.text.strip() == expected:
-        return ""
-    return f"the sandbox ran {call.code!r} and returned {result.outcome} {result.text!r}; expected {expected}"
 
 
 class FaultySandbox:
@@ -122,12 +98,10 @@ class FaultySandbox:
         return [FAULT if self._fails(call) else next(results) for call in calls]
 
     async def fork(self, session: str, n: int) -> list[str]:
-        return await self.sandbox.fork(session, n)  # type: ignore[attr-defined]
+        return await self.sandbox.fork(session, n)
 
     async def close_session(self, session: str) -> None:
-        close = getattr(self.sandbox, "close_session", None)
-        if close:
-            await close(session)
+        await self.sandbox.close_session(session)
 
     def _fails(self, call: Call) -> bool:
         return derive_seed(call.seed or 0, "fault", call.code, call.stdin) % 10_000 < 10_000 * self.share

@@ -7,7 +7,7 @@ from rstar_lab.rl.recipe import CODE_TOOLS
 from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.tools.base import Tool, tool_name
-from rstar_lab.rl.tools.code import CodeTool, FaultySandbox, JupyterTool, Sandbox
+from rstar_lab.rl.tools.code import CodeTool, FaultySandbox, Sandbox
 from rstar_lab.rl.tools.mcp import PREFIXES, load_mcp_tools
 from rstar_lab.rl.tools.user import load_user_tool
 
@@ -31,20 +31,27 @@ def make_tools(
     """
     if sandbox is not None and fault_share:
         sandbox = FaultySandbox(sandbox, fault_share)
-    tools: dict[str, Tool] = {}
+    tools: list[Tool] = []
     for name in names:
-        new_tools: list[Tool]
         if name in CODE_TOOLS:
             assert sandbox is not None
-            kind = JupyterTool if name == "jupyter" else CodeTool
-            renderer = renderer_type(prompt_format)
-            new_tools = [kind(sandbox, timeout_s, memory_mb, renderer.code_tool(name), renderer.result_text)]
-        elif name.startswith(PREFIXES):
-            new_tools = [*load_mcp_tools(name, user_timeout_s)]
+            renderer, sessions = renderer_type(prompt_format), {} if name == "jupyter" else None
+            schema = renderer.code_tool(name)
+            tools.append(CodeTool(sandbox, timeout_s, memory_mb, schema, renderer.result_text, sessions))
         else:
-            new_tools = [load_user_tool(name, user_timeout_s)]
-        for tool in new_tools:
-            if (model_name := tool_name(tool.schema)) in tools:
-                raise UserError(f"rl.tools: {name}: two tools are called {model_name}; rename one")
-            tools[model_name] = tool
-    return tools
+            tools += load_tools(name, user_timeout_s)
+    return by_name(tools, "rl.tools")
+
+
+def load_tools(name: str, time_limit_s: float) -> Sequence[Tool]:
+    """Return the tools that a text names: those of an MCP server, or one of the user. Raises UserError."""
+    return load_mcp_tools(name, time_limit_s) if name.startswith(PREFIXES) else [load_user_tool(name, time_limit_s)]
+
+
+def by_name(tools: Sequence[Tool], where: str) -> dict[str, Tool]:
+    """Return tools by the name that the model uses. Raises UserError, which starts with `where`, for two with the same name."""
+    found: dict[str, Tool] = {}
+    for tool in tools:
+        if found.setdefault(name := tool_name(tool.schema), tool) is not tool:
+            raise UserError(f"{where}: two tools are called {name}; rename one")
+    return found

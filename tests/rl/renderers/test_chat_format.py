@@ -109,14 +109,14 @@ def result(outcome, stdout="", stderr="", value=None):
 
 
 def test_results_as_the_model_sees_them():
-    assert chat.render_tool_result(result(Outcome.OK, "4\n")) == "4"
-    assert chat.render_tool_result(result(Outcome.OK, value="[1, 2]")) == "[1, 2]"
-    assert chat.render_tool_result(result(Outcome.OK, "a\n", value="3")) == "a\n3"
-    assert chat.render_tool_result(result(Outcome.OK, "4\n", stderr="a warning")) == "4"
+    assert chat.PaperRenderer.result_text(result(Outcome.OK, "4\n")) == "4"
+    assert chat.PaperRenderer.result_text(result(Outcome.OK, value="[1, 2]")) == "[1, 2]"
+    assert chat.PaperRenderer.result_text(result(Outcome.OK, "a\n", value="3")) == "a\n3"
+    assert chat.PaperRenderer.result_text(result(Outcome.OK, "4\n", stderr="a warning")) == "4"
     assert (
-        chat.render_tool_result(result(Outcome.EXCEPTION, "4\n", "Traceback\nValueError: x\n"))
+        chat.PaperRenderer.result_text(result(Outcome.EXCEPTION, "4\n", "Traceback\nValueError: x\n"))
         == "4\nTraceback\nValueError: x"
     )
     for outcome in (Outcome.TIMEOUT, Outcome.MEMORY, Outcome.OUTPUT_LIMIT, Outcome.KILLED, Outcome.SANDBOX_ERROR):
-        text = chat.render_tool_result(result(outcome, "partial"))
+        text = chat.PaperRenderer.result_text(result(outcome, "partial"))
         assert text.startswith("partial\n") and "1.25" not in text

@@ -17,7 +17,7 @@ from rstar_lab.rl.rollout.checks import RolloutError, check_rollouts, check_temp
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
 from rstar_lab.rl.step import rollout_metrics
-from rstar_lab.rl.tools.code import CodeTool, JupyterTool
+from rstar_lab.rl.tools.code import CodeTool
 from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.sandbox import CallResult, LocalSandbox
 
@@ -100,7 +100,9 @@ def test_a_model_with_another_template_is_not_compared(monkeypatch):
 @pytest.mark.slow
 async def test_code_tools_are_checked_with_a_program():
     async with LocalSandbox(workers=1) as sandbox:
-        await check_tools({"python": CodeTool(sandbox), "jupyter": JupyterTool(sandbox), "own": object()}, seed=7)
+        await check_tools(
+            {"python": CodeTool(sandbox), "jupyter": CodeTool(sandbox, sessions={}), "own": object()}, seed=7
+        )
     with pytest.raises(
         RolloutError, match=r"tool python: the sandbox ran 'print\(7 \* 2 \+ int\(input\(\)\)\)'.*expected 15"
     ):
