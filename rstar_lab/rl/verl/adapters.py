@@ -6,7 +6,7 @@ merged weights: W + alpha / rank * B A, computed in float32 and rounded to the d
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from torch import Tensor
 from rstar_lab.rl.recipe.sft import Lora
 
 PREFIX = "base_model.model."  # prefix of the weights' names in a model that peft has wrapped
-SHARD_BYTES = 4 * 2**30
-_WEIGHTS = "*.safetensors"
+_WEIGHTS, _INDEX = "*.safetensors", "model.safetensors.index.json"
 
 
 def base_name(name: str) -> str:
@@ -43,8 +42,8 @@ def merged(name: str, weight: Tensor, adapters: Mapping[str, Tensor], scale: flo
 def export_merged(source: Path, target: Path, lora: Lora) -> None:
     """Write the model of a verl checkpoint with its adapters merged, and the adapters alone to `target/adapter`.
 
-    source: verl's `huggingface` folder, whose weights have peft's names. One shard of the result is in memory at a time. Does
-    nothing if `target` exists.
+    source: verl's `huggingface` folder, whose weights have peft's names. The result has the same files, of which one is in memory
+    at a time. Does nothing if `target` exists.
     """
     from peft import LoraConfig
     from safetensors import safe_open
@@ -54,15 +53,23 @@ def export_merged(source: Path, target: Path, lora: Lora) -> None:
         return
     hidden = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(hidden, ignore_errors=True)
-    shutil.copytree(source, hidden, ignore=shutil.ignore_patterns(_WEIGHTS, "*.safetensors.index.json"))
+    shutil.copytree(source, hidden, ignore=shutil.ignore_patterns(_WEIGHTS, _INDEX))
     with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(path, "pt")) for path in sorted(source.glob(_WEIGHTS))]
-        place = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-        adapters = {adapter_name(name): place[name].get_tensor(name) for name in place if ".lora_" in name}
-        weights = {base_name(name): (place[name], name) for name in place if ".lora_" not in name}
-        _write_shards(
-            hidden, weights, lambda name, tensor: merged(name, tensor, adapters, lora.resolved_alpha / lora.rank)
-        )
+        files = {path.name: stack.enter_context(safe_open(path, "pt")) for path in sorted(source.glob(_WEIGHTS))}
+        place = {name: file for file, content in files.items() for name in content.keys()}  # noqa: SIM118
+        adapters = {
+            adapter_name(name): files[file].get_tensor(name) for name, file in place.items() if ".lora_" in name
+        }
+        scale, index = lora.resolved_alpha / lora.rank, dict[str, str]()
+        for file, content in files.items():
+            names = {base_name(name): name for name, own in place.items() if own == file and ".lora_" not in name}
+            index |= dict.fromkeys(names, file)
+            weights = {
+                name: merged(name, content.get_tensor(stored), adapters, scale) for name, stored in names.items()
+            }
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, hidden / file, {"format": "pt"})
+    if len(files) > 1:
+        (hidden / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
     (hidden / "adapter").mkdir()
     save_file(
         {name: tensor.contiguous() for name, tensor in adapters.items()},
@@ -78,36 +85,6 @@ def export_merged(source: Path, target: Path, lora: Lora) -> None:
     )
     config.save_pretrained(str(hidden / "adapter"))
     hidden.replace(target)
-
-
-def _write_shards(
-    folder: Path, weights: Mapping[str, tuple[Any, str]], change: Callable[[str, Tensor], Tensor]
-) -> None:
-    """Write weights in files of at most SHARD_BYTES, with an index if there are several."""
-    from safetensors.torch import save_file
-
-    shard: dict[str, Tensor] = {}
-    shards: list[list[str]] = []
-
-    def flush() -> None:
-        shards.append(list(shard))
-        save_file(shard, folder / f"shard-{len(shards)}", {"format": "pt"})
-        shard.clear()
-
-    for name, (file, stored) in weights.items():
-        shard[name] = change(name, file.get_tensor(stored)).contiguous()
-        if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
-            flush()
-    if shard:
-        flush()
-    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    names = names if len(names) > 1 else ["model.safetensors"]
-    for number, name in enumerate(names, 1):
-        (folder / f"shard-{number}").rename(folder / name)
-    if len(names) > 1:
-        weight_map = {weight: file for file, own in zip(names, shards, strict=True) for weight in own}
-        index = {"metadata": {}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 class AdapterSync:

@@ -10,7 +10,6 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.rl.methods import Grpo
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.recipe.explain import advice
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS
@@ -85,6 +84,7 @@ def overrides(
     is_async = keys.schedule.type == "async"
     groups = max(keys.problems_per_step, keys.asynchronous.groups(keys.problems_per_step) if is_async else 0)
     in_fp32 = keys.precision == "fp32" or (keys.precision == "auto" and (on_cpu or engine.dtype == "float32"))
+    # The keys of the loss are not among them: `objective.StreamLoss` reads the recipe.
     options: dict[str, Any] = {
         "data.train_files": str(run_dir / PLACEHOLDER_ROWS),
         "data.val_files": str(run_dir / PLACEHOLDER_ROWS),
@@ -92,32 +92,20 @@ def overrides(
         "data.shuffle": False,
         "data.dataloader_num_workers": 0,
         "data.gen_batch_size": 1 if keys.sync.dynamic_sampling or is_async else None,
-        "data.filter_overlong_prompts": False,
         "data.max_prompt_length": MAX_PROMPT_TOKENS,
         "data.max_response_length": keys.limits.max_response_tokens,
         "actor_rollout_ref.model.path": str(model),
         "actor_rollout_ref.model.external_lib": "rstar_lab.rl.verl.hooks",
         "actor_rollout_ref.model.enable_gradient_checkpointing": keys.gradient_checkpointing or not on_cpu,
-        "actor_rollout_ref.model.use_remove_padding": True,
         "+actor_rollout_ref.model.override_config": override_config(flash=not on_cpu and not in_fp32),
         "actor_rollout_ref.actor.strategy": "fsdp2",
         "actor_rollout_ref.actor.ppo_mini_batch_size": keys.problems_per_step // keys.mini_batches,
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
-        "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",  # replaced by objective.StreamLoss
-        "actor_rollout_ref.actor.loss_agg_mode": keys.method.aggregation.replace("group-", ""),
-        "actor_rollout_ref.actor.loss_scale_factor": keys.limits.max_response_tokens
-        if keys.method.aggregation == "seq-mean-token-sum-norm"
-        else None,
-        "actor_rollout_ref.actor.clip_ratio_low": keys.method.clip_low,
-        "actor_rollout_ref.actor.clip_ratio_high": keys.method.clip_high,
         "actor_rollout_ref.actor.use_kl_loss": keys.method.kl_coefficient > 0,
         "actor_rollout_ref.actor.kl_loss_coef": keys.method.kl_coefficient,
-        "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
-        "actor_rollout_ref.actor.entropy_coeff": 0,
         "actor_rollout_ref.actor.optim.lr": keys.lr,
         "actor_rollout_ref.actor.optim.lr_warmup_steps": keys.warmup_steps,
-        "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",  # replaced by schedule.StageSchedule
         "actor_rollout_ref.actor.optim.weight_decay": keys.weight_decay,
         "actor_rollout_ref.actor.optim.clip_grad": keys.max_grad_norm,
         "actor_rollout_ref.actor.grad_clip": keys.max_grad_norm,
@@ -145,8 +133,6 @@ def overrides(
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "rstar_lab.rl.verl.manager.OversamplingManager",
         "reward.num_workers": 0,  # the agent loop computes the reward
         "algorithm.adv_estimator": "rstar",
-        "algorithm.norm_adv_by_std_in_grpo": not isinstance(keys.method, Grpo) or keys.method.normalise_std,
-        "algorithm.use_kl_in_reward": False,
         "critic.enable": False,
         "trainer.v1.trainer_mode": "rstar_colocate_async" if is_async else "rstar",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar_lab.rl.verl.sampler",
@@ -157,7 +143,6 @@ def overrides(
         "trainer.total_training_steps": last_step,
         "trainer.total_epochs": last_step + 1,  # the rows of one step are an epoch
         "trainer.save_freq": keys.checkpoint_every,
-        "trainer.test_freq": -1,
         "trainer.val_before_train": False,
         "trainer.max_actor_ckpt_to_keep": keys.keep_checkpoints,
         "trainer.default_local_dir": str(run_dir / "verl"),
@@ -165,10 +150,7 @@ def overrides(
         "trainer.experiment_name": settings.run,
         "trainer.logger": ["console"],
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": max(1, 2 * hardware.nodes) if not on_cpu else 1,
-        "transfer_queue.backend.SimpleStorage.total_storage_size": 4
-        * groups
-        * keys.group_size
-        * keys.method.roc.oversample,
+        "transfer_queue.backend.SimpleStorage.total_storage_size": 4 * groups * keys.rollouts_per_group,
     }
     if 0 < checkpointed(run_dir) == settings.first_step - 1:
         # A new stage restarts the learning-rate schedule and, with reset_optimizer, the optimizer.
@@ -214,7 +196,6 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
         "data.max_token_len_per_gpu": tokens_per_gpu(profile, sft.max_tokens),
         "model.path": str(model),
         "model.enable_gradient_checkpointing": sft.gradient_checkpointing or not on_cpu,
-        "model.use_remove_padding": True,
         "+model.override_config": override_config(flash=not on_cpu and not in_fp32),
         "engine.strategy": "fsdp2",
         "engine.fsdp_size": parallel.fsdp_size,

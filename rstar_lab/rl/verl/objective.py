@@ -29,15 +29,9 @@ POLICY_WEIGHTS, CORRECTION, CE_WEIGHTS = "rstar_policy_weights", "rollout_is_wei
 
 
 @register_adv_est(ADVANTAGE)
-def group_advantages(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any, config: Any = None, **_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return group advantages (batch, tokens), which `RecipeTrainer` replaces. index: the group of each row."""
-    normalise = config.get("norm_adv_by_std_in_grpo", True) if config is not None else True
-    rewards = token_level_rewards.sum(-1).tolist()
-    advantages = objective.group_advantages(rewards, list(index), normalise_std=normalise)
-    per_token = torch.tensor(advantages, dtype=torch.float32)[:, None] * response_mask
-    return per_token, per_token
+def placeholder_advantages(token_level_rewards: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rewards, (batch, tokens): verl requires an estimator. `RecipeTrainer` replaces the result by the streams."""
+    return token_level_rewards, token_level_rewards
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rstar_lab.rl.environments.mixture import restricted
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, Stage
-from rstar_lab.rl.resolved import read_problems, read_stage_problems
+from rstar_lab.rl.resolved import ResolvedRecipe, resolve
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.stages import difficulty_file, stage_end_reason, stage_model, without_solved
 from rstar_lab.runs.reader import RunReader
@@ -74,11 +74,15 @@ class Settings:
         return bool(self.rl.metrics) or any(method.reads_texts for method in self.rl.hooks)
 
     @cached_property
+    def resolved(self) -> ResolvedRecipe:
+        """The recipe with the problems of this stage. `train.train_stage` alone audits the reward."""
+        return resolve(self.recipe, stages=[self.stage], audit=lambda *_: None)
+
+    @cached_property
     def problems(self) -> Sequence[Problem]:
         """The problems of the stage, without evaluation problems. With `rl.environments`: a mixture of the
         problems of these environments."""
-        held_out = [p for section in self.recipe.evaluate.sets.values() for p in read_problems(section)]
-        problems = read_stage_problems(self.recipe, self.stage, held_out)
+        problems = self.resolved.problems[self.stage.name]
         if not self.overlong_file.exists():
             return problems
         overlong = set(read_json(self.overlong_file, list[str]))

@@ -118,7 +118,7 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    resolve(settings.recipe, stages=[settings.stage])  # before anything is started
+    settings.__dict__["resolved"] = resolve(settings.recipe, stages=[settings.stage])  # with the audit of the reward
     drop_overlong(settings, model_before(settings, start))
     write_placeholder_rows(settings.run_dir / PLACEHOLDER_ROWS, settings.rl.problems_per_step)
     config = compose(overrides(settings, profile, model_before(settings, start), extra))

@@ -26,7 +26,6 @@ from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.selection import Selection, cut_mini_batches
 from rstar_lab.rl.models.model import export_chat_template
 from rstar_lab.rl.pipeline import RL_KEYS
-from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.step import BufferedGroups, Sampled, Step, check_mismatch_limit
 from rstar_lab.rl.training.checkpoint import TrainerState
@@ -79,7 +78,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             config.trainer.v1.trainer_mode = "sync"
         super().__init__(config)
         self.settings = Settings.of(config)
-        session = self.session = RunSession(resolve(self.settings.recipe, stages=()), Reporter())
+        session = self.session = RunSession(self.settings.resolved, Reporter())
         extra = {"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")}
         parent = {"run": session.run_id("sft"), "step": None} if self.settings.recipe.sft else None
         self.writer = open_run(session, "rl", "train", RL_KEYS, parent=parent, extra=extra)

@@ -28,7 +28,7 @@ def serve(model, options):
 
 
 @pytest.mark.slow
-def test_export_merges_the_adapters_into_weights_in_several_files(tmp_path, monkeypatch):
+def test_export_merges_the_adapters_into_weights_in_several_files(tmp_path):
     from safetensors.torch import save_file
 
     from rstar_lab.rl.recipe.sft import Lora
@@ -42,10 +42,11 @@ def test_export_merges_the_adapters_into_weights_in_several_files(tmp_path, monk
     save_file({f"{layer}.base_layer.weight": base, f"{layer}.lora_B.default.weight": b}, source / "a.safetensors")
     save_file({f"{layer}.lora_A.default.weight": a, "base_model.model.norm": other}, source / "b.safetensors")
     (source / "config.json").write_text("{}")
-    monkeypatch.setattr(adapters, "SHARD_BYTES", 1)
     adapters.export_merged(source, tmp_path / "merged", Lora(rank=2, alpha=6, targets=("q_proj",)))
     files = sorted(path.name for path in (tmp_path / "merged").glob("*.safetensors"))
-    assert files == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert files == ["a.safetensors", "b.safetensors"]
+    index = json.loads((tmp_path / "merged/model.safetensors.index.json").read_text())["weight_map"]
+    assert index == {"model.layers.0.self_attn.q_proj.weight": "a.safetensors", "norm": "b.safetensors"}
     found = {k: v for name in files for k, v in load_file(tmp_path / "merged" / name).items()}
     assert found.keys() == {"model.layers.0.self_attn.q_proj.weight", "norm"}
     torch.testing.assert_close(found["model.layers.0.self_attn.q_proj.weight"], base + 3 * b @ a)

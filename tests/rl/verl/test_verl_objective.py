@@ -145,20 +145,6 @@ def test_a_rollout_without_model_tokens_is_left_out():
     assert made[ours.POLICY_WEIGHTS][0].tolist() == [0.5, 0.5] and made[ours.POLICY_WEIGHTS][1].tolist() == [0.0]
 
 
-def test_advantages_equal_the_local_trainers():
-    rewards, groups = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0], ["a", "a", "a", "b", "b", "b"]
-    mask = torch.ones(6, 4)
-    scores = torch.zeros(6, 4)
-    scores[:, -1] = torch.tensor(rewards)
-    found, _ = core_algos.get_adv_estimator_fn("rstar")(
-        token_level_rewards=scores, response_mask=mask, index=groups, config={}
-    )
-    expected = objective.group_advantages(rewards, groups)
-    assert np.array_equal(found[:, 0].numpy(), expected.astype(np.float32))
-    verls, _ = core_algos.compute_grpo_outcome_advantage(scores, mask, np.array(groups, dtype=object))
-    torch.testing.assert_close(found, verls)
-
-
 def test_a_part_that_is_not_registered_is_an_error(monkeypatch):
     hooks = pytest.importorskip("rstar_lab.rl.verl.hooks")
     hooks.assert_registered()
