@@ -32,26 +32,26 @@ Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 
 
-def _check_function(name: str) -> str:
-    if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not a function of the form module:function")
-    return name
-
-
-Function = Annotated[str, AfterValidator(_check_function)]  # a user's module:function, see docs/extending.md
-
-
 REWARDS = ("verify", "released")  # built-in rewards that compare with the answer
 TESTS = "tests"  # the reward of programs, see reward.hidden_tests
 
 
-def _check_reward(name: str) -> str:
-    if name not in (*REWARDS, TESTS) and not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not one of {', '.join((*REWARDS, TESTS))} or a module:function")
-    return name
+def _named(*built_in: str) -> AfterValidator:
+    """Return a check that a value is one of these names, or a `module:function` of the user."""
+    one_of = (
+        f"one of {', '.join(built_in)} or a module:function" if built_in else "a function of the form module:function"
+    )
+
+    def check(name: str) -> str:
+        if name not in built_in and not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not {one_of}")
+        return name
+
+    return AfterValidator(check)
 
 
-Reward = Annotated[str, AfterValidator(_check_reward)]
+Function = Annotated[str, _named()]  # a user's module:function, see docs/extending.md
+Reward = Annotated[str, _named(*REWARDS, TESTS)]
 
 
 def is_user_function(name: str) -> bool:

@@ -124,20 +124,10 @@ class Update:
         """The numbers of the update; none if there was no update."""
         if self.grad_norm is None:
             return {}
-        measured = (
-            {
-                "policy_gap": self.mismatch.policy_gap,
-                "mismatch": self.mismatch.mean,
-                "mismatch_max": self.mismatch.largest,
-            }
-            | {**self.statistics}
-            | {
-                "ratio_max": self.ratio_max,
-                "tokens": self.tokens,
-                "update_tokens": self.tokens,
-                "grad_norm": self.grad_norm,
-            }
-        )
+        gaps = self.mismatch
+        measured = {"policy_gap": gaps.policy_gap, "mismatch": gaps.mean, "mismatch_max": gaps.largest}
+        measured |= {**self.statistics, "ratio_max": self.ratio_max}
+        measured |= {"tokens": self.tokens, "update_tokens": self.tokens, "grad_norm": self.grad_norm}
         return {name: value for name, value in measured.items() if value is not None}
 
     def compared(self, selection: Selection, version: int | None = None) -> "Update":

@@ -1,8 +1,8 @@
 """Several environments in one run: their settings, and which environment each problem of a step is drawn from."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.loading import EnvironmentClass, load_environment
@@ -28,7 +28,7 @@ class RunEnvironment:
     instruction: str | None = None
 
 
-class Mixture(Sequence[Problem]):
+class Mixture(list[Problem]):
     """The problems of several environments, drawn in proportion to their weights.
 
     After n draws, an environment with share w of the weights has been drawn w * n times, rounded up or down.
@@ -40,7 +40,7 @@ class Mixture(Sequence[Problem]):
         self.parts: dict[str, list[Problem]] = {}
         for problem in problems:
             self.parts.setdefault(problem.environment, []).append(problem)
-        self.problems = [problem for part in self.parts.values() for problem in part]
+        super().__init__(problem for part in self.parts.values() for problem in part)
         # For each draw so far: its environment, and how many draws that environment had before.
         self._draws: list[tuple[str, int]] = []
         self._drawn = dict.fromkeys(self.parts, 0)
@@ -55,19 +55,6 @@ class Mixture(Sequence[Problem]):
             self._draws.append((name, self._drawn[name]))
             self._drawn[name] += 1
         return self._draws[position]
-
-    def __len__(self) -> int:
-        return len(self.problems)
-
-    def __iter__(self) -> Iterator[Problem]:
-        return iter(self.problems)
-
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
-    def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
-        return self.problems[index]
 
 
 def restricted(pool: Sequence[Problem], problems: Sequence[Problem]) -> Sequence[Problem]:

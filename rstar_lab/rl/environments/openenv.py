@@ -18,11 +18,12 @@ from typing import Any
 import httpx
 
 from rstar_lab.common.errors import UserError, install_hint
-from rstar_lab.common.http_answers import limit_answers
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.tools.base import ToolResult
+from rstar_lab.rl.tools.user import get_json
+from rstar_lab.untrusted.files import reading
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 CAPACITY_WAIT_S = 1.0  # pause before the next request if all sessions of the server are in use
@@ -43,15 +44,8 @@ class OpenEnv:
     def schema(self) -> dict[str, Any]:
         """The schema of the tool `act`: its arguments are the fields of the server's action. Raises UserError."""
         if self._schema is None:
-            try:
-                with limit_answers(
-                    httpx.Client(timeout=self.timeout_s, trust_env=False), max_s=self.timeout_s
-                ) as client:
-                    action = dict(client.get(f"{self.url}/schema").raise_for_status().json()["action"])
-            except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
-                raise UserError(
-                    f"OpenEnv server {self.url} returned no schema: {error or type(error).__name__}"
-                ) from error
+            with reading(f"OpenEnv server {self.url} returned no schema", error=UserError, errors=(httpx.HTTPError,)):
+                action = dict(get_json(f"{self.url}/schema", self.timeout_s)["action"])
             fields = {name: field for name, field in action.get("properties", {}).items() if name != "metadata"}
             about = " ".join(action.get("description", "").split()) or "Act in the environment."
             parameters = {"type": "object", "properties": fields, "required": action.get("required", [])}

@@ -14,7 +14,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from rstar_lab.rl.engine import Slots, SlotWrapper, WrittenTurn
 from rstar_lab.rl.methods.base import MethodSection
@@ -40,10 +40,11 @@ class Branching(MethodSection):
         planned = plan_branches(tasks, self.entropy)
 
         def wrapped(index: int, task: Any) -> SlotWrapper:
-            if branch := planned.of_child.get(task.traj_id):
-                return ChildSlot(slots, index, branch)
-            branch = planned.of_parent.get(task.traj_id)
-            return SlotWrapper(slots(index, task)) if branch is None else ParentSlot(slots(index, task), branch)
+            branch = planned.get(task.traj_id)
+            if branch is None:
+                return SlotWrapper(slots(index, task))
+            is_child = branch.child.traj_id == task.traj_id
+            return ChildSlot(slots, index, branch) if is_child else ParentSlot(slots(index, task), branch)
 
         return wrapped
 
@@ -141,21 +142,17 @@ class ChildSlot(SlotWrapper):
         return replace(trajectory, metrics={**trajectory.metrics, **origin})
 
 
-class Branches(NamedTuple):
-    """The branches of several groups: by the traj_id of the parent, and by that of the child."""
+def plan_branches(tasks: Sequence[Any], threshold: float) -> dict[str, Branch]:
+    """Return a branch for each pair of rollouts, by the traj_id of the parent and by that of the child.
 
-    of_parent: dict[str, Branch]
-    of_child: dict[str, Branch]
-
-
-def plan_branches(tasks: Sequence[Any], threshold: float) -> Branches:
-    """Return a branch for each pair of rollouts: in a group of n, rollout i is the parent of rollout i + ceil(n / 2)."""
-    planned = Branches({}, {})
+    In a group of n, rollout i is the parent of rollout i + ceil(n / 2).
+    """
+    planned: dict[str, Branch] = {}
     groups: dict[str, list[Any]] = defaultdict(list)
     for task in tasks:
         groups[task.group_id].append(task)
     for group in groups.values():
         children = group[(len(group) + 1) // 2 :]
         for parent, child in zip(group, children, strict=False):
-            planned.of_parent[parent.traj_id] = planned.of_child[child.traj_id] = Branch(child, parent, threshold)
+            planned[parent.traj_id] = planned[child.traj_id] = Branch(child, parent, threshold)
     return planned

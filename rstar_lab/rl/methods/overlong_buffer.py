@@ -4,10 +4,8 @@ The reward falls linearly by 1 over the last `tokens` tokens before `limits.max_
 min(0, (max_response_tokens - tokens - length) / tokens), at least -1. Only the advantages use the shaped reward.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from rstar_lab.rl.algorithm.hooks import MethodHooks
 from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.section import Positive
 from rstar_lab.rl.trajectory import Trajectory
@@ -43,16 +41,5 @@ class OverlongBuffer(MethodSection):
                 f"method.add: tokens of overlong_buffer must be at most limits.max_response_tokens, {longest}"
             )
 
-    def bound(self, rl: Any) -> MethodHooks:
-        return OverlongBufferHooks(self.tokens, rl.limits.max_response_tokens)
-
-
-@dataclass(frozen=True)
-class OverlongBufferHooks(MethodHooks):
-    """Adds `overlong_penalty` to the reward."""
-
-    tokens: int
-    max_response_tokens: int
-
     def shape_reward(self, rollout: Trajectory) -> float:
-        return overlong_penalty(len(rollout.response_ids), self.max_response_tokens, self.tokens)
+        return overlong_penalty(len(rollout.response_ids), self._rl.limits.max_response_tokens, self.tokens)

@@ -5,20 +5,15 @@ Source: rStar2-Agent (arXiv 2508.20722), section 2.2.3; the rule `released` is t
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import PrivateAttr, model_validator
 
-from rstar_lab.rl.algorithm.config import UserPenalty
-from rstar_lab.rl.algorithm.hooks import MethodHooks
 from rstar_lab.rl.algorithm.roc import (
     Penalty,
     SelectionRule,
-    UserRule,
     released_format_penalty,
     released_tool_error_penalty,
     resample,
@@ -33,6 +28,8 @@ log = logging.getLogger(__name__)
 
 class Roc(MethodSection):
     """Resampling on correct: each problem gets more rollouts than are trained on, and a rule selects among them."""
+
+    _environment_penalties: dict[str, tuple[Any, ...]] = PrivateAttr({})
 
     rule: SelectionRule | Function = "paper"
     """How `group_size` rollouts are selected from a group. `paper`: failed rollouts uniformly, successful ones with
@@ -61,48 +58,19 @@ class Roc(MethodSection):
         if self.min_positive + self.min_negative > rl.group_size:
             raise ValueError(f"method.roc: min_positive + min_negative must be at most group_size, {rl.group_size}")
 
-    def bound(self, rl: Any) -> "RocHooks":
-        return RocHooks(
-            keep=rl.group_size,
-            rule=user_rule(self.rule) if is_user_function(self.rule) else self.rule,  # type: ignore[arg-type]
-            penalties=_penalties(self.penalties),
-            min_positive=self.min_positive,
-            min_negative=self.min_negative,
-            environment_penalties={
-                entry.name: _penalties(entry.roc_penalties)
-                for entry in rl.environments
-                if entry.roc_penalties is not None
-            },
-        )
-
-
-def _penalties(names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the penalties; user functions are loaded."""
-    return tuple(user_penalty(name) if is_user_function(name) else name for name in names)
-
-
-@dataclass(frozen=True)
-class RocHooks(MethodHooks):
-    """Selects rollouts by `resample`.
-
-    Attributes:
-        keep: number of rollouts of a group that are trained on.
-        rule: rule of `resample`; none: keep whole groups.
-        penalties: terms of the penalty by which correct rollouts are ranked.
-        environment_penalties: penalties of the rollouts of an environment, by its name.
-    """
-
-    keep: int = 16
-    rule: SelectionRule | UserRule = "paper"
-    penalties: tuple[Penalty | UserPenalty, ...] = ("errors", "format")
-    min_positive: int = 0
-    min_negative: int = 0
-    environment_penalties: Mapping[str, tuple[Penalty | UserPenalty, ...]] = field(default_factory=dict)
+    def bound(self, rl: Any) -> "Roc":
+        """Return the method with the user's functions in place of their names."""
+        rule = user_rule(self.rule) if is_user_function(self.rule) else self.rule
+        found = super().bound(rl).model_copy(update={"rule": rule, "penalties": _loaded(self.penalties)})
+        found._environment_penalties = {
+            entry.name: _loaded(entry.roc_penalties) for entry in rl.environments if entry.roc_penalties is not None
+        }
+        return found
 
     @property
     def reads_texts(self) -> bool:  # type: ignore[override]
-        terms = [*self.penalties, *(term for terms in self.environment_penalties.values() for term in terms)]
-        return self.rule == "released" or any(map(callable, terms))
+        terms = [self.penalties, *self._environment_penalties.values()]
+        return self.rule == "released" or any(callable(term) for penalties in terms for term in penalties)
 
     def select(self, rollouts: list[Trajectory], rng: np.random.Generator) -> list[Trajectory]:
         if self.rule == "none":
@@ -113,8 +81,8 @@ class RocHooks(MethodHooks):
         chosen = resample(
             [t.reward for t in rollouts],
             [self.penalty(t) for t in rollouts],
-            self.keep,
-            rule=self.rule,
+            self._rl.group_size,
+            rule=self.rule,  # type: ignore[arg-type]
             min_positive=self.min_positive,
             min_negative=self.min_negative,
             rng=rng,
@@ -128,8 +96,12 @@ class RocHooks(MethodHooks):
             errors = released_tool_error_penalty([call.response for call in rollout.calls])
             answers = released_format_penalty(response_text(rollout), complete_turns(rollout))
         terms = {"errors": errors, "format": answers}
-        penalties = self.environment_penalties.get(rollout.environment, self.penalties)
+        penalties = self._environment_penalties.get(rollout.environment, self.penalties)
         return sum(term(rollout) if callable(term) else terms[term] for term in penalties)
+
+
+def _loaded(penalties: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(user_penalty(name) if is_user_function(name) else name for name in penalties)
 
 
 @cache

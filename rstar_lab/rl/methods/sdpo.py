@@ -7,18 +7,18 @@ policy before the update.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from rstar_lab.rl.algorithm.config import LossConfig
-from rstar_lab.rl.algorithm.hooks import ForwardPasses, MethodHooks
+from rstar_lab.rl.algorithm.hooks import ForwardPasses
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.methods.opd import Distillation
-from rstar_lab.rl.methods.roc import RocHooks
 from rstar_lab.rl.trajectory import Trajectory
+
+DEMONSTRATION = "{question}\n\nA correct solution of this problem:\n{solution}\n\nNow solve the problem again."
 
 
 class Sdpo(Distillation):
@@ -30,26 +30,6 @@ class Sdpo(Distillation):
     """Name of the method."""
 
     not_with_verl: ClassVar[str] = "verl scores rollouts with the prompts that they had; leave it out"
-
-    def bound(self, rl: Any) -> "SdpoHooks":
-        return SdpoHooks(self, rl.method.roc.bound(rl))
-
-
-DEMONSTRATION = "{question}\n\nA correct solution of this problem:\n{solution}\n\nNow solve the problem again."
-
-
-@dataclass(frozen=True)
-class SdpoHooks(MethodHooks):
-    """Adds the log-probs of the policy that sees a demonstration.
-
-    Attributes:
-        section: the keys.
-        roc: ranks the demonstrations.
-    """
-
-    section: Sdpo
-    roc: RocHooks
-    forward_phase: ClassVar[str | None] = "teacher_s"
 
     async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
         """Successful rollouts, those without a demonstration, and those that do not fit the context have no reference."""
@@ -77,15 +57,12 @@ class SdpoHooks(MethodHooks):
         It is the successful rollout without tool errors that has the lowest RoC penalty; of equal ones the shortest, then
         the first. rollouts: all rollouts of the step, including those that RoC dropped.
         """
-        clean: dict[str, list[Trajectory]] = defaultdict(list)
+        roc, clean = self._rl.method.roc.bound(self._rl), defaultdict[str, list[Trajectory]](list)
         for rollout in rollouts:
             if rollout.usable and rollout.reward > 0 and not rollout.errors_and_calls[0]:
                 clean[rollout.group_id].append(rollout)
         best = {
-            group: min(found, key=lambda t: (self.roc.penalty(t), len(t.response_ids), t.sample))
+            group: min(found, key=lambda t: (roc.penalty(t), len(t.response_ids), t.sample))
             for group, found in clean.items()
         }
         return [best.get(rollout.group_id) for rollout in failed]
-
-    def loss_options(self, config: LossConfig) -> LossConfig:
-        return self.section.loss_options(config)

@@ -4,14 +4,13 @@ weight * sin(pi/2 * calls / max_turns) is subtracted from the reward. The change
 size, so that it never changes the sign; the bound is ours.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from rstar_lab.rl.algorithm.advantages import tool_budget_advantages
-from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
+from rstar_lab.rl.algorithm.hooks import Group
 from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
 from rstar_lab.rl.methods.base import MethodSection
 
@@ -32,19 +31,6 @@ class ToolBudget(MethodSection):
         if rl.method.type != "grpo":
             raise ValueError("method.add: tool_budget requires method: {type: grpo}")
 
-    def bound(self, rl: Any) -> MethodHooks:
-        return ToolBudgetHooks(self.weight, self.easy_from, rl.limits.max_turns, rl.method.normalise_std)
-
-
-@dataclass(frozen=True)
-class ToolBudgetHooks(MethodHooks):
-    """Group advantages with the penalty, see `tool_budget_advantages`. Replaces those of `Grpo`."""
-
-    weight: float
-    easy_from: float
-    max_calls: int
-    normalise_std: bool
-
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
         rate, rollouts = float(np.mean([t.reward > 0 for t in group.generated])), len(group.rollouts)
         return rollout_streams(
@@ -54,8 +40,8 @@ class ToolBudgetHooks(MethodHooks):
                 [len(t.calls) for t in group.rollouts],
                 [rate >= self.easy_from] * rollouts,
                 weight=self.weight,
-                max_calls=self.max_calls,
-                normalise_std=self.normalise_std,
+                max_calls=self._rl.limits.max_turns,
+                normalise_std=self._rl.method.normalise_std,
                 unshaped=[t.reward for t in group.rollouts],
             )
         )

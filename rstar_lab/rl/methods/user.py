@@ -34,7 +34,7 @@ class UserMethod(Method):
     def servers(self, recipe: Any) -> Sequence[ModelServer]:
         return teacher_server(recipe)
 
-    def bound(self, rl: Any) -> MethodHooks:
+    def bound(self, rl: Any) -> MethodHooks:  # type: ignore[override]
         return user_hooks(self.type, "rl.method.type")
 
 

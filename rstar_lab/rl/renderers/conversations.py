@@ -81,18 +81,11 @@ def write_conversations(path: str | Path, conversations: Iterable[Conversation])
             import pyarrow as pa
             import pyarrow.parquet as pq
 
-            message = pa.struct([("role", pa.string()), ("content", pa.string())])
-            columns = [
-                ("conversation_id", pa.string()),
-                ("source", pa.string()),
-                ("messages", pa.list_(message)),
-                ("tools", pa.string()),
-            ]
             rows = [
                 {**conversation.model_dump(), "tools": json.dumps(conversation.tools, ensure_ascii=False)}
                 for conversation in conversations
             ]
-            pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(columns)), file)
+            pq.write_table(pa.Table.from_pylist(rows), file)
             count = len(rows)
     return count
 

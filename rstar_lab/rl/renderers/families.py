@@ -5,7 +5,7 @@ that ended the turn (the first token of what follows, for GLM and Gemma 4) and o
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from rstar_lab.common.errors import UserError
@@ -38,6 +38,11 @@ class FamilyRenderer(ModelRenderer):
         return [*self.tokenizer.convert_tokens_to_ids(list(self.ends)), *super().stop_tokens()]
 
 
+def _with_names(results: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name of the called tool, result)."""
+    return zip([*names, *["unknown"] * (len(results) - len(names))], results, strict=False)
+
+
 class GlmRenderer(FamilyRenderer):
     """GLM 4.5 and later. A turn ends with the role token of what follows: `<|observation|>` or `<|user|>`."""
 
@@ -50,10 +55,8 @@ class GlmRenderer(FamilyRenderer):
         messages = [{"role": "tool", "content": self._plain(text)} for text in results]
         if user_text is not None:
             messages.append({"role": "user", "content": self._plain(user_text)})
-        first = self._render([{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}])
-        whole = self._render(
-            [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, *messages], generate=True
-        )
+        before = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+        first, whole = self._render(before), self._render([*before, *messages], generate=True)
         return whole[len(first.rstrip("\n")) :].lstrip("\n").removeprefix(ended or "\0")
 
 
@@ -72,7 +75,7 @@ class Gemma4Renderer(FamilyRenderer):
     ) -> str:
         blocks = [
             f'<|tool_response>response:{name}{{value:<|"|>{self._plain(text)}<|"|>}}<tool_response|>'
-            for name, text in zip([*names, *["unknown"] * (len(results) - len(names))], results, strict=False)
+            for name, text in _with_names(results, names)
         ]
         text = "".join(blocks)
         if results and ended == "<|tool_response>":
@@ -102,7 +105,7 @@ class GptOssRenderer(FamilyRenderer):
         blocks = [
             f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>"
             f"{json.dumps(self._plain(text), ensure_ascii=False)}<|end|>"
-            for name, text in zip([*names, *["unknown"] * (len(results) - len(names))], results, strict=False)
+            for name, text in _with_names(results, names)
         ]
         user = [] if user_text is None else [f"<|start|>user<|message|>{self._plain(user_text)}<|end|>"]
         return "".join([*blocks, *user, start])

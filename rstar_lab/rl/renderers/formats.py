@@ -10,19 +10,14 @@ from rstar_lab.rl.renderers.model import ModelRenderer
 from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.renderers.released import ReleasedRenderer
 
-RENDERERS: dict[PromptFormat, type[Renderer]] = {
-    "paper": PaperRenderer,
-    "released": ReleasedRenderer,
-    "model": ModelRenderer,
-}
+RENDERERS: dict[str, type[Renderer]] = {kind.name: kind for kind in (PaperRenderer, ReleasedRenderer, ModelRenderer)}
 
 
 def renderer_type(prompt_format: str) -> type[Renderer]:
     """Return the renderer of a format. Raises UserError for an unknown format."""
-    for name, renderer in RENDERERS.items():
-        if name == prompt_format:
-            return renderer
-    raise UserError(f"prompt_format {prompt_format!r}: choose from {', '.join(PROMPT_FORMATS)}")
+    if prompt_format not in RENDERERS:
+        raise UserError(f"prompt_format {prompt_format!r}: choose from {', '.join(PROMPT_FORMATS)}")
+    return RENDERERS[prompt_format]
 
 
 def make_renderer(

@@ -25,6 +25,7 @@ from rstar_lab.common.http_answers import limit_answers
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, RETRIES, ForkFailed, Tool, ToolResult, tool_name
+from rstar_lab.untrusted.files import answer_json, reading
 
 THREADS = 64  # concurrent calls of one tool; time in the queue does not count towards the limit
 SUPPLIED = ("seed", "traj_id", "problem")  # keyword-only parameters of these names are filled in by the agent loop
@@ -142,17 +143,11 @@ class HttpTool:
     def __init__(self, url: str, time_limit_s: float):
         """Raises UserError if the URL does not return a schema."""
         self.url, self.time_limit_s = url, time_limit_s
-        try:
-            with limit_answers(httpx.Client(timeout=time_limit_s), max_s=time_limit_s) as client:
-                description = client.get(url).raise_for_status().json()
-            self.schema = (
-                description if description.get("type") == "function" else {"type": "function", "function": description}
-            )
-            _ = tool_name(self.schema), self.schema["function"]["parameters"]["properties"]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(
-                f"rl.tools: {url}: GET returned no function schema: {type(error).__name__}: {error}"
-            ) from None
+        with reading(f"rl.tools: {url}: GET returned no function schema", error=UserError, errors=(httpx.HTTPError,)):
+            description = get_json(url, time_limit_s)
+            function = description["function"] if description.get("type") == "function" else description
+            self.schema = {"type": "function", "function": function}
+            _ = tool_name(self.schema), function["parameters"]["properties"]
         self._client = limit_answers(httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=THREADS)))
 
     async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
@@ -162,18 +157,23 @@ class HttpTool:
 
     async def _post(self, body: dict[str, Any]) -> ToolResult:
         began = time.monotonic()
-        try:
-            async with asyncio.timeout(self.time_limit_s):
-                answer = await self._client.post(self.url, json=body)
-            if answer.status_code in (400, 422):
-                outcome, text = Outcome.INVALID_ARGUMENTS, answer.text
+        with reading(self.url, error=ToolUnavailable, errors=(httpx.HTTPError,)):
+            try:
+                async with asyncio.timeout(self.time_limit_s):
+                    answer = await self._client.post(self.url, json=body)
+            except TimeoutError:
+                outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool ran past its time limit."
             else:
-                outcome, text = Outcome.OK, str(answer.raise_for_status().json()["content"])
-        except TimeoutError:
-            outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool ran past its time limit."
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ToolUnavailable(str(error)) from error
+                outcome, text = Outcome.INVALID_ARGUMENTS, answer.text
+                if answer.status_code not in (400, 422):
+                    outcome, text = Outcome.OK, str(answer_json(answer.raise_for_status(), dict)["content"])
         return ToolResult(outcome, text, run_s=time.monotonic() - began)
+
+
+def get_json(url: str, time_limit_s: float) -> dict[str, Any]:
+    """Return the JSON object at a URL. Raises httpx.HTTPError or DataError."""
+    with limit_answers(httpx.Client(timeout=time_limit_s), max_s=time_limit_s) as client:
+        return answer_json(client.get(url).raise_for_status(), dict)
 
 
 def load_user_tool(name: str, time_limit_s: float) -> Tool:

@@ -7,7 +7,7 @@ TensorBoard. trackio has the functions of W&B and writes to TRACKIO_DIR (default
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ def open_loggers(names: Sequence[str], run_dir: Path, recipe: Mapping[str, Any])
     recipe: stored as the configuration of the run. Raises UserError if the package of a tracker is not installed.
     """
     with ExitStack() as stack:
-        logs = [stack.enter_context(_open(name, run_dir, dict(recipe))) for name in names]
+        opened = [_tensorboard(run_dir) if name == "tensorboard" else _wandb(name, run_dir, recipe) for name in names]
+        logs = [stack.enter_context(tracker) for tracker in opened]
 
         def log(step: int, metrics: Mapping[str, Any]) -> None:
             numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
@@ -35,23 +36,12 @@ def open_loggers(names: Sequence[str], run_dir: Path, recipe: Mapping[str, Any])
         yield log
 
 
-def _open(name: str, run_dir: Path, recipe: dict[str, Any]) -> AbstractContextManager[Log]:
-    if name == "tensorboard":
-        return _tensorboard(run_dir)
-    options: dict[str, dict[str, Any]] = {
-        "wandb": {"id": run_dir.name, "dir": str(run_dir)},
-        "trackio": {"embed": False},
-    }
-    return _wandb(_package(name), run_dir.name, recipe, options[name])
-
-
 def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"log_to: the package {error.name} is not installed: pip install {name.partition('.')[0]}"
-        ) from error
+        package = name.partition(".")[0]
+        raise UserError(f"log_to: the package {error.name} is not installed: pip install {package}") from error
 
 
 @contextmanager
@@ -68,16 +58,14 @@ def _tensorboard(run_dir: Path) -> Iterator[Log]:
 
 
 @contextmanager
-def _wandb(package: Any, name: str, recipe: dict[str, Any], options: dict[str, Any]) -> Iterator[Log]:
-    """Log to W&B, or to a package with its functions. options: further arguments of its `init`."""
+def _wandb(name: str, run_dir: Path, recipe: Mapping[str, Any]) -> Iterator[Log]:
+    """Log to W&B, or to trackio, which has its functions."""
+    options = {"id": run_dir.name, "dir": str(run_dir)} if name == "wandb" else {"embed": False}
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
     with redirect_stdout(sys.stderr):  # messages of trackio would mix with the lines of `--json`
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
-        run = package.init(project=project, name=name, config=recipe, resume="allow", **options)
-
-        def log(step: int, metrics: Mapping[str, float]) -> None:
-            run.log(dict(metrics), step=step)
-
+        package = _package(name)
+        run = package.init(project=project, name=run_dir.name, config=dict(recipe), resume="allow", **options)
         try:
-            yield log
+            yield lambda step, metrics: run.log(dict(metrics), step=step)
         finally:
             run.finish()

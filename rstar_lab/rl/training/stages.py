@@ -22,18 +22,8 @@ from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.untrusted.parquet import read_parquet
 
-DIFFICULTY = pa.schema(
-    {
-        "run_id": pa.string(),
-        "stage": pa.string(),
-        "step": pa.int32(),
-        "problem_id": pa.string(),
-        "samples": pa.int16(),
-        "solved": pa.int16(),
-        "pass_rate": pa.float32(),
-        "kept": pa.bool_(),
-    }
-)
+# Columns of the difficulty table whose types Arrow would not choose.
+_TYPES = {"step": pa.int32(), "samples": pa.int16(), "solved": pa.int16(), "pass_rate": pa.float32()}
 _STATE_FILES = ("optimizer.pt", "trainer.json")
 
 
@@ -67,9 +57,7 @@ def hand_off_trigger(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str |
         return rule.trigger
     if rule.truncation_plateau is None or count < 2 * rule.window:
         return None
-    if not any(
-        line["truncated"] for line in lines
-    ):  # no response reached the limit, so a higher limit would change nothing
+    if not any(line["truncated"] for line in lines):  # a higher limit would change nothing
         return None
     change = mean("truncated", count) - mean("truncated", count - rule.window)
     return "truncation_plateau" if abs(change) <= rule.truncation_plateau else None
@@ -208,19 +196,15 @@ def difficulty_table(
         of_problem = rewards.setdefault(row["problem_id"], [])
         if row["stop_reason"] not in UNUSABLE:
             of_problem.append(row["reward"] > 0)
-    return pa.Table.from_pylist(
-        [
-            {
-                "run_id": run_id,
-                "stage": stage,
-                "step": step,
-                "problem_id": name,
-                "samples": len(correct),
-                "solved": sum(correct),
-                "pass_rate": sum(correct) / len(correct) if correct else None,
-                "kept": not correct or rule.drop_below <= sum(correct) / len(correct) < rule.drop_from,
-            }
-            for name, correct in rewards.items()
-        ],
-        schema=DIFFICULTY,
-    )
+    rates = [sum(correct) / len(correct) if correct else None for correct in rewards.values()]
+    columns: dict[str, Any] = {
+        "run_id": [run_id] * len(rates),
+        "stage": [stage] * len(rates),
+        "step": [step] * len(rates),
+        "problem_id": [*rewards],
+        "samples": [*map(len, rewards.values())],
+        "solved": [*map(sum, rewards.values())],
+        "pass_rate": rates,
+        "kept": [rate is None or rule.drop_below <= rate < rule.drop_from for rate in rates],
+    }
+    return pa.table({name: pa.array(values, _TYPES.get(name)) for name, values in columns.items()})

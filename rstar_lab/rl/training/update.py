@@ -352,7 +352,7 @@ def check_finite(norm: float) -> None:
 
 
 class UpdateResult:
-    """Measurements of an update. log_probs, entropies, squares (sums of the squared probabilities of the vocabulary): arrays
+    """Measurements of an update, log_probs, entropies, squares (sums of the squared probabilities of the vocabulary): arrays
     (response length,) per selected rollout, NaN outside of the mask; None if not computed.
 
     Measurements stay on the device until `read`: to read one, the host waits for all work before it.
@@ -365,9 +365,7 @@ class UpdateResult:
         self.entropies: list[Any] = [None] * count
         self.squares: list[Any] = [None] * count
         self.grad_norms: list[float] = []
-        self.sums: dict[str, float] = defaultdict(
-            float
-        )  # summed over micro-batches; reported as the mean over mini-batches
+        self.sums: dict[str, float] = defaultdict(float)  # over micro-batches; reported as the mean over mini-batches
         self._means: dict[str, float] = defaultdict(float)
         self._tokens = 0
         self._ratio_max = 0.0

@@ -119,22 +119,14 @@ class WorkerState:
         environments = {name: replace(one, tools=watch(one.tools)) for name, one in made.items()}
         if keys.reward in REWARDS:
             await asyncio.to_thread(warm_up)  # otherwise the first answers could time out while the verifier starts
-        codec, reward = (
-            Codec(tokenizer, tools, keys.prompt_style),
-            make_reward(keys.reward, keys.answer, keys.reward_timeout_s, run),
-        )
-        evaluate = settings.recipe.evaluate
-        return cls(
-            settings,
-            RolloutContext.for_training(codec, tools, reward, keys).with_environments(environments),
-            {
-                kind: RolloutContext.for_evaluation(codec, tools, reward, settings.recipe, found).with_environments(
-                    environments
-                )
-                for kind, found in (("during", evaluate.in_training()), ("model", evaluate))
-            },
-            find_writer(settings.run),
-        )
+        codec = Codec(tokenizer, tools, keys.prompt_style)
+        reward = make_reward(keys.reward, keys.answer, keys.reward_timeout_s, run)
+        context = RolloutContext.for_training(codec, tools, reward, keys).with_environments(environments)
+        evaluations = {}
+        for kind, section in (("during", settings.recipe.evaluate.in_training()), ("model", settings.recipe.evaluate)):
+            evaluation = RolloutContext.for_evaluation(codec, tools, reward, settings.recipe, section)
+            evaluations[kind] = evaluation.with_environments(environments)
+        return cls(settings, context, evaluations, find_writer(settings.run))
 
 
 def watch(tools: Mapping[str, Tool]) -> dict[str, Tool]:

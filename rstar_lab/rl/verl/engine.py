@@ -121,7 +121,7 @@ class ScheduledEngine:
     def on_turn(self, text: str, last: bool) -> None:
         """Report the end of a turn to the scheduler, before its tools run."""
         if self.new_tokens is not None:
-            self._reported = self.client.scheduler.finish.remote(self.traj_id, self.new_tokens, last)
+            self._reported = self.client.scheduler.finish.remote(self.traj_id, self.new_tokens, done=last)
             self.new_tokens, self.done = None, last
 
     def leave(self) -> None:
@@ -310,8 +310,8 @@ class CpuVllm:
         self.kv_tokens = self.engine.kv_tokens
 
 
-class SchedulerActor:
-    """A `Scheduler` as a Ray actor. Starts to read the servers' metrics at the first step.
+class SchedulerActor(Scheduler):
+    """The scheduler as a Ray actor. Starts to read the servers' metrics at the first step.
 
     servers: name -> actor of verl's inference server. The name of a vLLM server is its HTTP address; our `EngineServer` reports
     its metrics through its actor. max_running: maximum number of concurrent requests of a server.
@@ -320,53 +320,33 @@ class SchedulerActor:
     def __init__(
         self, servers: Mapping[str, Any], *, policy: str, max_tokens: int, max_response_tokens: int, max_running: int
     ):
+        super().__init__(policy, max_tokens=max_tokens, max_response_tokens=max_response_tokens)
         self.sources = {name: partial(read_report, name, server) for name, server in servers.items()}
-        self.scheduler = Scheduler(policy, max_tokens=max_tokens, max_response_tokens=max_response_tokens)
         self.max_running = max_running
         self.started = asyncio.Lock()
         self.polling: asyncio.Task[None] | None = None
 
-    async def begin_step(self, rollouts: int) -> None:
+    async def begin_step(self, rollouts: int) -> None:  # type: ignore[override]
         """Start a step of `rollouts` rollouts. Raises UserError if the policy needs a metric that a server does not report."""
         async with self.started:
             if self.polling is None:
                 reports = await asyncio.gather(*(source() for source in self.sources.values()))
                 for name, report in zip(self.sources, reports, strict=True):
-                    self._add_server(name, report)
-                self.polling = asyncio.create_task(poll_metrics(self.scheduler, self.sources))
-        self.scheduler.begin_step(rollouts)
+                    if not report.kv_tokens and self.policy in NEEDS_KV_TOKENS:
+                        raise UserError(
+                            f"engine.scheduler: {self.policy} needs the size of the KV cache, which server {name} does not "
+                            "report; set engine.scheduler: least-in-flight"
+                        )
+                    self.add_server(name, report.kv_tokens or UNLIMITED_KV_TOKENS, self.max_running)
+                self.polling = asyncio.create_task(poll_metrics(self, self.sources))
+        super().begin_step(rollouts)
 
-    def _add_server(self, name: str, report: ServerReport) -> None:
-        if not report.kv_tokens and self.scheduler.policy in NEEDS_KV_TOKENS:
-            raise UserError(
-                f"engine.scheduler: {self.scheduler.policy} needs the size of the KV cache, which server {name} does not "
-                "report; set engine.scheduler: least-in-flight"
-            )
-        self.scheduler.add_server(name, report.kv_tokens or UNLIMITED_KV_TOKENS, self.max_running)
-
-    async def admit(self, rollout: str, problem: str, tokens: int) -> str:
+    async def admit(self, rollout: str, problem: str, tokens: int) -> str:  # type: ignore[override]
         """Wait until the next turn of a rollout may run; return the name of its server, or "" if the rollout was abandoned."""
         try:
-            return await self.scheduler.admit(rollout, problem, tokens)
+            return await super().admit(rollout, problem, tokens)
         except asyncio.CancelledError:
             return ""
-
-    async def finish(self, rollout: str, tokens: int, done: bool) -> None:
-        self.scheduler.finish(rollout, tokens, done=done)
-
-    async def abandon(self, rollout: str) -> None:
-        self.scheduler.abandon(rollout)
-
-    async def server_failed(self, name: str) -> None:
-        self.scheduler.server_failed(name)
-
-    async def placements(self) -> dict[str, int]:
-        """Return the turns in flight by server."""
-        return self.scheduler.placements()
-
-    async def stats(self) -> dict[str, float]:
-        """Return the counts of `Scheduler.stats`; decisions count from the start of the stage."""
-        return self.scheduler.stats()
 
 
 async def read_report(name: str, server: Any) -> ServerReport:

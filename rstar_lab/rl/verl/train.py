@@ -199,10 +199,10 @@ def main(
 ) -> None:
     """Run SFT and all stages from the last checkpoint, each in its own process."""
     ours, verls = split_overrides(parse_overrides(sets or []))
-    loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())}, load_profile(profile))
-    check(loaded)
-    require_sandbox_service(loaded, load_profile(profile))
     chosen, folder = load_profile(profile), runs_dir.absolute()
+    loaded = load_recipe(recipe, ours | {"runs": str(folder)}, chosen)
+    check(loaded)
+    require_sandbox_service(loaded, chosen)
     start = starting_model(loaded, folder)
 
     def plan() -> list[Settings]:

@@ -107,11 +107,8 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
 
     def get_llm_client(self) -> ScheduledClient:
         """Return a client of the inference servers that follows `engine.scheduler` instead of verl's router."""
-        rollout, manager, engine = (
-            self.config.actor_rollout_ref.rollout,
-            self.llm_server_manager,
-            self.settings.recipe.engine,
-        )
+        rollout, engine = self.config.actor_rollout_ref.rollout, self.settings.recipe.engine
+        manager = self.llm_server_manager
         servers = dict(zip(manager.server_addresses, manager.server_handles, strict=True))
         self.scheduler = start_scheduler(
             servers,
@@ -361,14 +358,12 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             backend={f"scheduler_{name}": scheduler[name] for name in ("decisions", "decision_ms", "alive")},
         )
         row = finished.metrics
-        rows = []
-        labels = finished.labels
-        for rollout in stored:
-            name = rollout.row["traj_id"]
-            log_prob, entropy = self.values.means.get(name, (None, None))
-            means = {"trainer_log_prob": log_prob, "entropy": entropy}
-            label = labels.get(name)
-            rows.append(rollout.row | ({"kept": True, "advantage": label.advantage} | means if label else {}))
+        rows, labels = [dict(rollout.row) for rollout in stored], finished.labels
+        for table_row in rows:
+            if label := labels.get(name := table_row["traj_id"]):
+                log_prob, entropy = self.values.means.get(name, (None, None))
+                table_row |= {"kept": True, "advantage": label.advantage}
+                table_row |= {"trainer_log_prob": log_prob, "entropy": entropy}
         self.writer.write_step(
             self.settings.stage.name,
             self.global_steps,

@@ -18,9 +18,9 @@ from rstar_lab.rl.methods.control_tokens import ControlTokens
 from rstar_lab.rl.methods.echo import Echo
 from rstar_lab.rl.methods.grpo import Grpo
 from rstar_lab.rl.methods.maxrl import Maxrl
-from rstar_lab.rl.methods.overlong_buffer import OverlongBufferHooks
-from rstar_lab.rl.methods.roc import RocHooks, warn_of_partial_credit
-from rstar_lab.rl.methods.tool_budget import ToolBudgetHooks
+from rstar_lab.rl.methods.overlong_buffer import OverlongBuffer
+from rstar_lab.rl.methods.roc import Roc, warn_of_partial_credit
+from rstar_lab.rl.methods.tool_budget import ToolBudget
 from rstar_lab.rl.methods.user import user_hooks
 from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.recipe import RlSection
@@ -29,7 +29,12 @@ from rstar_lab.rl.step import rollout_metrics, selection_metrics, stale_tokens
 from rstar_lab.rl.training.group_stream import trim
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Turn
 
-ALL = RocHooks(rule="none")
+ALL = Roc(rule="none").bound(RlSection())
+ROC = Roc().bound(RlSection(group_size=4))
+
+
+def overlong(tokens, limit):
+    return OverlongBuffer(tokens=tokens).bound(RlSection(limits={"max_response_tokens": limit}))
 
 
 def group(rewards, name="g", length=8):
@@ -76,8 +81,8 @@ def test_the_released_format_penalty_is_that_of_the_text(turns, cut):
         stop_reason=StopReason.LENGTH if cut else StopReason.ANSWERED,
         p_format=0.25,
     )
-    assert RocHooks(rule="released", penalties=("format",)).penalty(rollout) == released(text)
-    assert RocHooks(rule="paper", penalties=("format",)).penalty(rollout) == 0.25
+    assert Roc(rule="released", penalties=("format",)).bound(RlSection()).penalty(rollout) == released(text)
+    assert Roc(penalties=("format",)).bound(RlSection()).penalty(rollout) == 0.25
 
 
 def test_the_released_format_penalty_of_one_turn_is_one():
@@ -89,13 +94,13 @@ def test_maxrl_stays_bounded_with_shaped_rewards():
     """1 success and 15 failures at the token limit: the mean of the shaped rewards is close to 0."""
     rollouts = group([1.0] + [0.0] * 15, length=40)
     for tokens in (8, 16, 39):
-        methods = (ALL, Maxrl(), OverlongBufferHooks(tokens, 41))
+        methods = (ALL, Maxrl(), overlong(tokens, 41))
         advantages = np.array(select_rollouts(rollouts, methods, 0).advantages)
         shaped = np.array([t.reward + methods[2].shape_reward(t) for t in rollouts])
         np.testing.assert_allclose(advantages, (shaped - shaped.mean()) / (1 / 16), atol=1e-9)
         assert np.abs(advantages).max() <= 16
     # All rollouts have the same penalty -1/16, so that the mean of the shaped rewards is 0.
-    methods = (ALL, Maxrl(), OverlongBufferHooks(16, 55))
+    methods = (ALL, Maxrl(), overlong(16, 55))
     assert methods[2].shape_reward(rollouts[0]) == pytest.approx(-1 / 16)
     assert max(select_rollouts(rollouts, methods, 0).advantages) == pytest.approx(15.0)
 
@@ -176,16 +181,16 @@ def test_maxrl_refuses_negative_rewards():
 def test_partial_credit_under_the_rule_is_reported_once(rewards, warned, caplog):
     warn_of_partial_credit.cache_clear()
     for _ in range(2):
-        select_rollouts(group(rewards * 4), (RocHooks(keep=4), Grpo()), 0)
+        select_rollouts(group(rewards * 4), (ROC, Grpo()), 0)
     assert sum("counts as successful" in record.message for record in caplog.records) == warned
 
 
 def test_a_success_at_the_limit_pays_for_its_tool_calls():
     calls = tuple(ToolCallRecord(0, i, "python", "", Outcome.OK, "", 0, 0, 0) for i in range(4))
     rollouts = [replace(t, calls=calls[:number]) for number, t in enumerate(group([1, 1, 1, 0]))]
-    shaped = OverlongBufferHooks(8, len(rollouts[0].response_ids))  # the responses are at the limit: 1 - 1 = 0
+    shaped = overlong(8, len(rollouts[0].response_ids))  # the responses are at the limit: 1 - 1 = 0
     assert shaped.shape_reward(rollouts[0]) == -1
-    budget = ToolBudgetHooks(0.5, 0.5, 4, True)
+    budget = ToolBudget(weight=0.5).bound(RlSection(limits={"max_turns": 4}))
     found = select_rollouts(rollouts, (ALL, Grpo(), shaped, budget), 0).advantages
     assert found[0] > found[1] > found[2] > 0 > found[3]
 
@@ -229,7 +234,7 @@ def test_every_rollout_is_in_exactly_one_class(masks, methods):
             calls = (ToolCallRecord(0, 0, "python", "", outcome, "", 0, 0, 0),)
             stop = rng.choice([StopReason.ANSWERED, StopReason.ANSWERED, StopReason.ENGINE_ERROR])
             rollouts.append(replace(t, turns=(turn,), calls=calls, stop_reason=stop))
-    selection = select_rollouts(rollouts, (RocHooks(keep=4), Grpo(), *methods), 0, mask_failures=masks)
+    selection = select_rollouts(rollouts, (ROC, Grpo(), *methods), 0, mask_failures=masks)
     classes = {name: count for name, count in selection_metrics(selection).items() if name.startswith("class/")}
     assert sum(classes.values()) == len(rollouts)
     assert {"class/trained", "class/roc", "class/equal_group", "class/failed/engine_error"} <= classes.keys()
@@ -240,7 +245,7 @@ def test_every_rollout_is_in_exactly_one_class(masks, methods):
     if masks:
         assert not any(t.infrastructure_failure for t in selection.trajectories)
         usable = [t for t in rollouts if t.usable and not t.infrastructure_failure]
-        alone = select_rollouts(usable, (RocHooks(keep=4), Grpo(), *methods), 0)
+        alone = select_rollouts(usable, (ROC, Grpo(), *methods), 0)
         assert alone.trajectories == selection.trajectories and alone.advantages == selection.advantages
 
 

@@ -65,9 +65,8 @@ def test_the_trigger_is_the_rise_of_the_entropy_of_the_first_tokens():
 def test_half_of_a_group_has_parents_in_the_same_group(count, parents):
     both = tasks(count) + tasks(count, group=1)
     plan = plan_branches(both, 0.1)
-    assert len(plan.of_parent) == len(plan.of_child) == 2 * (count - parents)
-    assert not plan.of_parent.keys() & plan.of_child.keys()
-    for branch in plan.of_parent.values():
+    assert len(plan) == 2 * len(set(plan.values())) == 4 * (count - parents)
+    for branch in plan.values():
         assert branch.parent.group_id == branch.child.group_id
         assert branch.child.sample == branch.parent.sample + parents < count
 

@@ -80,4 +80,4 @@ def test_entries_of_a_recipe_become_environments():
     made = make_environments(rl, {"own": EnvironmentClass("own", Asking, 1.0)}, lambda names: {})
     assert made["plain"].limits == {"max_turns": 3} and made["plain"].environment is None
     assert made["own"].environment.name == "own" and made["own"].tools == {}
-    assert rl.method.roc.bound(rl).environment_penalties == {"plain": ("errors",)}
+    assert rl.method.roc.bound(rl)._environment_penalties == {"plain": ("errors",)}

@@ -10,8 +10,7 @@ from helpers.trajectories import BATCH
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.methods.roc import RocHooks
-from rstar_lab.rl.methods.sdpo import DEMONSTRATION, Sdpo, SdpoHooks
+from rstar_lab.rl.methods.sdpo import DEMONSTRATION, Sdpo
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.codec import Codec
@@ -21,7 +20,7 @@ from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 from rstar_lab.runs.reader import RunReader
 
-SDPO = SdpoHooks(Sdpo(weight=0.5), RocHooks())
+SDPO = Sdpo(weight=0.5).bound(RlSection())
 
 
 def call(outcome):

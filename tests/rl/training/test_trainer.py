@@ -10,8 +10,7 @@ from helpers.trajectories import trajectory
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
-from rstar_lab.rl.methods.grpo import Grpo
-from rstar_lab.rl.methods.roc import RocHooks
+from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.step import MismatchError, stale_tokens
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
 from rstar_lab.runs.reader import RunReader
@@ -25,8 +24,12 @@ def group(name: str, rewards: list[float], p_err: list[float] | None = None):
     ]
 
 
-ROC = RocHooks(keep=4)
-RL = (ROC, Grpo())
+def methods(**roc):
+    """Return the hooks of GRPO-RoC that keeps 4 rollouts of a group. roc: keys of RoC."""
+    return RlSection(group_size=4, method={"roc": roc}).hooks
+
+
+RL = methods()
 
 
 def test_roc_keeps_shares_and_drops_groups_with_equal_rewards():
@@ -49,17 +52,14 @@ def test_correct_rollouts_without_errors_are_kept_more_often():
 
     counts.clear()
     for seed in range(200):
-        counts.update(
-            t.traj_id
-            for t in select_rollouts(rollouts, [replace(ROC, penalties=("format",)), Grpo()], seed).trajectories
-        )
+        counts.update(t.traj_id for t in select_rollouts(rollouts, methods(penalties=["format"]), seed).trajectories)
     assert counts["g0"] < 1.3 * max(counts[f"g{i}"] for i in (1, 2, 3))
 
 
 def test_plain_grpo_keeps_all_rollouts_but_engine_failures():
     rollouts = group("g", [1, 0, 0, 0])
     rollouts[3] = replace(rollouts[3], stop_reason=StopReason.ENGINE_ERROR)
-    kept = select_rollouts(rollouts, [replace(ROC, rule="none"), Grpo()], seed=0)
+    kept = select_rollouts(rollouts, methods(rule="none"), seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g0", "g1", "g2"]
 
 
@@ -72,7 +72,7 @@ def test_the_released_rule_counts_responses_with_the_word_error():
     rollouts[1] = with_text(rollouts[1], "timed out", Outcome.TIMEOUT)
     rollouts[2] = with_text(rollouts[2], "7", Outcome.OK)
     rollouts[3] = with_text(rollouts[3], "an Error", Outcome.EXCEPTION)
-    kept = select_rollouts(rollouts, [replace(ROC, rule="released"), Grpo()], seed=0)
+    kept = select_rollouts(rollouts, methods(rule="released"), seed=0)
     assert [t.traj_id for t in kept.trajectories] == ["g1", "g2", "g4", "g5"]
 
 
