@@ -27,7 +27,7 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
 
     model: `model_hash` of a folder; for servers, the name of the model and that hash. samples: rollouts per problem.
     """
-    rl, evaluate, sandbox = recipe.rl, recipe.evaluate, recipe.sandbox
+    rl, limits, evaluate, sandbox = recipe.rl, recipe.rl.limits, recipe.evaluate, recipe.sandbox
     code_tools = [name for name in rl.tools if name in CODE_TOOLS]
     prompt = ""  # with prompt_format: model, the hash of the model includes its chat template
     if renderer_type(rl.prompt.format).has_template:
@@ -43,31 +43,20 @@ def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str,
         "prompt": _hash([rl.prompt.format, prompt, *([style] if style else [])]),
         "tools": [_named(name) for name in rl.tools],
         "tool_limits": [
-            rl.limits.max_tool_chars,
-            rl.limits.max_calls_per_turn,
-            rl.limits.tool_truncate_side,
-            rl.limits.tool_timeout_s,
+            limits.max_tool_chars, limits.max_calls_per_turn, limits.tool_truncate_side, limits.tool_timeout_s,
         ],
         "reward": [_named(rl.reward), rl.answer, *_grader_version(rl.reward)],
         "sandbox": [
-            sandbox.url,
-            sandbox.timeout_s,
-            sandbox.memory_mb,
-            *([sandbox.fault_share] if sandbox.fault_share else []),
+            sandbox.url, sandbox.timeout_s, sandbox.memory_mb, *([sandbox.fault_share] if sandbox.fault_share else []),
             *([sandbox.isolation] if sandbox.isolation != "namespaces" else []),
         ],
         "sampling": [
-            samples,
-            evaluate.temperature,
-            evaluate.top_p,
-            evaluate.max_turns,
-            evaluate.max_response_tokens,
-            recipe.seed,
+            samples, evaluate.temperature, evaluate.top_p, evaluate.max_turns, evaluate.max_response_tokens, recipe.seed,
             rl.rollout_mode,
         ],
         "engine": [recipe.engine.kind, recipe.engine.dtype],
         "verifier": verifier_version(),
-    } | ({"environments": [_environment(entry) for entry in rl.environments]} if rl.environments else {})
+    } | ({"environments": [_environment(entry) for entry in rl.environments]} if rl.environments else {})  # fmt: skip
 
 
 def identity_digest(identity: dict[str, Any]) -> str:

@@ -33,17 +33,6 @@ def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
-    """Yield a dict that, after the block, has `update_gpu_gb` if the device is a GPU: the largest allocated memory in 10^9 bytes."""
-    peak: dict[str, float] = {}
-    if is_gpu(device):
-        torch.cuda.reset_peak_memory_stats(device)
-    yield peak
-    if is_gpu(device):
-        peak["update_gpu_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
-
-
 def use_bf16_stream(model: "PreTrainedModel") -> None:
     """Keep activations in bf16 wherever autocast computes in bf16. Changes nothing outside of such a context."""
     embeddings = model.get_input_embeddings()

@@ -270,10 +270,7 @@ class _Rollout:
             return StopReason.MAX_TURNS
         texts, names = [result.text for result in acted.results], [call.name or "" for call in acted.calls]
         last_id = self.ids[-1] if self.ids else None
-        if observation.text:
-            response_ids = context.codec.observation_ids(observation.text, texts, names, last_id)
-        else:
-            response_ids = context.codec.tool_response_ids(texts, names, last_id)
+        response_ids = context.codec.tool_response_ids(texts, names, last_id, observation.text or None)
         start = len(self.ids)
         if start + len(response_ids) >= context.limits.max_response_tokens:
             return StopReason.LENGTH

@@ -65,19 +65,17 @@ class Codec:
         return list(self._prompt(question))
 
     def tool_response_ids(
-        self, texts: Sequence[str], names: Sequence[str] = (), last_id: int | None = None
+        self,
+        texts: Sequence[str],
+        names: Sequence[str] = (),
+        last_id: int | None = None,
+        observation: str | None = None,
     ) -> list[int]:
-        """Return the ids that follow a turn with calls: the tool responses, in order, and the start of the next turn.
+        """Return the ids between two turns: the tool responses, in order, a text of the environment, and the start of the next turn.
 
-        names: names of the called tools. last_id: the last token of the turn.
+        names: names of the called tools. last_id: the last token of the turn. observation: text of the environment.
         """
-        return self.encode(self.renderer.continuation(texts, names=names, ended=self._token(last_id)))
-
-    def observation_ids(
-        self, text: str, tool_texts: Sequence[str], names: Sequence[str] = (), last_id: int | None = None
-    ) -> list[int]:
-        """Return the ids between two turns with a text of the environment: tool responses, text, and start of the next turn."""
-        return self.encode(self.renderer.continuation(tool_texts, text, names=names, ended=self._token(last_id)))
+        return self.encode(self.renderer.continuation(texts, observation, names=names, ended=self._token(last_id)))
 
     def next_question_ids(self, question: str, last_id: int | None = None) -> list[int]:
         """Return the ids that follow the end of a conversation when the user asks again."""

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models.config_facts import context_length
-from rstar_lab.rl.models.gpu import peak_memory
+from rstar_lab.rl.models.gpu import is_gpu
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.step import Sampled, Update, lr_scale
@@ -73,12 +74,11 @@ class LocalDriver:
         return LocalPasses(self.learner, self.rl, self.context, self.servers.get("teacher"))
 
     async def update(self, selection: Selection) -> Update:
-        with peak_memory(self.learner.device) as peak:
-            if self.in_thread:
-                update = await asyncio.to_thread(self._update, selection)
-            else:
-                update = self._update(selection)
-        return replace(update, gpu_gb=next(iter(peak.values()), None))
+        device = self.learner.device
+        if on_gpu := is_gpu(device):
+            torch.cuda.reset_peak_memory_stats(device)
+        update = await asyncio.to_thread(self._update, selection) if self.in_thread else self._update(selection)
+        return replace(update, gpu_gb=torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else None)
 
     def _update(self, selection: Selection) -> Update:
         return self.learner.update(selection, self.rl, lr_scale=self.scale, seed=self.seed)

@@ -24,7 +24,7 @@ from rstar_lab.rl.algorithm.streams import Streams, trained_mask
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.rl import LimitedCorrection, WhenStale
 from rstar_lab.rl.rollout.context import RolloutTask
-from rstar_lab.rl.step import MismatchError
+from rstar_lab.rl.step import BufferedGroups, MismatchError
 from rstar_lab.rl.trajectory import Trajectory
 
 FAR_UPDATES = 5  # number of consecutive updates above the limit that stops a run
@@ -51,22 +51,6 @@ class Group:
     @property
     def trajectories(self) -> list[Trajectory]:
         return self.running.result()
-
-
-@dataclass(slots=True)
-class Batch:
-    """Groups that an update trains on. dropped: complete groups that are too old. waited_s: time until the batch was
-    complete. ages_s: time that each group waited in the buffer. staleness: staleness of each group."""
-
-    groups: list[Group]
-    dropped: list[Group]
-    waited_s: float
-    ages_s: list[float]
-    staleness: list[int]
-
-    @property
-    def trajectories(self) -> list[Trajectory]:
-        return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
 @dataclass(slots=True)
@@ -135,9 +119,8 @@ class GroupStream:
         elif not self.whole_batches:
             self.fill()
 
-    async def take(self) -> Batch:
+    async def take(self) -> BufferedGroups:
         """Wait until a batch is complete and return it, oldest groups first. Raises the error of a rollout."""
-        requested = asyncio.get_running_loop().time()
         dropped: list[Group] = []
         while True:
             if self.error:
@@ -158,8 +141,12 @@ class GroupStream:
         self.taken += 1
         if not self.whole_batches:
             self.fill()
-        ages = [now - (group.done_at or now) for group in groups]
-        return Batch(groups, dropped, now - requested, ages, [self.staleness(group.version) for group in groups])
+        return BufferedGroups(
+            [group.trajectories for group in groups],
+            [group.trajectories for group in dropped],
+            [self.staleness(group.version) for group in groups],
+            [now - (group.done_at or now) for group in groups],
+        )
 
     async def settle(self) -> None:
         """Wait until no group is in progress."""

@@ -16,7 +16,7 @@ from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.plan import parse_group_name, rollout_task
 from rstar_lab.rl.rollout.run import retry_failed, run_rollouts, score_groups
-from rstar_lab.rl.step import BufferedGroups, Sampled, select
+from rstar_lab.rl.step import Sampled, select
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.group_stream import GroupStream, trim, updates_since
 from rstar_lab.rl.trajectory import StopReason, Trajectory
@@ -63,16 +63,16 @@ class RolloutSource:
             trajectories, selection, groups = await self.collect(stage, rl, pool, step, seed)
             carried = len(self.carried) if rl.sync.carry_over else None
             return Sampled(trajectories, selection, groups, self._retried(), carried=carried)
-        batch = await self.stream.take()
+        buffered = await self.stream.take()
         if rl.schedule.type == "one_step_off":
             # No request is in flight now. The next batch starts with the weights before this update.
             await self.load_newest(self.stream)
-        selection, trimmed = select(batch.trajectories, rl, seed), None
-        used, old = ([group.trajectories for group in groups] for groups in (batch.groups, batch.dropped))
+        trajectories = [t for group in buffered.used for t in group]
+        selection = select(trajectories, rl, seed)
         if rl.schedule.type == "async" and rl.schedule.when_stale == "trim":
             selection, trimmed = trim(selection, lambda v: self.staleness(v) > rl.asynchronous.max_staleness)
-        buffered = BufferedGroups(used, old, batch.staleness, batch.ages_s, trimmed)
-        return Sampled(batch.trajectories, selection, len(used), self._retried(), buffered)
+            buffered = replace(buffered, trimmed_tokens=trimmed)
+        return Sampled(trajectories, selection, len(buffered.used), self._retried(), buffered)
 
     def _retried(self) -> int:
         retried, self.retried = self.retried, 0

@@ -104,7 +104,7 @@ class WorkerState:
 
     @classmethod
     async def open(cls, config: Any, tokenizer: Any) -> "WorkerState":
-        settings = Settings.of(config)
+        settings = Settings.of(config.rstar)
         keys = settings.rl
         sandbox = make_sandbox(settings.recipe.sandbox) if needs_sandbox(settings.recipe) else None
         if sandbox is not None:
@@ -153,7 +153,7 @@ class RstarAgentLoop(AgentLoopBase):
             return await self._run(sampling_params, **kwargs)
         except Exception as error:
             text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            writer = find_writer(Settings.of(self.config).run)
+            writer = find_writer(Settings.of(self.config.rstar).run)
             await writer.add_error.remote(f"rollout of problem {kwargs['problem']['problem_id']}: {text}")
             raise
 

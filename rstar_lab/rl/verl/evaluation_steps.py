@@ -81,24 +81,6 @@ class ServerRollouts:
         return rollouts
 
 
-def filter_stage(settings: Settings, rollouts: ServerRollouts, *, on_progress: Callable[[], None]) -> None:
-    """Write the difficulty table of the stage, if it has a filter and the table is missing.
-
-    Raises UserError if a rollout fails; the same call generates only the rollouts that are not stored.
-    """
-    stage, step = settings.stage, settings.first_step - 1
-    if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():
-        return
-    run = filter_run(settings.run, stage.name)
-    generate = rollouts.generator(run, step=step, sampling="stage", on_progress=on_progress)
-    asyncio.run(
-        filter_problems(
-            settings.problems, stage.filter, generate,
-            stage=stage.name, step=step, recipe=settings.recipe, run_dir=settings.run_dir,
-        )
-    )  # fmt: skip
-
-
 class EvaluationSteps:
     """Mixin of `trainer.RecipeTrainer` that evaluates and filters the problems of a stage."""
 
@@ -124,18 +106,27 @@ class EvaluationSteps:
         window = self.settings.rl.problems_per_step * self.settings.rl.rollouts_per_group
         return ServerRollouts(self.agent_loop_manager, self.replay_buffer, window)
 
-    def _filter_stage(self) -> None:
-        """Run the filter of the stage. The servers hold the weights before its first step."""
-        step = self.settings.first_step - 1
-        self.watchdog.enter("filter", step)
-        filter_stage(self.settings, self.other_rollouts, on_progress=partial(self.watchdog.enter, "filter", step))
-        self.watchdog.leave()
-
     def _begin_stage(self) -> None:
-        """Run the filter of the stage, and before the first step evaluate the model that RL starts from."""
-        if self.global_steps == 0 and self.settings.first_step == 1:
-            self._evaluate_served("sft" if self.settings.recipe.sft else "base")
-        self._filter_stage()
+        """Evaluate the model that RL starts from before the first step, and write the difficulty table of the stage's filter.
+
+        Raises UserError if a rollout fails; a resumed run generates only the rollouts that are not stored.
+        """
+        settings, step = self.settings, self.settings.first_step - 1
+        if self.global_steps == 0 and settings.first_step == 1:
+            self._evaluate_served("sft" if settings.recipe.sft else "base")
+        stage = settings.stage
+        if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():
+            return
+        self.watchdog.enter("filter", step)
+        run, on_progress = filter_run(settings.run, stage.name), partial(self.watchdog.enter, "filter", step)
+        generate = self.other_rollouts.generator(run, step=step, sampling="stage", on_progress=on_progress)
+        asyncio.run(
+            filter_problems(
+                settings.problems, stage.filter, generate,
+                stage=stage.name, step=step, recipe=settings.recipe, run_dir=settings.run_dir,
+            )
+        )  # fmt: skip
+        self.watchdog.leave()
 
     def _evaluate(self, model: str | None = None) -> HeldOut:
         """Evaluate the recipe's sets with the weights after this step. model: see `evaluate_sets`."""

@@ -33,7 +33,7 @@ class OversamplingManager(AgentLoopManagerTQ):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.settings = Settings.of(self.config)
+        self.settings = Settings.of(self.config.rstar)
         self.state = TrainerState()
         self.step, self.sent = -1, 0
         self.open: dict[str, str] = {}

@@ -56,7 +56,7 @@ class _RocMixin:
 
     def __init__(self, *args: Any, sampler_kwargs: Any, **kwargs: Any):
         settings = dict(sampler_kwargs)
-        self.settings = Settings.of_node(settings.pop("rstar"))
+        self.settings = Settings.of(settings.pop("rstar"))
         super().__init__(*args, sampler_kwargs=sampler_kwargs, **(kwargs | settings))  # type: ignore[call-arg]
         self.last = StepSelection()
         self._evicted: list[RolloutNumbers] = []

@@ -30,26 +30,15 @@ class Settings:
     watchdog_s: float | None = None
 
     @classmethod
-    def of(cls, config: Any) -> "Settings":
-        """Read the settings from verl's configuration."""
-        return cls.of_node(config.rstar)
-
-    @classmethod
-    def of_node(cls, node: Any) -> "Settings":
-        """Read the settings from the node that `as_config` wrote."""
+    def of(cls, node: Any) -> "Settings":
+        """Read the settings from the node `rstar` of verl's configuration, which `as_config` wrote."""
         recipe = parse_recipe(json.loads(node["recipe"]))
         stage = next(stage for stage in recipe.stages if stage.name == node["stage"])
         return cls(recipe, stage, node["run"], Path(node["runs_dir"]), node["first_step"], node["watchdog_s"])
 
     def as_config(self) -> dict[str, Any]:
-        return {
-            "recipe": self.recipe.model_dump_json(),
-            "stage": self.stage.name,
-            "run": self.run,
-            "runs_dir": str(self.runs_dir),
-            "first_step": self.first_step,
-            "watchdog_s": self.watchdog_s,
-        }
+        names = {"recipe": self.recipe.model_dump_json(), "stage": self.stage.name, "runs_dir": str(self.runs_dir)}
+        return names | {"run": self.run, "first_step": self.first_step, "watchdog_s": self.watchdog_s}
 
     @cached_property
     def rl(self) -> RlSection:
@@ -112,20 +101,6 @@ def checkpointed(run_dir: Path) -> int:
     return int(path.read_text()) if path.exists() else 0
 
 
-def saved_state(run_dir: Path) -> TrainerState:
-    """Return the position in the stages and in the data at the newest checkpoint."""
-    step = checkpointed(run_dir)
-    return TrainerState.read(checkpoint_folder(run_dir, step)) if step else TrainerState()
-
-
-def stage_lines(run_dir: Path, stage: str) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl of a stage, up to the newest checkpoint."""
-    if not (run_dir / "run.json").exists():
-        return []
-    last = checkpointed(run_dir)
-    return [line for line in RunReader(run_dir).metrics() if line["stage"] == stage and line["step"] <= last]
-
-
 def stage_has_ended(settings: Settings, lines: Sequence[Mapping[str, Any]], retired: Sequence[str]) -> bool:
     """Return whether a stage with these metrics is finished."""
     if stage_end_reason(settings.stage, lines) is not None:
@@ -142,20 +117,24 @@ def stages_of(recipe: Recipe, runs_dir: Path, watchdog_s: float | None = None) -
     settings_of_stages, first = list[Settings](), 1
     for stage in recipe.stages:
         settings = Settings(recipe, stage, f"{recipe.name}-rl", runs_dir, first, watchdog_s)
-        lines = stage_lines(settings.run_dir, stage.name)
-        first += (
-            len(lines)
-            if lines and stage_has_ended(settings, lines, saved_state(settings.run_dir).retired)
-            else stage.steps
-        )
+        lines, ended = saved_lines(settings)
+        first += len(lines) if lines and ended else stage.steps
         settings_of_stages.append(settings)
     return settings_of_stages
 
 
+def saved_lines(settings: Settings) -> tuple[list[dict[str, Any]], bool]:
+    """Return the lines of metrics.jsonl of a stage up to the newest checkpoint, and whether the stage has ended with them."""
+    run_dir, last = settings.run_dir, checkpointed(settings.run_dir)
+    lines = RunReader(run_dir).metrics() if (run_dir / "run.json").exists() else []
+    lines = [line for line in lines if line["stage"] == settings.stage.name and line["step"] <= last]
+    state = TrainerState.read(checkpoint_folder(run_dir, last)) if last else TrainerState()
+    return lines, stage_has_ended(settings, lines, state.retired)
+
+
 def has_steps_left(settings: Settings) -> bool:
     """Return whether a stage has steps left."""
-    lines = stage_lines(settings.run_dir, settings.stage.name)
-    return not stage_has_ended(settings, lines, saved_state(settings.run_dir).retired)
+    return not saved_lines(settings)[1]
 
 
 def model_before(settings: Settings, start: Path) -> Path:

@@ -77,7 +77,7 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
             # not have; a resumed run starts the groups in flight again instead.
             config.trainer.v1.trainer_mode = "sync"
         super().__init__(config)
-        self.settings = Settings.of(config)
+        self.settings = Settings.of(config.rstar)
         session = self.session = RunSession(self.settings.resolved, Reporter())
         extra = {"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")}
         parent = {"run": session.run_id("sft"), "step": None} if self.settings.recipe.sft else None

@@ -1,8 +1,6 @@
 """Recipe options that the verl trainer does not support. Checked at start-up, so that no key is ignored silently."""
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -71,14 +69,15 @@ def policy_pass(rl: RlSection) -> str | None:
     for method in rl.hooks:
         if method.forward_phase is None:
             continue
-        with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop, as a notebook does
-            found = method.forward(Selection.of(rollouts, [1.0, -1.0]), rollouts, _Passes(None))
-            try:
-                thread.submit(asyncio.run, found).result()
-            except NeedsPolicy as error:
-                return str(error)
-            except UserError:  # invented rollouts may lack what the hook needs
-                continue
+        # The passes never wait, so that the hook runs to its end without an event loop.
+        hook = method.forward(Selection.of(rollouts, [1.0, -1.0]), rollouts, _Passes(None))
+        try:
+            hook.send(None)
+        except NeedsPolicy as error:
+            return str(error)
+        except (StopIteration, UserError):  # it has ended; invented rollouts may lack what it needs
+            continue
+        hook.close()
     return None
 
 

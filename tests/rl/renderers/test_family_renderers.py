@@ -130,7 +130,7 @@ def test_the_next_question_follows_the_answer(family):
 def test_the_observation_of_an_environment_follows_the_results(family):
     codec = Codec(tokenizer_of(family), {}, STYLE)
     last = codec.tokenizer.convert_tokens_to_ids(CALL_END[family])
-    text = codec.tokenizer.decode(codec.observation_ids("Your move.", ["one"], ["f"], last))
+    text = codec.tokenizer.decode(codec.tool_response_ids(["one"], ["f"], last, "Your move."))
     assert text.index("one") < text.index("Your move.") and not text.startswith(CALL_END[family])
 
 

@@ -158,13 +158,14 @@ def test_text_from_outside_has_no_control_tokens_of_the_model(family):
 
     assert controls(codec.prompt_ids(hostile)) == controls(codec.prompt_ids("harmless"))
     assert controls(codec.tool_response_ids([hostile])) == controls(codec.tool_response_ids(["harmless"]))
-    assert controls(codec.observation_ids(hostile, [hostile])) == controls(codec.observation_ids("a", ["b"]))
+    hostile_ids, plain_ids = (codec.tool_response_ids([text], observation=text) for text in (hostile, "a"))
+    assert controls(hostile_ids) == controls(plain_ids)
 
 
 @families
 def test_two_results_and_the_text_of_an_environment_are_rendered_in_order(family):
     codec = Codec(chat_tokenizer(family), {}, STYLE)
-    text = codec.tokenizer.decode(codec.observation_ids("Your move.", ["one", "two"]))
+    text = codec.tokenizer.decode(codec.tool_response_ids(["one", "two"], observation="Your move."))
     assert text.index("one") < text.index("two") < text.index("Your move.")
     start = codec.tokenizer.decode(codec.prompt_ids("Q"))[-10:]
     assert text.endswith(start) and codec.tokenizer.decode(codec.next_question_ids("Next?")).endswith(start)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.rollout.context import RolloutTask
-from rstar_lab.rl.training.group_stream import Batch, GroupStream
+from rstar_lab.rl.step import BufferedGroups
+from rstar_lab.rl.training.group_stream import GroupStream
 
 
 class Setting:
@@ -41,7 +42,7 @@ class Setting:
             await asyncio.sleep(0)
         return list(tasks)
 
-    async def train(self, steps: int) -> list[Batch]:
+    async def train(self, steps: int) -> list[BufferedGroups]:
         batches = []
         self.stream.fill()
         for step in range(1, steps + 1):
@@ -60,7 +61,7 @@ class Setting:
 
 
 def names(groups: list[Any]) -> list[str]:
-    return [group.tasks[0].group_id for group in groups]
+    return [group[0].group_id for group in groups]
 
 
 @given(
@@ -79,9 +80,9 @@ def test_wait_uses_every_group_once_and_never_exceeds_the_bound(
         setting = Setting(seed, 12, max_staleness=max_staleness, capacity=capacity, buffer_groups=buffer_groups)
         setting.update_turns, setting.load_turns = update_turns, load_turns
         batches = await asyncio.wait_for(setting.train(12), 20)
-        used = [name for batch in batches for name in names(batch.groups)]
+        used = [name for batch in batches for name in names(batch.used)]
         assert sorted(used) == sorted(f"g{n}" for n in range(1, 37))
-        assert all(len(batch.groups) == 3 and not batch.dropped for batch in batches)
+        assert all(len(batch.used) == 3 and not batch.dropped for batch in batches)
         assert max(s for batch in batches for s in batch.staleness) <= max_staleness
         assert setting.most_open <= min(buffer_groups, 3 * (max_staleness + 1))
         assert not setting.stream.open
@@ -96,7 +97,7 @@ def test_without_waiting_updates_use_what_is_complete(seed, when_stale, max_stal
         options = {"max_staleness": max_staleness, "when_stale": when_stale, "buffer_groups": 9}
         setting = Setting(seed, 30, **options)
         batches = await asyncio.wait_for(setting.train(30), 20)
-        used = [name for batch in batches for name in names(batch.groups)]
+        used = [name for batch in batches for name in names(batch.used)]
         dropped = [name for batch in batches for name in names(batch.dropped)]
         assert len(used) == len(set(used)) == 90 and not set(used) & set(dropped)
         assert setting.most_open <= 9
@@ -124,9 +125,9 @@ async def test_one_step_off_generates_batches_with_the_weights_before_the_update
     setting = Setting(1, 8, whole_batches=True)
     setting.update_turns = 5
     batches = await setting.train(8)
-    assert [names(batch.groups) for batch in batches] == [[f"g{3 * step + i}" for i in (1, 2, 3)] for step in range(8)]
+    assert [names(batch.used) for batch in batches] == [[f"g{3 * step + i}" for i in (1, 2, 3)] for step in range(8)]
     for batch in batches:
-        assert len({group.version for group in batch.groups}) == 1
+        assert len(set(batch.staleness)) == 1
     # Steps 4 and 8 have no update, so the groups after them are one update old, as all but those of the first two steps.
     assert [batch.staleness[0] for batch in batches] == [0, 1, 1, 1, 0, 1, 1, 1]
 
@@ -154,5 +155,5 @@ async def test_a_stage_whose_problems_end_gives_a_smaller_batch():
     setting = Setting(1, 8)
     setting.stream.next_group = lambda: setting.next_group() if setting.drawn < 4 else None
     setting.stream.fill()
-    assert len((await setting.stream.take()).groups) == 3
-    assert names((await setting.stream.take()).groups) and not setting.stream.open
+    assert len((await setting.stream.take()).used) == 3
+    assert names((await setting.stream.take()).used) and not setting.stream.open
