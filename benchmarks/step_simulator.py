@@ -177,8 +177,9 @@ class _Simulation:
             if step == WARM_UP + 1:
                 started, waited, staleness = loop.time(), 0.0, []
                 busy = sum(replica.busy_s for replica in self.replicas)
+            requested = loop.time()
             batch = await stream.take()
-            waited += batch.waited_s
+            waited += loop.time() - requested
             staleness += batch.staleness
             if self.mode == "one_step_off":
                 await self.sync_weights()

@@ -28,7 +28,8 @@ class ProblemHistory(NamedTuple):
 
 NOTHING = ProblemHistory()
 History = dict[str, ProblemHistory]
-Problems, Results = Sequence[Problem], Mapping[str, ProblemHistory]
+Problems = Sequence[Problem]
+Results = Mapping[str, ProblemHistory]
 
 
 def add_results(history: History, rollouts: Sequence[Trajectory], memory: float) -> None:

@@ -15,11 +15,9 @@ FAULT = CallResult(Outcome.SANDBOX_ERROR, "", "", None, 0.0)
 
 
 class Sandbox(Protocol):
-    """The part of LocalSandbox and SandboxClient that the tools use. `fork` and `close_session` are for sessions only."""
+    """The part of LocalSandbox and SandboxClient that the tools use; for sessions also `fork` and `close_session`."""
 
     async def run_many(self, calls: Sequence[Call]) -> list[CallResult]: ...
-    async def fork(self, session: str, n: int) -> list[str]: ...
-    async def close_session(self, session: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +58,13 @@ class CodeTool:
         if self.sessions is None or traj_id not in self.sessions:
             return
         try:
-            (self.sessions[copy],) = await self.sandbox.fork(self.sessions[traj_id], 1)
+            (self.sessions[copy],) = await self.sandbox.fork(self.sessions[traj_id], 1)  # type: ignore[attr-defined]
         except (ForkError, ValueError) as error:
             raise ForkFailed(f"{tool_name(self.schema)}: {error}") from error
 
     async def close(self, traj_id: str) -> None:
         if self.sessions is not None and (session := self.sessions.pop(traj_id, None)):
-            await self.sandbox.close_session(session)
+            await self.sandbox.close_session(session)  # type: ignore[attr-defined]
 
 
 async def run_code(
@@ -98,10 +96,10 @@ class FaultySandbox:
         return [FAULT if self._fails(call) else next(results) for call in calls]
 
     async def fork(self, session: str, n: int) -> list[str]:
-        return await self.sandbox.fork(session, n)
+        return await self.sandbox.fork(session, n)  # type: ignore[attr-defined]
 
     async def close_session(self, session: str) -> None:
-        await self.sandbox.close_session(session)
+        await self.sandbox.close_session(session)  # type: ignore[attr-defined]
 
     def _fails(self, call: Call) -> bool:
         return derive_seed(call.seed or 0, "fault", call.code, call.stdin) % 10_000 < 10_000 * self.share

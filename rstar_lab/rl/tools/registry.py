@@ -35,7 +35,8 @@ def make_tools(
     for name in names:
         if name in CODE_TOOLS:
             assert sandbox is not None
-            renderer, sessions = renderer_type(prompt_format), {} if name == "jupyter" else None
+            renderer = renderer_type(prompt_format)
+            sessions: dict[str, str] | None = {} if name == "jupyter" else None
             schema = renderer.code_tool(name)
             tools.append(CodeTool(sandbox, timeout_s, memory_mb, schema, renderer.result_text, sessions))
         else:
