@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import tempfile
+from pathlib import Path
 from typing import Any
 
 
@@ -18,9 +20,11 @@ def main() -> None:
     if interrupt is signal.default_int_handler:  # otherwise Ctrl-C is ignored, as after nohup
         signal.signal(signal.SIGINT, lambda *_: os._exit(exit_code()))
     from rstar_lab.cli.command_line import run
+    from rstar_lab.common.temporary import SHARED_MEMORY, remove_stale_folders
     from rstar_lab.hardware.processes import raise_open_files
 
     raise_open_files()
+    remove_stale_folders(Path(tempfile.gettempdir()), SHARED_MEMORY)
 
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.doctor.logs import read_logs
 from rstar_lab.doctor.rule import WINDOW, Evidence, Log, Rule
 from rstar_lab.doctor.rules import RULES
@@ -92,7 +92,7 @@ class Diagnosis:
     waste: dict[str, dict[str, float]]
     lost: dict[str, dict[str, float]]
     logs: list[Log]
-    files: "tempfile.TemporaryDirectory[str] | None" = None
+    files: LockedFolder | None = None
 
     def inspect(self, number: int = 1) -> "Inspector":
         """Return an inspector with the rollouts of a finding, also for logs of other tools. number: of the finding, from 1."""
@@ -235,10 +235,10 @@ def doctor(*paths: str | Path, rules: Sequence[str] = (), profile: str | Path | 
     """
     chosen = (*RULES, *(_own_rule(name) for name in rules))
     hardware = load_profile(profile).hardware if profile else None
-    files = tempfile.TemporaryDirectory(prefix="rstar-doctor-")
+    files = LockedFolder("doctor")
     logs: list[Log] = []
     for number, path in enumerate(paths):
-        for log in read_logs(Path(path), Path(files.name) / str(number)):
+        for log in read_logs(Path(path), files.path / str(number)):
             known = {other.name for other in logs}
             names = (log.name, *(f"{log.name}-{again}" for again in range(2, len(logs) + 3)))
             logs.append(replace(log, name=next(name for name in names if name not in known)))

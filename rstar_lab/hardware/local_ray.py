@@ -3,10 +3,8 @@
 import contextlib
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Self
 import psutil
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, exit_with_parent, free_port, processes_of
 
 START_TIMEOUT_S = 300
@@ -78,7 +77,8 @@ class LocalRay:
 
     def _open(self) -> None:
         # Ray's socket paths must stay under 108 bytes.
-        self.folder, self._processes = Path(tempfile.mkdtemp(prefix="r", dir="/tmp")), []
+        self._locked, self._processes = LockedFolder("ray", Path("/tmp")), []
+        self.folder = self._locked.path
         token = self.folder / "token"
         token.touch(mode=0o600)
         token.write_text(TOKEN)
@@ -174,7 +174,7 @@ class LocalRay:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         end_processes(self._job_id, grace_s=0.5)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._locked.cleanup()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

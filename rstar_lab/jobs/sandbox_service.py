@@ -11,12 +11,10 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from rstar_lab.common.errors import UserError, exit_with_message
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.hardware.processes import free_port, wait_or_kill
 from rstar_lab.jobs.store import JobFolder, write_exports
 
@@ -43,7 +42,7 @@ class SandboxService:
 
     def __init__(self, folder: JobFolder, host: str, workers: int):
         self.folder, self.host, self.workers = folder, host, workers
-        self.data = Path(tempfile.mkdtemp(prefix="rstar-sandbox-"))
+        self.data = LockedFolder("sandbox")
         self.environment = {TOKEN_VARIABLE: os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(24)}
         self.own_redis = REDIS_VARIABLE not in os.environ
         self.redis_port, self.http_port = free_port(host), free_port(host)
@@ -96,12 +95,12 @@ class SandboxService:
             process.terminate()
         for process in self.processes.values():
             wait_or_kill(process, 5)
-        shutil.rmtree(self.data, ignore_errors=True)
+        self.data.cleanup()
 
     def _start_redis(self) -> subprocess.Popen[bytes]:
         # The configuration goes through stdin: command lines are visible to every user of the node.
         lines = [
-            f"bind {self.host}", f"port {self.redis_port}", f"requirepass {self.password}", f"dir {self.data}",
+            f"bind {self.host}", f"port {self.redis_port}", f"requirepass {self.password}", f"dir {self.data.path}",
             "appendonly yes", "appendfsync everysec", "save \"\"", "maxmemory-policy noeviction",
         ]  # fmt: skip
         try:

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.sandbox.call import failure
 from rstar_lab.sandbox.call_request import TIERS, Answer
 from rstar_lab.sandbox.runtime import cgroup, crowd, kernel, pressure, protocol, rootfs
@@ -33,8 +33,6 @@ from rstar_lab.sandbox.supervisor_pool import (
 
 RUNSC = "runsc"
 INSTALL = "https://gvisor.dev/docs/user_guide/install"
-# Prefix of temporary folders.
-FOLDER = "rstar-gvisor"
 _SOURCE = "/opt/rstar_lab"
 _BOOT = f"""import sys
 sys.path.insert(0, {_SOURCE!r})
@@ -100,14 +98,6 @@ def bundle_config(root: Path, tier: str, readable: Sequence[str], packages: str 
     }
 
 
-def remove_stale_folders() -> None:
-    """Remove the folders of sandboxes that were killed. Their names are `FOLDER-PID-RANDOM`, with the owner's process id."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}-*-*"):
-        owner = folder.name.removeprefix(f"{FOLDER}-").partition("-")[0]
-        if owner.isdigit() and not Path("/proc", owner).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 class Container(SupervisorConnection):
     """The connection to the supervisor of one container."""
 
@@ -167,8 +157,8 @@ class GvisorPool:
     async def start(self) -> None:
         """Start the first container. Raises RuntimeError if it cannot be started."""
         cgroup.remove_stale_groups()
-        remove_stale_folders()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}-{os.getpid()}-"))
+        self._locked = LockedFolder("gvisor")
+        self._folder = self._locked.path
         self._name = f"{cgroup.PREFIX}-{os.getpid()}-{self._folder.name[-8:]}"
         self._group = cgroup.create(self._name)
         if self._group:
@@ -311,4 +301,4 @@ class GvisorPool:
         await asyncio.gather(*self._ending)
         if self._group:
             cgroup.destroy(self._group, self._name)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._locked.cleanup()

@@ -5,9 +5,7 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
-import tempfile
 
 import pytest
 
@@ -15,7 +13,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
 from rstar_lab.sandbox.call import ForkError
-from rstar_lab.sandbox.gvisor import GvisorPool, find_runsc, remove_stale_folders
+from rstar_lab.sandbox.gvisor import GvisorPool, find_runsc
 
 needs_runsc = pytest.mark.skipif(
     shutil.which("runsc") is None or os.geteuid() != 0, reason="runsc is not installed, or this is not root"
@@ -59,17 +57,6 @@ async def test_a_container_gets_read_only_files_and_no_network(monkeypatch, tmp_
     assert str(data) in binds and "/etc" not in binds and "/home" not in binds
     assert all("ro" in mount["options"] for mount in binds.values())
     assert not pool._folder.exists()
-
-
-def test_folders_of_killed_processes_are_removed(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    names = [f"rstar-gvisor-{ended.pid}-a1", f"rstar-gvisor-{os.getpid()}-b2", "rstar-gvisor-other"]
-    for name in names:
-        (tmp_path / name / "root").mkdir(parents=True)
-    remove_stale_folders()
-    assert {folder.name for folder in tmp_path.iterdir()} == set(names[1:])
 
 
 @needs_runsc

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rstar_lab.common.temporary import remove_stale_folders
 from rstar_lab.sandbox import LocalSandbox, SandboxClient
-from rstar_lab.sandbox.runtime import temporary
 
 pytestmark = pytest.mark.slow
 
@@ -181,17 +181,15 @@ async def test_a_cancelled_start_leaves_no_process():
 
 
 def test_only_the_folder_of_a_killed_process_is_removed(tmp_path):
-    code = "import sys, time\nfrom rstar_lab.sandbox.runtime.temporary import make_locked_folder\n"
-    code += (
-        f"folder, lock = make_locked_folder({str(tmp_path)!r}, 'rstar-programs')\nopen(folder + '/a', 'w').close()\n"
-    )
-    code += "print(folder, flush=True)\ntime.sleep(60)"
+    code = "import sys, time\nfrom pathlib import Path\nfrom rstar_lab.common.temporary import LockedFolder\n"
+    code += f"folder = LockedFolder('weights', Path({str(tmp_path)!r}))\n(folder.path / 'a').touch()\n"
+    code += "print(folder.path, flush=True)\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         folder = Path(owner.stdout.readline().strip())
-        temporary.remove_stale_folders(str(tmp_path), "rstar-programs")
+        remove_stale_folders(tmp_path)
         assert (folder / "a").exists()
         owner.kill()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "rstar-programs-link").symlink_to(tmp_path / "other")
-    temporary.remove_stale_folders(str(tmp_path), "rstar-programs")
-    assert not folder.exists() and (tmp_path / "other").exists()
+    (tmp_path / "rstar-tokens-0").mkdir()
+    (tmp_path / "rstar-weights-1-01234567").symlink_to(tmp_path / "rstar-tokens-0")
+    remove_stale_folders(tmp_path)
+    assert not folder.exists() and (tmp_path / "rstar-tokens-0").exists()

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.engines.devices import end_of_log
 
@@ -118,14 +118,14 @@ class VllmEngine:
 
     def _open_slot(self) -> tuple[int, int, int, str]:
         """Return the resources of the worker process: a socket, a pipe that closes when this process ends (the life pipe), a
-        log file, and a folder for vLLM's sockets."""
+        log file, and a folder for vLLM's temporary files."""
         parent_end, child_end = socket.socketpair()
         life, self._life = os.pipe()
         self._connection = Connection(parent_end.detach())
-        # A folder that this process removes, because vLLM does not remove its sockets.
-        self._sockets = tempfile.TemporaryDirectory(prefix="rstar-vllm-", ignore_cleanup_errors=True)
+        # vLLM does not remove its sockets and rendezvous files.
+        self._sockets = LockedFolder("vllm")
         log = os.open(self.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        return child_end.detach(), life, log, self._sockets.name
+        return child_end.detach(), life, log, str(self._sockets.path)
 
     async def start(self, model: Path | str, options: dict[str, Any]) -> None:
         """Send the process its model and wait until it serves it. Raises UserError if the model cannot be loaded.

@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
@@ -24,14 +25,14 @@ from rstar_lab.rl.seeds import derive_seed
 HEARTBEAT_S = 5.0  # a busy engine sends at least this often, so `stall_s` must be larger
 
 # File descriptors of the socket, of the life pipe (it closes when the parent ends) and of the log; the folder for
-# vLLM's sockets.
+# vLLM's temporary files.
 WorkerSlot = tuple[int, int, int, str]
 
 
 def attach_to_slot(slot: WorkerSlot) -> None:
     """Attach to this worker slot. Exit when the parent closes its end of the life pipe, including when it is killed."""
     _, life, _, sockets = slot
-    os.environ["VLLM_RPC_BASE_PATH"] = sockets
+    os.environ["VLLM_RPC_BASE_PATH"] = tempfile.tempdir = sockets
 
     def watch() -> None:
         os.read(life, 1)

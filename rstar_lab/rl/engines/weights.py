@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -25,12 +24,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rstar_lab.common.temporary import SHARED_MEMORY, LockedFolder
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.files import name_disk_errors, space_of
 from rstar_lab.untrusted.files import parse_json
 
 Transport = Literal["cuda-ipc", "shared-memory", "file"]
-SHARED_MEMORY = Path("/dev/shm")
 LOG = logging.getLogger(__name__)
 ALIASES = "rstar_lab.aliases"  # metadata key: JSON object {alias: name of the stored tensor}
 
@@ -89,7 +88,8 @@ class WeightsFile:
 
     def _open(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix="rstar-weights-", dir=parent))
+        self._locked = LockedFolder("weights", parent)
+        self.folder = self._locked.path
         self.path = self.folder / "weights.safetensors"
 
     def write(self, tensors: dict[str, Tensor], aliases: Mapping[str, str]) -> None:
@@ -118,7 +118,7 @@ class WeightsFile:
         new.replace(self.path)
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._locked.cleanup()
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:

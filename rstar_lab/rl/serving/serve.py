@@ -5,11 +5,9 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -21,6 +19,7 @@ import httpx
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.service_tokens import LOOPBACK, published_token
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.rl.engines.devices import CPU_THREADS, end_of_log, environment_for, visible_gpus
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.config_facts import context_length
@@ -190,6 +189,7 @@ class Replica:
 
     def environment(self) -> dict[str, str]:
         variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
+        variables["TMPDIR"] = str(self.log.parent)  # vLLM does not remove its sockets and rendezvous files
         variables["VLLM_SERVER_DEV_MODE"] = "1" if self.options.updatable else "0"
         if self.token:
             variables[TOKEN] = self.token
@@ -266,13 +266,13 @@ async def serving(
     on_event: called with ("died", fields) and ("restarted", fields). Raises UserError if a server does not start.
     """
     check_options(options)
-    folder = Path(tempfile.mkdtemp(prefix="rstar-lab-serve-"))
+    locked = LockedFolder("serve")
+    folder = locked.path
     if options.prompt_format:
         template = chat_template_of(load_tokenizer(options.model), options.prompt_format)
         (folder / CHAT_TEMPLATE_FILE).write_text(template)
     replicas = [Replica(number, port, options, folder) for number, port in enumerate(reserve_ports(options))]
     watchers: list[asyncio.Task[None]] = []
-    keep_logs = True
     tokens = ExitStack()
     try:
         for replica in replicas:
@@ -280,7 +280,6 @@ async def serving(
                 replica.token, _ = tokens.enter_context(published_token(options.host, replica.port))
             await replica.spawn()
         await asyncio.gather(*(replica.wait_until_ready() for replica in replicas))
-        keep_logs = False
         watchers = [asyncio.create_task(_watch(replica, on_event)) for replica in replicas]
         yield replicas
     finally:
@@ -290,8 +289,10 @@ async def serving(
             replica.end()
         await asyncio.gather(*(replica.aclose() for replica in replicas))
         tokens.close()
-        if not keep_logs:
-            shutil.rmtree(folder, ignore_errors=True)
+        if watchers:
+            locked.cleanup()
+        else:  # the error names a log
+            locked.keep()
 
 
 async def _watch(replica: Replica, on_event: Callable[[str, dict[str, Any]], None]) -> None:

@@ -8,11 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.temporary import SHARED_MEMORY, LockedFolder
 from rstar_lab.hardware.processes import wait_or_kill
 
 _TIMEOUT = timedelta(
@@ -123,11 +122,13 @@ class Ranks:
         """Allocate shared memory (2 buffers, ranks, numel). Its file is deleted once all ranks have mapped it."""
         shape = (2, self.size, numel)
         if self.rank == 0:
-            memory = Path("/dev/shm")
-            room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * 4 * math.prod(shape)
-            with tempfile.NamedTemporaryFile(dir=memory if room else None, prefix="rstar-ranks-") as file:
-                file.truncate(4 * math.prod(shape))
-                return self._map(self.share(file.name), shape)
+            size = 4 * math.prod(shape)
+            room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
+            with LockedFolder("ranks", SHARED_MEMORY if room else None) as folder:
+                path = folder.path / "board"
+                path.touch()
+                os.truncate(path, size)
+                return self._map(self.share(str(path)), shape)
         return self._map(self.share(None), shape)
 
     def _map(self, path: str, shape: tuple[int, ...]) -> Tensor:
@@ -152,7 +153,7 @@ class HelperProcesses:
         if size == 1:
             return
         torch.set_num_threads(1)
-        self._folder = tempfile.TemporaryDirectory(prefix="rstar-ranks-")
+        self._folder = LockedFolder("ranks")
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         for rank in range(1, size):
             arguments = (self._address, rank, size, os.getpid())
@@ -164,7 +165,7 @@ class HelperProcesses:
 
     @property
     def _address(self) -> str:
-        return (Path(self._folder.name) / "rendezvous").as_uri()
+        return (self._folder.path / "rendezvous").as_uri()
 
     def lead(self, entry: str) -> Ranks:
         """Run `entry` ("module:function", called with its Ranks) in every helper and return the ranks of this process."""

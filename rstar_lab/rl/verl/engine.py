@@ -6,7 +6,6 @@ the server of a turn (`admit`) and reports the end of the turn (`finish`), throu
 import asyncio
 import importlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -22,6 +21,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Interruptible, Sampling
 from rstar_lab.rl.engines.server import parse_metrics
 from rstar_lab.rl.scheduling.scheduler import Scheduler, ServerReport, poll_metrics
@@ -252,7 +252,7 @@ class ServerAdapter(BaseRollout):
     def __init__(self, *args: Any, replica_rank: int = -1, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
-        self.folder = tempfile.TemporaryDirectory(prefix="rstar-weights-")
+        self.folder = LockedFolder("weights")
         self.adapters = AdapterSync()
 
     async def resume(self, tags: list[str]) -> None: ...
@@ -270,7 +270,7 @@ class ServerAdapter(BaseRollout):
     ) -> None:
         from safetensors.torch import save_file
 
-        path = Path(self.folder.name) / "weights.safetensors"
+        path = self.folder.path / "weights.safetensors"
         sent = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in weights}
         tensors = self.adapters.receive(sent, peft_config, base_sync_done)
         if tensors is None:

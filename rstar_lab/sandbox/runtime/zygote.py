@@ -15,9 +15,11 @@ import signal
 import socket
 import sys
 from collections import deque
+from pathlib import Path
 from typing import Any
 
-from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs, temporary
+from rstar_lab.common import temporary
+from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs
 from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, KILL_PROGRAM, PING, REFUSED, Request
 from rstar_lab.sandbox.runtime.supervisor import run_supervisor
 
@@ -33,7 +35,7 @@ TIERS = {
 # Signals that Python ignores in every program.
 PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
 # Where the folder for programs without a private file system is created, and its prefix.
-TEMPORARY, FOLDER = "/tmp", "rstar-programs"
+TEMPORARY, FOLDER = Path("/tmp"), "rstar-programs"
 # Name of the tier of modules that the user chose.
 PRELOAD = "preload"
 # Typical programs of each tier, run once in the zygote: they do lazy imports and fill caches. A first `solve` takes 48 CPU ms in a
@@ -289,8 +291,8 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     missing: isolation.Missing = {}
     cgroup.remove_stale_groups()
-    temporary.remove_stale_folders(TEMPORARY, FOLDER)
-    scratch, _ = temporary.make_locked_folder(TEMPORARY, FOLDER)
+    temporary.remove_stale_folders(TEMPORARY)
+    folder, _ = temporary.make_locked_folder(TEMPORARY, FOLDER, 0o711)  # other users can enter it but not list it
     name = f"{cgroup.PREFIX}-{os.getpid()}"
     group, usage = cgroup.create(name), None
     if group is None:
@@ -302,7 +304,7 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     root = isolation.create_pid_namespace(missing)
     pid = os.fork()
     if pid == 0:
-        kernel.run_and_exit(run_first_zygote, controls, missing, root, usage, scratch)
+        kernel.run_and_exit(run_first_zygote, controls, missing, root, usage, str(folder))
     for control in controls:
         control.close()
     poller = select.poll()
@@ -312,7 +314,7 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     if group:
         cgroup.destroy(group, name)
     cgroup.remove_stale_groups()  # again: the processes of a killed sandbox may not have been gone at the start

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import socket
-import tempfile
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -16,6 +15,7 @@ from helpers.tiny_models import make_model
 from safetensors import safe_open
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.rl.engine import EngineError, FinishReason, Sampling
 from rstar_lab.rl.engines import group as group_module
 from rstar_lab.rl.engines.devices import environment_for, visible_gpus
@@ -54,7 +54,7 @@ class ScriptedVllm(VllmEngine):
         os.close(life)
         self._process = self.process = ScriptedProcess(ours.dup())
         self._connection, self.theirs = Connection(ours.detach()), Connection(theirs.detach())
-        self._sockets = tempfile.TemporaryDirectory()
+        self._sockets = LockedFolder("test")
         self.requests = 0
         threading.Thread(target=self._work, daemon=True).start()
 
