@@ -1,7 +1,6 @@
 """`rstar-lab monitor`."""
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +40,4 @@ def monitor(
             print(f"token: {token_file}", file=sys.stderr, flush=True)
         print(url, flush=True)
 
-    # SIGTERM must not skip the removal of the token file.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     serve_metrics(runs_dir, host, port, os.environ.get("RSTAR_LAB_MONITOR_TOKEN") or None, announce)

@@ -20,7 +20,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rstar_lab.common.errors import UserError, exit_with_message
@@ -207,10 +206,6 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(0)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -222,7 +217,7 @@ def main() -> None:
         help="start the same number of workers on every other node of the Ray cluster",
     )
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     service = SandboxService(JobFolder(arguments.folder), arguments.host or own_address(), arguments.workers)
     with exit_with_message(), contextlib.closing(service):
         service.start()

@@ -289,10 +289,9 @@ async def serving(
             replica.end()
         await asyncio.gather(*(replica.aclose() for replica in replicas))
         tokens.close()
-        if watchers:
-            locked.cleanup()
-        else:  # the error names a log
+        if not watchers:  # the error names a log
             locked.keep()
+        locked.cleanup()
 
 
 async def _watch(replica: Replica, on_event: Callable[[str, dict[str, Any]], None]) -> None:

@@ -122,13 +122,9 @@ class Ranks:
         """Allocate shared memory (2 buffers, ranks, numel). Its file is deleted once all ranks have mapped it."""
         shape = (2, self.size, numel)
         if self.rank == 0:
-            size = 4 * math.prod(shape)
-            room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
+            room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * 4 * math.prod(shape)
             with LockedFolder("ranks", SHARED_MEMORY if room else None) as folder:
-                path = folder.path / "board"
-                path.touch()
-                os.truncate(path, size)
-                return self._map(self.share(str(path)), shape)
+                return self._map(self.share(str(folder.path / "board")), shape)
         return self._map(self.share(None), shape)
 
     def _map(self, path: str, shape: tuple[int, ...]) -> Tensor:

@@ -5,7 +5,6 @@ It runs the SFT first if its model is missing, then the RL stages.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.hardware.ends import end_like_ctrl_c
 from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.models.model import load_tokenizer
@@ -234,7 +234,7 @@ def main(
 
 def run(app: typer.Typer) -> None:
     """Run a command that may start its own Ray cluster."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is stopped
+    end_like_ctrl_c()  # the cluster is stopped then
     try:
         app()
     except UserError as error:
