@@ -122,7 +122,6 @@ class VllmEngine:
         parent_end, child_end = socket.socketpair()
         life, self._life = os.pipe()
         self._connection = Connection(parent_end.detach())
-        # vLLM does not remove its sockets and rendezvous files.
         self._sockets = LockedFolder("vllm")
         log = os.open(self.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         return child_end.detach(), life, log, str(self._sockets.path)
