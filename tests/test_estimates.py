@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.analysis_runs import make_run
+from scipy import stats
 
 from benchmarks.intervals import coverage, size_of_comparison
 from rstar_lab.analysis.metrics import measure, pass_at_k
@@ -114,3 +115,11 @@ def test_intervals_of_means_that_are_not_rates_are_students():
     values = np.array([3.0, 7.0, 8.0, 4.0])
     found = ratio(values, np.ones(4), 4)
     assert [found.low, found.high] == pytest.approx(list(mean_interval(values)[1:3]))
+
+
+@pytest.mark.parametrize("values", [[0.4, 0.6], [3.0, 7.0, 8.0], [1.0, 2.0, 4.0, 8.0, 9.5]])
+def test_intervals_over_a_few_seeds_are_those_of_scipy(values):
+    error = stats.sem(values)  # with n - 1 degrees of freedom
+    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), error)
+    mean, *ends, p = mean_interval(values)
+    assert [mean, *ends, p] == pytest.approx([np.mean(values), low, high, stats.ttest_1samp(values, 0.0).pvalue])

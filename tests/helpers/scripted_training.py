@@ -22,7 +22,7 @@ from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.tools.base import Tool
-from rstar_lab.rl.training.trainer import Trainer
+from rstar_lab.rl.training.trainer import Evaluate, Trainer
 from rstar_lab.runs.writer import RunWriter
 
 TOKENIZER = train_tokenizer(["chance 0.5, answer 7</reason><answer>\\boxed{7}</answer>"], 300)
@@ -95,10 +95,14 @@ async def train(
     tools: Mapping[str, Tool] | None = None,
     environments: Mapping[str, RunEnvironment] | None = None,
     servers: Mapping[str, ScriptedEngine] | None = None,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int = 0,
     **rl: Any,
 ) -> tuple[Trainer, Path]:
     """Run a recipe, or resume it. stop_after: step after which the run is stopped. environments: by name."""
     recipe = recipe_of(stages, **rl)
+    during = recipe.evaluate.during.model_copy(update={"every": evaluate_every})
+    recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"during": during})})
     model = build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
 
     def on_step(metrics: dict[str, Any]) -> None:
@@ -109,7 +113,7 @@ async def train(
         engines = EngineGroup([engine or Player(slow_s)], runs_dir, 64)  # type: ignore[list-item]
         trainer = trainer_class(
             recipe, model=model, tokenizer=TOKENIZER, engines=engines, tools=tools or {}, reward=right, writer=writer,
-            problems=problems, on_step=on_step, environments=environments, servers=servers,
+            problems=problems, on_step=on_step, environments=environments, servers=servers, evaluate=evaluate,
         )  # fmt: skip
         try:
             await trainer.run()

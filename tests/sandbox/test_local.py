@@ -200,6 +200,11 @@ async def test_a_sleeping_program_ends_at_its_time_limit(sandbox):
     assert 0.45 < result.duration_s < 0.5 + 3
 
 
+async def test_a_program_gets_its_whole_time_limit(sandbox):
+    result = await sandbox.run("import time\ntime.sleep(0.8)\nprint('done')", timeout_s=1.0)
+    assert (result.outcome, result.stdout) == (Outcome.OK, "done\n")
+
+
 @pytest.mark.slow
 async def test_cpu_time_of_all_processes_counts():
     """The CPU time of both processes counts towards the limit; waiting for a CPU does not."""

@@ -7,6 +7,7 @@ import pytest_asyncio
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, Limits, LocalSandbox
+from rstar_lab.sandbox.sessions import Sessions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -176,3 +177,14 @@ async def test_a_cancelled_call_frees_its_slot():
                 await call
             assert (await sandbox.run("1 + 1", session=session)).value == "2"
         assert sandbox.in_flight == sandbox.queue_depth == 0
+
+
+def test_the_sweep_of_idle_sessions_leaves_those_in_use():
+    sessions = Sessions(idle_s=0.0, max_sessions=9)
+    busy, idle = sessions.open("busy"), sessions.open("idle")
+    sessions.done(idle)
+    sessions.drop_idle()
+    assert sessions.find("busy") is busy and sessions.find("idle") is None, "a cell may run longer than session_idle_s"
+    sessions.done(busy)
+    sessions.drop_idle()
+    assert len(sessions) == 0

@@ -123,8 +123,8 @@ class KvCapacity:
         self._rollouts: dict[int, int] = {}  # engine -> number of admitted rollouts
         self._queue: deque[TurnRequest] = deque()  # turns of rollouts that are not admitted
         self._next_turns: list[TurnRequest] = []
-        self._alive: set[int] = set()  # engines at the last dispatch
-        self._changed = False  # whether a rollout arrived or ended, or an engine restarted, since the last admission
+        self._places: dict[int, int] = {}  # engine -> rollouts that its KV cache holds, at the last dispatch
+        self._changed = False  # whether a rollout arrived or ended, or an engine got places, since the last admission
 
     def ready(self, request: TurnRequest) -> None:
         if request.rollout in self._engine_of:
@@ -149,20 +149,19 @@ class KvCapacity:
                 self._queue.appendleft(request)
                 self._changed = True
         self._next_turns = []
-        alive = set(alive_engines(engines))
-        self._changed |= not alive <= self._alive
-        self._alive = alive
+        places = {i: max(engines[i].kv_tokens // self.max_tokens, 1) for i in alive_engines(engines)}
+        self._changed |= any(count > self._places.get(i, 0) for i, count in places.items())
+        self._places = places
         if self._queue and self._changed:
             self._changed = False
-            sent += self._admit(engines)
+            sent += self._admit()
         return sent
 
-    def _admit(self, engines: Sequence[EngineState]) -> Dispatch:
+    def _admit(self) -> Dispatch:
         """Send each first turn to the engine with the most free places."""
         sent: Dispatch = []
-        places = {i: max(engines[i].kv_tokens // self.max_tokens, 1) for i in alive_engines(engines)}
         # A heap of (minus the number of free places, engine).
-        free = sorted((self._rollouts.get(i, 0) - count, i) for i, count in places.items())
+        free = sorted((self._rollouts.get(i, 0) - count, i) for i, count in self._places.items())
         while self._queue and free and free[0][0] < 0:
             minus_free, engine = free[0]
             request = self._queue.popleft()

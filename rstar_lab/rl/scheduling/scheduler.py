@@ -200,7 +200,9 @@ class Scheduler:
             server.share = min(server.share + self.SHARE_STEP_UP, 1.0)
         server.preemptions = report.preemptions
         server.kv_tokens = report.kv_tokens or server.kv_tokens
-        server.state.kv_tokens = int(server.share * server.kv_tokens)
+        before, server.state.kv_tokens = server.state.kv_tokens, int(server.share * server.kv_tokens)
+        if server.state.kv_tokens > before:
+            self._dispatch_soon()
 
     # Rollouts
 

@@ -1,5 +1,6 @@
 """Off-policy corrections: each against a formula written with Python numbers, and against verl where it has one."""
 
+import dataclasses
 import math
 
 import pytest
@@ -127,3 +128,22 @@ def test_only_updates_in_a_row_with_too_many_corrected_tokens_stop_a_run():
         limit.check(share, rl)
     with pytest.raises(MismatchError, match="tis changed more than 50% of the tokens in 5 updates in a row, last 60%"):
         limit.check(0.6, rl)
+
+
+def test_the_correction_weights_the_policy_loss_and_neither_the_kl_nor_the_cross_entropy(batch):
+    """The reference KL is a property of the current policy, whoever sampled the tokens."""
+    trainer, engine, mask = batch
+    reference = trainer - 0.3
+    terms = Terms(torch.zeros_like(trainer), mask, reference_log_probs=reference, ce_weights=mask.float())
+    config = dataclasses.replace(LossConfig(), kl_coefficient=0.7)
+    corrected = dataclasses.replace(config, correction="tis", correction_bounds=(0.0, 2.0))
+    gradients = []
+    for loss_config in (config, corrected):
+        current = (trainer + 0.2).requires_grad_()
+        loss, stats = training_loss(current, trainer, terms, loss_config, engine_log_probs=engine)
+        loss.backward()
+        gradients.append((current.grad, stats[config.kl_metric], stats[config.ce_metric]))
+    assert (
+        correction_weights(trainer, engine, mask, correction="tis", bounds=(0.0, 2.0))[0] - mask.float()
+    ).abs().max() > 0.1
+    torch.testing.assert_close(gradients[0], gradients[1])

@@ -208,3 +208,12 @@ def test_the_time_of_a_job_includes_sft_filters_and_evaluations(tmp_path):
     bare = load_recipe("qwen3_14b_mi300x")
     missing = estimate.other_time(bare, "verl", estimate.gpu_costs(model, bare, profile))
     assert "filter of stage three" not in missing.seconds and "filter of stage three (" in missing.missing[0]
+
+
+def test_the_local_trainer_holds_the_reference_of_a_kl_term():
+    model, profile, recipe = KNOWN["Qwen3-1.7B"], load_profile("one_gpu"), Recipe(model="-")
+    peaks = [
+        estimate.memory(model, recipe, RlSection(method={"kl_coefficient": kl}), profile).training_peak
+        for kl in (0.0, 0.1)
+    ]
+    assert (peaks[1] - peaks[0]) * 1e9 == pytest.approx(4 * model.parameters)

@@ -1,6 +1,7 @@
 """Tests of the scheduler service with scripted servers."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -61,21 +62,21 @@ async def test_admission_waits_until_the_kv_cache_has_room():
     assert await asyncio.wait_for(admits[2], 1) == "s0"
 
 
-async def test_preemptions_lower_the_planned_share_of_the_kv_cache():
-    scheduler = make_scheduler("kv", servers=1, kv_tokens=800)
+async def test_preemptions_lower_the_planned_share_of_the_kv_cache_until_they_stop():
+    scheduler = make_scheduler("kv", servers=1, kv_tokens=800)  # two rollouts of at most 400 tokens
     scheduler.report("s0", ServerReport(running=2, waiting=1, kv_use=1.0, preemptions=3))
-    admits = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(2)]
+    first, second = (asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(2))
     await asyncio.sleep(0.01)
-    assert [admit.done() for admit in admits] == [True, False]
-    for _ in range(10):  # no further preemption: the share returns to 1
-        scheduler.report("s0", ServerReport(running=1, waiting=0, kv_use=0.5, preemptions=3))
-    scheduler.finish("p-0", 10, done=False)
-    again = asyncio.create_task(scheduler.admit("p-0", "p", 60))
-    await asyncio.sleep(0.01)
-    assert again.done()
-    scheduler.finish("p-0", 10, done=True)
-    assert await asyncio.wait_for(admits[1], 1) == "s0"
-    scheduler.abandon("p-1")
+    assert (first.done(), second.done()) == (True, False), "90% of the cache holds one rollout"
+    quiet = ServerReport(running=1, waiting=0, kv_use=0.5, preemptions=3)
+    for reports in range(1, 13):  # the share rises by 0.01 per report without a further preemption
+        scheduler.report("s0", quiet)
+        await asyncio.sleep(0.001)
+        assert not (second.done() and reports < 10)
+    assert second.done()
+    for _ in range(30):
+        scheduler.report("s0", replace(quiet, preemptions=scheduler._servers[0].preemptions + 1))
+    assert scheduler._states[0].kv_tokens == 400, "at least half of the cache stays in use"
 
 
 async def test_cancelled_admit_abandons_the_rollout():
