@@ -310,7 +310,7 @@ class Cursor:
         """Return a value with the percent sign, the multiplier, the unit and the noun that follow it."""
         if not isinstance(value, tuple):
             return value
-        unit, noun, counted, percent, permille = currency, "", True, False, False
+        unit, noun, counted = currency, "", True
         if value[0] == "deg":
             unit, value = units.DEGREE, value[1]
         elif value[0] == "neg" and value[1][0] == "deg":
@@ -326,18 +326,17 @@ class Cursor:
                 self.at += 1
             value = ("*", value, number(units.MULTIPLIERS[name]))
         while self.is_sign("%", "‰"):
-            permille = self.take().text == "‰"
-            percent = not permille
+            unit = units.PERMILLE if self.take().text == "‰" else units.PERCENT
         if self.is_word("percent", "pct"):
             self.at += 1
-            percent = True
+            unit = units.PERCENT
         if self.is_sign("(") and (
             self.is_word("in", "units", "unit", "percent", offset=1) or self.is_sign("%", offset=1)
         ):
             end = self.closing_from("(", ")")
             inner = [token.text for token in self.tokens[self.at + 1 : end] if token.text not in ("in", "{", "}")]
             if inner in (["%"], ["percent"], ["unit"], ["units"]):
-                percent, self.at = inner[0] in ("%", "percent"), end + 1
+                unit, self.at = units.PERCENT if inner[0] in ("%", "percent") else unit, end + 1
         if self.is_word("st", "nd", "rd", "th") or (
             self.is_sign("^") and self.peek(2).text.casefold() in ("st", "nd", "rd", "th")
         ):
@@ -349,15 +348,13 @@ class Cursor:
             self.at = start
         if value[0] == "num" and (half := self.half_of_day()):
             return Tagged("time", (value[1], Fraction(0), half))
-        if unit in (None, units.DEGREE) or not self.item_end(self.at):
+        if unit in (None, units.DEGREE, units.PERCENT) or not self.item_end(self.at):
             letter = self.peek().kind == "symbol" and (self.peek().space or unit is units.DEGREE)
             found = self.unit_phrase(self.at, explicit=letter)
             if found is not None:
                 other, noun, counted, self.at = found
                 if other is not None and not (unit is units.DEGREE and other.dimensions in ((("C", 1),), (("F", 1),))):
-                    unit = other if unit is None else unit.times(other)
+                    unit = other if unit in (None, units.PERCENT) else unit.times(other)
                 elif other is not None:
                     unit = other
-        if unit is None and not noun and not percent and not permille:
-            return value
-        return Quantity(value, unit, noun, counted, percent, permille)
+        return Quantity(value, unit, noun, counted) if unit is not None or noun else value

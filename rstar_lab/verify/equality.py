@@ -6,13 +6,14 @@ functions of `symbolic`, which runs in the worker processes.
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from rstar_lab.verify import units
-from rstar_lab.verify.formula_equality import plain_name, same_name
-from rstar_lab.verify.numeric import NeedsAlgebra, NoValue, has, symbols
-from rstar_lab.verify.real_sets import FLIPPED, ORDER, RealSetComparison
+from rstar_lab.verify.formula_equality import constant_ratio, rational, same_formulas
+from rstar_lab.verify.numeric import NeedsAlgebra, NoValue
+from rstar_lab.verify.real_sets import FLIPPED, is_order, real_set, set_name
 from rstar_lab.verify.syntax import MAX_WORDS, plain_words, read
 from rstar_lab.verify.tokens import Unreadable, tokens_of
 from rstar_lab.verify.values import (
@@ -29,8 +30,17 @@ from rstar_lab.verify.values import (
     Relation,
     Tagged,
     Text,
+    difference,
+    has,
     number,
+    replaced,
+    symbols,
+    with_signs,
 )
+
+MAX_COMPARED = 500  # parts of two answers
+MAX_ITEMS = 60  # of a list without order
+_OTHERWISE = (("otherwise",), ("else",))
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -54,14 +64,10 @@ def equal(candidate: str, answer: str, algebra: Any = None) -> bool:
             return bool(tokens_of(answer))
     except Unreadable:
         return candidate == answer
-    values = []
-    for text in (candidate, answer):
-        try:
-            values.append(read(text))
-        except Unreadable:
-            return words_of(candidate) == words_of(answer)
     try:
-        return Comparison(algebra).answers(*values)
+        return Comparison(algebra).answers(read(candidate), read(answer))
+    except Unreadable:
+        return words_of(candidate) == words_of(answer)
     except NoValue:  # such as a bound that is 1/0
         return False
 
@@ -76,8 +82,12 @@ def readable(answer: str) -> bool:
     return all(len(item.words) <= MAX_WORDS for item in items if isinstance(item, Text))
 
 
-class Comparison(RealSetComparison):
+class Comparison:
     """Compares values. The first argument of each method belongs to the candidate, the second to the true answer."""
+
+    def __init__(self, algebra: Any = None):
+        self.algebra = algebra
+        self.left = MAX_COMPARED
 
     def answers(self, one: Any, two: Any) -> bool:
         """Return whether two values are equal."""
@@ -91,89 +101,259 @@ class Comparison(RealSetComparison):
                 return bool(compare(self, one, two))
         return self.formulas(one, two)
 
-    def choices(self, one: Any, two: Any) -> bool:
-        if isinstance(one, Choice) and isinstance(two, Choice):
-            if one.letter != two.letter:
-                return False
-            return one.value is None or two.value is None or self.answers(one.value, two.value)
-        choice, other = (one, two) if isinstance(one, Choice) else (two, one)
-        if other in (("sym", choice.letter), Text((choice.letter,)), Text((choice.letter.casefold(),))):
+    def all_answers(self, ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+        """Return whether the values of two sequences are equal in their order."""
+        return len(ours) == len(theirs) and all(map(self.answers, ours, theirs))
+
+    def inner(self, part: Any, other: Any, ours: bool) -> bool:
+        """Compare a part of one answer with the other answer. ours: whether the part belongs to the candidate."""
+        return self.answers(part, other) if ours else self.answers(other, part)
+
+    def formulas(self, one: Any, two: Any) -> bool:
+        """Return whether two formulas are equal."""
+        if one == two:
             return True
-        if choice.value is None:
-            return False
-        return self.answers(choice.value, two) if choice is one else self.answers(one, choice.value)
+        if not isinstance(one, tuple) or not isinstance(two, tuple):
+            return type(one) is type(two) and self.answers(one, two)
+        double = [has(value, "pm", "mp") for value in (one, two)]
+        if any(double):
+            return all(double) and self.unordered(plus_minus(one), plus_minus(two))
+        if as_matrix(one) is not None or as_matrix(two) is not None:
+            return self.matrices(one, two)
+        return same_formulas(one, two, self.algebra)
 
-    def texts(self, one: Any, two: Any) -> bool:
-        if isinstance(one, Group) or isinstance(two, Group):
-            group, word = (one, two) if isinstance(one, Group) else (two, one)
-            letters = [item[1] if isinstance(item, tuple) and item[0] == "sym" else "?" for item in group.items]
-            return (
-                len(word.words) == 1
-                and word.words[0].isupper()
-                and list(word.words[0]) == sorted(word.words[0]) == sorted(letters)
-            )
-        if isinstance(one, Relation) or isinstance(two, Relation):
-            relation, other = (one, two) if isinstance(one, Relation) else (two, one)
-            return relation.signs == ("=",) and self.answers(relation.sides[1], other)
-        if not (isinstance(one, Text) and isinstance(two, Text)):
-            word, other = (one, two) if isinstance(one, Text) else (two, one)
-            if len(word.words) != 1 or not re.fullmatch("[A-Za-z]{2,4}", word.words[0]) or not isinstance(other, tuple):
+    # --- lists
+
+    def unordered(self, ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+        if len(ours) != len(theirs) or len(ours) > MAX_ITEMS:
+            return self.all_answers(ours, theirs)
+        left = list(theirs)
+        for place, item in enumerate(ours):
+            order = sorted(range(len(left)), key=lambda index: (left[index] != item, index != place))
+            match = next((index for index in order if self.answers(item, left[index])), None)
+            if match is None:
                 return False
-            return self.formulas(_product(word.words[0]), other)
-        return tuple(word.casefold() for word in one.words) == tuple(word.casefold() for word in two.words)
+            left.pop(match)
+        return True
 
-    def tagged(self, one: Any, two: Any) -> bool:
-        if isinstance(one, Tagged) and isinstance(two, Tagged):
-            if one.kind == two.kind == "time":
-                halves = one.parts[2], two.parts[2]
-                return one.parts[:2] == two.parts[:2] and (halves[0] == halves[1] or "" in halves)
-            ours, theirs = self.ratio(one), self.ratio(two)
-            if ours is None or theirs is None or len(ours) != len(theirs):
-                return one == two
-            return all(self.formulas(("/", a, ours[0]), ("/", b, theirs[0])) for a, b in zip(ours, theirs, strict=True))
-        tagged, other = (one, two) if isinstance(one, Tagged) else (two, one)
-        parts = self.ratio(tagged) if tagged.kind == "ratio" else None
-        return (
-            parts is not None
-            and len(parts) == 2
-            and isinstance(other, tuple)
-            and other[0] == "/"
-            and self.formulas(("/", *parts), other)
+    def groups(self, one: Any, two: Any) -> bool:
+        ours, theirs = (
+            value.sides[1] if isinstance(value, Relation) and value.signs == ("in",) else value for value in (one, two)
         )
+        if any(is_order(value) or value == ("sym", "ℝ") for value in (ours, theirs)):
+            return self.real_sets(ours, theirs)
+        named = named_parts(ours), named_parts(theirs)
+        if any(named):
+            return self.named_values(ours, theirs, *named)
+        if isinstance(ours, Group) and isinstance(theirs, Group):
+            return self.two_groups(ours, theirs)
+        sets = any(isinstance(value, Combined | Builder) for value in (ours, theirs))
+        if not sets and (as_matrix(ours) or as_matrix(theirs)):
+            return self.matrices(ours, theirs)
+        group, other = (ours, theirs) if isinstance(ours, Group) else (theirs, ours)
+        orders = [is_order(item) for item in group.items]
+        if sets or (group.joined in ("or", "and") and any(orders)) or (group.opening == "" and all(orders)):
+            return self.real_sets(ours, theirs)
+        if isinstance(other, tuple | Quantity):
+            if re.fullmatch(r"\d+,\d+", group.text):
+                return isinstance(other, tuple) and self.formulas(_decimal_comma(group.text), other)
+            if (mixed := _mixed_number(group)) is not None:
+                return self.inner(mixed, other, group is ours)
+        values = plus_minus(other)
+        if len(values) > 1 and group.opening in ("", "{"):
+            return self.unordered(expanded(group.items), values)
+        if group.opening == "{" and len(group.items) == 1 and not isinstance(group.items[0], Nothing):
+            return self.inner(group.items[0], other, group is ours)
+        return False
 
-    @staticmethod
-    def ratio(value: Tagged) -> tuple[Any, ...] | None:
-        """Return the parts of a ratio. A time without a half of the day, such as `3:20`, can be one."""
-        if value.kind == "time" and not value.parts[2]:
-            return number(value.parts[0]), number(value.parts[1])
-        return value.parts if value.kind == "ratio" else None
-
-    def based(self, one: Any, two: Any) -> bool:
-        if isinstance(one, Based) and isinstance(two, Based):
-            return one == two
-        first, other = (one, two) if isinstance(one, Based) else (two, one)
-        if isinstance(other, Text) and first is two:
-            return other.words == (first.digits,)
-        if not isinstance(other, tuple) or other[0] != "num" or other[1].denominator != 1:
+    def two_groups(self, one: Group, two: Group) -> bool:
+        if one.joined != two.joined and "or" in (one.joined, two.joined) and (_alternatives(one) or _alternatives(two)):
             return False
-        return (first.base == 10 and str(other[1]) == first.digits) or (first is two and str(other[1]) == first.digits)
+        if any(is_order(item) for item in (*one.items, *two.items)):
+            return self.real_sets(one, two)
+        kinds = {one.opening, two.opening}
+        most = max(len(one.items), len(two.items))
+        if kinds <= {"", "{"} or (kinds in ({"", "["}, {"{", "["}) and most > 2):
+            ours, theirs = expanded(one.items), expanded(two.items)
+            if "{" in kinds:
+                ours, theirs = self.distinct(ours), self.distinct(theirs)
+            return self.unordered(ours, theirs)
+        same = kinds == {"", "("} or (one.opening, one.closing) == (two.opening, two.closing)
+        return same and self.all_answers(one.items, two.items)
 
-    def congruences(self, one: Any, two: Any) -> bool:
-        if isinstance(one, Congruent) and isinstance(two, Congruent):
-            if not self.formulas(one.modulus, two.modulus):
-                return False
-            residues = [self.rational(value.value) for value in (one, two)]
-            modulus = self.rational(one.modulus)
-            if None in residues or not modulus:
-                return self.answers(one.value, two.value)
-            return residues[0] % modulus == residues[1] % modulus  # type: ignore[operator]
-        congruent, other = (one, two) if isinstance(one, Congruent) else (two, one)
+    def distinct(self, items: Sequence[Any]) -> list[Any]:
+        kept: list[Any] = []
+        for item in items:
+            if not any(self.answers(item, other) for other in kept):
+                kept.append(item)
+        return kept
+
+    def named_values(self, one: Any, two: Any, ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> bool:
+        if ours and theirs:
+            return ours.keys() == theirs.keys() and all(self.answers(ours[name], theirs[name]) for name in ours)
+        names, other, holder = (ours, two, one) if ours else (theirs, one, two)
+        assert names is not None
+        if isinstance(other, Relation) and other.signs == ("=",):
+            other = other.sides[1]
+        matrix = as_matrix(other)
+        if matrix is not None and len(matrix[0]) == 1:
+            items = [row[0] for row in matrix]
+        elif isinstance(other, Group) and other.opening in ("", "(") and other.joined != "or":
+            items = list(other.items)
+        else:
+            return False
+        if any(isinstance(item, Relation) for item in items):
+            return False
+        # The names of a tuple have its order, others that of the alphabet.
+        order = list(names) if isinstance(holder, Relation) else sorted(names, key=_natural)
+        values = [names[name] for name in order]
+        return self.all_answers(values, items) if ours else self.all_answers(items, values)
+
+    def matrices(self, one: Any, two: Any) -> bool:
+        ours, theirs = as_matrix(one), as_matrix(two)
+        if isinstance(one, Relation) and isinstance(two, Relation) and not same_name(one.names[0], two.names[0]):
+            return False
+        if ours is not None and theirs is not None:
+            return len(ours) == len(theirs) and all(map(self.all_answers, ours, theirs))
+        matrix, other = (ours, two) if ours is not None else (theirs, one)
         if isinstance(other, Relation):
             other = other.sides[-1]
-        residue, modulus, plain = (self.rational(value) for value in (congruent.value, congruent.modulus, other))
-        if residue is None or modulus is None or plain is None or modulus <= 0:
+        if matrix is None or not isinstance(other, Group) or other.opening not in ("(", ""):
             return False
-        return 0 <= plain < modulus and residue % modulus == plain
+        cells = [row[0] for row in matrix] if len(matrix[0]) == 1 else matrix[0] if len(matrix) == 1 else []
+        return self.all_answers(cells, other.items) if ours is not None else self.all_answers(other.items, cells)
+
+    def cases(self, one: Any, two: Any) -> bool:
+        ours, theirs = _function_in_cases(one), _function_in_cases(two)
+        if ours is None or theirs is None or len(ours.rows) != len(theirs.rows):
+            return False
+        left = list(theirs.rows)
+        for value, condition in ours.rows:
+            match = next(
+                (row for row in left if self.answers(value, row[0]) and self.conditions(condition, row[1])), None
+            )
+            if match is None:
+                return False
+            left.remove(match)
+        return True
+
+    def conditions(self, one: Any, two: Any) -> bool:
+        return any(isinstance(c, Text) and c.words in _OTHERWISE for c in (one, two)) or self.answers(one, two)
+
+    # --- sets, equations, inequalities
+
+    def real_sets(self, one: Any, two: Any) -> bool:
+        names = set_name(one), set_name(two)
+        if all(names) and names[0] != names[1]:
+            return False
+        ours = real_set(one, self.algebra)
+        theirs = None if ours is None else real_set(two, self.algebra)
+        if ours is None or theirs is None:
+            return self.set_parts(one, two)
+        (points, pattern), (others, other_pattern) = ours.profile(), theirs.profile()
+        return pattern == other_pattern and all(map(self.formulas, points, others))
+
+    def set_parts(self, one: Any, two: Any) -> bool:
+        """Compare sets whose members are unknown by their parts."""
+        if isinstance(one, Builder) and isinstance(two, Builder) and len(one.conditions) == len(two.conditions):
+            names = symbols(one.element), symbols(two.element)
+            if len(names[0]) == len(names[1]) == 1 and names[0] != names[1]:
+                old, new = (("sym", *name) for name in names)
+                one = Builder(
+                    replaced(one.element, old, new), tuple(replaced(item, old, new) for item in one.conditions)
+                )
+            return self.answers(one.element, two.element) and self.all_answers(one.conditions, two.conditions)
+        if isinstance(one, Combined) and isinstance(two, Combined) and one.operation == two.operation:
+            return (self.all_answers if one.operation == "setminus" else self.unordered)(one.parts, two.parts)
+        return False
+
+    def relations(self, one: Any, two: Any) -> bool:
+        ordered = is_order(one), is_order(two)
+        if any(ordered):
+            return (all(ordered) and self.same_inequality(one, two)) or self.real_sets(one, two)
+        if isinstance(one, Relation) and isinstance(two, Relation):
+            return self.equations(one, two)
+        ours = isinstance(one, Relation)
+        relation, other = (one, two) if ours else (two, one)
+        if relation.signs == ("in",):
+            if ("sym", "ℝ") in (other, relation.sides[1]):
+                return self.real_sets(one, two)
+            return self.inner(relation.sides[1], other, ours)
+        if relation.signs[-1] == "approx":
+            return self.approximation(relation, other, ours)
+        return set(relation.signs) in ({"="}, {"equiv"}) and self.chain(relation, other, ours)
+
+    def chain(self, relation: Relation, other: Any, ours: bool) -> bool:
+        """Compare `name = ... = value` with a value. Every part without a name must equal the value."""
+        sides, names = relation.sides, relation.names
+        if len(sides) == 2 and names[1] and not names[0]:
+            sides, names = sides[::-1], names[::-1]
+        if not ours and not any(names):
+            return False
+        for side, name in zip(sides[:-1], names[:-1], strict=True):
+            if name:
+                continue
+            if symbols(side):
+                if (not ours and len(sides) == 2) or symbols(other):
+                    return False
+            elif not self.answers(side, sides[-1]):
+                return False
+        return self.inner(sides[-1], other, ours)
+
+    def approximation(self, relation: Relation, other: Any, ours: bool) -> bool:
+        exact, rounded = relation.sides[-2], relation.sides[-1]
+        left, right = rational(exact), rational(rounded)
+        if left is not None and right is not None and rounded[0] == "num" and round(left, rounded[2]) != right:
+            return False
+        if relation.names[-2]:
+            return self.inner(rounded, other, ours)
+        return self.inner(exact, other, ours) or (not ours and self.answers(other, rounded))
+
+    def equations(self, one: Relation, two: Relation) -> bool:
+        if {*one.signs, *two.signs} - {"=", "equiv"}:
+            return one.signs == two.signs and self.all_answers(one.sides, two.sides)
+        (our_name, our_value), (their_name, their_value) = name_first(one), name_first(two)
+        if our_name and their_name:
+            if same_name(our_name, their_name) and self.consistent(one) and self.consistent(two):
+                return self.answers(our_value, their_value)
+            names = symbols(*one.sides)
+            if max(len(one.sides), len(two.sides)) > 2 or len(names) < 2 or names != symbols(*two.sides):
+                return False
+        if not len(one.sides) == len(two.sides) == 2 or not all(isinstance(s, tuple) for s in (*one.sides, *two.sides)):
+            return self.all_answers(one.sides, two.sides)
+        return self.same_equation(difference(*one.sides), difference(*two.sides))
+
+    def consistent(self, relation: Relation) -> bool:
+        return all(self.answers(side, relation.sides[-1]) for side in relation.sides[1:-1])
+
+    def same_equation(self, one: Any, two: Any) -> bool:
+        names = symbols(one)
+        if names != symbols(two) or not names:
+            return False
+        if constant_ratio(one, two) is not None:
+            return True
+        if self.algebra is None:
+            raise NeedsAlgebra
+        return bool(self.algebra.equations_equal(one, two))
+
+    def same_inequality(self, one: Relation, two: Relation) -> bool:
+        if len(one.sides) != len(two.sides):
+            return False
+        flipped = tuple(FLIPPED.get(sign, "?") for sign in two.signs[::-1])
+        for sides, signs in ((two.sides, two.signs), (two.sides[::-1], flipped)):
+            if one.signs == signs and self.all_answers(one.sides, sides):
+                return True
+        if len(one.sides) != 2 or len(symbols(*one.sides)) < 2:
+            return False
+        differences = [
+            difference(*(value.sides if value.signs[0] in ("<", "<=", "!=") else value.sides[::-1]))
+            for value in (one, two)
+        ]
+        strict = ["=" in value.signs[0] for value in (one, two)]
+        ratio = constant_ratio(*differences)
+        return strict[0] == strict[1] and ratio is not None and bool(ratio > 0)
+
+    # --- numbers with something beside them
 
     def quantities(self, one: Any, two: Any) -> bool:
         if not isinstance(one, Quantity | tuple) or not isinstance(two, Quantity | tuple):
@@ -185,356 +365,230 @@ class Comparison(RealSetComparison):
             left_out = theirs.noun and not ours.noun and not theirs.counted and ours.unit is None
             if not left_out or any(word in units.PARTS for word in theirs.noun.split()):
                 return False
-        if (ours.percent and theirs.unit) or (theirs.percent and ours.unit):
-            return False
         if ours.unit and theirs.unit:
             return self.units(ours, theirs)
         if (ours.unit and theirs.noun) or (theirs.unit and ours.noun):
             return False
-        if ours.percent or theirs.percent or ours.permille or theirs.permille:
-            return self.percentages(ours, theirs)
-        if ours.unit == units.DEGREE or theirs.unit == units.DEGREE:
-            angle, plain = (ours, theirs) if ours.unit == units.DEGREE else (theirs, ours)
-            return self.formulas(ours.formula, theirs.formula) or (
-                has(plain.formula, "pi") and self.formulas(("deg", angle.formula), plain.formula)
-            )
-        if (ours.unit or theirs.unit) and self.is_letter_unit(ours, theirs):
+        unit = ours.unit or theirs.unit
+        measured, plain = (ours.formula, theirs.formula) if ours.unit else (theirs.formula, ours.formula)
+        if unit in (units.PERCENT, units.PERMILLE):
+            if self.formulas(("*", measured, number(unit.factor)), plain):
+                return True
+            value = rational(measured)
+            return unit == units.PERCENT and (value is None or abs(value) >= 1) and self.formulas(measured, plain)
+        if self.formulas(measured, plain):
             return True
-        return self.formulas(ours.formula, theirs.formula)
+        if unit == units.DEGREE:
+            return has(plain, "pi") and self.formulas(("deg", measured), plain)
+        return unit is not None and self.is_letter_unit(measured, unit, plain)
 
-    def is_letter_unit(self, ours: Quantity, theirs: Quantity) -> bool:
-        """Return whether `5 m` without `\\text` is the other quantity, which has the unit."""
-        with_unit, plain = (ours, theirs) if ours.unit else (theirs, ours)
-        formula = plain.formula
-        if not (isinstance(formula, tuple) and formula[0] == "*" and formula[2][0] in ("sym", "^")):
+    def is_letter_unit(self, measured: Any, unit: units.Unit, plain: Any) -> bool:
+        """Return whether a product such as `5 m` without `\\text` is a quantity."""
+        if plain[0] != "*" or plain[2][0] not in ("sym", "^"):
             return False
-        factor = formula[2]
-        letter, power = (factor[1], 1) if factor[0] == "sym" else (factor[1][1], self.rational(factor[2]))
-        unit = units.UNITS.get(str(letter))
-        if unit is None or power is None:
+        letter, power = (plain[2], Fraction(1)) if plain[2][0] == "sym" else (plain[2][1], rational(plain[2][2]))
+        found = units.UNITS.get(str(letter[1]))
+        if found is None or power is None:
             return False
-        return self.units(Quantity(formula[1], units.ONE.times(unit, int(power))), with_unit)
+        return self.units(Quantity(plain[1], units.ONE.times(found, int(power))), Quantity(measured, unit))
 
     def units(self, ours: Quantity, theirs: Quantity) -> bool:
         first, second = ours.unit, theirs.unit
         assert first is not None and second is not None
-        if units.GENERIC in (first, second) or first == second:
+        if first == second or (
+            units.GENERIC in (first, second) and not {first, second} & {units.PERCENT, units.PERMILLE}
+        ):
             return self.formulas(ours.formula, theirs.formula)
-        if first.dimensions != second.dimensions:
-            return False
-        return self.formulas(("*", ours.formula, number(first.factor)), ("*", theirs.formula, number(second.factor)))
+        return first.dimensions == second.dimensions and self.formulas(
+            ("*", ours.formula, number(first.factor)), ("*", theirs.formula, number(second.factor))
+        )
 
-    def percentages(self, ours: Quantity, theirs: Quantity) -> bool:
-        if (ours.percent, ours.permille) == (theirs.percent, theirs.permille):
-            return self.formulas(ours.formula, theirs.formula)
-        scaled = [
-            ("/", value.formula, number(100 if value.percent else 1000))
-            if value.percent or value.permille
-            else value.formula
-            for value in (ours, theirs)
-        ]
-        if self.formulas(scaled[0], scaled[1]):
+    def tagged(self, one: Any, two: Any) -> bool:
+        ours, theirs = _ratio(one), _ratio(two)
+        if isinstance(one, Tagged) and isinstance(two, Tagged):
+            if one.kind == two.kind == "time":
+                return one.parts[:2] == two.parts[:2] and (
+                    one.parts[2] == two.parts[2] or "" in (one.parts[2], two.parts[2])
+                )
+            if not ours or not theirs or len(ours) != len(theirs):
+                return one == two
+            return all(self.formulas(("/", a, ours[0]), ("/", b, theirs[0])) for a, b in zip(ours, theirs, strict=True))
+        tagged, other = (one, two) if isinstance(one, Tagged) else (two, one)
+        parts = tagged.parts if tagged.kind == "ratio" else ()
+        fraction = isinstance(other, tuple) and other[0] == "/"
+        return len(parts) == 2 and fraction and self.formulas(("/", *parts), other)
+
+    def based(self, one: Any, two: Any) -> bool:
+        first, other = (one, two) if isinstance(one, Based) else (two, one)
+        if isinstance(other, Text):
+            return first is two and other.words == (first.digits,)
+        if not isinstance(other, tuple) or other[0] != "num" or other[1].denominator != 1:
+            return False
+        return (first.base == 10 or first is two) and str(other[1]) == first.digits
+
+    def congruences(self, one: Any, two: Any) -> bool:
+        if isinstance(one, Congruent) and isinstance(two, Congruent):
+            if not self.formulas(one.modulus, two.modulus):
+                return False
+            first, second, modulus = (rational(value) for value in (one.value, two.value, one.modulus))
+            if first is None or second is None or not modulus:
+                return self.answers(one.value, two.value)
+            return first % modulus == second % modulus
+        congruent, other = (one, two) if isinstance(one, Congruent) else (two, one)
+        if isinstance(other, Relation):
+            other = other.sides[-1]
+        residue, modulus, plain = (rational(value) for value in (congruent.value, congruent.modulus, other))
+        if residue is None or modulus is None or plain is None:
+            return False
+        return 0 <= plain < modulus and residue % modulus == plain
+
+    # --- words
+
+    def choices(self, one: Any, two: Any) -> bool:
+        if isinstance(one, Choice) and isinstance(two, Choice):
+            return one.letter == two.letter and (None in (one.value, two.value) or self.answers(one.value, two.value))
+        choice, other = (one, two) if isinstance(one, Choice) else (two, one)
+        if other in (("sym", choice.letter), Text((choice.letter,)), Text((choice.letter.casefold(),))):
             return True
-        if ours.permille or theirs.permille:
+        return choice.value is not None and self.inner(choice.value, other, choice is one)
+
+    def texts(self, one: Any, two: Any) -> bool:
+        if isinstance(one, Text) and isinstance(two, Text):
+            return [word.casefold() for word in one.words] == [word.casefold() for word in two.words]
+        text, other = (one, two) if isinstance(one, Text) else (two, one)
+        if isinstance(other, Relation):
+            return other.signs == ("=",) and self.answers(other.sides[1], text)
+        if len(text.words) != 1:
             return False
-        percent = self.rational((ours if ours.percent else theirs).formula)
-        return (percent is None or abs(percent) >= 1) and self.formulas(ours.formula, theirs.formula)
-
-    def relations(self, one: Any, two: Any) -> bool:
-        ordered = [self.is_order(value) for value in (one, two)]
-        if any(ordered):
-            if all(ordered) and self.same_inequality(one, two):
-                return True
-            return self.real_sets(one, two)
-        if isinstance(one, Relation) and isinstance(two, Relation):
-            return self.equations(one, two)
-        relation, other = (one, two) if isinstance(one, Relation) else (two, one)
-        if isinstance(other, Group):
-            side = relation.sides[-1]
-            return self.answers(side, two) if relation is one else self.answers(one, side)
-        if relation.signs == ("in",):
-            if other == ("sym", "ℝ") or relation.sides[1] == ("sym", "ℝ"):
-                return self.real_sets(one, two)
-            return self.answers(relation.sides[1], two) if relation is one else self.answers(one, relation.sides[1])
-        if relation.signs[-1] == "approx":
-            return self.approximation(relation, other, relation is one)
-        if set(relation.signs) == {"equiv"}:
-            relation = Relation(relation.sides, ("=",) * len(relation.signs), relation.names)
-        if set(relation.signs) != {"="}:
+        letters = list(text.words[0])
+        if isinstance(other, Group):  # `ABC` is the choices A, B, C
+            items = [item[1] if isinstance(item, tuple) and item[0] == "sym" else "?" for item in other.items]
+            return text.words[0].isupper() and letters == sorted(letters) == sorted(items)
+        if not re.fullmatch("[A-Za-z]{2,4}", text.words[0]) or not isinstance(other, tuple):
             return False
-        return self.chain(relation, other, relation is one)
-
-    @staticmethod
-    def is_order(value: Any) -> bool:
-        return isinstance(value, Relation) and bool(set(value.signs) & (ORDER | {"!=", "notin"}))
-
-    def chain(self, relation: Relation, other: Any, ours: bool) -> bool:
-        """Compare `name = ... = value` with a value. Every part without a name must equal the value."""
-        sides, names = list(relation.sides), list(relation.names)
-        if len(sides) == 2 and names[1] and not names[0]:
-            sides, names = sides[::-1], names[::-1]
-        last = sides[-1]
-        if not ours and not any(names):
-            return False
-        for side, name in zip(sides[:-1], names[:-1], strict=True):
-            if name:
-                continue
-            if isinstance(side, tuple) and symbols(side):
-                if not ours and len(sides) == 2:
-                    return False
-                if isinstance(other, tuple) and symbols(other):
-                    return False
-            elif not self.answers(side, last):
-                return False
-        return self.answers(last, other) if ours else self.answers(other, last)
-
-    def approximation(self, relation: Relation, other: Any, ours: bool) -> bool:
-        exact, rounded = relation.sides[-2], relation.sides[-1]
-        left, right = self.rational(exact), self.rational(rounded)
-        if None not in (left, right) and rounded[0] == "num" and round(left, rounded[2]) != right:  # type: ignore[arg-type]
-            return False
-        if relation.names[-2]:
-            return self.answers(rounded, other) if ours else self.answers(other, rounded)
-        return self.answers(exact, other) if ours else self.answers(other, exact) or self.answers(other, rounded)
-
-    def equations(self, one: Relation, two: Relation) -> bool:
-        signs = set(one.signs) | set(two.signs)
-        if signs - {"=", "equiv"}:
-            return (
-                one.signs == two.signs
-                and len(one.sides) == len(two.sides)
-                and all(map(self.answers, one.sides, two.sides))
-            )
-        ours, theirs = (_name_first(relation) for relation in (one, two))
-        if ours[0] and theirs[0]:
-            if same_name(ours[0], theirs[0]) and all(self.consistent(value) for value in (one, two)):
-                return self.answers(ours[1], theirs[1])
-            if len(one.sides) > 2 or len(two.sides) > 2 or not self.share_symbols(one, two):
-                return False
-        if len(one.sides) != len(two.sides):
-            return False
-        if len(one.sides) > 2:
-            return all(map(self.answers, one.sides, two.sides))
-        differences = []
-        for relation in (one, two):
-            if not all(isinstance(side, tuple) for side in relation.sides):
-                return all(map(self.answers, one.sides, two.sides))
-            differences.append(("+", relation.sides[0], ("neg", relation.sides[1])))
-        return self.same_equation(differences[0], differences[1])
-
-    @staticmethod
-    def share_symbols(one: Relation, two: Relation) -> bool:
-        names = [frozenset().union(*(symbols(side) for side in relation.sides)) for relation in (one, two)]
-        return names[0] == names[1] and len(names[0]) > 1
-
-    def consistent(self, relation: Relation) -> bool:
-        return len(relation.sides) <= 2 or all(self.answers(side, relation.sides[-1]) for side in relation.sides[1:-1])
-
-    def same_equation(self, one: Any, two: Any) -> bool:
-        names = symbols(one)
-        if names != symbols(two) or not names:
-            return False
-        ratio = self.constant_ratio(one, two)
-        if ratio is not None:
-            return True
-        if self.algebra is None:
-            raise NeedsAlgebra
-        return bool(self.algebra.equations_equal(one, two))
-
-    def same_inequality(self, one: Relation, two: Relation) -> bool:
-        if len(one.sides) != len(two.sides):
-            return False
-        for sides, signs in (
-            (two.sides, two.signs),
-            (two.sides[::-1], tuple(FLIPPED.get(sign, "?") for sign in two.signs[::-1])),
-        ):
-            if one.signs == signs and all(map(self.answers, one.sides, sides)):
-                return True
-        if len(one.sides) != 2 or len(symbols(one.sides[0]) | symbols(one.sides[1])) < 2:
-            return False
-        differences = []
-        for relation in (one, two):
-            sides = relation.sides if relation.signs[0] in ("<", "<=", "!=") else relation.sides[::-1]
-            differences.append(("+", sides[0], ("neg", sides[1])))
-        strict = [relation.signs[0].rstrip("=") == relation.signs[0] for relation in (one, two)]
-        ratio = self.constant_ratio(differences[0], differences[1])
-        return strict[0] == strict[1] and ratio is not None and bool(ratio > 0)
-
-    def groups(self, one: Any, two: Any) -> bool:
-        ours, theirs = (self.without_brackets(value) for value in (one, two))
-        if any(self.is_order(value) or value == ("sym", "ℝ") for value in (ours, theirs)):
-            return self.real_sets(ours, theirs)
-        named = [self.named(value) for value in (ours, theirs)]
-        if any(named):
-            return self.named_values(ours, theirs, named[0], named[1])
-        if isinstance(ours, Group) and isinstance(theirs, Group):
-            return self.two_groups(ours, theirs)
-        both = (ours, theirs)
-        if any(self.as_matrix(v) is not None for v in both) and not any(isinstance(v, Combined) for v in both):
-            return self.matrices(ours, theirs)
-        group, other = (ours, theirs) if isinstance(ours, Group) else (theirs, ours)
-        orders = [self.is_order(item) for item in group.items]
-        if (
-            isinstance(other, Combined | Builder)
-            or (group.joined in ("or", "and") and any(orders))
-            or (group.opening == "" and all(orders))
-        ):
-            return self.real_sets(ours, theirs)
-        plain = group.text and isinstance(other, tuple | Quantity)
-        if plain and re.fullmatch(r"\d+,\d+", group.text):
-            return isinstance(other, tuple) and self.formulas(_decimal_comma(group.text), other)
-        if (mixed := _mixed_number(group)) is not None and isinstance(other, tuple | Quantity):
-            return self.answers(mixed, theirs) if group is ours else self.answers(ours, mixed)
-        values = self.plus_minus(other)
-        if len(values) > 1 and group.opening in ("", "{"):
-            return self.unordered(self.expanded(group.items), values)
-        if group.opening == "{" and len(group.items) == 1 and not isinstance(group.items[0], Nothing):
-            item = group.items[0]
-            return self.answers(item, theirs) if group is ours else self.answers(ours, item)
-        return False
-
-    def expanded(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return items with both values of each formula with a plus-minus sign."""
-        return tuple(item for value in items for item in self.plus_minus(value))
-
-    @staticmethod
-    def without_brackets(value: Any) -> Any:
-        """Return the list inside of a list of one group, `name = list` as its list, and other values as they are."""
-        if isinstance(value, Relation) and value.signs == ("in",):
-            return value.sides[1]
-        return value
-
-    def two_groups(self, one: Group, two: Group) -> bool:
-        kinds = {one.opening, two.opening}
-        if one.joined != two.joined and "or" in (one.joined, two.joined):
-            words = any(isinstance(item, Text) for item in one.items)
-            labels = any(isinstance(item, tuple) and item[0] == "sym" and item[1].isupper() for item in one.items)
-            if words or labels or _names_differ(one) or _names_differ(two):
-                return False
-        if any(self.is_order(item) for item in (*one.items, *two.items)):
-            return self.real_sets(one, two)
-        ours: Sequence[Any] = one.items
-        theirs: Sequence[Any] = two.items
-        if (
-            kinds <= {"", "{"}
-            or (kinds == {"", "["} and max(len(ours), len(theirs)) > 2)
-            or (kinds == {"{", "["} and len(ours) > 2)
-        ):
-            ours, theirs = self.expanded(ours), self.expanded(theirs)
-            if "{" in kinds:
-                ours, theirs = self.distinct(ours), self.distinct(theirs)
-            return self.unordered(ours, theirs)
-        if kinds == {"", "("} or (one.opening, one.closing) == (two.opening, two.closing):
-            return len(ours) == len(theirs) and all(map(self.answers, ours, theirs))
-        return False
-
-    def distinct(self, items: Sequence[Any]) -> tuple[Any, ...]:
-        kept: list[Any] = []
-        for item in items:
-            if not any(self.answers(item, other) for other in kept):
-                kept.append(item)
-        return tuple(kept)
-
-    def named(self, value: Any) -> dict[str, Any] | None:
-        """Return the values by name of `x=1, y=2`, `(x,y)=(1,2)` and a system; None for other values."""
-        if isinstance(value, Relation) and value.signs == ("=",):
-            names, items = value.names, value.sides
-            order = 0 if names[0].startswith("(") else 1 if names[1].startswith("(") else None
-            if order is not None and isinstance(items[1 - order], Group):
-                keys = re.findall(r"[^(),]+", names[order])
-                values = items[1 - order].items
-                return dict(zip(keys, values, strict=True)) if len(keys) == len(values) == len(set(keys)) else None
-            return None
-        if not isinstance(value, Group) or value.opening not in ("", "{") or value.joined == "or":
-            return None
-        found: dict[str, Any] = {}
-        for item in value.items:
-            if not isinstance(item, Relation) or item.signs != ("=",):
-                return None
-            name, side = _name_first(item)
-            if not name or name in found:
-                return None
-            found[name] = side
-        return found if len(found) > 1 else None
-
-    def named_values(self, one: Any, two: Any, ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> bool:
-        if ours and theirs:
-            keys = {plain_name(name): name for name in theirs}
-            if {plain_name(name) for name in ours} != keys.keys():
-                return False
-            return all(self.answers(value, theirs[keys[plain_name(name)]]) for name, value in ours.items())
-        names = ours or theirs
-        other = two if ours else one
-        assert names is not None
-        if isinstance(other, Relation) and other.signs == ("=",):
-            other = other.sides[1]
-        matrix = self.as_matrix(other)
-        if matrix is not None and len(matrix[0]) == 1:
-            items = [row[0] for row in matrix]
-        elif isinstance(other, Group) and other.opening in ("", "(") and other.joined != "or":
-            items = list(other.items)
-        else:
-            return False
-        if any(isinstance(item, Relation) for item in items):
-            return False
-        in_tuple = isinstance(one if ours else two, Relation)
-        ordered = list(names.values()) if in_tuple else [names[name] for name in sorted(names, key=_natural)]
-        if len(items) != len(ordered):
-            return False
-        return all(map(self.answers, ordered, items) if ours else map(self.answers, items, ordered))
+        product: Any = number(1)
+        for letter in letters:
+            product = ("*", product, ("const" if letter in "ei" else "sym", letter))
+        return self.formulas(product, other)
 
     _BY_TYPE: tuple[tuple[Any, Callable[..., bool]], ...] = (
-        (Choice, choices), (Based, based), (Congruent, congruences), (Tagged, tagged), (Cases, RealSetComparison.cases),
-        (Text, texts), (Combined, RealSetComparison.real_sets),
-        (Builder, RealSetComparison.real_sets), (Group, groups), (Nothing, lambda *_: False), (Relation, relations), (Quantity, quantities),
-        (Matrix, RealSetComparison.matrices),
+        (Choice, choices), (Based, based), (Congruent, congruences), (Tagged, tagged), (Cases, cases), (Text, texts),
+        (Combined | Builder, real_sets), (Group, groups), (Nothing, lambda *_: False), (Relation, relations),
+        (Quantity, quantities), (Matrix, matrices),
     )  # fmt: skip
 
 
-def _product(letters: str) -> Any:
-    """Return the product of letters."""
-    factors = [("const", char) if char in "ei" else ("sym", char) for char in letters]
-    value: Any = factors[0]
-    for factor in factors[1:]:
-        value = ("*", value, factor)
-    return value
+def as_matrix(value: Any) -> list[list[Any]] | None:
+    """Return the rows of a matrix, of a number times a matrix, and of lists in brackets of equal length; None for others."""
+    if isinstance(value, Matrix):
+        return [list(row) for row in value.rows]
+    if isinstance(value, Group):
+        lists = [item for item in value.items if isinstance(item, Group) and item.opening == "["]
+        nested = value.opening == "[" and len(lists) == len(value.items) > 1
+        return (
+            [list(item.items) for item in lists] if nested and len({len(item.items) for item in lists}) == 1 else None
+        )
+    if isinstance(value, Relation):
+        return as_matrix(value.sides[1]) if value.signs == ("=",) and value.names[0] else None
+    if not isinstance(value, tuple) or value[0] not in ("neg", "*", "/"):
+        return None
+    parts = (number(-1), value[1]) if value[0] == "neg" else value[1:]
+    for place, matrix in enumerate(map(as_matrix, parts)):
+        factor = parts[1 - place]
+        if matrix is not None and isinstance(factor, tuple) and (place == 0 or value[0] != "/"):
+            return [[("/" if value[0] == "/" else "*", cell, factor) for cell in row] for row in matrix]
+    return None
+
+
+def plus_minus(value: Any) -> list[Any]:
+    """Return both values of a formula with a plus-minus sign; others as they are."""
+    if isinstance(value, Relation) and value.signs == ("=",):
+        return [replace(value, sides=(value.sides[0], side)) for side in plus_minus(value.sides[1])]
+    if isinstance(value, Quantity):
+        return [replace(value, formula=item) for item in plus_minus(value.formula)]
+    return [with_signs(value, 1), with_signs(value, -1)] if has(value, "pm", "mp") else [value]
+
+
+def expanded(items: Sequence[Any]) -> list[Any]:
+    """Return items with both values of each formula with a plus-minus sign."""
+    return [item for value in items for item in plus_minus(value)]
+
+
+def same_name(one: str, two: str) -> bool:
+    """Return whether two names are equal, or one is `y` and the other a function of x."""
+    functions = ("f(x)", "g(x)", "h(x)", "y(x)")
+    one, two = plain_name(one), plain_name(two)
+    return one == two or (one == "y" and two in functions) or (two == "y" and one in functions)
+
+
+def plain_name(name: str) -> str:
+    return re.sub(r"[\s{}_]|vec|overline|\^", "", name)
+
+
+def name_first(relation: Relation) -> tuple[str, Any]:
+    """Return (name, value) of `name = value` or `value = name`; the name is "" if there is none."""
+    if not relation.names[0] and len(relation.sides) == 2 and relation.names[1]:
+        return relation.names[1], relation.sides[0]
+    return relation.names[0], relation.sides[-1]
+
+
+def named_parts(value: Any) -> dict[str, Any] | None:
+    """Return the values by name of `x=1, y=2`, `(x,y)=(1,2)` and a system; None for other values."""
+    pairs: list[tuple[str, Any]] = []
+    if isinstance(value, Relation) and value.signs == ("=",):
+        name, side = name_first(value)
+        if name.startswith("(") and isinstance(side, Group):
+            keys = re.findall(r"[^(),]+", name)
+            pairs = list(zip(keys, side.items, strict=False)) if len(keys) == len(side.items) else []
+    elif isinstance(value, Group) and value.opening in ("", "{") and value.joined != "or":
+        if not all(isinstance(item, Relation) and item.signs == ("=",) for item in value.items):
+            return None
+        pairs = list(map(name_first, value.items))
+    found = {plain_name(name): side for name, side in pairs if name}
+    single = isinstance(value, Group) and len(found) < 2
+    return found if found and len(found) == len(pairs) and not single else None
+
+
+def _ratio(value: Any) -> tuple[Any, ...]:
+    """Return the parts of a ratio. A time without a half of the day, such as `3:20`, can be one."""
+    if isinstance(value, Tagged) and value.kind == "time" and not value.parts[2]:
+        return number(value.parts[0]), number(value.parts[1])
+    return value.parts if isinstance(value, Tagged) and value.kind == "ratio" else ()
+
+
+def _function_in_cases(value: Any) -> Cases | None:
+    if isinstance(value, Relation) and value.signs == ("=",):
+        value = value.sides[1]
+    if isinstance(value, tuple) and value[:2] == ("call", "abs") and len(symbols(value[2])) == 1:
+        positive, negative = (Relation((value[2], number(0)), (sign,), ("", "")) for sign in (">=", "<"))
+        return Cases(((value[2], positive), (("neg", value[2]), negative)))
+    return value if isinstance(value, Cases) else None
 
 
 def _natural(name: str) -> list[Any]:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"\d+|\D", plain_name(name))]
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"\d+|\D", name)]
 
 
-def _name_first(relation: Relation) -> tuple[str, Any]:
-    """Return (name, value) of `name = value` or `value = name`; the name is "" if there is none."""
-    if relation.names[0]:
-        return relation.names[0], relation.sides[-1]
-    if len(relation.sides) == 2 and relation.names[1]:
-        return relation.names[1], relation.sides[0]
-    return "", relation.sides[-1]
-
-
-def _names_differ(group: Group) -> bool:
-    return len({_name_first(item)[0] for item in group.items if isinstance(item, Relation)}) > 1
+def _alternatives(group: Group) -> bool:
+    """Return whether `or` between the items of a list differs from `and`: words, labels, different names."""
+    labels = (isinstance(item, tuple) and item[0] == "sym" and item[1].isupper() for item in group.items)
+    names = {name_first(item)[0] for item in group.items if isinstance(item, Relation)}
+    return any(isinstance(item, Text) for item in group.items) or any(labels) or len(names) > 1
 
 
 def _mixed_number(group: Group) -> Any:
     """Return the number of `5 and 1/2`, or None for other lists."""
     if group.joined != "and" or len(group.items) != 2:
         return None
-    whole, part = group.items
-    fraction = part.formula if isinstance(part, Quantity) else part
-    if not (
-        isinstance(whole, tuple)
-        and whole[0] == "num"
-        and whole[1].denominator == 1
-        and isinstance(fraction, tuple)
-        and fraction[0] == "/"
-    ):
+    quantity = group.items[1] if isinstance(group.items[1], Quantity) else Quantity(group.items[1])
+    whole, fraction = group.items[0], quantity.formula
+    if not all(isinstance(part, tuple) for part in (whole, fraction)) or (whole[0], fraction[0]) != ("num", "/"):
         return None
-    if fraction[1][0] != "num" or fraction[2][0] != "num" or not 0 < fraction[1][1] < fraction[2][1]:
+    above, below = fraction[1:]
+    if whole[1].denominator != 1 or (above[0], below[0]) != ("num", "num") or not 0 < above[1] < below[1]:
         return None
-    total = number(whole[1] + fraction[1][1] / fraction[2][1])
-    return Quantity(total, part.unit, part.noun, part.counted) if isinstance(part, Quantity) else total
+    total = number(whole[1] + above[1] / below[1])
+    return total if quantity is not group.items[1] else replace(quantity, formula=total)
 
 
 def _decimal_comma(text: str) -> Any:

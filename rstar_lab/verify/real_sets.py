@@ -1,296 +1,246 @@
-"""Compare sets of real numbers: intervals, inequalities, unions and differences as sorted intervals; other sets by their parts."""
+"""Sets of real numbers: intervals, inequalities, unions, differences, integers in an interval.
+
+A set is known by the points at which membership can change and by a test of membership. Two sets are equal if they begin and
+end at the same points.
+"""
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rstar_lab.verify import numeric
-from rstar_lab.verify.formula_equality import FormulaComparison, replaced
-from rstar_lab.verify.numeric import NeedsAlgebra, evaluate, has, symbols
-from rstar_lab.verify.values import Builder, Combined, Group, Nothing, Quantity, Relation, Text, number
+from rstar_lab.verify.numeric import NeedsAlgebra, NoValue, Number, close, evaluate, real
+from rstar_lab.verify.values import (
+    Builder,
+    Combined,
+    Formula,
+    Group,
+    Nothing,
+    Relation,
+    difference,
+    number,
+    symbols,
+)
 
-FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 ORDER = frozenset(("<", ">", "<=", ">="))
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 NUMBER_SETS = "ℝℤℕℚℂ"
-_LOW, _HIGH = ("neg", ("const", "inf")), ("const", "inf")
+INFINITY = ("const", "inf")
+MAX_INTEGERS = 10_000
 
-Bound = tuple[Any, bool]  # value and whether it belongs to the interval
-Intervals = list[tuple[Bound, Bound]]
-_ALL: Intervals = [((_LOW, False), (_HIGH, False))]
-
-
-class RealSetComparison(FormulaComparison):
-    """Compares sets of real numbers."""
-
-    def real_sets(self, one: Any, two: Any) -> bool:
-        names = [self.set_name(value) for value in (one, two)]
-        if names[0] and names[1] and names[0] != names[1]:
-            return False
-        found = []
-        for value in (one, two):
-            intervals = self.intervals(value)
-            if intervals is None:
-                if self.algebra is None and self.may_be_set(one) and self.may_be_set(two):
-                    raise NeedsAlgebra
-                return self.builders(one, two)
-            found.append(intervals)
-        if len(found[0]) != len(found[1]):
-            return False
-        return all(
-            self.formulas(a, b) and (x == y or has(a, "inf"))
-            for ours, theirs in zip(*found, strict=True)
-            for (a, x), (b, y) in zip(ours, theirs, strict=True)
-        )
-
-    @staticmethod
-    def may_be_set(value: Any) -> bool:
-        if isinstance(value, tuple):
-            return value[0] == "sym" and value[1] in NUMBER_SETS
-        return not isinstance(value, Text | Quantity)
-
-    def set_name(self, value: Any) -> str:
-        """Return the name in a condition on one name, or ""."""
-        if isinstance(value, Relation):
-            names = frozenset().union(*(symbols(side) for side in value.sides if isinstance(side, tuple)))
-            names -= set(NUMBER_SETS)
-            return next(iter(names)) if len(names) == 1 else ""
-        if isinstance(value, Group | Combined):
-            parts = value.items if isinstance(value, Group) else value.parts
-            return next(filter(None, map(self.set_name, parts)), "")
-        return ""
-
-    def intervals(self, value: Any) -> Intervals | None:
-        """Return the sorted, separate intervals of a set of real numbers, or None if it is none that can be computed here."""
-        if isinstance(value, Nothing):
-            return []
-        if value == ("sym", "ℝ"):
-            return _ALL
-        if isinstance(value, Combined):
-            return self.combined([self.intervals(part) for part in value.parts], value.operation)
-        if isinstance(value, Builder):
-            parts = [self.intervals(condition) for condition in value.conditions]
-            if isinstance(value.element, Relation):
-                parts.append(self.intervals(value.element))
-            elif not isinstance(value.element, tuple) or value.element[0] != "sym":
-                return None
-            return self.combined([_ALL, *parts], "cap")
-        if isinstance(value, Group):
-            return self.group_intervals(value)
-        if isinstance(value, Relation):
-            return self.relation_intervals(value)
-        return None
-
-    def combined(self, parts: Sequence[Intervals | None], operation: str) -> Intervals | None:
-        """Return the intervals of sets joined by cup, cap or setminus; None if one of them has none."""
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        result = known[0]
-        for part in known[1:]:
-            if operation == "cup":
-                result = self.union([*result, *part])
-            else:
-                result = self.common(result, part if operation == "cap" else self.rest(part))
-        return result
-
-    def group_intervals(self, value: Group) -> Intervals | None:
-        if value.opening == "{":
-            numbers = all(isinstance(item, tuple) for item in value.items)
-            return self.union([((item, True), (item, True)) for item in value.items]) if numbers else None
-        if value.opening:
-            if len(value.items) != 2 or not all(isinstance(item, tuple) for item in value.items):
-                return None
-            low, high = value.items
-            return self.union([((low, value.opening == "["), (high, value.closing == "]"))])
-        parts = []
-        first = value.items[0]
-        for item in value.items:
-            if isinstance(item, tuple) and isinstance(first, Relation) and first.signs == ("!=",):
-                item = Relation((first.sides[0], item), ("!=",), first.names)
-            part = self.intervals(item)
-            if part is None:
-                return None
-            parts.append(part)
-        excluded = any(isinstance(item, Relation) and item.signs == ("!=",) for item in value.items)
-        disjoint = value.joined == "or" or (value.joined == "," and not excluded)
-        if value.joined != "or" and len(parts) == 2 and (disjoint or value.joined == "and"):
-            disjoint = not self.common(parts[0], parts[1])
-        if disjoint:
-            return self.union([interval for part in parts for interval in part])
-        return self.combined(parts, "cap")
-
-    def relation_intervals(self, value: Relation) -> Intervals | None:
-        if value.signs == ("in",):
-            return self.intervals(value.sides[1])
-        if value.signs == ("notin",):
-            inner = self.intervals(value.sides[1])
-            return None if inner is None else self.rest(inner)
-        if not all(isinstance(side, tuple) for side in value.sides):
-            return None
-        name = self.set_name(value)
-        if not name or not set(value.signs) <= ORDER | {"!=", "="}:
-            return None
-        result = _ALL
-        for left, sign, right in zip(value.sides, value.signs, value.sides[1:], strict=False):
-            part = self.condition(left, sign, right, name)
-            if part is None:
-                return None
-            result = self.common(result, part)
-        return result
-
-    def condition(self, left: Any, sign: str, right: Any, name: str) -> Intervals | None:
-        """Return the solution of an inequality in one name that is linear, or linear in an absolute value."""
-        if isinstance(right, tuple) and right[:2] == ("call", "abs") and not symbols(left):
-            left, sign, right = right, FLIPPED[sign], left
-        if isinstance(left, tuple) and left[:2] == ("call", "abs") and not symbols(right):
-            inner = left[2]
-            low = self.condition(
-                inner, {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(sign, sign), ("neg", right), name
-            )
-            high = self.condition(inner, sign, right, name)
-            if low is None or high is None or self.sign(right) < 0:
-                return None
-            return self.common(low, high) if sign in ("<", "<=", "!=") else self.union(low + high)
-        if not symbols(left) and not symbols(right):
-            return None
-        if left == ("sym", name) and not symbols(right):
-            return self.half_line(sign, right)
-        if right == ("sym", name) and not symbols(left):
-            return self.half_line(FLIPPED[sign], left)
-        difference = ("+", left, ("neg", right))
-        at = [evaluate(difference, {name: Fraction(n)}) for n in (0, 1, 2, -7)]
-        slope = at[1] - at[0]
-        linear = slope != 0 and numeric.close(at[2], at[0] + 2 * slope) and numeric.close(at[3], at[0] - 7 * slope)
-        if not linear or not all(isinstance(value, Fraction) for value in at):
-            return None if self.algebra is None else self.algebra.solution(difference, sign, name)
-        return self.half_line(sign if slope > 0 else FLIPPED[sign], number(-at[0] / slope))
-
-    def half_line(self, sign: str, bound: Any) -> Intervals:
-        if sign == "=":
-            return [((bound, True), (bound, True))]
-        if sign == "!=":
-            return [((_LOW, False), (bound, False)), ((bound, False), (_HIGH, False))]
-        if sign in ("<", "<="):
-            return [((_LOW, False), (bound, sign == "<="))]
-        return [((bound, sign == ">="), (_HIGH, False))]
-
-    def sign(self, value: Any) -> int:
-        """Return the sign of a formula without names."""
-        if has(value, "inf"):
-            return -1 if value[0] == "neg" else 1
-        found = numeric.real(evaluate(value, {}))
-        return int(found > numeric.AGREEMENT) - int(found < -numeric.AGREEMENT)
-
-    def order(self, one: Any, two: Any) -> int:
-        """Return -1, 0 or 1 as one bound is less than, equal to or greater than the other."""
-        if has(one, "inf") or has(two, "inf"):
-            places = [self.sign(value) if has(value, "inf") else 0 for value in (one, two)]
-            return (places[0] > places[1]) - (places[0] < places[1])
-        return self.sign(("+", one, ("neg", two)))
-
-    def union(self, parts: Sequence[tuple[Bound, Bound]]) -> Intervals:
-        """Return intervals as sorted, separate ones."""
-        kept: Intervals = [
-            part
-            for part in parts
-            if (found := self.order(part[0][0], part[1][0])) < 0 or (found == 0 and part[0][1] and part[1][1])
-        ]
-        kept.sort(key=functools.cmp_to_key(self.by_start))
-        merged: Intervals = []
-        for low, high in kept:
-            if merged:
-                before = merged[-1][1]
-                order = self.order(low[0], before[0])
-                if order < 0 or (order == 0 and (low[1] or before[1])):
-                    ends = self.order(high[0], before[0])
-                    end = high if ends > 0 else before if ends < 0 else (high[0], high[1] or before[1])
-                    merged[-1] = (merged[-1][0], end)
-                    continue
-            merged.append((low, high))
-        return merged
-
-    def by_start(self, one: tuple[Bound, Bound], two: tuple[Bound, Bound]) -> int:
-        return self.order(one[0][0], two[0][0]) or two[0][1] - one[0][1]
-
-    def rest(self, parts: Sequence[tuple[Bound, Bound]]) -> Intervals:
-        """Return the complement of sorted intervals."""
-        found, low = [], (_LOW, False)
-        for start, end in parts:
-            found.append((low, (start[0], not start[1] and not has(start[0], "inf"))))
-            low = (end[0], not end[1])
-        found.append((low, (_HIGH, False)))
-        return self.union([part for part in found if not (has(part[0][0], "inf") and self.sign(part[0][0]) > 0)])
-
-    def common(self, one: Sequence[tuple[Bound, Bound]], two: Sequence[tuple[Bound, Bound]]) -> Intervals:
-        found = []
-        for first in one:
-            for second in two:
-                lows = self.order(first[0][0], second[0][0])
-                low = first[0] if lows > 0 else second[0] if lows < 0 else (first[0][0], first[0][1] and second[0][1])
-                highs = self.order(second[1][0], first[1][0])
-                high = (
-                    first[1] if highs > 0 else second[1] if highs < 0 else (first[1][0], first[1][1] and second[1][1])
-                )
-                found.append((low, high))
-        return self.union(found)
-
-    def builders(self, one: Any, two: Any) -> bool:
-        """Compare sets that are no intervals: by their parts, and integers in an interval with a list."""
-        if isinstance(one, Builder) and isinstance(two, Builder) and len(one.conditions) == len(two.conditions):
-            if self.answers(one.element, two.element) and all(map(self.answers, one.conditions, two.conditions)):
-                return True
-            return self.renamed(one, two)
-        if isinstance(one, Combined) and isinstance(two, Combined) and one.operation == two.operation:
-            if one.operation != "setminus":
-                return self.unordered(one.parts, two.parts)
-            return len(one.parts) == len(two.parts) and all(map(self.answers, one.parts, two.parts))
-        integers = [self.integers(value) for value in (one, two)]
-        if integers[0] is not None and integers[1] is not None:
-            return integers[0] == integers[1]
-        return False
-
-    def renamed(self, one: Builder, two: Builder) -> bool:
-        """Return whether two sets are equal after the name of the one is replaced by the name of the other."""
-        names = [symbols(value.element) for value in (one, two)]
-        if len(names[0]) != 1 or len(names[1]) != 1 or names[0] == names[1]:
-            return False
-        (old,), (new,) = names
-        return self.builders(
-            Builder(_rename(one.element, old, new), tuple(_rename(item, old, new) for item in one.conditions)), two
-        )
-
-    def integers_between(self, intervals: Intervals) -> set[Fraction] | None:
-        found: set[Fraction] = set()
-        for (low, left), (high, right) in intervals:
-            first, last = self.rational(low), self.rational(high)
-            if first is None or last is None or last - first > 10_000:
-                return None
-            numbers = {Fraction(n) for n in range(math.ceil(first), math.floor(last) + 1)}
-            found |= numbers - ({first} if not left else set()) - ({last} if not right else set())
-        return found
-
-    def integers(self, value: Any) -> set[Fraction] | None:
-        """Return the integers of a finite set, of an interval of integers and of unions of these."""
-        if isinstance(value, Group) and value.opening == "{":
-            found = [self.rational(item) for item in value.items]
-            return None if None in found else set(found)  # type: ignore[arg-type]
-        if isinstance(value, Combined):
-            if value.operation == "cap" and ("sym", "ℤ") in value.parts and len(value.parts) == 2:
-                other = next(part for part in value.parts if part != ("sym", "ℤ"))
-                intervals = self.intervals(other)
-                return None if intervals is None else self.integers_between(intervals)
-            parts = [self.integers(part) for part in value.parts]
-            if None in parts:
-                return None
-            methods = {"cup": "union", "cap": "intersection", "setminus": "difference"}
-            joined: set[Fraction] = getattr(parts[0], methods[value.operation])(*parts[1:])
-            return joined
-        return None
+Contains = Callable[[Number], bool]
+_JOINS: dict[str, Callable[[Sequence[bool]], bool]] = {
+    "cup": any, "cap": all, "setminus": lambda found: found[0] and not any(found[1:]),
+}  # fmt: skip
 
 
-def _rename(value: Any, old: str, new: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class RealSet:
+    """A set of real numbers. points: formulas of all numbers at which membership can change. integers: it has nothing else."""
+
+    points: tuple[Formula, ...]
+    contains: Contains
+    integers: bool = False
+
+    def profile(self) -> tuple[list[Formula], list[bool]]:
+        """Return the points at which the set begins or ends, and membership below the first, at it, above it, ..., above the last."""
+        located: list[tuple[Number, Formula]] = []
+        for place, point in sorted(
+            ((located_at(point), point) for point in self.points), key=lambda item: real(item[0])
+        ):
+            if abs(place) != math.inf and not (located and close(located[-1][0], place)):
+                located.append((place, point))
+        places = [place for place, _ in located]
+        samples = [places[0] - 1, places[0]] if places else [Fraction(0)]
+        for low, high in itertools.pairwise(places):
+            samples += [_middle(low, high), high]
+        found = [self.contains(sample) for sample in [*samples, *([places[-1] + 1] if places else [])]]
+        kept, pattern = [], found[:1]
+        for index, (_, point) in enumerate(located):
+            if not pattern[-1] == found[2 * index + 1] == found[2 * index + 2]:
+                kept.append(point)
+                pattern += found[2 * index + 1 : 2 * index + 3]
+        return kept, pattern
+
+    @property
+    def empty(self) -> bool:
+        return not any(self.profile()[1])
+
+
+ALL, NONE = RealSet((), lambda _: True), RealSet((), lambda _: False)
+INTEGERS = RealSet((), lambda place: isinstance(place, Fraction) and place.denominator == 1, integers=True)
+
+
+def located_at(bound: Formula) -> Number:
+    """Return the place of a bound on the line: a number, or a float for infinity."""
+    if bound in (INFINITY, ("neg", INFINITY)):
+        return math.inf if bound == INFINITY else -math.inf
+    found = evaluate(bound, {})
+    return found if isinstance(found, Fraction) else real(found)
+
+
+def _middle(low: Number, high: Number) -> Number:
+    return (low + high) / 2 if isinstance(low, Fraction) == isinstance(high, Fraction) else (real(low) + real(high)) / 2
+
+
+def _sign(place: Number, bound: Number) -> int:
+    """Return -1, 0 or 1 as a number is less than, equal to or greater than a bound."""
+    if isinstance(bound, float):
+        return -1 if bound > 0 else 1
+    if close(place, bound):
+        return 0
+    return 1 if real(place) > real(bound) else -1
+
+
+def set_name(value: Any) -> str:
+    """Return the name in a condition on one name, or ""."""
     if isinstance(value, Relation):
-        return Relation(tuple(_rename(side, old, new) for side in value.sides), value.signs, value.names)
-    return replaced(value, ("sym", old), ("sym", new))
+        names = symbols(*value.sides) - set(NUMBER_SETS)
+        return next(iter(names)) if len(names) == 1 else ""
+    parts = value.items if isinstance(value, Group) else value.parts if isinstance(value, Combined) else ()
+    return next(filter(None, map(set_name, parts)), "")
+
+
+def is_order(value: Any) -> bool:
+    """Return whether a value is an inequality or excludes a value."""
+    return isinstance(value, Relation) and bool(set(value.signs) & (ORDER | {"!=", "notin"}))
+
+
+def real_set(value: Any, algebra: Any) -> RealSet | None:
+    """Return a value as a set of real numbers; None if it is none that can be computed.
+
+    algebra: see `equality.equal`. Raises NeedsAlgebra without it for an inequality that is not linear.
+    """
+    if isinstance(value, Nothing):
+        return NONE
+    if value == ("sym", "ℝ"):
+        return ALL
+    if value == ("sym", "ℤ"):
+        return INTEGERS
+    part = functools.partial(real_set, algebra=algebra)
+    if isinstance(value, Combined):
+        return _joined(list(map(part, value.parts)), value.operation)
+    if isinstance(value, Builder):
+        conditions = list(value.conditions)
+        if isinstance(value.element, Relation):
+            conditions.append(value.element)
+        elif not isinstance(value.element, tuple) or value.element[0] != "sym":
+            return None
+        return _joined([ALL, *map(part, conditions)], "cap")
+    if isinstance(value, Group):
+        if value.opening:
+            return _bracketed(value)
+        return _listed(value, part)
+    if isinstance(value, Relation):
+        return _related(value, algebra)
+    return None
+
+
+def _joined(parts: Sequence[RealSet | None], operation: str) -> RealSet | None:
+    sets = [part for part in parts if part is not None]
+    if len(sets) < len(parts):
+        return None
+    points = tuple(point for part in sets for point in part.points)
+    join = _JOINS[operation]
+
+    def contains(place: Number) -> bool:
+        return join([part.contains(place) for part in sets])
+
+    if operation == "cap" and any(part.integers for part in sets):
+        places = [place for place in map(located_at, points) if abs(place) != math.inf]
+        low, high = (math.floor(min(places)), math.ceil(max(places))) if places else (0, 0)
+        if high - low > MAX_INTEGERS or contains(Fraction(low - 1)) or contains(Fraction(high + 1)):
+            return None
+        points = tuple(number(n) for n in range(low, high + 1))
+    return RealSet(points, contains)
+
+
+def _bracketed(value: Group) -> RealSet | None:
+    if not all(isinstance(item, tuple) and not symbols(item) for item in value.items):
+        return None
+    places = [located_at(item) for item in value.items]
+    if value.opening == "{":
+        return RealSet(value.items, lambda place: any(_sign(place, item) == 0 for item in places))
+    if len(places) != 2:
+        return None
+
+    def contains(place: Number) -> bool:
+        low, high = _sign(place, places[0]), _sign(place, places[1])
+        return (low > 0 or (low == 0 and value.opening == "[")) and (high < 0 or (high == 0 and value.closing == "]"))
+
+    return RealSet(value.items, contains)
+
+
+def _listed(value: Group, part: Callable[[Any], RealSet | None]) -> RealSet | None:
+    """Return the set of conditions that commas, `and` or `or` join. Two of them that exclude each other are alternatives."""
+    first = value.items[0]
+    excluding = isinstance(first, Relation) and first.signs == ("!=",)
+    items = [
+        Relation((first.sides[0], item), ("!=",), first.names) if excluding and isinstance(item, tuple) else item
+        for item in value.items
+    ]
+    parts = list(map(part, items))
+    excluded = any(isinstance(item, Relation) and item.signs == ("!=",) for item in items)
+    alternatives = value.joined == "or" or (value.joined == "," and not excluded)
+    common = _joined(parts, "cap")
+    if value.joined != "or" and len(parts) == 2 and (alternatives or value.joined == "and") and common is not None:
+        alternatives = common.empty
+    return _joined(parts, "cup") if alternatives else common
+
+
+def _related(value: Relation, algebra: Any) -> RealSet | None:
+    if value.signs in (("in",), ("notin",)):
+        inner = real_set(value.sides[1], algebra)
+        return inner if value.signs == ("in",) else _joined([ALL, inner], "setminus")
+    if not all(isinstance(side, tuple) for side in value.sides):
+        return None
+    name = set_name(value)
+    if not name or not set(value.signs) <= ORDER | {"!=", "="}:
+        return None
+    conditions = zip(value.sides, value.signs, value.sides[1:], strict=False)
+    return _joined([_condition(*condition, name, algebra) for condition in conditions], "cap")
+
+
+def _condition(left: Formula, sign: str, right: Formula, name: str, algebra: Any) -> RealSet | None:
+    """Return the solution of a relation between two formulas with one name."""
+    if not symbols(left, right):
+        return None
+    points = _roots(left, right, name)
+    if points is None:
+        if algebra is None:
+            raise NeedsAlgebra
+        points = algebra.boundary(difference(left, right), sign)
+        if points is None:
+            return None
+
+    def contains(place: Number) -> bool:
+        try:
+            low, high = (
+                located_at(side) if not symbols(side) else evaluate(side, {name: place}) for side in (left, right)
+            )
+            found = -_sign(high, low) if isinstance(low, float) else _sign(low, high)
+        except NoValue:
+            return False
+        return {-1: sign in ("<", "<=", "!="), 0: sign in ("=", "<=", ">="), 1: sign in (">", ">=", "!=")}[found]
+
+    return RealSet(tuple(points), contains)
+
+
+def _roots(left: Formula, right: Formula, name: str) -> list[Formula] | None:
+    """Return where two sides meet: one is the name, both are linear, or one is the absolute value of a linear formula."""
+    for one, two in ((left, right), (right, left)):
+        if one == ("sym", name) and not symbols(two):
+            return [two]
+        if one[:2] == ("call", "abs") and not symbols(two):
+            roots = [_roots(one[2], bound, name) for bound in (two, ("neg", two))]
+            return None if None in roots else [point for found in roots for point in found or ()]
+    try:
+        at = [evaluate(difference(left, right), {name: Fraction(n)}) for n in (0, 1, 2, -7)]
+    except NoValue:
+        return None
+    slope = at[1] - at[0]
+    linear = all(isinstance(value, Fraction) for value in at) and at[2] == at[0] + 2 * slope
+    return [number(-at[0] / slope)] if slope and linear and at[3] == at[0] - 7 * slope else None

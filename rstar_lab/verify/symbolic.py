@@ -5,11 +5,13 @@ Runs in the worker processes only: evaluation can hang. Formulas are those of `v
 
 import logging
 import operator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import sympy
 
+from rstar_lab.verify.numeric import from_digits
 from rstar_lab.verify.values import number
 
 MAX_DIGITS, MAX_DEGREE, MAX_FACTORIAL = 100_000, 1_000, 10_000
@@ -17,19 +19,12 @@ MAX_SOLVED = 60  # operations of an equation that is solved
 
 logging.disable(logging.CRITICAL)
 
-_FUNCTIONS: dict[str, Any] = {
-    "abs": sympy.Abs, "floor": sympy.floor, "ceil": sympy.ceiling, "factorial": sympy.factorial, "factorial2": sympy.factorial2,
-    "binom": sympy.binomial, "gcd": sympy.gcd, "lcm": sympy.lcm, "max": sympy.Max, "min": sympy.Min, "mod": sympy.Mod, "ln": sympy.log,
-    "perm": sympy.ff,
-}  # fmt: skip
-_CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "inf": sympy.oo}
-
 
 class NotSymbolic(Exception):
     """A formula has no form in sympy."""
 
 
-def to_sympy(node: Any, decadic: bool = False) -> Any:
+def to_sympy(node: Any) -> Any:
     """Return a formula as an expression of sympy. Raises NotSymbolic for others, and for values that are too large."""
     if not isinstance(node, tuple):
         raise NotSymbolic
@@ -39,21 +34,16 @@ def to_sympy(node: Any, decadic: bool = False) -> Any:
     if kind == "sym":
         return sympy.Symbol(node[1], real=True)
     if kind == "const":
-        return _CONSTANTS[node[1]]
-    if kind == "call" and node[1] == "det":
-        return sympy.Matrix([[to_sympy(cell, decadic) for cell in row] for row in node[2].rows]).det()
+        return {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "inf": sympy.oo}[node[1]]
     if kind in ("sum", "prod", "int", "lim"):
-        return _bounded(node, decadic)
+        return _bounded(node)
+    if kind == "call" and node[1] == "det":
+        return sympy.Matrix([[to_sympy(cell) for cell in row] for row in node[2].rows]).det()
     if kind == "call":
-        return _call(node[1], [to_sympy(part, decadic) for part in node[2:]], decadic)
-    parts = [to_sympy(part, decadic) for part in node[1:]]
-    if kind == "neg":
-        return -parts[0]
-    if kind == "deg":
-        return parts[0] * sympy.pi / 180
+        return _function(node[1])(*map(to_sympy, node[2:]))
     if kind not in _OPERATIONS:
         raise NotSymbolic
-    return _OPERATIONS[kind](*parts)
+    return _OPERATIONS[kind](*map(to_sympy, node[1:]))
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -65,41 +55,44 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
-_OPERATIONS: dict[str, Any] = {"+": operator.add, "*": operator.mul, "/": operator.truediv, "^": _power}
+_OPERATIONS: dict[str, Any] = {
+    "+": operator.add, "*": operator.mul, "/": operator.truediv, "^": _power, "neg": operator.neg,
+    "deg": lambda value: value * sympy.pi / 180,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Any] = {
+    "abs": sympy.Abs, "ceil": sympy.ceiling, "max": sympy.Max, "min": sympy.Min, "mod": sympy.Mod, "ln": sympy.log,
+    "root": lambda value, degree: _power(value, 1 / degree),
+}  # fmt: skip
+_GROWING: dict[str, Any] = {"factorial": sympy.factorial, "binom": sympy.binomial, "perm": sympy.ff}
 
 
-def _call(name: str, arguments: list[Any], decadic: bool) -> Any:
-    if name == "root":
-        return _power(arguments[0], 1 / arguments[1])
-    if name == "log":
-        base = arguments[1] if len(arguments) > 1 else sympy.Integer(10) if decadic else None
-        return sympy.log(arguments[0]) if base is None else sympy.log(arguments[0], base)
-    if name in ("factorial", "binom", "perm") and any(
-        value.is_number and abs(value) > MAX_FACTORIAL for value in arguments
-    ):
-        return sympy.Function(name)(*arguments)
+def _function(name: str) -> Callable[..., Any]:
     if name.startswith("apply "):
-        return sympy.Function(name.removeprefix("apply "))(*arguments)
+        return sympy.Function(name.removeprefix("apply "))
+    if name in _GROWING:
+
+        def growing(*values: Any) -> Any:
+            large = any(value.is_number and abs(value) > MAX_FACTORIAL for value in values)
+            return (sympy.Function(name) if large else _GROWING[name])(*values)
+
+        return growing
     function = _FUNCTIONS.get(name) or getattr(sympy, name, None)
     if function is None:
         raise NotSymbolic
-    return function(*arguments)
+    return function
 
 
-def _bounded(node: Any, decadic: bool) -> Any:
-    if node[0] in ("sum", "prod"):
-        kind, name, low, high, body = node
-        if low is None or high is None:
-            raise NotSymbolic
-        index = sympy.Symbol(name, integer=True)
-        content = to_sympy(body, decadic).subs(sympy.Symbol(name, real=True), index)
-        return (sympy.Sum if kind == "sum" else sympy.Product)(content, (index, to_sympy(low), to_sympy(high)))
+def _bounded(node: Any) -> Any:
     if node[0] == "lim":
-        return sympy.Limit(to_sympy(node[1], decadic), sympy.Symbol(node[2], real=True), to_sympy(node[3]))
-    _, body, name, low, high = node
-    variable = sympy.Symbol(name, real=True)
-    limits = (variable,) if low is None else (variable, to_sympy(low), to_sympy(high))
-    return sympy.Integral(to_sympy(body, decadic), limits)
+        return sympy.Limit(to_sympy(node[1]), sympy.Symbol(node[2], real=True), to_sympy(node[3]))
+    if node[0] == "int":
+        _, body, name, low, high = node
+        variable = sympy.Symbol(name, real=True)
+        return sympy.Integral(to_sympy(body), variable if low is None else (variable, to_sympy(low), to_sympy(high)))
+    kind, name, low, high, body = node
+    index = sympy.Symbol(name, integer=True)
+    content = to_sympy(body).subs(sympy.Symbol(name, real=True), index)
+    return (sympy.Sum if kind == "sum" else sympy.Product)(content, (index, to_sympy(low), to_sympy(high)))
 
 
 def too_large(expression: Any) -> bool:
@@ -117,10 +110,10 @@ def too_large(expression: Any) -> bool:
     return False
 
 
-def formulas_equal(one: Any, two: Any, decadic: bool) -> bool:
+def formulas_equal(one: Any, two: Any) -> bool:
     """Return whether sympy finds two formulas to be equal."""
     try:
-        left, right = to_sympy(one, decadic), to_sympy(two, decadic)
+        left, right = to_sympy(one), to_sympy(two)
     except NotSymbolic:
         return False
     if left == right:
@@ -141,66 +134,45 @@ def formulas_equal(one: Any, two: Any, decadic: bool) -> bool:
 def equations_equal(one: Any, two: Any) -> bool:
     """Return whether two equations, given as the differences of their sides, have the same solutions for one of their names."""
     try:
-        first, second = to_sympy(one), to_sympy(two)
+        equations = to_sympy(one), to_sympy(two)
     except NotSymbolic:
         return False
-    if max(first.count_ops(), second.count_ops()) > MAX_SOLVED or too_large(first) or too_large(second):
+    if any(equation.count_ops() > MAX_SOLVED or too_large(equation) for equation in equations):
         return False
-    for symbol in sorted(first.free_symbols, key=str):
-        try:
-            solutions = [sympy.solve(value, symbol) for value in (first, second)]
-        except NotImplementedError:
-            continue
-        if not all(isinstance(found, list) and found for found in solutions) or len(solutions[0]) != len(solutions[1]):
-            continue
-        remaining = list(solutions[1])
-        for value in solutions[0]:
-            match = next((other for other in remaining if sympy.simplify(value - other) == 0), None)
-            if match is None:
-                break
-            remaining.remove(match)
-        else:
-            return True
-    return False
+    return any(_same_solutions(*equations, symbol) for symbol in sorted(equations[0].free_symbols, key=str))
+
+
+def _same_solutions(one: Any, two: Any, symbol: Any) -> bool:
+    try:
+        first, second = (sympy.solve(equation, symbol) for equation in (one, two))
+    except NotImplementedError:
+        return False
+    if not isinstance(first, list) or not first or not isinstance(second, list) or len(first) != len(second):
+        return False
+    for value in first:
+        match = next((other for other in second if sympy.simplify(value - other) == 0), None)
+        if match is None:
+            return False
+        second.remove(match)
+    return True
 
 
 _RELATIONS = {"<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "=": sympy.Eq, "!=": sympy.Ne}
 
 
-def solution(difference: Any, sign: str, name: str) -> list[Any] | None:
-    """Return the intervals in which a formula is below, above or at zero; None if they are not found."""
+def boundary(difference: Any, sign: str) -> list[Any] | None:
+    """Return the numbers at which the set begins or ends where a formula is below, above or at zero; None if unknown."""
     try:
         relation = _RELATIONS[sign](to_sympy(difference), 0)
-        found = relation.as_set() if relation not in (True, False) else None
+        found = relation.as_set().boundary
+        if not isinstance(found, sympy.FiniteSet):
+            return [] if found is sympy.S.EmptySet else None
+        return [_bound(value) for value in found]
     except (NotSymbolic, NotImplementedError, TypeError, ValueError, AttributeError):
         return None
-    parts = []
-    for part in found.args if isinstance(found, sympy.Union) else [found]:
-        if isinstance(part, sympy.FiniteSet):
-            parts += [((_bound(value), True), (_bound(value), True)) for value in part]
-        elif isinstance(part, sympy.Interval):
-            parts.append(((_bound(part.start), not part.left_open), (_bound(part.end), not part.right_open)))
-        else:
-            return None
-    return parts
 
 
 def _bound(value: Any) -> Any:
-    """Return a number of sympy as a formula."""
-    if value in (sympy.oo, -sympy.oo):
-        return ("const", "inf") if value == sympy.oo else ("neg", ("const", "inf"))
     if isinstance(value, sympy.Rational):
         return number(Fraction(int(value.p), int(value.q)))
-    if value == sympy.pi:
-        return ("const", "pi")
-    if value == sympy.E:
-        return ("const", "e")
-    if isinstance(value, sympy.Add | sympy.Mul):
-        parts = [_bound(part) for part in value.args]
-        total = parts[0]
-        for part in parts[1:]:
-            total = ("+" if isinstance(value, sympy.Add) else "*", total, part)
-        return total
-    if isinstance(value, sympy.Pow):
-        return ("^", _bound(value.base), _bound(value.exp))
-    raise NotImplementedError
+    return ("value", from_digits(str(value.evalf(50))))

@@ -45,6 +45,7 @@ for _name, (_factor, _base, _spellings) in TABLES["units"].items():
                 UNITS.setdefault(_form, _unit)
 
 DEGREE, GENERIC = UNITS["deg"], UNITS["unit"]
+PERCENT, PERMILLE = (Unit(Fraction(1, n), (("%", 1),)) for n in (100, 1000))
 _NOUNS = {name: text.split() for name, text in TABLES["nouns"].items()}
 SINGLE_LETTERS, COUNTED = frozenset(_NOUNS["single_letters"]), frozenset(_NOUNS["counted"] + _NOUNS["counted_foreign"])
 CURRENCIES = frozenset(_NOUNS["currency_signs"] + _NOUNS["currency_words"])
