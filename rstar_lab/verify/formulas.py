@@ -1,94 +1,135 @@
-"""Reads formulas: a Pratt parser of numbers, letters and operators.
+"""Reads formulas and brackets: a Pratt parser of numbers, letters, operators, functions, groups and sets.
 
-A number beside a bracket is a factor; a proper fraction behind an integer makes a mixed number.
+A number beside a bracket is a factor; a proper fraction behind an integer makes a mixed number; brackets make a list before
+commas group digits.
 """
 
 import re
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from rstar_lab.verify import units
+from rstar_lab.verify import beside, units
 from rstar_lab.verify.cursor import Cursor
+from rstar_lab.verify.digits import DIGIT_GROUP, decimal, period, repeating
+from rstar_lab.verify.environments import environment
 from rstar_lab.verify.tokens import Token, Unreadable
-from rstar_lab.verify.values import Formula, Group, Matrix, number
+from rstar_lab.verify.values import Builder, Formula, Group, Matrix, Nothing, number
 
-_GROUP_OF_DIGITS = re.compile(r"\d{3}(?:\.\d+)?")
-FUNCTIONS = frozenset(units.TABLES["names"]["functions"].split())
-_STARTERS = FUNCTIONS | frozenset(units.TABLES["names"]["starters"].split())
-_NO_FACTORS = frozenset(units.TABLES["names"]["no_factors"].split())
+MAX_DEPTH = 40
+SUM, SIGNED, PRODUCT, ARGUMENT, POWER = 5, 9, 10, 12, 15  # how strongly operators bind
+
+_NAMES = {name: frozenset(text.split()) for name, text in units.TABLES["names"].items() if isinstance(text, str)}
+FUNCTIONS = _NAMES["functions"]
 JOINERS: dict[str, str] = units.TABLES["names"]["joiners"]
+_STARTERS = FUNCTIONS | _NAMES["starters"]
+_ACCENTS = ("overline", "dot", "ddot", "tilde", "widetilde", "angle", "triangle", "mathring")
+_COUNTS = {"C": "binom", "P": "perm"}
+_CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
+_ORDINALS = ("st", "nd", "rd", "th")
 
 
-class FormulaParser(Cursor):
-    """Reads formulas. Commands and brackets are read by `brackets.BracketParser`."""
+class Parser(Cursor):
+    """Reads a formula. Items of lists and cells of matrices are read by functions of their own.
+
+    read_item: reads the next item of a list. read_all: reads all tokens of a parser as one value.
+    """
+
+    def __init__(
+        self, tokens: Sequence[Token], read_item: Callable[["Parser"], Any], read_all: Callable[["Parser"], Any]
+    ):
+        super().__init__(tokens)
+        self.read_item, self.read_all = read_item, read_all
+        self.depth = 0  # nesting of brackets and sub-parsers
+        self.listed = 0  # brackets around: commas inside separate items
+        self.bars = 0  # absolute values around
+        self.builder = 0  # sets around: `|` and `:` separate element and condition
+        self.indices: frozenset[str] = frozenset()  # names of summation around: `i` is no imaginary unit
+
+    def sub(self, tokens: Sequence[Token]) -> "Parser":
+        """Return a parser of tokens that are inside of what this parser reads."""
+        parser = Parser(tokens, self.read_item, self.read_all)
+        parser.depth, parser.indices = self.depth, self.indices
+        parser.deeper()
+        return parser
+
+    def part(self, tokens: Sequence[Token]) -> Any:
+        """Return the formula that tokens are."""
+        parser = self.sub(tokens)
+        value = parser.expression(0)
+        if not parser.at_end():
+            raise Unreadable("an argument with more than a formula")
+        return value
+
+    def all_of(self, tokens: Sequence[Token]) -> Any:
+        """Return the value that tokens are: a formula, a list, a relation, words."""
+        return self.read_all(self.sub(tokens))
+
+    def deeper(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unreadable("too deep")
+
+    # --- operators
 
     def expression(self, power: int) -> Any:
-        """Read a formula whose operators bind stronger than `power`: 5 for sums, 10 for products, 15 for powers."""
+        """Read a formula whose operators bind stronger than `power`."""
         self.deeper()
-        if self.is_sign("-", "+") and power <= 12:
-            sign = self.take().text
-            value = self.expression(9)
-            left = ("neg", value) if sign == "-" else value
-            if sign == "-" and not isinstance(value, tuple | Matrix):
+        if self.is_sign("-", "+") and power <= ARGUMENT:
+            negative = self.take().text == "-"
+            left = self.expression(SIGNED)
+            if negative and not isinstance(left, tuple | Matrix):
                 raise Unreadable("a negative set")
+            left = ("neg", left) if negative else left
         elif self.is_command("pm", "mp"):
-            kind = self.take().text
-            left = (kind, number(0), self.expression(9))
+            left = (self.take().text, number(0), self.expression(SIGNED))
         else:
             left = self.primary()
-        while True:
-            if self.is_sign("^") and power < 15 and not self.text_exponent():
-                left = self.power(left)
-            elif self.is_sign("!") and not (self.is_sign("=", offset=1) and not self.peek(1).space):
-                left = self.factorial(left)
-            elif self.is_sign("°"):
-                self.at += 1
-                if self.peek().kind == "number":
-                    raise Unreadable("minutes of arc")
-                left = ("deg", left)
-            elif self.is_sign("'") and isinstance(left, tuple) and left[0] == "sym":
-                self.at += 1
-                left = ("sym", left[1] + "'")
-            elif power < 5 and self.is_sign("+", "-"):
-                sign = self.take().text
-                right = self.expression(5)
-                left = ("+", left, right if sign == "+" else ("neg", right))
-            elif power < 1 and self.is_command("over", "choose"):
-                above = self.take().text
-                left = (*(("/",) if above == "over" else ("call", "binom")), left, self.expression(0))
-            elif power < 5 and self.is_command("pm", "mp"):
-                left = (self.take().text, left, self.expression(5))
-            elif power < 10 and self.is_sign("*", "/"):
-                sign = self.take().text
-                if sign == "*" and self.is_sign("*"):
-                    self.at -= 1
-                    left = self.power(left)
-                    continue
-                if sign == "/" and self.unit_follows(self.at - 1):
-                    self.at -= 1
-                    break
-                left = (sign, left, self.expression(10))
-            elif power < 10 and self.is_symbol("x", "X") and self.peek().space and self.power_of_ten_follows():
-                self.at += 1
-                left = ("*", left, self.expression(10))
-            elif power < 10 and self.starts_factor():
-                left = ("*", left, self.expression(10))
-            else:
-                break
+        while (found := self.operation(left, power)) is not None:
+            left = found
             if any(not isinstance(part, tuple | str | Matrix) for part in left):
                 raise Unreadable("a formula of sets")
         self.depth -= 1
         return left
 
-    def power_of_ten_follows(self) -> bool:
-        return self.peek(1).text == "10" and self.is_sign("^", offset=2)
+    def operation(self, left: Any, power: int) -> Any:
+        """Read the operator behind a formula and what follows it. Return None if none binds stronger than `power`."""
+        if power < POWER and self.is_sign("^") and not self.ordinal_follows():
+            return self.power(left)
+        if self.is_sign("!") and not (self.is_sign("=", offset=1) and not self.peek(1).space):
+            return self.factorial(left)
+        if self.accept("°"):
+            if self.peek().kind == "number":
+                raise Unreadable("minutes of arc")
+            return ("deg", left)
+        if isinstance(left, tuple) and left[0] == "sym" and self.accept("'"):
+            return ("sym", left[1] + "'")
+        if power < 1 and self.accept("over"):
+            return ("/", left, self.expression(0))
+        if power < 1 and self.accept("choose"):
+            return ("call", "binom", left, self.expression(0))
+        if power < SUM and self.is_command("pm", "mp"):
+            return (self.take().text, left, self.expression(SUM))
+        if power < SUM and self.is_sign("+", "-"):
+            negative = self.take().text == "-"
+            right = self.expression(SUM)
+            return ("+", left, ("neg", right) if negative else right)
+        if power >= PRODUCT:
+            return None
+        if self.is_sign("*") and self.is_sign("*", offset=1):
+            self.at += 1
+            return self.power(left)
+        if self.is_sign("*") or (self.is_sign("/") and not beside.unit_follows(self, self.at)):
+            return (self.take().text, left, self.expression(PRODUCT))
+        times_ten = self.is_symbol("x", "X") and self.peek().space and self.peek(1).text == "10"
+        if times_ten and self.is_sign("^", offset=2):
+            self.at += 1
+            return ("*", left, self.expression(PRODUCT))
+        return ("*", left, self.expression(PRODUCT)) if self.starts_factor() else None
 
-    def text_exponent(self) -> bool:
+    def ordinal_follows(self) -> bool:
         """Return whether the exponent here is an ordinal, as in `42^{\\text{nd}}`."""
-        return any(
-            self.peek(offset).text.casefold() in ("st", "nd", "rd", "th") and self.peek(offset).upright
-            for offset in (1, 2)
-        )
+        return any(self.is_word(*_ORDINALS, offset=offset) and self.peek(offset).upright for offset in (1, 2))
 
     def starts_factor(self) -> bool:
         """Return whether a factor starts here, without a sign for the product."""
@@ -96,46 +137,34 @@ class FormulaParser(Cursor):
         if token.kind in ("number", "repeating"):
             return before.kind not in ("number", "repeating", "word")
         if token.kind == "symbol":
-            unit = token.space and token.text in units.SINGLE_LETTERS | {"Omega", "mu"}
-            if token.upright or before.text == "°" or unit:
-                found = self.unit_phrase(self.at, explicit=not token.upright)
-                return found is None or found[0] is None or bool(found[1])
-            return not self.remainder_follows() and not self.half_of_day_follows()
+            letter = token.space and token.text in units.SINGLE_LETTERS
+            if token.upright or before.text == "°" or letter:
+                found = beside.phrase(self, self.at, explicit=not token.upright)
+                return found is None or found.unit is None or bool(found.noun)
+            remainder = token.text in ("R", "r") and self.peek(1).kind == "number" and self.peek(1).space
+            return not (token.space and (remainder or beside.half_of_day(self)))
         if token.kind == "command":
-            return token.text in _STARTERS and (token.text != "frac" or self.unit_fraction(self.at) is None)
-        if token.kind == "word":
-            if token.upright or not token.text.isascii() or len(token.text) > 4 or token.text.casefold() in JOINERS:
-                return False
-            if self.unit_follows(self.at) or token.text.casefold() in _NO_FACTORS:
-                return False
-            found = self.unit_phrase(self.at, explicit=False)
-            return (
-                found is None
-                or not token.space
-                or not any(self.tokens[place].kind == "word" and place > self.at for place in range(self.at, found[3]))
+            return token.text in _STARTERS and not (
+                token.text == "frac" and beside.fraction_of_units(self, self.at) is not None
             )
-        if token.kind == "sign":
-            if token.text == "(":
-                if self.peek(1).text.casefold() in units.NUMBER_WORDS:
-                    return False
-                return not (
-                    self.is_command("mod", offset=1)
-                    or self.is_word("mod", "in", "or", "units", "base", offset=1)
-                    or self.is_sign("%", "=", offset=1)
-                )
-            if token.text == "[":
-                return (before.kind == "number" or before.text in (")", "]")) and not self.item_end(self.at + 1)
-            return token.text == "{" or (token.text == "|" and not self.bars and not self.builder)
-        return False
-
-    def half_of_day_follows(self) -> bool:
-        start = self.at
-        found = self.peek().space and bool(self.half_of_day())
-        self.at = start
-        return found
-
-    def remainder_follows(self) -> bool:
-        return self.is_symbol("R", "r") and self.peek().space and self.peek(1).kind == "number" and self.peek(1).space
+        if token.kind == "word":
+            if token.upright or not token.text.isascii() or len(token.text) > 4:
+                return False
+            if token.text.casefold() in _NAMES["no_factors"]:
+                return False
+            found = beside.phrase(self, self.at, explicit=False)
+            if found is None:
+                return True
+            several = any(other.kind == "word" for other in self.tokens[self.at + 1 : found.end])
+            return found.unit is None and not found.counted and not (token.space and several)
+        if token.text == "(":
+            following = self.peek(1)
+            remark = following.kind in ("word", "command") and following.text in ("mod", "in", "or", "units", "base")
+            number_word = following.text.casefold() in units.NUMBER_WORDS
+            return not (remark or number_word or following.text in ("%", "="))
+        if token.text == "[":
+            return (before.kind == "number" or before.text in (")", "]")) and not self.item_end(self.at + 1)
+        return token.text == "{" or (token.text == "|" and not self.bars and not self.builder)
 
     def power(self, base: Any) -> Any:
         self.take()
@@ -143,15 +172,15 @@ class FormulaParser(Cursor):
             self.at += 1
             if self.item_end(self.at):
                 return ("sym", f"{base[1]}*") if isinstance(base, tuple) and base[0] == "sym" else base
-        if (
-            self.is_symbol("T")
-            or self.is_command("top", "intercal", "mathsf")
-            or (self.is_sign("{") and self.is_symbol("T", offset=1))
-        ) and isinstance(base, Group | Matrix):
-            self.argument()
-            return _transposed(base)
+        if isinstance(base, Group | Matrix):
+            transposed = self.is_symbol("T") or self.is_command("top", "intercal", "mathsf")
+            if transposed or (self.is_sign("{") and self.is_symbol("T", offset=1)):
+                self.argument()
+                if isinstance(base, Group):
+                    return Matrix(tuple((item,) for item in base.items))
+                return Matrix(tuple(zip(*base.rows, strict=True)))
         exponent = self.exponent()
-        if not isinstance(base, tuple) and not isinstance(base, Matrix):
+        if not isinstance(base, tuple | Matrix):
             raise Unreadable("a power of a set")
         if isinstance(base, tuple) and base[0] == "sym" and exponent == ("sym", "'"):
             return ("sym", base[1] + "'")
@@ -160,34 +189,27 @@ class FormulaParser(Cursor):
     def exponent(self) -> Any:
         """Read an exponent: braces, or a sign and the next number, letter or bracket, which can have an exponent too."""
         if self.is_sign("'"):
-            marks = ""
-            while self.accept("'"):
-                marks += "'"
-            return ("sym", marks)
+            return self.marks()
         negative = False
         while self.is_sign("-", "+"):
             negative ^= self.take().text == "-"
         if self.is_sign("{") and self.is_sign("'", offset=1):
             self.braced()
             return ("sym", "'")
-        value = self.primary() if not self.is_sign("{") else self.brace_value()
+        value = self.argument() if self.is_sign("{") else self.primary()
         while self.is_sign("!"):
             value = self.factorial(value)
-        if self.is_sign("^") or (self.is_sign("*") and self.is_sign("*", offset=1) and not self.peek(1).space):
-            if self.is_sign("*"):
-                self.at += 1
+        twice = self.is_sign("*") and self.is_sign("*", offset=1) and not self.peek(1).space
+        if twice or self.is_sign("^"):
+            self.at += twice
             value = self.power(value)
         return ("neg", value) if negative else value
 
-    def brace_value(self) -> Any:
-        inner = self.braced()
-        if not inner:
-            return number(1)
-        parser = self.sub(inner)
-        value = parser.expression(0)
-        if parser.peek().kind != "end":
-            raise Unreadable("an argument with more than a formula")
-        return value
+    def marks(self) -> Formula:
+        start = self.at
+        while self.accept("'"):
+            pass
+        return ("sym", "'" * (self.at - start))
 
     def factorial(self, value: Any) -> Any:
         self.take()
@@ -196,105 +218,7 @@ class FormulaParser(Cursor):
             return ("call", "factorial2", value)
         return ("call", "factorial", value)
 
-    def argument(self) -> Any:
-        """Read the argument of a command: braces, or one digit, letter or command."""
-        if self.is_sign("{"):
-            return self.brace_value()
-        token = self.peek()
-        if token.kind == "number" and len(token.text) > 1 and token.text.isdigit():
-            self.tokens[self.at] = Token("number", token.text[1:])
-            return number(int(token.text[0]))
-        if token.kind == "word" and len(token.text) > 1:
-            self.tokens[self.at] = Token("symbol" if len(token.text) == 2 else "word", token.text[1:])
-            return self.symbol(token.text[0])
-        return self.primary()
-
-    def grouped_number(self, text: str) -> str:
-        """Return a number with the groups of three digits that follow it behind commas. In brackets, a comma separates items."""
-        if self.listed or not re.fullmatch("[1-9][0-9]{0,2}", text):
-            return text
-        offset, groups = 0, [text]
-        while "." not in groups[-1]:
-            comma, digits = self.peek(offset), self.peek(offset + 1)
-            if comma.text != "," or comma.space or not _GROUP_OF_DIGITS.fullmatch(digits.text) or digits.space:
-                break
-            groups.append(digits.text)
-            offset += 2
-        following = self.peek(offset + 1)
-        if self.peek(offset).text == "," and following.kind == "number" and not following.space:
-            return text
-        self.at += offset
-        return "".join(groups)
-
-    def literal(self, token: Token) -> Any:
-        if token.kind == "repeating":
-            return number(_repeating(token.text))
-        text = re.sub(r"\{,\}|,?\\!\s?|\\[,;: ]|['_]", "", token.text)
-        text = self.grouped_number(text)
-        dotted = re.fullmatch(r"\d{1,3}", text) and self.is_sign(".") and self.peek(1).kind == "number"
-        if self.is_command("ldots") and "." in text and (period := _period(text)) is not None:
-            self.at += 1
-            return number(period)
-        while (
-            not self.listed
-            and self.peek().kind == "number"
-            and self.peek().space
-            and re.fullmatch(r"\d{1,3}", text)
-            and _GROUP_OF_DIGITS.fullmatch(self.peek().text)
-            and all(t.kind == "number" or t.text == "-" for t in self.tokens)
-        ):
-            text += self.take().text
-        if dotted:
-            raise Unreadable("two points")
-        value = decimal(text)
-        if "." not in text and "e" not in text.casefold() and (fraction := self.proper_fraction()) is not None:
-            return ("num", value[1] + fraction, 0, 0)
-        return value
-
-    def proper_fraction(self) -> Fraction | None:
-        """Read the proper fraction of a mixed number: `\\frac12`, ` 1/2`, ` and 1/2`."""
-        start = self.at
-        if self.is_word("and") or self.is_sign(","):
-            return None
-        above = below = None
-        if self.is_command("frac"):
-            self.at += 1
-            above, below = self.simple_argument(), self.simple_argument()
-        elif self.peek().space and self.is_sign("/", offset=1):
-            texts = self.peek().text, self.peek(2).text
-            if texts[0].isdecimal() and texts[1].isdecimal():
-                above, below = map(int, texts)
-                self.at += 3
-        if above and below and above < below:
-            return Fraction(above, below)
-        self.at = start
-        return None
-
-    def simple_argument(self) -> int | None:
-        """Return the integer that is the next argument of a command, without a change of the tokens for others."""
-        if self.is_sign("{"):
-            inner = self.braced()
-            return int(inner[0].text) if len(inner) == 1 and inner[0].text.isdecimal() else None
-        token = self.peek()
-        if token.kind == "number" and token.text.isdigit():
-            if len(token.text) == 1:
-                self.at += 1
-                return int(token.text)
-            if len(token.text) == 2 and self.tokens[self.at - 1].text == "frac":
-                return None if self.peek(1).kind == "number" else self.split_digits(token)
-        return None
-
-    def split_digits(self, token: Token) -> int:
-        self.tokens[self.at : self.at + 1] = [Token("number", char) for char in token.text]
-        self.at += 1
-        return int(token.text[0])
-
-    def symbol(self, name: str, upright: bool = False) -> Formula:
-        if name == "e" and not self.is_sign("_"):
-            return ("const", "e")
-        if name == "i" and "i" not in self.indices and not self.is_sign("_"):
-            return ("const", "i")
-        return ("sym", name)
+    # --- numbers and letters
 
     def primary(self) -> Any:
         token = self.take()
@@ -304,39 +228,115 @@ class FormulaParser(Cursor):
                 raise Unreadable("a base in a formula")
             return value
         if token.kind == "symbol":
-            return self.named_symbol(token)
+            return self.symbol(token)
         if token.kind == "word":
-            return self.letters_product(token)
+            return self.letters(token)
         if token.kind == "command":
             return self.command(token.text)
         if token.kind == "sign":
             return self.bracket(token.text)
         raise Unreadable("the answer ends early")
 
-    def named_symbol(self, token: Token) -> Any:
-        name = self.symbol(token.text, token.upright)
+    def argument(self) -> Any:
+        """Read the argument of a command: braces, or one digit, letter or command."""
+        token = self.peek()
+        first, rest = token.text[:1], token.text[1:]
+        if token.text == "{" and self.is_sign("}", offset=1):
+            raise Unreadable("an empty argument")
+        if token.kind == "number" and rest and token.text.isdigit():
+            self.tokens[self.at] = Token("number", rest)
+            return number(int(first))
+        if token.kind == "word" and rest:
+            self.tokens[self.at] = Token("symbol" if len(rest) == 1 else "word", rest)
+            return self.letter(first)
+        return self.primary()
+
+    def literal(self, token: Token) -> Any:
+        """Read a number with its groups of digits behind commas or spaces and the proper fraction behind it."""
+        if token.kind == "repeating":
+            return number(repeating(token.text))
+        text = re.sub(r"\{,\}|,?\\!\s?|\\[,;: ]|['_]", "", token.text)
+        if not self.listed and re.fullmatch(r"\d{1,3}", text):
+            text = self.digit_groups(text)
+        if self.is_command("ldots") and "." in text and (periodic := period(text)) is not None:
+            self.at += 1
+            return number(periodic)
+        if text.isdigit() and len(text) < 4 and self.is_sign(".") and self.peek(1).kind == "number":
+            raise Unreadable("two points")
+        value = decimal(text)
+        if text.isdigit() and (fraction := self.proper_fraction()) is not None:
+            return number(value[1] + fraction)
+        return value
+
+    def digit_groups(self, text: str) -> str:
+        """Return a number with the groups of three digits that follow it. In brackets, a comma separates items."""
+        offset, groups = 0, [text]
+        while "." not in groups[-1] and not text.startswith("0"):
+            comma, digits = self.peek(offset), self.peek(offset + 1)
+            if comma.text != "," or comma.space or digits.space or not DIGIT_GROUP.fullmatch(digits.text):
+                break
+            groups.append(digits.text)
+            offset += 2
+        following = self.peek(offset + 1)
+        if self.peek(offset).text == "," and following.kind == "number" and not following.space:
+            return text
+        self.at += offset
+        if all(token.kind == "number" or token.text == "-" for token in self.tokens):  # `12 345 678`
+            while len(groups[0]) < 4 and self.peek().space and DIGIT_GROUP.fullmatch(self.peek().text):
+                groups.append(self.take().text)
+        return "".join(groups)
+
+    def proper_fraction(self) -> Fraction | None:
+        """Read the proper fraction of a mixed number: `\\frac12`, ` 1/2`."""
+        start, saved = self.at, self.tokens[self.at : self.at + 3]
+        above = below = None
+        if self.accept("frac"):
+            above, below = (self.integer_argument() for _ in range(2))
+        elif self.peek().space and self.is_sign("/", offset=1) and self.peek().text.isdecimal():
+            above, below = (int(text) if text.isdecimal() else None for text in (self.peek().text, self.peek(2).text))
+            self.at += 3
+        if above and below and above < below:
+            return Fraction(above, below)
+        self.at, self.tokens[start : start + 3] = start, saved
+        return None
+
+    def integer_argument(self) -> int | None:
+        """Return the integer that is the next argument of a command: braces, or one digit."""
+        if self.is_sign("{"):
+            inner = self.braced()
+            return int(inner[0].text) if len(inner) == 1 and inner[0].text.isdecimal() else None
+        token = self.peek()
+        if token.kind != "number" or not token.text.isdecimal() or len(token.text) > 2:
+            return None
+        if len(token.text) == 1:
+            self.at += 1
+        else:  # `\frac12`
+            self.tokens[self.at] = Token("number", token.text[1])
+        return int(token.text[0])
+
+    def letter(self, name: str) -> Formula:
+        constant = name == "e" or (name == "i" and "i" not in self.indices)
+        return ("const", name) if constant and not self.is_sign("_") else ("sym", name)
+
+    def symbol(self, token: Token) -> Any:
+        name = self.letter(token.text)
         if self.is_sign("_"):
             name = ("sym", token.text + self.subscript())
             if name[1] in ("P", "C"):
                 return name
-        if token.text in ("f", "g", "h", "F", "G") and self.is_sign("(") and not self.peek().space:
-            self.at += 1
-            inner, _ = self.bracketed(")")
-            return ("call", "apply " + str(name[1]), *inner)
-        if token.text == "Gamma" and self.is_sign("("):
+        if not self.is_sign("("):
+            return name
+        if token.text in ("f", "g", "h", "F", "G") and not self.peek().space:
+            return ("call", "apply " + str(name[1]), *self.items_in("("))
+        if token.text == "Gamma":
             return ("call", "factorial", ("+", self.primary(), number(-1)))
-        counts = self.is_sign("(") and self.peek(1).kind == "number" and self.is_sign(",", offset=2)
-        if token.text in ("C", "P") and counts:
-            self.at += 1
-            inner, _ = self.bracketed(")")
-            return ("call", "binom" if token.text == "C" else "perm", *inner)
-        if token.text.isupper() and self.is_sign("(") and not token.upright and self.is_point():
-            return self.primary()
+        if token.text in _COUNTS and self.peek(1).kind == "number" and self.is_sign(",", offset=2):
+            return ("call", _COUNTS[token.text], *self.items_in("("))
+        if token.text.isupper() and not token.upright:
+            inner = self.tokens[self.at : self.closing("(", ")")]
+            if any(part.text == "," for part in inner):
+                return self.primary()  # a point with its name, as in `A(1, 2)`
         return name
-
-    def is_point(self) -> bool:
-        """Return whether coordinates follow, as in `A(1, 2)`."""
-        return any(token.text == "," for token in self.tokens[self.at : self.closing_from("(", ")")])
 
     def subscript(self) -> str:
         self.take()
@@ -346,55 +346,251 @@ class FormulaParser(Cursor):
             return "_" + self.take().text
         raise Unreadable("a subscript")
 
-    def letters_product(self, token: Token) -> Any:
+    def letters(self, token: Token) -> Any:
         """Read `xy` in a formula as a product."""
         if not token.text.isascii() or token.upright or len(token.text) > 5:
             raise Unreadable("words in a formula")
-        if self.unit_follows(self.at - 1) or (self.peek().kind == "number" and self.peek().space):
+        if beside.unit_follows(self, self.at - 1) or (self.peek().kind == "number" and self.peek().space):
             raise Unreadable("a word beside a number")
-        first, last = token.text[:-1], token.text[-1]
         self.at -= 1
-        self.tokens[self.at] = Token("symbol", last)
-        factors = [self.symbol(char) for char in first]
-        value = self.expression(10)
-        for factor in reversed(factors):
-            value = ("*", factor, value)
+        self.tokens[self.at] = Token("symbol", token.text[-1])
+        value = self.expression(PRODUCT)
+        for char in reversed(token.text[:-1]):
+            value = ("*", ("const" if char in "ei" else "sym", char), value)
         return value
 
+    # --- commands
 
-def _transposed(value: Group | Matrix) -> Matrix:
-    if isinstance(value, Group):
-        return Matrix(tuple((item,) for item in value.items))
-    return Matrix(tuple(zip(*value.rows, strict=True)))
+    def command(self, name: str) -> Any:
+        if name == "frac":
+            return self.fraction()
+        if name == "pi":
+            return ("sym", "pi" + self.subscript()) if self.is_sign("_") else ("const", "pi")
+        if name == "infty":
+            return ("const", "inf")
+        if name == "emptyset":
+            return Nothing()
+        if name == "sqrt":
+            degree = self.part(self.enclosed("[", "]")) if self.is_sign("[") else number(2)
+            value = self.literal(self.take()) if self.peek().kind == "number" else self.argument()
+            return ("call", "root", value, degree)
+        if name == "binom":
+            return ("call", "binom", self.argument(), self.argument())
+        if name in FUNCTIONS:
+            return self.function(name)
+        if name in ("sum", "prod", "lim", "int"):
+            return self.bounded(name)
+        if name in ("lfloor", "lceil"):
+            value = self.expression(0)
+            self.expect("r" + name[1:])
+            return ("call", name[1:], value)
+        if name == "langle":
+            items = self.nested_items(lambda: self.is_command("rangle"))
+            self.expect("rangle")
+            return Group("(", tuple(items), ")")
+        if name.startswith("begin:") or name == "pmatrix":
+            return environment(self, name.removeprefix("begin:"), self.all_of)
+        if name in _ACCENTS:
+            return ("sym", f"{name} {self.marked_letters(name)}")
+        raise Unreadable(f"the command {name}")
+
+    def marked_letters(self, name: str) -> str:
+        """Read the letters behind `\\angle` or an accent."""
+        if self.is_sign("{"):
+            return "".join(token.text for token in self.braced())
+        found = self.take()
+        if found.kind not in ("symbol", "word"):
+            raise Unreadable("an accent without a letter")
+        text = found.text
+        while name in ("angle", "triangle") and self.peek().kind in ("symbol", "word") and self.peek().text.isupper():
+            text += self.take().text
+        return text
+
+    def fraction(self) -> Any:
+        start = self.at
+        if self.is_sign("{") and re.fullmatch("d[A-Za-z]?", self.peek(1).text):
+            above = "".join(token.text for token in self.braced())
+            below = "".join(token.text for token in self.braced()) if self.is_sign("{") else ""
+            if re.fullmatch(r"d\w+", above) and re.fullmatch(r"d\w", below):
+                return ("sym", f"{above}/{below}")
+            self.at = start
+        return ("/", self.argument(), self.argument())
+
+    def function(self, name: str) -> Any:
+        exponent = base = None
+        while self.is_sign("^", "_"):
+            if self.take().text == "^":
+                exponent = self.exponent()
+            elif self.peek().kind == "number" and (name != "log" or self.peek().text.startswith("1")):
+                base = self.literal(self.take())
+            else:
+                base = self.argument()
+        if name in ("gcd", "lcm", "max", "min") and self.is_sign(*_CLOSING):
+            return ("call", name, *self.items_in(self.peek().text))
+        if name == "det" and not self.is_sign("("):
+            return ("call", "det", self.primary())
+        if exponent == ("neg", number(1)) and name in ("sin", "cos", "tan"):
+            name, exponent = "a" + name, None
+        value = self.function_argument()
+        if name == "cis":
+            return ("^", ("const", "e"), ("*", ("const", "i"), value))
+        found: Any = ("call", name, value) if base is None else ("call", name, value, base)
+        if name == "exp":
+            found = ("^", ("const", "e"), value)
+        return found if exponent is None else ("^", found, exponent)
+
+    def function_argument(self) -> Any:
+        if self.is_sign("(", "["):
+            inner = self.items_in(self.peek().text)
+            if len(inner) != 1 or not isinstance(inner[0], tuple | Matrix):
+                raise Unreadable("an argument of a function")
+            return inner[0]
+        value = ("neg", self.expression(ARGUMENT)) if self.accept("-") else self.expression(ARGUMENT)
+        while self.starts_factor() and not self.is_command(*FUNCTIONS) and not self.is_sign("(", "|", "["):
+            value = ("*", value, self.expression(ARGUMENT))
+        before = self.tokens[self.at - 1].kind
+        if self.is_sign("/") and self.peek(1).kind == "number" and before in ("symbol", "number", "command"):
+            self.at += 1
+            value = ("/", value, self.literal(self.take()))
+        return value
+
+    def bounded(self, name: str) -> Any:
+        """Read a sum, a product, a limit or an integral."""
+        low = high = None
+        variable = ""
+        while self.is_sign("_", "^"):
+            if self.take().text == "^":
+                high = self.argument()
+            elif name == "int":
+                low = self.argument()
+            else:
+                inner = self.sub(self.braced())
+                variable = inner.take().text
+                if not (inner.accept("=") or inner.accept("to")):
+                    raise Unreadable("a bound")
+                low = inner.expression(0)
+        outer, self.indices = self.indices, self.indices | {variable}
+        body = self.expression(SUM)
+        self.indices = outer
+        if name == "lim":
+            return ("lim", body, variable, low)
+        if name != "int":
+            return (name, variable, low, high, body)
+        *factors, differential, last = ["", "", *_factors(body)]
+        if differential != ("sym", "d") or last[0] != "sym":
+            raise Unreadable("an integral without a differential")
+        body = number(1)
+        for factor in factors[2:]:
+            body = ("*", body, factor)
+        return ("int", body, last[1], low, high)
+
+    # --- brackets
+
+    def items(self, ended: Callable[[], bool]) -> tuple[list[Any], str]:
+        """Return the values up to the end of a list, and what joins them."""
+        values, joined = [], ","
+        while True:
+            values.append(self.read_item(self))
+            more = False
+            while not ended():
+                token = self.peek()
+                if token.kind in ("word", "command", "sign") and token.text.casefold() in JOINERS:
+                    joined = JOINERS[token.text.casefold()]
+                elif self.is_command("cup") and not self.listed:
+                    joined = "or"
+                elif not self.is_sign(",", ";", "\\\\"):
+                    break
+                more = True
+                self.at += 1
+            if not more or ended():
+                return values, joined
+
+    def nested_items(self, ended: Callable[[], bool]) -> list[Any]:
+        """Return the items up to the end of a bracket: commas separate items there."""
+        self.deeper()
+        around = self.listed, self.bars, self.builder
+        self.listed, self.bars, self.builder = self.listed + 1, 0, 0
+        values, _ = self.items(ended)
+        self.listed, self.bars, self.builder = around
+        self.depth -= 1
+        return values
+
+    def items_in(self, opening: str) -> list[Any]:
+        """Return the items in the bracket that opens here, and move behind it."""
+        self.at += 1
+        values = self.nested_items(lambda: self.is_sign(_CLOSING[opening]))
+        self.expect(_CLOSING[opening])
+        return values
+
+    def bracket(self, opening: str) -> Any:
+        if opening == "{":
+            self.at -= 1
+            inner = self.braced()
+            return self.part(inner) if inner else self.primary()
+        if opening in ("^", "_"):
+            return self.raised()
+        if opening == "|":
+            self.bars += 1
+            value = self.expression(0)
+            self.bars -= 1
+            self.expect("|")
+            return ("call", "det" if isinstance(value, Matrix) else "abs", value)
+        if opening == r"\{":
+            return self.set_group()
+        if opening not in ("(", "[", "]"):
+            raise Unreadable(f"unexpected {opening}")
+        values = self.nested_items(self.closes)
+        closing = self.take().text if self.closes() else ""
+        if not closing or (closing == "[" and opening == "("):
+            raise Unreadable("an open bracket")
+        if (
+            len(values) == 1
+            and closing == _CLOSING.get(opening)
+            and not (opening == "[" and isinstance(values[0], Group))
+        ):
+            return values[0]
+        return Group({"]": "("}.get(opening, opening), tuple(values), {"[": ")"}.get(closing, closing))
+
+    def closes(self) -> bool:
+        """Return whether a bracket ends here; `[1, 3[` ends with an opening one."""
+        return self.is_sign(")", "]") or (self.is_sign("[") and self.item_end(self.at + 1))
+
+    def raised(self) -> Any:
+        """Read `^5C_2` and `^1/_2`, whose first sign has been read."""
+        first = self.argument()
+        if self.accept("/"):
+            self.expect("_")
+            return ("/", first, self.argument())
+        letter = self.take()
+        if letter.text not in _COUNTS or not self.accept("_"):
+            raise Unreadable("an exponent without a base")
+        return ("call", _COUNTS[letter.text], first, self.argument())
+
+    def set_group(self) -> Any:
+        if self.is_command("begin:array", "begin:cases", "begin:matrix"):
+            if any(token.text == r"\}" for token in self.tokens[self.at :]):
+                raise Unreadable("a set of rows")
+            return environment(self, self.take().text.removeprefix("begin:"), self.all_of, cases=True)
+        if self.accept(r"\}"):
+            return Nothing()
+        self.builder += 1
+        self.listed += 1
+        element = self.read_item(self)
+        self.listed -= 1
+        self.builder -= 1
+        condition = self.is_sign("|", ":")
+        if not condition and not self.is_sign(",", ";"):
+            self.expect(r"\}")
+            return Group("{", (element,), "}")
+        self.at += 1
+        self.listed += 1
+        values, joined = self.items(lambda: self.is_sign(r"\}"))
+        self.listed -= 1
+        self.expect(r"\}")
+        if not condition:
+            return Group("{", (element, *values), "}")
+        return Builder(element, (Group("", tuple(values), "", "or"),) if joined == "or" else tuple(values))
 
 
-def decimal(text: str) -> Formula:
-    """Return the number of digits with an optional point and exponent."""
-    mantissa, _, exponent_text = text.casefold().partition("e")
-    exponent = int(exponent_text or 0)
-    if abs(exponent) > 4_000 or len(mantissa) > 2_000:
-        raise Unreadable("too large")
-    whole, _, part = mantissa.partition(".")
-    value = Fraction(int((whole + part) or "0")) * Fraction(10) ** (exponent - len(part))
-    significant = len((whole + part).lstrip("0")) if part else 0
-    return ("num", value, max(0, len(part) - exponent) if part else 0, significant)
-
-
-def _repeating(text: str) -> Fraction:
-    match = re.fullmatch(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))", text)
-    if match is None or len(text) > 300:
-        raise Unreadable("a repeating decimal")
-    return _periodic(match[1], match[2], match[3] or match[4])
-
-
-def _periodic(whole: str, fixed: str, period: str) -> Fraction:
-    scale = 10 ** len(fixed)
-    return int(whole or 0) + Fraction(int(fixed or 0), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
-
-
-def _period(text: str) -> Fraction | None:
-    """Return the value of `0.333...`: the digits at the end repeat at least three times, or twice if they are several."""
-    whole, _, digits = text.partition(".")
-    if match := re.fullmatch(r"(\d*?)(\d{1,6}?)\2{2,}", digits) or re.fullmatch(r"(\d*?)(\d{2,6})\2", digits):
-        return _periodic(whole, match[1], match[2])
-    return None
+def _factors(node: Any) -> list[Any]:
+    return [*_factors(node[1]), *_factors(node[2])] if isinstance(node, tuple) and node[0] == "*" else [node]

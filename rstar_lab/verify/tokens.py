@@ -50,7 +50,7 @@ _TOKEN = re.compile(
 _BRACED = re.compile(r"\s*\{")
 _LETTER = re.compile(r"\s*([A-Za-z]|\\[ij]math)(?![A-Za-z])")
 _CIRC = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
-_EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3})(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
+_EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3}|')(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
 
 
 class Token(NamedTuple):

@@ -1,0 +1,224 @@
+"""What stands beside a number: currencies, units, nouns, multipliers; and numbers in words."""
+
+import re
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from rstar_lab.verify import units
+from rstar_lab.verify.cursor import END, Cursor
+from rstar_lab.verify.tokens import Token, Unreadable
+from rstar_lab.verify.units import Unit
+from rstar_lab.verify.values import Formula, Quantity, Tagged, number
+
+MAX_NOUNS = 4
+_ORDINALS = ("st", "nd", "rd", "th")
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_TEMPERATURES = (units.UNITS["C"], units.UNITS["F"])
+_POWER = re.compile(r"\^(?:\{(-?\d)\}|(-?\d)(?![\d.]))")
+
+
+class Phrase(NamedTuple):
+    """Words from a place to the end of an item. counted: its noun is a thing of the table."""
+
+    unit: Unit | None
+    noun: str
+    counted: bool
+    end: int
+
+
+def currency(cursor: Cursor) -> Unit | None:
+    """Read the currency before a number, such as `US$` and `Rs.`."""
+    start, found = cursor.at, None
+    if cursor.is_word("us") or (cursor.is_symbol("U") and cursor.is_sign(".", offset=1)):
+        while cursor.peek().text in ("US", "U", "S", "."):
+            cursor.at += 1
+    while cursor.peek().text in units.CURRENCIES:
+        found = units.UNITS[cursor.take().text]
+        cursor.accept(".")
+    if found is None or cursor.item_end(cursor.at):
+        cursor.at, found = start, None
+    return found
+
+
+def phrase(cursor: Cursor, start: int, explicit: bool) -> Phrase | None:
+    """Return the unit and the nouns from a place to the end of an item; None if anything else stands there.
+
+    explicit: whether a single letter can be a unit.
+    """
+    unit: Unit | None = None
+    nouns: list[str] = []
+    power, sign, group, place = 1, 1, False, start
+    tokens = cursor.tokens
+    while place < len(tokens) and (not cursor.item_end(place) or (group and tokens[place].text == ")")):
+        token, following = tokens[place], tokens[place + 1] if place + 1 < len(tokens) else END
+        text, word = token.text, token.kind == "word"
+        place += 1
+        if word and text in _POWERS:
+            power, explicit = _POWERS[text], True
+        elif word and text in ("in", "a", "an", "the") and not unit and not nouns and following.kind == "word":
+            pass
+        elif text in ("/", "per"):
+            sign, explicit = -1, True
+        elif text == "(" and (sign == -1 or place - 1 == cursor.at):
+            group = True
+        elif text == ")" and group:
+            group, sign = False, 1
+        elif text == "frac" and (found := fraction_of_units(cursor, place - 1)):
+            unit, place = (unit or units.ONE).times(found[0]), found[1]
+        elif text == "＄":
+            unit = (unit or units.ONE).times(units.UNITS["＄"])
+        elif name := _unit_name(token, following, explicit or unit is not None):
+            exponent, place = _exponent(tokens, place + (text == "mu"))
+            unit = (unit or units.ONE).times(units.UNITS[name], sign * power * exponent)
+            power, sign = 1, sign if group else 1
+            if units.UNITS[name] in _TEMPERATURES and ("deg", 1) in unit.dimensions:
+                unit = units.UNITS[name]
+        elif text in ("{", "}", ".") or (text == "*" and unit is not None):
+            pass
+        elif word and len(nouns) < MAX_NOUNS and unit is None and (sign == 1 or nouns or explicit):
+            nouns.append(units.singular(text))
+        else:
+            return None
+    if unit is None and not nouns:
+        return None
+    counted = all(noun in units.COUNTED or noun in units.UNITS for noun in nouns)
+    return Phrase(unit, " ".join(nouns), counted, place)
+
+
+def _unit_name(token: Token, following: Token, explicit: bool) -> str:
+    """Return the unit that a token is, or "". A letter in a formula is one if `explicit`."""
+    if token.kind == "symbol" and token.text == "mu":
+        return "µ" + following.text if "µ" + following.text in units.UNITS else ""
+    unit = token.text in units.UNITS and token.kind in ("word", "symbol")
+    return token.text if unit and (token.kind == "word" or token.upright or explicit or token.text == "Omega") else ""
+
+
+def _exponent(tokens: list[Token], place: int) -> tuple[int, int]:
+    """Return the exponent of a unit, written at a place, and its end."""
+    while place < len(tokens) and tokens[place].text == "}":
+        place += 1
+    match = _POWER.match("".join(token.text for token in tokens[place : place + 5]))
+    return (int(match[1] or match[2]), place + len(match[0])) if match else (1, place)
+
+
+def fraction_of_units(cursor: Cursor, place: int) -> tuple[Unit, int] | None:
+    """Return the unit of `\\frac{m}{s^2}` at a place, and its end; None for other fractions."""
+    inner = Cursor(cursor.tokens)
+    inner.at = place + 1
+    try:
+        above, below = (phrase(Cursor(inner.braced()), 0, explicit=True) for _ in range(2))
+    except Unreadable:
+        return None
+    if above is None or below is None or above.unit is None or below.unit is None or above.noun or below.noun:
+        return None
+    return above.unit.times(below.unit, -1), inner.at
+
+
+def unit_follows(cursor: Cursor, place: int) -> bool:
+    """Return whether a unit or a counted thing is all that stands between a place and the end of the item."""
+    found = phrase(cursor, place, explicit=False)
+    return found is not None and (found.unit is not None or found.counted)
+
+
+def number_in_words(cursor: Cursor) -> Formula | None:
+    """Read `twenty-one`, `one hundred and five`, `three quarters`, `a dozen`; None and no move for other words."""
+    start, total, current, seen = cursor.at, 0, 0, False
+    if cursor.is_word("a", "an") or cursor.is_symbol("a"):
+        if not cursor.is_word("dozen", "hundred", "thousand", "million", "half", offset=1):
+            return None
+        cursor.at += 1
+        current, seen = 1, True
+    while True:
+        word = cursor.peek().text.casefold() if cursor.peek().kind == "word" else ""
+        if word in units.NUMBER_WORDS:
+            current += units.NUMBER_WORDS[word]
+        elif word == "hundred" and seen:
+            current *= 100
+        elif word in ("thousand", "million", "billion") and seen:
+            total, current = total + current * units.MULTIPLIERS[word], 0
+        elif word == "dozen":
+            current = 12 * (current or 1)
+        elif word in units.PARTS and (seen or word == "half"):
+            cursor.at += 1
+            return number(Fraction(current if seen else 1, units.PARTS[word]))
+        elif (
+            not seen or not (word == "and" or cursor.is_sign("-")) or not cursor.is_word(*units.NUMBER_WORDS, offset=1)
+        ):
+            break
+        seen = True
+        cursor.at += 1
+    if not seen:
+        cursor.at = start
+        return None
+    spelled = number(total + current)
+    if cursor.is_sign("(") and cursor.peek(1).kind == "number" and cursor.is_sign(")", offset=2):  # `twelve (12)`
+        if cursor.peek(1).text != str(total + current):
+            raise Unreadable("two numbers")
+        cursor.at += 3
+    return spelled
+
+
+def half_of_day(cursor: Cursor) -> str:
+    """Return `am` or `pm` if that is all that follows, else ""."""
+    text = "".join(token.text.casefold() for token in cursor.tokens[cursor.at : cursor.at + 5])
+    match = re.fullmatch(r"([ap])\.?m\.?", text)
+    return match[1] + "m" if match else ""
+
+
+def with_unit(cursor: Cursor, value: Any, unit: Unit | None) -> Any:
+    """Return a value with the multiplier, the unit or percent sign, and the noun that follow it. unit: the currency before it."""
+    if not isinstance(value, tuple):
+        return value
+    if value[0] == "deg":
+        unit, value = units.DEGREE, value[1]
+    elif value[0] == "neg" and value[1][0] == "deg":
+        unit, value = units.DEGREE, ("neg", value[1][1])
+    while (token := cursor.peek()).kind == "word":
+        name = next((token.text[:n] for n in (len(token.text), 2, 1) if token.text[:n] in units.MULTIPLIERS), "")
+        if not name:
+            break
+        if token.text == name:
+            cursor.at += 1
+        else:
+            cursor.tokens[cursor.at] = token._replace(text=token.text.removeprefix(name), space=False)
+        value = ("*", value, number(units.MULTIPLIERS[name]))
+    unit = _percent(cursor) or unit
+    if cursor.is_word(*_ORDINALS):
+        cursor.at += 1
+    elif cursor.is_sign("^") and cursor.is_word(*_ORDINALS, offset=2):
+        cursor.at += 4
+    if value[0] == "num":
+        if cursor.is_sign("("):  # `7 (seven)`
+            inner = Cursor(cursor.tokens[cursor.at + 1 :])
+            if number_in_words(inner) == value and inner.accept(")"):
+                cursor.at += inner.at + 1
+                return value
+        if half := half_of_day(cursor):
+            cursor.at = len(cursor.tokens)
+            return Tagged("time", (value[1], Fraction(0), half))
+    noun, counted = "", True
+    if unit in (None, units.DEGREE, units.PERCENT) or not cursor.item_end(cursor.at):
+        letter = cursor.peek().kind == "symbol" and (cursor.peek().space or unit is units.DEGREE)
+        if (found := phrase(cursor, cursor.at, explicit=letter)) is not None:
+            other, noun, counted, cursor.at = found
+            temperature = unit is units.DEGREE and other in _TEMPERATURES
+            if other is not None:
+                unit = other if unit in (None, units.PERCENT) or temperature else unit.times(other)
+    return Quantity(value, unit, noun, counted) if unit is not None or noun else value
+
+
+def _percent(cursor: Cursor) -> Unit | None:
+    """Read `%`, `percent`, `(in %)` and `‰`. `(units)` is skipped."""
+    found = None
+    while cursor.is_sign("%", "‰"):
+        found = units.PERCENT if cursor.take().text == "%" else units.PERMILLE
+    if cursor.is_word("percent", "pct"):
+        cursor.at += 1
+        found = units.PERCENT
+    if cursor.is_sign("(") and cursor.peek(1).text in ("in", "unit", "units", "percent", "%", "{"):
+        inner = [token.text for token in cursor.tokens[cursor.at + 1 : cursor.closing("(", ")")]]
+        inner = [text for text in inner if text not in ("in", "{", "}")]
+        if inner in (["%"], ["percent"], ["unit"], ["units"]):
+            cursor.at = cursor.closing("(", ")") + 1
+            found = units.PERCENT if inner[0] in ("%", "percent") else found
+    return found
