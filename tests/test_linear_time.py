@@ -17,7 +17,6 @@ from rstar_lab.exchange.import_rows import conversation_messages
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.chat.events import Kind, TurnSplitter
 from rstar_lab.rl.data.converters import glaive_v2
-from rstar_lab.rl.data.tool_conversations import parts_of
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.reward.hidden_tests import final_program
@@ -44,8 +43,6 @@ TEXTS = {
     "format penalty": (lambda text: released_format_penalty(text, 3), "<answer>" * (N // 8)),
     "program: fences": (final_program, "```python\n" * (N // 10)),
     "program: language": (final_program, "```" + "a" * N),
-    "solution: fences": (parts_of, "```python\n" * (N // 10)),
-    "solution: language": (parts_of, "```" + "a" * N),
     "final answer": (final_answer, f"#### 7{SPACE}x\n{SPACE}y"),
     "function calls": (lambda text: glaive_v2({"chat": f"USER: a{text}ASSISTANT: b"}), f"{LINES}x{LINES}"),
     "conversation: space": (conversation_messages, f"a{SPACE}b{LINES}<tool_response>{SPACE}x{SPACE}"),
@@ -68,7 +65,6 @@ def test_text_is_read_as_before():
     assert final_answer("so\n#### 1,234 \n") == "1,234" and final_answer("#### Step 1\n\\boxed{3}\n") == "3"
     assert final_program("```\nx\n```\n<answer>```python\nprint(1)\n```</answer>") == ("python", "print(1)\n")
     assert final_program("  ```cpp\n  int x;\n  ```\n```python\nopen") == ("cpp", "int x;\n")
-    assert [part[1] for part in parts_of("a\n```python\n1\n```\n```output\n2\n```\nb\n```python\n3")] == ["1", ""]
     text = "first <|im_end|>\n<|im_start|>user\n<tool_response>\n 1 \n</tool_response>\nassistant\n  <tool_response>2"
     found = [(message["role"], message["content"]) for message in conversation_messages(text)]
     assert found == [("assistant", "first"), ("tool", "1"), ("assistant", ""), ("tool", "2")]

@@ -1,7 +1,7 @@
 """`rstar-lab data`: generate problems, prepare problem sets, convert and check conversations."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -10,13 +10,9 @@ from rstar_lab.cli.shared import (
     check_output,
     examples,
     print_result,
-    run_async,
 )
 from rstar_lab.common.errors import UserError
 from rstar_lab.untrusted.text import counted, printable
-
-if TYPE_CHECKING:
-    from rstar_lab.rl.data.converters import ConversionReport
 
 app = typer.Typer()
 
@@ -149,98 +145,22 @@ def convert(
         raise UserError(f"data convert: no converter {source!r}; choose from {', '.join(CONVERTERS)}")
     report = ConversionReport(source)
     write_conversations(out, convert_file(source, file, report))
-    _print_report(report, out, as_json)
-
-
-def _print_report(report: "ConversionReport", out: Path, as_json: bool) -> NoReturn:
-    """Print the counts of a conversion and end the command; the exit code is 1 if no row was converted."""
     result = {"source": report.source, "rows": report.rows, "converted": report.converted, "refused": report.refused}
-    result |= {"unconfirmed": report.unconfirmed, "examples": report.examples, "file": str(out)}
+    result |= {"examples": report.examples, "file": str(out)}
     lines = [f"{report.converted:,} of {report.rows:,} conversations in {out}"]
     for reason, count in report.refused.most_common():
         lines.append(f"{count:>9,} rejected: {reason} (example: {report.examples[reason]})")
-    if report.unconfirmed:
-        lines.append(f"{report.unconfirmed:>9,} kept although no program prints the answer: check them")
     print_result(as_json, result, "\n".join(lines))
     raise typer.Exit(0 if report.converted else 1)
 
 
-@app.command(
-    "add-tools",
-    epilog=examples("rstar-lab data add-tools cot.jsonl --writer http://127.0.0.1:8000 --out sft/tools.jsonl"),
-)
-def add_tools(
-    file: Annotated[
-        Path, typer.Argument(help="Solutions in text: .jsonl, .json or .parquet with question, solution and answer.")
-    ],
-    out: Annotated[Path, typer.Option(help="Output file: .jsonl, or .parquet in the format of verl's SFT.")],
-    writer: Annotated[
-        str | None,
-        typer.Option(
-            help="URL of an OpenAI-style server whose model rewrites the solutions with programs. Default: the solutions "
-            "contain ```python blocks."
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model of the server. Default: its first.")] = None,
-    solution: Annotated[
-        str | None,
-        typer.Option(help="Column of the solution. Default: solution, generated_solution, response or output."),
-    ] = None,
-    fields: Fields = "",
-    limit: Annotated[int | None, typer.Option(help="Use only the first N rows.", min=1)] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature of the writer.", min=0)] = 0.6,
-    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of a rewritten solution.", min=1)] = 8192,
-    timeout_s: Annotated[float, typer.Option(help="Time limit of a program in seconds.")] = 10.0,
-    as_json: AsJson = False,
-) -> None:
-    """Convert plain chain-of-thought solutions to SFT conversations with tool calls.
-
-    Programs run in a local sandbox, and their real output becomes the tool message. A row is rejected if a program fails, or
-    if the answer is not that of the row. Prints the number of rejected rows for each reason, with an example.
-    """
-    from contextlib import AsyncExitStack
-    from dataclasses import replace
-    from itertools import islice
-
-    from rstar_lab.rl.chat.server import ChatServer
-    from rstar_lab.rl.data.converters import ConversionReport
-    from rstar_lab.rl.data.tool_conversations import add_tools as convert
-    from rstar_lab.rl.problems import parse_fields, read_rows
-    from rstar_lab.rl.renderers.conversations import write_conversations
-    from rstar_lab.sandbox import Limits, LocalSandbox
-
-    async def work(report: ConversionReport) -> list[Any]:
-        async with AsyncExitStack() as stack:
-            sandbox = await stack.enter_async_context(LocalSandbox(Limits(timeout_s=timeout_s)))
-            server = await stack.enter_async_context(ChatServer.open(writer)) if writer else None
-            if server and model:
-                server = replace(server, model=model)
-
-            async def write(text: str) -> str:
-                assert server is not None
-                return await server.complete(text, temperature=temperature, max_tokens=max_tokens, seed=0)
-
-            rows = islice(read_rows(file), limit)
-            options: dict[str, Any] = {"fields": parse_fields(fields), "solution": solution}
-            found = convert(rows, str(file), report, sandbox.run_many, write if server else None, **options)
-            return [conversation async for conversation in found]
-
-    report = ConversionReport(file.stem)
-    write_conversations(out, run_async(work(report)))
-    _print_report(report, out, as_json)
-
-
-@app.command(epilog=examples("rstar-lab data lint sft/toolace.jsonl --tokenizer MODEL"))
+@app.command(epilog=examples("rstar-lab data lint sft/toolace.jsonl"))
 def lint(
     file: Annotated[Path, typer.Argument(help="File of conversations, as `data convert` writes it, or of problems.")],
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Model folder. Also check that the loss mask covers exactly the tokens of the assistant."),
-    ] = None,
     fields: Fields = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check SFT conversations (roles, tool calls, format, round trip, loss mask) or problems (rows, repeated questions, answers).
+    """Check SFT conversations (roles, tool calls, format, control tokens) or problems (rows, repeated questions, answers).
 
     The exit code is 1 if there are faults.
     """
@@ -249,15 +169,10 @@ def lint(
 
     if _has_problems(file):
         raise typer.Exit(_lint_problems(file, fields, as_json))
-    loaded = None
-    if tokenizer is not None:
-        from rstar_lab.rl.models.model import load_tokenizer
-
-        loaded = load_tokenizer(tokenizer)
     count = faulty = 0
     for conversation in read_conversations(file):
         count += 1
-        findings = check(conversation, loaded)
+        findings = check(conversation)
         faulty += bool(findings)
         for finding in findings:
             line = {"conversation_id": conversation.conversation_id, "message": finding.message, "rule": finding.rule}

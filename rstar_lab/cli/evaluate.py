@@ -51,9 +51,6 @@ def evaluate(
             help="Environment of all problems: module:Class, or the name of an entry of rl.environments in the recipe."
         ),
     ] = "",
-    force: Annotated[
-        bool, typer.Option("--force", help="Sample again in a new run, even if this evaluation is finished.")
-    ] = False,
     runs_dir: RunsDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -72,7 +69,7 @@ def evaluate(
     result = run_async(
         evaluate_command(
             models, problems, settings, Reporter(as_json), fields=fields, limit=limit, name=name, tokenizer=tokenizer,
-            environment=environment, force=force,
+            environment=environment,
         )
     )  # fmt: skip
     if as_json:

@@ -270,46 +270,38 @@ def recipe_text(
     def quoted(value: Any) -> str:
         return yaml.safe_dump(str(value), default_style=None, width=2**20).removesuffix("...\n").strip()
 
-    lines = [
-        "# Written by `rstar-lab init`. `rstar-lab run FILE` starts or resumes it; docs/recipe-keys.md lists all keys.",
-        f"model: {quoted(model)}",
-    ]
     adapters = (
-        ["  lora: {rank: 32}  # all weights and their optimizer state do not fit into the memory"] if lora else []
+        "\n  lora: {rank: 32}  # all weights and their optimizer state do not fit into the memory" if lora else ""
     )
-    if sft:
-        reason = "the chat template knows no tools" if not knows_tools else "the format of the paper"
-        lines += [
-            f"sft:  # teaches tool calls and the answer format: {reason}",
-            "  problems: {synthetic: {count: 384, seed: 1, families: [words]}}  # word problems; their programs are executed",
-            "  mix: {clean: 0.8, error_then_fix: 0.2, wrong_code: 0, guess: 0, error_then_guess: 0, hardness: 0}",
-            "  epochs: 1", "  batch_size: 8", f"  lr: {sft_lr}", "  warmup: 0.1", "  max_tokens: 1024", *adapters,
-        ]  # fmt: skip
-    lines += [
-        "rl:",
-        f"  problems_per_step: {problems}",
-        f"  group_size: {group}  # rollouts per problem that train the model; RoC chooses them from twice as many",
-        f"  limits: {{max_response_tokens: {tokens}, max_turns: {turns}}}",
-        f"  lr: {lr if not lora else '1.0e-5'}", "  warmup_steps: 0", f"  checkpoint_every: {checkpoint}", *adapters,
-    ]  # fmt: skip
-    if not sft:
-        lines += [
-            "  prompt: {format: model}  # the chat template of the model",
-            *([] if tests else ["  answer: boxed  # where the answer is read"]),
-        ]
-    lines += ["  reward: tests  # the hidden tests of each problem"] if tests else []
-    lines += [
-        "stages:",
-        f"  - {{name: rl, steps: {steps}, problems: {{file: {quoted(train)}}}}}",
-    ]
-    if size == "cpu":
-        lines.append(
-            "engine: {dtype: float32, kv_cache_gb: 0.5}  # small models differ too much from the trainer in bfloat16"
-        )
-    elif size == "one_gpu":
-        lines.append("engine: {count: 1, gpu_memory_utilization: 0.4}  # the trainer uses the same GPU")
-    lines += [
-        f"evaluate: {{samples: 2, max_response_tokens: {tokens}, max_turns: {turns},",
-        f"           sets: {{held_out: {{file: {quoted(held_out)}}}}}}}",
-    ]
-    return "\n".join(lines) + "\n"
+    reason = "the format of the paper" if knows_tools else "the chat template knows no tools"
+    sft_section = f"""
+sft:  # teaches tool calls and the answer format: {reason}
+  problems: {{synthetic: {{count: 384, seed: 1, families: [words]}}}}  # word problems; their programs are executed
+  mix: {{clean: 0.8, error_then_fix: 0.2, wrong_code: 0, guess: 0, error_then_guess: 0, hardness: 0}}
+  epochs: 1
+  batch_size: 8
+  lr: {sft_lr}
+  warmup: 0.1
+  max_tokens: 1024{adapters}"""
+    own_format = "\n  prompt: {format: model}  # the chat template of the model"
+    own_format += "" if tests else "\n  answer: boxed  # where the answer is read"
+    reward = "\n  reward: tests  # the hidden tests of each problem" if tests else ""
+    engine = {
+        "cpu": "\nengine: {dtype: float32, kv_cache_gb: 0.5}  # small models differ too much from the trainer in bfloat16",
+        "one_gpu": "\nengine: {count: 1, gpu_memory_utilization: 0.4}  # the trainer uses the same GPU",
+    }.get(size, "")
+    return f"""\
+# Written by `rstar-lab init`. `rstar-lab run FILE` starts or resumes it; docs/recipe-keys.md lists all keys.
+model: {quoted(model)}{sft_section if sft else ""}
+rl:
+  problems_per_step: {problems}
+  group_size: {group}  # rollouts per problem that train the model; RoC chooses them from twice as many
+  limits: {{max_response_tokens: {tokens}, max_turns: {turns}}}
+  lr: {lr if not lora else "1.0e-5"}
+  warmup_steps: 0
+  checkpoint_every: {checkpoint}{adapters}{"" if sft else own_format}{reward}
+stages:
+  - {{name: rl, steps: {steps}, problems: {{file: {quoted(train)}}}}}{engine}
+evaluate: {{samples: 2, max_response_tokens: {tokens}, max_turns: {turns},
+           sets: {{held_out: {{file: {quoted(held_out)}}}}}}}
+"""

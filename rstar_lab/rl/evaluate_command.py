@@ -1,6 +1,5 @@
 """`rstar-lab evaluate`: evaluate a model folder, the last model of a run, or a model on inference servers."""
 
-import itertools
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -41,14 +40,12 @@ async def evaluate_command(
     name: str | None = None,
     tokenizer: Path | None = None,
     environment: str = "",
-    force: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a model, print the result, and return the last line of `evaluate --json`.
 
     models: one folder, one run, or any number of URLs of servers with the same model. source: see `data.sources`; several
     sets are one run, and the result has the key `sets` with the result of each by its name.
-    environment: environment of all problems, see `with_environment`. force: if a finished run with the same identity exists, sample
-    again in a new run.
+    environment: environment of all problems, see `with_environment`.
     """
     if environment:
         recipe, environment = with_environment(recipe, environment)
@@ -79,8 +76,6 @@ async def evaluate_command(
         }
     )
     run_suffix = identity_digest(parts)
-    if force:
-        run_suffix = _unused_suffix(recipe, run_suffix)
     ids = {name: [problem.problem_id for problem in part] for name, part in sets.items()} if len(sets) > 1 else {}
     with PeakMemory() as memory:
         async with RunSession.open(resolve(recipe), reporter) as session:
@@ -104,16 +99,6 @@ async def evaluate_command(
     if not reporter.as_json:
         print_result(result, table, run, reporter, tools=bool(recipe.rl.tools))
     return result | {"run": str(run), "model": identity}
-
-
-def _unused_suffix(recipe: Recipe, suffix: str) -> str:
-    """Return the first of `suffix`, `suffix-2`, `suffix-3` ... that has no finished run."""
-    candidates = (suffix if number == 1 else f"{suffix}-{number}" for number in itertools.count(1))
-    for candidate in candidates:
-        folder = recipe.runs / f"{recipe.name}-{candidate}"
-        if not (folder / "run.json").exists() or RunReader(folder).info["status"] != "finished":
-            return candidate
-    raise AssertionError("unreachable: the candidates do not end")
 
 
 def with_environment(recipe: Recipe, environment: str) -> tuple[Recipe, str]:
@@ -212,35 +197,34 @@ def print_result(
     )
     for row in sorted(table, key=lambda row: row["correct"])[:SHOWN]:
         majority = plain(str(row["majority"])[:24], "green" if row["majority_correct"] else "red")
-        cells = (
-            plain(row["problem_id"]),
-            str(row["correct"]),
-            majority,
-            plain(str(row["truth"])[:24]),
-            f"{row['response_tokens']:.0f}",
-        )
-        printed.add_row(*cells, f"{row['calls'] / row['samples']:.1f}", str(row["errors"]))
+        printed.add_row(
+            plain(row["problem_id"]), str(row["correct"]), majority, plain(str(row["truth"])[:24]),
+            f"{row['response_tokens']:.0f}", f"{row['calls'] / row['samples']:.1f}", str(row["errors"]),
+        )  # fmt: skip
     reporter.console.print(printed)
     if len(table) > SHOWN:
         reporter.print_line(f"... and {counted(len(table) - SHOWN, 'problem')} with more correct samples")
-    for key, title in (("pass1", f"avg@{k} (pass@1)"), (f"pass{k}", f"pass@{k}"), (f"maj{k}", f"maj@{k}")):
-        reporter.print_line(f"{title:18}{format_interval(result[key])}")
     intervals = result["intervals"]
-    for key, title, form in (("response_tokens", "response tokens", ".0f"), ("calls", "calls per rollout", ".2f")):
-        reporter.print_line(f"{title:18}{format_interval(intervals[key], form)}")
     errors = "-" if result["error_rate"] is None else format_interval(intervals["error_rate"])
-    reporter.print_line(f"{'tool errors':18}{errors} of the calls")
-    reporter.print_line(f"{'truncated':18}{format_interval(intervals['truncated'])}")
+    lines = {
+        f"avg@{k} (pass@1)": format_interval(result["pass1"]),
+        f"pass@{k}": format_interval(result[f"pass{k}"]),
+        f"maj@{k}": format_interval(result[f"maj{k}"]),
+        "response tokens": format_interval(intervals["response_tokens"], ".0f"),
+        "calls per rollout": format_interval(intervals["calls"], ".2f"),
+        "tool errors": f"{errors} of the calls",
+        "truncated": format_interval(intervals["truncated"]),
+    }
     for name, own in result.get("sets", {}).items():
-        reporter.print_line(
-            f"{name:18}{format_interval(own['pass1'])} avg@{own['samples']}, {counted(own['problems'], 'problem')}"
-        )
-    if overlong := result.get("overlong_prompts"):
-        reporter.print_line(
-            f"left out: {counted(overlong, 'problem')} with a prompt that does not fit into the model's context"
-        )
-    if failed := result.get("environment_failures"):
-        reporter.print_line(f"left out: {counted(failed, 'rollout')} whose environment failed; the log names the cause")
+        lines[name] = f"{format_interval(own['pass1'])} avg@{own['samples']}, {counted(own['problems'], 'problem')}"
+    for title, text in lines.items():
+        reporter.print_line(f"{title:18}{text}")
+    for key, noun, why in (
+        ("overlong_prompts", "problem", "with a prompt that does not fit into the model's context"),
+        ("environment_failures", "rollout", "whose environment failed; the log names the cause"),
+    ):
+        if key in result:
+            reporter.print_line(f"left out: {counted(result[key], noun)} {why}")
     shares = result | {"rollouts": result["n"], "correct": result["pass1"][0]}
     speed = ""
     if "generate_s" in result:

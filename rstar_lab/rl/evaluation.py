@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.estimates import pass_at_k, ratio
+from rstar_lab.common.estimates import Estimate, pass_at_k, ratio
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.checks import split_overlong
@@ -36,19 +36,6 @@ CHUNK = 512  # number of rollouts per commit
 # Yields the trajectories of each list of tasks, in order.
 Generate = Callable[[Sequence[list[RolloutTask]]], AsyncGenerator[list[Trajectory]]]
 MAX_IN_FLIGHT = 1024  # rollouts
-
-
-def _mean_interval(values: Sequence[float], rollouts: int) -> list[float | None]:
-    """Return [mean, low, high] over problems. values: one number per problem."""
-    return ratio(np.asarray(values, dtype=float), np.ones(len(values)), rollouts).as_list()
-
-
-def _ratio_interval(
-    numerators: Sequence[float], denominators: Sequence[float], rollouts: int
-) -> list[float | None] | None:
-    """Return [ratio, low, high] of the sums over problems, or None if the denominators sum to 0."""
-    estimate = ratio(np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float), rollouts)
-    return estimate.as_list() if estimate.clusters else None
 
 
 _same = lru_cache(2**16)(same_answer)  # a comparison may call another process
@@ -109,22 +96,26 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     calls, errors = sum(row["calls"] for row in rows), sum(row["errors"] for row in rows)
     correct = [row for row in rows if row["reward"] > 0]
     correct_calls = sum(row["calls"] for row in correct)
-    counts = [row["samples"] for row in table]
-    ratios = {
-        "response_tokens": ([row["response_tokens"] * row["samples"] for row in table], counts),
-        "calls": ([row["calls"] for row in table], counts),
-        "error_rate": ([row["errors"] for row in table], [row["calls"] for row in table]),
-        "truncated": ([row["truncated"] for row in table], counts),
-    }
-    intervals = {name: _ratio_interval(*sums, len(rows)) for name, sums in ratios.items()}
+
+    def estimate(values: Sequence[float], of: Sequence[float] | None = None) -> Estimate:
+        """Return the mean over problems, or the ratio of the sums over problems."""
+        weights = np.ones(len(values)) if of is None else np.asarray(of, dtype=float)
+        return ratio(np.asarray(values, dtype=float), weights, len(rows))
 
     def pass_interval(k: int) -> list[float | None]:
-        return _mean_interval([pass_at_k(k, row["samples"], row["correct"]) for row in table], len(rows))
+        return estimate([pass_at_k(k, row["samples"], row["correct"]) for row in table]).as_list()
 
+    counts = [row["samples"] for row in table]
+    ratios = {
+        "response_tokens": estimate([row["response_tokens"] * row["samples"] for row in table], counts),
+        "calls": estimate([row["calls"] for row in table], counts),
+        "error_rate": estimate([row["errors"] for row in table], [row["calls"] for row in table]),
+        "truncated": estimate([row["truncated"] for row in table], counts),
+    }
     return {
-        "pass1": _mean_interval([row["correct"] / row["samples"] for row in table], len(rows)),
+        "pass1": estimate([row["correct"] / row["samples"] for row in table]).as_list(),
         f"pass{samples}": pass_interval(samples),
-        f"maj{samples}": _mean_interval([float(row["majority_correct"]) for row in table], len(rows)),
+        f"maj{samples}": estimate([float(row["majority_correct"]) for row in table]).as_list(),
         "n": len(rows),
         "problems": len(table),
         "samples": samples,
@@ -136,7 +127,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "used_tool": float(np.mean([row["calls"] > 0 for row in rows])),
         "answered": float(np.mean([row["answer"] is not None for row in rows])),
         "pass_at": {str(2**i): pass_interval(2**i) for i in range(samples.bit_length())},
-        "intervals": {name: interval for name, interval in intervals.items() if interval},
+        "intervals": {name: found.as_list() for name, found in ratios.items() if found.clusters},
     }
 
 

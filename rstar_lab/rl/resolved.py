@@ -3,7 +3,7 @@ is an error of the first second."""
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from rstar_lab.rl.methods.samplers import check_difficulty
 from rstar_lab.rl.methods.user_functions import user_chat_template, user_metric, user_trigger
 from rstar_lab.rl.models.sources import get_model
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.rl.problems import Problem, ProblemError, read_problem, read_rows, without_copies
+from rstar_lab.rl.problems import Problem, ProblemError, without_copies
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RlSection, Stage
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.reward.hidden_tests import Runner, hidden_tests_of
@@ -25,8 +25,6 @@ from rstar_lab.rl.section import REWARDS, TESTS
 from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.registry import make_tools
 
-# (section, problems) -> result. Raises UserError if the reward fails a check.
-Audit = Callable[[RlSection, Sequence[Problem]], Any]
 AUDIT = "rstar_lab.doctor.audit:require_audit"  # loaded only for a recipe with `rl.reward_audit`
 
 
@@ -59,16 +57,13 @@ class ResolvedRecipe:
         return make_reward(rl.reward, rl.answer, rl.reward_timeout_s, run)
 
 
-def resolve(
-    recipe: Recipe, *, stages: Sequence[Stage] | None = None, model: bool = False, audit: Audit | None = None
-) -> ResolvedRecipe:
+def resolve(recipe: Recipe, *, stages: Sequence[Stage] | None = None, model: bool = False) -> ResolvedRecipe:
     """Return a recipe with what it names.
 
     Args:
         recipe: The recipe.
         stages: The stages that will be run, whose problems are read. Default: all.
         model: Whether to find the model, and to download one that is named.
-        audit: Audits the reward for `rl.reward_audit`. Default: that of `rstar-lab audit`.
 
     Raises:
         UserError: If a function, a file or an environment does not exist or does not fit, if a problem is also in an
@@ -85,28 +80,12 @@ def resolve(
     excluded = [problem for problems in held_out.values() for problem in problems]
     check_answers(excluded, recipe.rl)
     problems = {stage.name: read_stage_problems(recipe, stage, excluded) for stage in chosen}
+    first = next((problem for part in problems.values() for problem in part if not problem.environment), None)
+    make_reward(recipe.rl.reward, recipe.rl.answer, info=first.info if first else None)  # it may read names in `info`
     result = None
     if recipe.rl.reward_audit and chosen and chosen[0] == recipe.stages[0]:
-        result = (audit or load_named(AUDIT, "rl.reward_audit"))(recipe.rl, problems[chosen[0].name])
+        result = load_named(AUDIT, "rl.reward_audit")(recipe.rl, problems[chosen[0].name])
     return ResolvedRecipe(recipe, held_out, problems, load_environments(recipe.rl), result)
-
-
-def _info_names(recipe: Recipe) -> set[str] | None:
-    """Return the names in the `info` of the first problem; None if a file cannot be read, which is reported elsewhere."""
-    section = next((section for stage in recipe.stages for section in recipe.stage_problems(stage)), None)
-    if section is None:
-        return None
-    if section.synthetic:
-        spec = section.synthetic
-        first = families.synthesize(spec.seed, 1, levels=spec.levels, families=spec.families)[0]
-        return set(first.info)
-    try:
-        _, row = next(iter(read_rows(section.file or "")))
-        fields = {str(ours): theirs for ours, theirs in section.fields.items()}
-        problem = read_problem(row, where="", fields=fields, default_id="1", default_source="", answers=False)
-    except (ProblemError, StopIteration):
-        return None
-    return set(problem.info)
 
 
 def load_functions(recipe: Recipe) -> dict[str, str]:
@@ -114,7 +93,7 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
 
     Raises UserError if a function does not exist or does not accept the arguments of its key.
     """
-    make_reward(recipe.rl.reward, recipe.rl.answer, info=_info_names(recipe))
+    make_reward(recipe.rl.reward, recipe.rl.answer)
     named = [*recipe.rl.tools, *(tool for entry in recipe.rl.environments for tool in entry.tools)]
     own_tools = list(dict.fromkeys(name for name in named if name not in CODE_TOOLS))
     make_tools(own_tools, None, user_timeout_s=recipe.rl.limits.tool_timeout_s)

@@ -7,7 +7,7 @@ from rstar_lab.common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from rstar_lab.runs.errors import RunLocked, RunStoreError
-    from rstar_lab.runs.reader import RunReader, find_runs_dir, list_runs
+    from rstar_lab.runs.reader import RunReader, find_runs_dir
     from rstar_lab.runs.schema import CALLS, SCHEMA_VERSION, TRAJECTORIES, TRANSCRIPTS
     from rstar_lab.runs.writer import RunWriter
 

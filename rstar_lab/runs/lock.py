@@ -27,12 +27,12 @@ class RunLock:
     A forked child closes its copy of the lock, so the run is free as soon as its writer ends.
     """
 
-    def __init__(self, run_dir: Path, timeout_s: float = 1.0):
-        """Acquire the lock. Raises RunLocked with the holder's pid if another process holds it for `timeout_s`, and OSError if
-        the folder contains a link."""
+    def __init__(self, run_dir: Path):
+        """Acquire the lock. Raises RunLocked with the holder's pid if another process holds it for a second, and OSError if the
+        folder contains a link."""
         check_no_links(run_dir)
         fd = open_regular(run_dir / _LOCK, os.O_RDWR | os.O_CREAT)
-        give_up = time.monotonic() + timeout_s  # `is_locked` of a reader holds a shared lock briefly
+        give_up = time.monotonic() + 1.0  # `is_locked` of a reader holds a shared lock briefly
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

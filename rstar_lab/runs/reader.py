@@ -344,15 +344,6 @@ def checkpoints(run_dir: Path) -> dict[int, Path]:
     return {int(step): folders[step] for step in sorted(folders) if step.isdecimal()}
 
 
-def list_runs(runs_dir: str | Path) -> list[RunReader]:
-    """Return the runs in a folder, oldest first. Folders without run.json are ignored.
-
-    Raises RunStoreError if `runs_dir` does not exist or a run cannot be read.
-    """
-    readers = [RunReader(folder) for folder in run_folders(runs_dir)]
-    return sorted(readers, key=lambda reader: (reader.info.get("created") or "", reader.run_id))
-
-
 def run_folders(runs_dir: str | Path) -> list[Path]:
     """Return the folders of `runs_dir` that contain a run, sorted by name."""
     root = Path(runs_dir)

@@ -4,6 +4,7 @@ Only regular files are opened, so that no reader waits for a pipe or reads a dev
 validate: `dict[str, int]`, a TypedDict (of typing_extensions), a dataclass, a model. The value that is returned has this type.
 """
 
+import ast
 import csv
 import gzip
 import io
@@ -16,7 +17,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol, TypeVar, cast, overload
@@ -72,11 +73,8 @@ def _reason(error: BaseException) -> str:
     match error:
         case ValidationError():
             first = error.errors(include_url=False)[0]
-            return "".join(
-                f": {part}"
-                for part in (".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, "))
-                if part
-            )
+            parts = (".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, "))
+            return "".join(f": {part}" for part in parts if part)
         case DataError():
             return f": {error}"
         case RecursionError():
@@ -150,6 +148,14 @@ def parse_json(text: str | bytes, where: object, kind: Any = Any) -> Any:
         return value if kind is Any else _adapter(kind).validate_python(value)
 
 
+def parse_value(text: str, where: object) -> Any:
+    """Return the value of JSON text, or else of a Python literal, of which nothing is executed. Raises DataError."""
+    with suppress(DataError):
+        return parse_json(text, where)
+    with reading(where, error=DataError, errors=(SyntaxError,)), long_integers():
+        return ast.literal_eval(text.strip())
+
+
 @contextmanager
 def long_integers() -> Iterator[None]:
     """Let the block convert integers of up to 100,000 digits to and from text; Python's limit is 4,300. Test cases have such ones."""
@@ -185,9 +191,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def check_type(value: object, kind: type[T], where: object) -> T:
     """Return a value, for example a row of a table, as a type. Raises DataError."""
-    adapter: TypeAdapter[T] = _adapter(cast(Any, kind))
     with reading(where):
-        return adapter.validate_python(value)
+        return cast(T, _adapter(kind).validate_python(value))
 
 
 @overload
@@ -240,34 +245,40 @@ def error_message(answer: Answer) -> str:
 # --- lines and archives
 
 
-class _Unpacked(io.RawIOBase):
-    """Bytes of a gzip file, at most `most`."""
+class _Wrapped(io.RawIOBase):
+    """A file that is read through another one. Closing it closes that file."""
 
-    def __init__(self, packed: IO[bytes], most: int):
-        self._packed, self._file, self._left = packed, gzip.GzipFile(fileobj=packed), most
+    def __init__(self, file: IO[bytes]):
+        self._file = file
 
     def readable(self) -> bool:
         return True
 
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Unpacked(_Wrapped):
+    """Bytes of a gzip file, at most `most`."""
+
+    def __init__(self, packed: IO[bytes], most: int):
+        super().__init__(packed)
+        self._unpacked, self._left = gzip.GzipFile(fileobj=packed), most
+
     def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
+        data = self._unpacked.read(len(buffer))
         self._left -= len(data)
         if self._left < 0:
             raise OSError("it unpacks to far more than its size")
         buffer[: len(data)] = data
         return len(data)
 
-    def close(self) -> None:
-        self._packed.close()
-        super().close()
 
+class _BoundedLines(_Wrapped):
+    """Bytes of a file, of lines of at most MAX_JSON_BYTES bytes."""
 
-class _BoundedLines(io.RawIOBase):
-    def __init__(self, file: IO[bytes]):
-        self._file, self._line = file, 0
-
-    def readable(self) -> bool:
-        return True
+    _line = 0  # bytes of the line so far
 
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
@@ -277,10 +288,6 @@ class _BoundedLines(io.RawIOBase):
             raise OSError(f"it has a line of more than {MAX_JSON_BYTES:,} bytes")
         buffer[: len(data)] = data
         return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def max_unpacked(packed_bytes: int) -> int:
@@ -306,21 +313,17 @@ def open_lines(
     return io.TextIOWrapper(open_stream(path), encoding=encoding, errors=errors, newline=newline)
 
 
-@overload
-def json_lines(path: str | Path) -> Iterator[tuple[int, Any]]: ...
-@overload
-def json_lines(path: str | Path, kind: type[T]) -> Iterator[tuple[int, T]]: ...
-def json_lines(path: str | Path, kind: Any = Any) -> Iterator[tuple[int, Any]]:
+def json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield (line number from 1, value) of a file of JSON lines in UTF-8, also of a `.gz`. Empty lines are left out.
 
-    kind: type of a value. Raises DataError, which names the line.
+    Raises DataError, which names the line.
     """
     with reading(path), open_stream(path) as lines:
         for number, line in enumerate(lines, 1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.strip():
-                yield number, parse_json(line, f"{path}, line {number}", kind)
+                yield number, parse_json(line, f"{path}, line {number}")
 
 
 def check_zip(path: str | Path) -> None:

@@ -45,18 +45,15 @@ def read_parquet(
         return pa.concat_tables(tables)
 
 
-def parquet_batches(
-    path: str | Path, columns: Sequence[str] | None = None, rows: int = 8192
-) -> Iterator["pa.RecordBatch"]:
-    """Yield the rows of a Parquet file in batches. columns: default: all. Raises DataError."""
+def parquet_batches(path: str | Path) -> Iterator["pa.RecordBatch"]:
+    """Yield the rows of a Parquet file in batches. Raises DataError."""
     import pyarrow as pa
 
     with reading(path), _opened(path) as (file, schema, most):
         total = 0
-        for group in range(
-            file.num_row_groups
-        ):  # a batch of two groups would need chunks, which nested columns do not support
-            for batch in file.iter_batches(rows, [group], columns=None if columns is None else list(columns)):
+        # A batch of two groups would need chunks, which nested columns do not support.
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(8192, [group]):
                 if (total := total + sum(map(_bytes_of, batch.columns))) > most:
                     raise ValueError("it unpacks to far more than its size")
                 yield batch.cast(pa.schema([schema.field(name) for name in batch.schema.names]))

@@ -45,9 +45,9 @@ def printable(value: object) -> Shown:
     return visible(_COLOUR.sub("", str(value)))
 
 
-def echo(value: object = "", *, end: str = "\n", err: bool = False) -> None:
+def echo(value: object = "", *, err: bool = False) -> None:
     """Print a value as `printable` text. err: on standard error."""
-    print(printable(value), end=end, file=sys.stderr if err else sys.stdout, flush=True)
+    print(printable(value), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def escaped(value: object) -> Html:
@@ -60,9 +60,9 @@ def html(template: str, *values: object, **named: object) -> Html:
     return Html(template.format(*map(escaped, values), **{name: escaped(value) for name, value in named.items()}))
 
 
-def joined(parts: Iterable[Html], separator: str = "") -> Html:
-    """Return pieces of HTML as one. separator: constant HTML between them."""
-    return Html(separator.join(parts))
+def joined(parts: Iterable[Html]) -> Html:
+    """Return pieces of HTML as one."""
+    return Html("".join(parts))
 
 
 def up_to_last(text: str, mark: str) -> str:

@@ -1,4 +1,4 @@
-"""`rstar-lab evaluate` on a model folder: repeated, with a changed setting, with --force, and interrupted."""
+"""`rstar-lab evaluate` on a model folder: repeated, with a changed setting, under another name, and interrupted."""
 
 import asyncio
 import json
@@ -32,10 +32,10 @@ def evaluate(memorized_model, tmp_path):
     rows = (json.dumps({"question": question, "answer": ANSWER}) for question in questions)
     (tmp_path / "three.jsonl").write_text("\n".join(rows))
 
-    def start(runs: str = "runs", force: bool = False, **settings):
+    def start(runs: str = "runs", name: str | None = None, **settings):
         recipe = load_recipe("evaluate", SETTINGS | {"runs": str(tmp_path / runs)} | settings)
         source = str(tmp_path / "three.jsonl")
-        return evaluate_command([str(memorized_model[0])], source, recipe, Reporter(as_json=True), force=force)
+        return evaluate_command([str(memorized_model[0])], source, recipe, Reporter(as_json=True), name=name)
 
     return start
 
@@ -57,9 +57,9 @@ async def test_a_repeated_evaluation_is_not_sampled_again_unless_settings_differ
     changed = await evaluate(**{"rl.limits.max_tool_chars": 1000})
     assert changed["run"] != first["run"] and len(rewards(changed["run"])) == 6
 
-    forced = await evaluate(force=True)
-    assert forced["run"] == first["run"] + "-2"
-    assert rewards(forced["run"]) == rewards(first["run"])  # lockstep rollouts are deterministic
+    again = await evaluate(name="again")
+    assert Path(again["run"]).name.startswith("again-")
+    assert rewards(again["run"]) == rewards(first["run"])  # lockstep rollouts are deterministic
 
 
 @pytest.mark.slow

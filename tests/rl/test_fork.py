@@ -171,8 +171,3 @@ async def test_sessions_are_rebuilt_by_replaying_the_earlier_calls(tmp_path, mem
     assert [str(record.outcome) for record in rollout.calls] == ["ok", "ok"], rollout.calls
     made = fork(tmp_path / "runs" / "base-rl", TRAJECTORY, 1, turn=2, k=3, model=tmp_path / "random")
     assert (made.state, made.replayed, made.differing) == ("replay", 6, 0)
-
-
-def test_wilson_interval():
-    assert wilson(0, 16)[0] == 0 and wilson(0, 16)[1] == pytest.approx(0.194, abs=1e-3)
-    assert wilson(8, 16) == pytest.approx((0.280, 0.720), abs=1e-3)

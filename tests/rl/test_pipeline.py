@@ -133,14 +133,6 @@ def test_attention_is_flash_attention_where_it_can_run(monkeypatch, device, bf16
     assert attention_implementation(torch.device(device), bf16=bf16) == name
 
 
-def test_progress_line_shows_the_share_of_correct_answers():
-    metrics = {
-        "reward": 10.0, "correct": 0.25, "error_rate": 0.5, "error_rate_correct": None, "response_tokens": 10.0,
-        "kept": 4, "generate_s": 1.0, "update_s": 2.0,
-    }  # fmt: skip
-    assert pipeline.step_line(metrics).startswith("pass 25%")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_job_whose_profile_has_gpus_does_not_train_on_the_cpu(monkeypatch):
     assert device().type == "cpu"

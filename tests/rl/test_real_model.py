@@ -123,15 +123,6 @@ def test_stored_rollouts_can_be_forked_compared_and_reported(folder, run, monkey
     assert "<html" in (folder / "report.html").read_text()[:2000].lower()
 
 
-def test_an_ablation_of_two_arms(folder, run):
-    for rule in ("paper", "none"):
-        keys = [f"name=arm-{rule}", f"label={rule}", f"rl.method.roc.rule={rule}", "stages.0.steps=1", "sft=null",
-                f"model={folder / 'runs/smol-sft/sft/model'}"]  # fmt: skip
-        rstar_lab("train", "smol.yaml", *(word for key in keys for word in ("--set", key)), cwd=folder)
-    lines = rstar_lab("ablation", "report", "runs", "--prefix", "arm-", "--control", "none", "--json", cwd=folder)
-    assert {json.loads(line)["arm"] for line in lines.splitlines()} == {"paper", "none"}
-
-
 def test_greedy_evaluation_equals_an_independent_one(folder):
     """transformers' generate from the same prompts, and an answer extraction of two lines, give the same rewards."""
     rstar_lab("evaluate", SMOLLM2, "--problems", "problems.jsonl", "--samples", 1, "--name", "greedy",
@@ -153,15 +144,6 @@ def test_greedy_evaluation_equals_an_independent_one(folder):
         numbers = re.findall(r"-?\d+(?:\.\d+)?", written.replace(",", ""))
         expected = bool(numbers) and verify(f"<answer>\\boxed{{{numbers[-1]}}}</answer>", problem.answer)
         assert (rows[problem.problem_id]["reward"] > 0) == expected, written
-
-
-def test_a_chat_of_one_question(folder):
-    said = json.loads(
-        rstar_lab(
-            "chat", SMOLLM2, "--prompt", "What is 2 + 2?", "--temperature", 0, "--max-tokens", 32, "--json", cwd=folder
-        )
-    )
-    assert said["turns"] >= 1
 
 
 def test_an_openai_client_with_tools(tmp_path):

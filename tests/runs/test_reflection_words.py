@@ -2,7 +2,7 @@
 
 import pytest
 
-from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, count_reflection_words
+from rstar_lab.runs.reflection_words import count_reflection_words
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,3 @@ def test_complete_words_and_phrases_are_counted(text, count):
 def test_other_word_lists_can_be_counted():
     assert count_reflection_words("zonk, zonk (a.b) a-b", ["zonk", "(a.b)"]) == 3
     assert count_reflection_words("anything", []) == 0
-
-
-def test_word_lists_have_no_duplicates():
-    for words in (FORKING_WORDS, REFLECTION_WORDS):
-        assert len(set(words)) == len(words)

@@ -10,7 +10,7 @@ import pytest
 from helpers.run_rows import rows
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS, RunReader, RunStoreError, RunWriter, list_runs
+from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS, RunReader, RunStoreError, RunWriter
 
 TRAIN = {"kind": "train", "recipe": {"seed": 0}, "seed": 0}
 
@@ -228,17 +228,6 @@ def test_invalid_run_and_stage_names_are_rejected(tmp_path, name):
         RunWriter.open(tmp_path, name, **TRAIN)
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer, pytest.raises(ValueError, match="folder's name"):
         writer.write_step(name, 0, **rows(0), metrics={})
-
-
-def test_runs_are_listed_by_age_and_other_folders_ignored(run):
-    (run.parent / "notes").mkdir()
-    with RunWriter.open(run.parent, "0later", **TRAIN):
-        pass
-    info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(info | {"created": "2020-01-01T00:00:00+00:00"}))
-    assert [reader.run_id for reader in list_runs(run.parent)] == ["a", "0later"]
-    with pytest.raises(RunStoreError, match="there is no folder"):
-        list_runs(run.parent / "nowhere")
 
 
 def test_opening_a_run_with_another_kind_is_rejected(run):

@@ -37,41 +37,32 @@ def assert_error_contains(run, *parts):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("keep", [0, 3, 500, -1])
-def test_an_error_names_a_truncated_file(run, keep):
-    data = (run / FILE).read_bytes()
-    (run / FILE).write_bytes(data[:keep])
-    assert_error_contains(run, FILE, "truncated")
+def rewrite(path, rows=None, **marks):
+    """Write the table of a file again with fewer rows, or with other metadata."""
+    file = pq.ParquetFile(path)
+    metadata = file.schema_arrow.metadata | {key.encode(): value.encode() for key, value in marks.items()}
+    pq.write_table(file.read().slice(0, rows).replace_schema_metadata(metadata), path)
 
 
-def test_an_error_names_a_missing_file(run):
-    (run / FILE).unlink()
-    assert_error_contains(run, "the file of step 1 is missing")
+DAMAGES = {
+    "empty": (lambda path: path.write_bytes(b""), (FILE, "truncated")),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-1]), (FILE, "truncated")),
+    "missing": (lambda path: path.unlink(), ("the file of step 1 is missing",)),
+    "foreign": (lambda path: pq.write_table(pa.table({"x": [1]}), path), (FILE, "not a trajectories file")),
+    "of another level": (
+        lambda path: shutil.copy(path.parents[2] / "calls/stage=rl" / path.name, path), (FILE, "not a trajectories file")
+    ),
+    "fewer rows": (lambda path: rewrite(path, 5), (FILE, "it has 5 rows where 8 were written")),
+    "newer": (lambda path: rewrite(path, **{VERSION_KEY: "2"}), (FILE, "schema version 2", "upgrade rstar_lab")),
+    "of no version": (lambda path: rewrite(path, **{VERSION_KEY: "abc"}), (FILE, "invalid schema version", "abc")),
+}  # fmt: skip
 
 
-def test_an_error_names_a_foreign_file(run):
-    pq.write_table(pa.table({"x": [1]}), run / FILE)
-    assert_error_contains(run, FILE, "not a trajectories file")
-    shutil.copy(run / "calls/stage=rl/step=000001.parquet", run / FILE)
-    assert_error_contains(run, FILE, "not a trajectories file")
-
-
-def test_an_error_names_a_file_with_fewer_rows(run):
-    file = pq.ParquetFile(run / FILE)
-    table = file.read()
-    pq.write_table(table.slice(0, 5).replace_schema_metadata(file.schema_arrow.metadata), run / FILE)
-    assert_error_contains(run, FILE, "it has 5 rows where 8 were written")
-
-
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [("2", "upgrade rstar_lab"), ("0", "invalid schema version"), ("abc", "invalid schema version")],
-)
-def test_an_unsupported_schema_version_is_an_error(run, version, message):
-    file = pq.ParquetFile(run / FILE)
-    marks = file.schema_arrow.metadata | {VERSION_KEY.encode(): version.encode()}
-    pq.write_table(file.read().replace_schema_metadata(marks), run / FILE)
-    assert_error_contains(run, FILE, "schema version", version, message)
+@pytest.mark.parametrize("name", DAMAGES)
+def test_an_error_names_a_damaged_table(run, name):
+    damage, parts = DAMAGES[name]
+    damage(run / FILE)
+    assert_error_contains(run, *parts)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +83,7 @@ def test_an_error_names_a_lost_column(run, level, column):
 def test_an_error_names_a_merged_file_with_a_damaged_list_of_steps(run, steps):
     compact(run)
     path = run / "trajectories/stage=rl/steps=000000-000002.parquet"
-    file = pq.ParquetFile(path)
-    marks = file.schema_arrow.metadata | {STEPS_KEY.encode(): steps.encode()}
-    pq.write_table(file.read().replace_schema_metadata(marks), path)
+    rewrite(path, **{STEPS_KEY: steps})
     assert_error_contains(run, path.name, "the list of its steps")
 
 
@@ -174,13 +163,6 @@ def test_compact_keeps_the_files_of_uncommitted_steps(run, merged, kept_lines):
     compact(run)
     assert {level: RunReader(run).read(level) for level in LEVELS} == before
     assert len(list(run.glob("*/stage=rl/*"))) == 3
-
-
-def test_compact_does_not_create_a_missing_file_of_metrics(run):
-    metrics = run / "metrics.jsonl"
-    metrics.unlink()
-    compact(run)
-    assert not metrics.exists()
 
 
 def test_compact_removes_only_files_that_a_merged_file_replaces(run):

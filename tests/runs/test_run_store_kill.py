@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from helpers.run_rows import rows
 
-from rstar_lab.runs import RunReader, RunWriter, list_runs
+from rstar_lab.runs import RunReader, RunWriter
 from rstar_lab.runs.compact import compact
+from rstar_lab.runs.reader import run_folders
 
 TRAIN = {"kind": "train", "recipe": {}, "seed": 0}
 _TOUCHING = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree"}
@@ -62,7 +63,7 @@ def write_state(state: dict[Path, bytes | None], folder: Path) -> None:
 
 
 def check(runs_dir: Path) -> None:
-    for reader in list_runs(runs_dir):
+    for reader in map(RunReader, run_folders(runs_dir)):
         steps = reader.steps()
         assert list(steps) == list(range(len(steps)))
         for level, rows_per_step in (("trajectories", 8), ("calls", 12), ("transcripts", 8)):

@@ -118,7 +118,6 @@ def test_guards_against_deep_data_stand_in_the_seam_only() -> None:
         "verify/",
         "sandbox/",
         "analysis/code_use.py",
-        "rl/data/",
         "runs/errors.py",
         "rl/reward/hidden_tests.py",
         "rl/tools/user.py",

@@ -191,6 +191,6 @@ def test_markup_is_made_of_escaped_values_only():
 
 def test_echo_prints_plain_text(capsys):
     echo(HOSTILE)
-    echo(HOSTILE, end="", err=True)
+    echo(HOSTILE, err=True)
     captured = capsys.readouterr()
-    assert is_plain(captured.out) and is_plain(captured.err) and captured.out == captured.err + "\n"
+    assert is_plain(captured.out) and is_plain(captured.err) and captured.out == captured.err

@@ -5,9 +5,7 @@ Each function takes a row and returns the fields of a problem, with `info` as th
 stdin, a checker, or outputs longer than a sandbox stores.
 """
 
-import ast
 import base64
-import binascii
 import json
 import pickletools
 import zlib
@@ -15,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rstar_lab.sandbox.limits import Limits
-from rstar_lab.untrusted.files import DataError, long_integers, parse_json
+from rstar_lab.untrusted.files import long_integers, parse_json, parse_value, reading
 
 Row = Mapping[str, Any]
 MAX_TESTS_BYTES = 256 * 1024 * 1024  # of the compressed tests of one LiveCodeBench problem, decompressed
@@ -108,15 +106,10 @@ def synthetic(row: Row) -> dict[str, Any]:
     """Convert a row of SYNTHETIC-1 or SYNTHETIC-2 (Prime Intellect): `prompt`, and `verification_info`, JSON or a Python literal with
     `test_cases`: {inputs, outputs}, or a list of {type, input, output, fn_name}."""
     info = row.get("verification_info")
-    try:
-        info = _json(info, "verification_info")
-    except ValueError:
-        try:
-            with long_integers():
-                info = ast.literal_eval(str(info))  # a literal only: nothing is executed
-        except (SyntaxError, MemoryError, RecursionError, ValueError):
-            raise ValueError("verification_info is neither JSON nor a Python literal") from None
-    cases = _json(info.get("test_cases"), "test_cases") if isinstance(info, Mapping) else None
+    if isinstance(info, str):
+        info = parse_value(info, "verification_info is neither JSON nor a Python literal")
+    info = info if isinstance(info, Mapping) else {}
+    cases = _json(info.get("test_cases"), "test_cases")
     if isinstance(cases, list) and all(isinstance(case, Mapping) for case in cases):
         names = {case.get("fn_name") if case.get("type") == "function_call" else None for case in cases}
         if len(names) > 1:
@@ -132,8 +125,8 @@ def synthetic(row: Row) -> dict[str, Any]:
 def rstar_coder(row: Row) -> dict[str, Any]:
     """Convert a row of rStar-Coder (arXiv 2505.21297): `question`, `starter_code`, `func_name`, and lists `inputs` and `outputs`."""
     pairs = {"inputs": _json(row.get("inputs"), "inputs"), "outputs": _json(row.get("outputs"), "outputs")}
-    names = {"fn_name": row.get("func_name"), "problem_id": row.get("question_id")}
-    return apps({**row, "problem_id": names.pop("problem_id"), "input_output": pairs | names})
+    pairs["fn_name"] = row.get("func_name")
+    return apps({**row, "problem_id": row.get("question_id"), "input_output": pairs})
 
 
 # A column that only the rows of one format have, and its converter.
@@ -191,11 +184,8 @@ def _text(value: Any) -> str:
 
 
 def _json(value: Any, name: str) -> Any:
-    """Return a value that may be JSON text. Raises ValueError."""
-    try:
-        return parse_json(value, name) if isinstance(value, str) else value
-    except DataError:
-        raise ValueError(f"{name} is not JSON") from None
+    """Return a value that may be JSON text. Raises DataError."""
+    return parse_json(value, name) if isinstance(value, str) else value
 
 
 def _cases(value: Any) -> list[Mapping[str, Any]]:
@@ -209,14 +199,12 @@ def _cases(value: Any) -> list[Mapping[str, Any]]:
 
 def _unpack(text: str) -> str:
     """Return compressed test cases: base64 of zlib of a pickled text. The pickle is parsed, never executed."""
-    try:
+    with reading("the test cases are neither JSON nor compressed"):
         unzip = zlib.decompressobj()
         data = unzip.decompress(base64.b64decode(text, validate=True), MAX_TESTS_BYTES)
-        if unzip.unconsumed_tail:
-            raise ValueError("the test cases are too large")
         operations = [(code.name, value) for code, value, _ in pickletools.genops(data)]
-    except (binascii.Error, zlib.error) as error:
-        raise ValueError("the test cases are neither JSON nor compressed") from error
+    if unzip.unconsumed_tail:
+        raise ValueError("the test cases are too large")
     texts = [
         value for name, value in operations if name in ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE")
     ]

@@ -4,7 +4,6 @@ For a row that it cannot convert, a converter raises ValueError with the reason;
 are those of rStar2-Agent, section 4.1: function calls, code as JSON, instruction following, chat.
 """
 
-import ast
 import json
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from rstar_lab.rl.data.lint import lint
 from rstar_lab.rl.problems import read_rows
 from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, tool_calls
+from rstar_lab.untrusted.files import DataError, parse_value
 from rstar_lab.untrusted.text import counted
 
 Messages = list[Message]
@@ -30,19 +30,20 @@ Converter = Callable[[Mapping[str, Any]], tuple[Messages, Tools]]
 
 def tool_schemas(functions: Iterable[Any]) -> Tools:
     """Return function descriptions as {"type": "function", "function": {name, description, parameters}}, without unnamed ones."""
-    inner = [value.get("function") or value for value in functions if isinstance(value, Mapping)]
-    return [_tool_schema(function) for function in inner if isinstance(function.get("name"), str) and function["name"]]
+    schemas = []
+    for value in functions:
+        function = (value.get("function") or value) if isinstance(value, Mapping) else {}
+        if isinstance(name := function.get("name"), str) and name:
+            parameters = {"type": "object", "properties": {}} | _json_schema(function.get("parameters") or {})
+            described = {"name": name, "description": str(function.get("description") or ""), "parameters": parameters}
+            schemas.append({"type": "function", "function": described})
+    return schemas
 
 
-def _tool_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = _json_schema(function.get("parameters") or {})
-    parameters.setdefault("type", "object")
-    parameters.setdefault("properties", {})
-    description = str(function.get("description") or "")
-    return {
-        "type": "function",
-        "function": {"name": function["name"], "description": description, "parameters": parameters},
-    }
+# JSON Schema's names of the Python types that some sets use
+_TYPES = {
+    "dict": "object", "float": "number", "int": "integer", "list": "array", "tuple": "array", "str": "string", "bool": "boolean",
+}  # fmt: skip
 
 
 def _json_schema(schema: Any) -> Any:
@@ -52,17 +53,8 @@ def _json_schema(schema: Any) -> Any:
         return [_json_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    names = {
-        "dict": "object",
-        "float": "number",
-        "int": "integer",
-        "list": "array",
-        "tuple": "array",
-        "str": "string",
-        "bool": "boolean",
-    }
     return {
-        key: names.get(value, value) if key == "type" and isinstance(value, str) else _json_schema(value)
+        key: _TYPES.get(value, value) if key == "type" and isinstance(value, str) else _json_schema(value)
         for key, value in schema.items()
         if value is not None
     }
@@ -82,43 +74,27 @@ def _json_values(text: str, opening: str) -> Iterator[Any]:
 
 
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
+# A text in quotes, or one character: a bracket, a separator, or a quote that is not closed.
+_TOKEN = re.compile(r""""(?:\\.|[^"\\])*+"|'(?:\\.|[^'\\])*+'|[^\w\s]""", re.DOTALL)
+NEITHER = "an argument is neither JSON nor a Python literal"
 
 
 def _split(text: str, separator: str) -> list[str]:
     """Split a text at the separators outside of brackets and quotes. Raises ValueError if brackets or quotes do not match."""
-    parts, start, expected, quote = [], 0, [], ""
-    position = 0
-    while position < len(text):
-        character = text[position]
-        if quote:
-            if character == "\\":
-                position += 1
-            elif character == quote:
-                quote = ""
-        elif character in "\"'":
-            quote = character
-        elif character in _PAIRS:
+    parts, start = list[str](), 0
+    expected: list[str] = []  # closing brackets
+    for token in _TOKEN.finditer(text):
+        character = token[0]
+        if character in _PAIRS:
             expected.append(_PAIRS[character])
-        elif character in _PAIRS.values():
-            if not expected or expected.pop() != character:
-                raise ValueError("brackets in a call do not match")
         elif character == separator and not expected:
-            parts.append(text[start:position])
-            start = position + 1
-        position += 1
-    if expected or quote:
+            parts.append(text[start : token.start()])
+            start = token.end()
+        elif character in "\"'" or (character in ")]}" and (not expected or expected.pop() != character)):
+            raise ValueError("brackets or quotes in a call do not match")
+    if expected:
         raise ValueError("brackets or quotes in a call do not match")
     return [*parts, text[start:]]
-
-
-def _value(text: str) -> Any:
-    text = text.strip()
-    for read in (json.loads, ast.literal_eval):
-        try:
-            return read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-    raise ValueError("an argument is neither JSON nor a Python literal")
 
 
 def _call_syntax(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -133,7 +109,7 @@ def _call_syntax(text: str) -> list[tuple[str, dict[str, Any]]]:
             key, equals, value = pair.partition("=")
             if not equals:
                 raise ValueError("an argument of a call has no name")
-            arguments[key.strip()] = _value(value)
+            arguments[key.strip()] = parse_value(value, NEITHER)
         calls.append((name.strip(), arguments))
     return calls
 
@@ -338,12 +314,7 @@ def nemotron_chat(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "toolace": toolace,
-    "apigen_mt": apigen_mt,
-    "glaive_v2": glaive_v2,
-    "magicoder": magicoder,
-    "tulu3_if": tulu3_if,
-    "nemotron_chat": nemotron_chat,
+    converter.__name__: converter for converter in (toolace, apigen_mt, glaive_v2, magicoder, tulu3_if, nemotron_chat)
 }
 
 
@@ -354,8 +325,7 @@ CONVERTERS: dict[str, Converter] = {
 class ConversionReport:
     """Counts of a conversion.
 
-    refused: number of rejected rows by reason. examples: one rejected row for each reason. unconfirmed: conversations whose
-    answer is in no output of a program (`add_tools`).
+    refused: number of rejected rows by reason. examples: one rejected row for each reason.
     """
 
     source: str
@@ -363,7 +333,6 @@ class ConversionReport:
     converted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
-    unconfirmed: int = 0
 
     def refuse(self, reason: str, where: str) -> None:
         """Count a row that is rejected. where: file and row number."""
@@ -386,7 +355,7 @@ def convert(
             conversation = Conversation(
                 conversation_id=f"{source}-{number}", source=source, messages=tuple(messages), tools=tuple(tools)
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
             report.refuse(_reason(error), where)
             continue
         if findings := lint(conversation):
@@ -403,6 +372,8 @@ def _reason(error: Exception) -> str:
         return f"{'.'.join(map(str, detail['loc'][:1]))}: {detail['msg']}"
     if isinstance(error, json.JSONDecodeError):
         return "not JSON"
+    if isinstance(error, DataError):
+        return NEITHER
     return str(error) if type(error) is ValueError else f"not in the schema of the set ({type(error).__name__})"
 
 

@@ -5,11 +5,10 @@
 3. An assistant message is a closed <reason>, followed by calls or by exactly one answer.
 4. The text contains no control tokens, which the tokenizer would encode as special tokens, and no tags of a tool's response,
    which would end or imitate one.
-5. With a tokenizer: the loss mask covers exactly the tokens of the assistant.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,6 @@ from rstar_lab.verify import readable
 from rstar_lab.verify.gold import fault_of_answer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from rstar_lab.rl.renderers.conversations import Conversation
 
 
@@ -91,19 +88,12 @@ def lint_problems(
                 yield ProblemFinding(row, "answer", f"{answer[:80]!r} {fault}")
 
 
-def lint(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase | None" = None) -> list[LintFinding]:
-    """Return all faults of a conversation. If the list is empty, the conversation can be used for training.
-
-    tokenizer: None: do not check the loss mask.
-    """
-    findings = [*_roles(conversation), *_calls(conversation), *_turns(conversation), *_control(conversation)]
-    if not findings and tokenizer is not None:
-        findings += _loss_mask(conversation, tokenizer)
-    return findings
+def lint(conversation: "Conversation") -> list[LintFinding]:
+    """Return all faults of a conversation. If the list is empty, the conversation can be used for training."""
+    return [*_roles(conversation), *_calls(conversation), *_turns(conversation), *_control(conversation)]
 
 
-def _roles(conversation: "Conversation") -> list[LintFinding]:
-    findings = []
+def _roles(conversation: "Conversation") -> Iterator[LintFinding]:
     unanswered, expected = 0, "user"  # unanswered: calls without a tool message
     for place, message in enumerate(conversation.messages):
         role = message.role
@@ -111,62 +101,52 @@ def _roles(conversation: "Conversation") -> list[LintFinding]:
             continue
         if role == "tool":
             if not unanswered:
-                findings.append(LintFinding(place, "roles", "tool message without a call"))
+                yield LintFinding(place, "roles", "tool message without a call")
             unanswered = max(0, unanswered - 1)
             expected = "assistant"
             continue
         if unanswered:
-            findings.append(
-                LintFinding(place, "roles", f"{counted(unanswered, 'call')} before it without a tool message")
-            )
+            yield LintFinding(place, "roles", f"{counted(unanswered, 'call')} before it without a tool message")
         if role != expected:
-            findings.append(LintFinding(place, "roles", f"{role} message, expected {expected}"))
+            yield LintFinding(place, "roles", f"{role} message, expected {expected}")
         unanswered = len(parse_tool_calls(message.content)) if role == "assistant" else 0
         expected = "user" if role == "assistant" else "assistant"
     if conversation.messages[-1].role != "assistant":
-        findings.append(LintFinding(None, "roles", "the last message is not from the assistant"))
+        yield LintFinding(None, "roles", "the last message is not from the assistant")
     if unanswered:
-        findings.append(LintFinding(None, "roles", f"{counted(unanswered, 'call')} at the end without a tool message"))
-    return findings
+        yield LintFinding(None, "roles", f"{counted(unanswered, 'call')} at the end without a tool message")
 
 
-def _calls(conversation: "Conversation") -> list[LintFinding]:
-    findings = []
+def _calls(conversation: "Conversation") -> Iterator[LintFinding]:
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in conversation.tools}
     for place, message in enumerate(conversation.messages):
         for call in parse_tool_calls(message.content) if message.role == "assistant" else []:
+            required = schemas.get(str(call.name), {}).get("required") or []
             if call.error or call.arguments is None:
-                findings.append(LintFinding(place, "tool call", str(call.error)))
+                yield LintFinding(place, "tool call", str(call.error))
             elif call.name not in schemas:
-                findings.append(LintFinding(place, "tool call", f"there is no tool {call.name!r}"))
-            else:
-                required = schemas[call.name].get("required") or []
-                if missing := [name for name in required if name not in call.arguments]:
-                    findings.append(
-                        LintFinding(place, "tool call", f"{call.name} lacks {', '.join(map(str, missing))}")
-                    )
-    return findings
+                yield LintFinding(place, "tool call", f"there is no tool {call.name!r}")
+            elif missing := [name for name in required if name not in call.arguments]:
+                yield LintFinding(place, "tool call", f"{call.name} lacks {', '.join(map(str, missing))}")
 
 
-def _turns(conversation: "Conversation") -> list[LintFinding]:
-    findings = []
+def _turns(conversation: "Conversation") -> Iterator[LintFinding]:
     for place, message in enumerate(conversation.messages):
         if message.role != "assistant":
             if not message.content.strip() and message.role != "tool":
-                findings.append(LintFinding(place, "empty", f"the {message.role} message is empty"))
+                yield LintFinding(place, "empty", f"the {message.role} message is empty")
             continue
         reason, closed, rest = message.content.removeprefix("<reason>").partition("</reason>")
         answers = count_answers(rest)
         if not closed or "<answer>" in reason or "<tool_call>" in reason:
-            findings.append(LintFinding(place, "turn", "no closed <reason> at the beginning"))
+            yield LintFinding(place, "turn", "no closed <reason> at the beginning")
         elif "<tool_call>" in rest:
             if "<answer>" in _outside_calls(rest):
-                findings.append(LintFinding(place, "turn", "both a call and an answer"))
+                yield LintFinding(place, "turn", "both a call and an answer")
         elif answers != 1:
-            findings.append(LintFinding(place, "turn", f"{answers} answers and no call"))
+            yield LintFinding(place, "turn", f"{answers} answers and no call")
         elif not re.sub(r"</?answer>", "", rest).strip():
-            findings.append(LintFinding(place, "empty", "the answer is empty"))
-    return findings
+            yield LintFinding(place, "empty", "the answer is empty")
 
 
 def _outside_calls(text: str) -> str:
@@ -175,40 +155,8 @@ def _outside_calls(text: str) -> str:
     return text
 
 
-def _control(conversation: "Conversation") -> list[LintFinding]:
-    return [
-        LintFinding(place, "control token", token)
-        for place, message in enumerate(conversation.messages)
-        for token in (*chat.SPECIAL_TOKENS, *RESPONSE_TAGS)
-        if token in message.content and (token not in RESPONSE_TAGS or message.role != "assistant")
-    ]
-
-
-def _loss_mask(conversation: "Conversation", tokenizer: "PreTrainedTokenizerBase") -> list[LintFinding]:
-    from rstar_lab.rl.renderers.conversations import encode
-
-    (example,), _ = encode([conversation.segments()], tokenizer, max_tokens=2**31)
-    return check_mask(example.ids, example.mask, tokenizer)
-
-
-def check_mask(ids: Sequence[int], mask: Sequence[bool], tokenizer: "PreTrainedTokenizerBase") -> list[LintFinding]:
-    """Check the loss mask of one rendered conversation. ids, mask: (tokens,).
-
-    It must be True exactly on the tokens after an assistant's `<reason>`, up to and including the end-of-turn token.
-    """
-    start, end = (tokenizer.convert_tokens_to_ids(token) for token in chat.SPECIAL_TOKENS[:2])
-    head: list[int] | None = None  # tokens since <|im_start|>, until they equal GENERATION_PREFIX
-    own = False
-    for place, (token, trained) in enumerate(zip(ids, mask, strict=True)):
-        if trained != own:
-            fault = "trained on, but not from the assistant" if trained else "from the assistant, but not trained on"
-            return [LintFinding(None, "loss mask", f"token {place} ({tokenizer.decode([token])!r}) is {fault}")]
-        if token == start:
-            head, own = [token], False
-        elif token == end:
-            head, own = None, False
-        elif head is not None:
-            head.append(token)
-            if tokenizer.decode(head) == chat.GENERATION_PREFIX:
-                head, own = None, True
-    return []
+def _control(conversation: "Conversation") -> Iterator[LintFinding]:
+    for place, message in enumerate(conversation.messages):
+        for token in (*chat.SPECIAL_TOKENS, *RESPONSE_TAGS):
+            if token in message.content and (token not in RESPONSE_TAGS or message.role != "assistant"):
+                yield LintFinding(place, "control token", token)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from rstar_lab.rl.data.filters import Drops
 from rstar_lab.rl.data.similarity import Corpus, Texts
 from rstar_lab.rl.data.sources import Candidate, ParsedSource, parse_source, read_source
 from rstar_lab.rl.problems import ProblemError, read_rows, write_problems
+from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.tables import UNUSABLE
 
 MAX_ANSWERS = 16
 
@@ -143,7 +145,7 @@ def _read_sources(
     ids: set[str] = set()
     repeated = 0
     for parsed in (parse_source(text, fields) for text in sources):
-        before, rows, entry_name = len(seen), 0, _unused_name(parsed, entries)
+        before, rows, entry_name = len(seen), 0, _entry_name(parsed, entries)
         for candidate in read_source(parsed, on_bad_row):
             rows += 1
             candidate.source = entry_name
@@ -155,8 +157,7 @@ def _read_sources(
                 continue
             name = problem.problem_id
             if name in ids:
-                names = (f"{parsed.source.name}/{name}{suffix}" for suffix in itertools.chain([""], _numbers()))
-                name = next(other for other in names if other not in ids)
+                name = _unused(f"{parsed.source.name}/{name}", ids)
                 candidate.problem = problem.model_copy(update={"problem_id": name})
             ids.add(name)
         if not rows:
@@ -165,15 +166,15 @@ def _read_sources(
     return list(seen.values()), repeated
 
 
-def _numbers() -> Iterable[str]:
-    return (f"-{number}" for number in itertools.count(2))
+def _unused(name: str, used: Collection[str]) -> str:
+    """Return a name, with the first number that makes it unused if it is used."""
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in used)
 
 
-def _unused_name(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return the name of a source in the card; with a number if an entry has that name, as for two files `train.jsonl`."""
-    names = {entry["name"] for entry in entries}
-    candidates = (f"{parsed.source.name}{suffix}" for suffix in itertools.chain([""], _numbers()))
-    return next(name for name in candidates if name not in names)
+def _entry_name(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of a source in the card. Two files `train.jsonl` have different ones."""
+    return _unused(parsed.source.name, [entry["name"] for entry in entries])
 
 
 def _entry(name: str, parsed: ParsedSource, rows: int) -> dict:
@@ -197,10 +198,15 @@ def _read_evaluation(
     for parsed in (parse_source(text, fields) for text in against):
         evaluation = [candidate.problem.question for candidate in read_source(parsed, on_bad_row)]
         questions += evaluation
-        name = _unused_name(parsed, entries)
+        name = _entry_name(parsed, entries)
         owners += [name] * len(evaluation)
         entries.append(_entry(name, parsed, len(evaluation)))
     return questions, owners
+
+
+def _rows_of(path: Path, columns: list[str]) -> Iterable[tuple[int, Any]]:
+    """Return the rows of a table, or the rollouts of a run with these columns."""
+    return enumerate(RunReader(path).read("trajectories", columns).to_pylist(), 1) if path.is_dir() else read_rows(path)
 
 
 def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
@@ -208,14 +214,7 @@ def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
         return
     by_id: dict[str, list[str]] = defaultdict(list)
     by_question: dict[str, list[str]] = defaultdict(list)
-    if path.is_dir():  # an evaluation of the strong model
-        from rstar_lab.runs import RunReader
-
-        table = RunReader(path).read("trajectories", ["problem_id", "answer"])
-        rows: Iterable[tuple[int, Any]] = enumerate(table.to_pylist(), 1)
-    else:
-        rows = read_rows(path)
-    for number, row in rows:
+    for number, row in _rows_of(path, ["problem_id", "answer"]):
         values = row.get("answers", row.get("answer")) if isinstance(row, Mapping) else None
         key = row.get("problem_id", row.get("question")) if isinstance(row, Mapping) else None
         if values is None and key is not None and "answer" in row:
@@ -239,17 +238,10 @@ def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
     solved: Counter[str] = Counter()
     total: Counter[str] = Counter()
     path = Path(path)
-    if path.is_dir():
-        from rstar_lab.runs import RunReader
-        from rstar_lab.runs.tables import UNUSABLE
-
-        for row in RunReader(path).read("trajectories", ["problem_id", "reward", "stop_reason"]).to_pylist():
-            if row["reward"] is not None and row["stop_reason"] not in UNUSABLE:
-                solved[row["problem_id"]] += row["reward"] > 0
-                total[row["problem_id"]] += 1
-        return {name: (solved[name] / count, count) for name, count in total.items()}
     rates: dict[str, tuple[float, int]] = {}
-    for number, row in read_rows(path):
+    for number, row in _rows_of(path, ["problem_id", "reward", "stop_reason"]):
+        if path.is_dir() and (row["reward"] is None or row["stop_reason"] in UNUSABLE):
+            continue
         try:
             name, is_rate = str(row["problem_id"]), "pass_rate" in row
             value = float(row["pass_rate" if is_rate else "reward"])

@@ -134,27 +134,25 @@ def contaminated(texts: Texts, evaluation: Texts, n: int) -> dict[int, tuple[int
     }
 
 
-def near_duplicates(
-    texts: Texts, symbols: np.ndarray, *, similarity: float = 0.8, shingle: int = 2, bands: int = 16, rows: int = 4
-) -> dict[int, int]:
+def near_duplicates(texts: Texts, symbols: np.ndarray, *, similarity: float = 0.8) -> dict[int, int]:
     """Return {index of a text: index of the earlier text of which it is a near-duplicate}.
 
     Two texts are near-duplicates if they have the same symbols in the same order (`symbols`: one hash per text) and the Jaccard
-    similarity of their token n-grams, n = `shingle`, is at least `similarity`. So questions that differ in a number, sign or
+    similarity of their pairs of tokens is at least `similarity`. So questions that differ in a number, sign or
     variable are different problems; questions that differ in a few words are not.
-    MinHash with `bands` x `rows` hashes (Broder, 1997) finds candidate pairs. It finds a pair of similarity s with probability
-    1 - (1 - s^rows)^bands, which is 0.9998 at 0.8. The similarity of each candidate pair is then computed exactly.
+    MinHash with 16 bands of 4 hashes (Broder, 1997) finds candidate pairs. It finds a pair of similarity s with probability
+    1 - (1 - s^4)^16, which is 0.9998 at 0.8. The similarity of each candidate pair is then computed exactly.
     """
-    shingles, owner, _ = texts.ngrams(shingle)
+    shingles, owner, _ = texts.ngrams(2)
     bounds = np.searchsorted(owner, np.arange(len(texts) + 1))
     filled = np.flatnonzero(np.diff(bounds))
     if not len(filled):
         return {}
     rng = np.random.default_rng(0)
     original_of: dict[int, int] = {}
-    for _ in range(bands):
+    for _ in range(16):
         band = symbols[filled].copy()
-        for _ in range(rows):
+        for _ in range(4):
             salt = np.uint64(rng.integers(1, 2**63))
             band = _mix(band + np.minimum.reduceat(_mix(shingles ^ salt), bounds[:-1][filled]))
         order = np.argsort(band, kind="stable")

@@ -14,6 +14,7 @@ The command line and the recipe key `file` accept
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -240,52 +241,55 @@ def _rows(parsed: ParsedSource) -> Iterator[tuple[int, Any]]:
         return
     source = parsed.source
     assert source.hub is not None
-    if source.columns:
-        assert source.keep is not None
-        try:
+    with _hub_errors(source):
+        if source.columns:
+            assert source.keep is not None
             yield from enumerate(different_rows(source.hub, source.split, source.columns, source.keep), 1)
-        except (
-            OSError,
-            ValueError,
-            ArithmeticError,
-        ) as error:  # errors of huggingface_hub and of its HTTP library are OSErrors
-            raise ProblemError(
-                f"{source.hub}: {type(error).__name__}: {str(error)[:200]}; the same command continues; or give {source.name}=FILE"
-            ) from None
-        return
+        else:
+            yield from enumerate(_hub_rows(source), 1)
+
+
+@contextmanager
+def _hub_errors(source: Source) -> Iterator[None]:
+    """Convert every error of the Hub's libraries to ProblemError."""
     try:
-        from datasets import config, load_dataset
-        from huggingface_hub import constants
-    except ImportError:
-        raise ProblemError(
-            f"{source.name}: reading from the hub requires datasets: {install_hint('hub')}, or give {source.name}=FILE"
-        ) from None
-    unreachable = _connection_error(source.hub)
+        yield
+    except Exception as error:  # datasets also raises the errors of huggingface_hub and of its HTTP library
+        remedy = f"the same command continues; or give {source.name}=FILE"
+        if isinstance(error, ImportError):
+            raise ProblemError(
+                f"{source.name}: reading from the hub requires datasets: {install_hint('hub')}"
+            ) from None
+        raise ProblemError(f"{source.hub}: could not be read from the hub ({_first_line(error)}); {remedy}") from None
+
+
+def _hub_rows(source: Source) -> Iterator[Any]:
+    """Yield the rows of a split. Without a connection they come from the cache at once; datasets would repeat each request for 25 s."""
+    from datasets import config, load_dataset
+    from huggingface_hub import HfApi, constants, errors
+
+    unreachable = None
+    try:
+        HfApi().dataset_info(str(source.hub), timeout=10)
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled):
+        pass  # it answers, or requests are disabled
+    except Exception as error:  # of the HTTP library
+        unreachable = error
     modules: list[Any] = [config, constants] if unreachable else []
     try:
-        for module in modules:  # reads the cache at once; datasets would repeat each request for 25 s before
+        for module in modules:
             module.HF_HUB_OFFLINE = True
-        yield from enumerate(load_dataset(source.hub, source.config, split=source.split), 1)
-    except Exception as error:  # datasets also raises the errors of huggingface_hub and of its HTTP library
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        if unreachable:
-            reason = f"no connection to {constants.ENDPOINT}, {unreachable}, and its cache has no copy"
+        yield from load_dataset(source.hub, source.config, split=source.split)
+    except Exception:
+        if unreachable is None:
+            raise
         raise ProblemError(
-            f"{source.hub}: could not be read from the hub ({reason}); or give {source.name}=FILE"
+            f"no connection to {constants.ENDPOINT}, {_first_line(unreachable)}, and its cache has no copy"
         ) from None
     finally:
         for module in modules:
             module.HF_HUB_OFFLINE = False
 
 
-def _connection_error(name: str) -> str:
-    """Return why the hub cannot be asked for a data set; empty if it answers, or if requests are disabled."""
-    from huggingface_hub import HfApi, errors
-
-    try:
-        HfApi().dataset_info(name, timeout=10)
-    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled):
-        return ""
-    except Exception as error:  # of the HTTP library
-        return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    return ""
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

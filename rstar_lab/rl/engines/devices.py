@@ -27,12 +27,12 @@ def environment_for(gpus: list[str]) -> dict[str, str]:
     return dict.fromkeys(variables, ",".join(gpus))
 
 
-def end_of_log(log: Path | None, *, lines: int = 10) -> str:
-    """Return the file and the last lines of a log that are not empty, to append to an error. Empty without a log."""
+def end_of_log(log: Path | None) -> str:
+    """Return the file and the last ten lines of a log that are not empty, to append to an error. Empty without a log."""
     if log is None or not log.exists():
         return ""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
         text = file.read().decode(errors="replace")
-    last = [f"  {line.rstrip()[:300]}" for line in text.splitlines() if line.strip()][-lines:]
+    last = [f"  {line.rstrip()[:300]}" for line in text.splitlines() if line.strip()][-10:]
     return "\n".join([f"\nend of the log {log}:", *(last or ["  (empty)"])])

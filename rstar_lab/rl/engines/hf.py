@@ -29,8 +29,8 @@ class HfEngine:
     max_batch: maximum number of requests in a batch.
     """
 
-    def __init__(self, *, name: str = "transformers", max_batch: int = 64):
-        self.name, self.max_batch, self.kv_tokens = name, max_batch, 10**9
+    def __init__(self, *, max_batch: int = 64):
+        self.name, self.max_batch, self.kv_tokens = "transformers", max_batch, 10**9
         self._queue: list[Request] = []
         self._batches: asyncio.Task[None] | None = None
         self._generating = asyncio.Lock()  # held during a batch and while weights are loaded

@@ -94,15 +94,14 @@ class ServerEngine:
     servers with the same seeds. If all servers of the group are lost, requests wait up to `patience_s` for one of them.
     A lost server is polled; it receives the newest weights before it is used again.
 
-    deadline_s: time limit of one request. connections: maximum number of open requests. api_key: token of the server;
-    default: the environment variable RSTAR_LAB_API_KEY, else the token file of a server that this user has started.
+    deadline_s: time limit of one request. connections: maximum number of open requests. The token of the server is that of the
+    environment variable RSTAR_LAB_API_KEY, else of the token file of a server that this user has started.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        api_key: str | None = None,
         stall_s: float = 300.0,
         deadline_s: float = 3600.0,
         patience_s: float = 300.0,
@@ -115,7 +114,7 @@ class ServerEngine:
         self.group: Sequence[ServerEngine] = (self,)
         self.on_recovered: Callable[[], None] = lambda: None
         self.on_metrics: Callable[[ServerReport], None] = lambda metrics: None
-        key = api_key or os.environ.get(API_KEY) or find_token(self.url)
+        key = os.environ.get(API_KEY) or find_token(self.url)
         http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},

@@ -80,7 +80,7 @@ def test_prepared_problems_have_the_tests_of_the_row(tmp_path, name):
             {"input_output": ""},
             "row 1: input_output is empty, .* `data prepare --drop-bad-rows` leaves such rows out",
         ),
-        ("apps", {"input_output": "{"}, "row 1: input_output is not JSON"),
+        ("apps", {"input_output": "{"}, "row 1: input_output: not JSON"),
         ("apps", {"input_output": '{"inputs": [], "outputs": []}'}, "no tests with an output"),
         ("taco", {"input_output": '{"inputs": ["1"], "outputs": []}'}, "of equal length"),
         ("code_contests", {"input_file": "input.txt"}, "reads or writes a file"),

@@ -339,9 +339,3 @@ def test_150_000_problems(tmp_path):
     left, seconds, memory_gb = map(float, ended.stdout.split())
     assert 80_000 < left < 130_000
     assert seconds < 120 and memory_gb < 2
-
-
-def test_metadata_of_problems_is_kept(tmp_path):
-    source = jsonl(tmp_path / "a.jsonl", [problem(1, "How many rows has the table?", "3", info={"table": "t"})])
-    prepare([source], tmp_path / "out.parquet")
-    assert load_problems(tmp_path / "out.parquet")[0].info == {"table": "t"}

@@ -1,8 +1,6 @@
 """Tests of SFT data: six public schemas become one, and every row that is left out is counted with its reason."""
 
 import json
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -123,7 +121,7 @@ def refusal(name: str, row) -> str:
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_every_schema_gives_a_clean_conversation(name, tokenizer):
     conversation = one(name)
-    assert conversation.source == name and lint(conversation, tokenizer) == []
+    assert conversation.source == name and lint(conversation) == []
     messages = [message.model_dump() for message in conversation.messages]
     rendered, _ = render_jinja_template(
         [messages], tools=list(conversation.tools) or None, chat_template=chat.CHAT_TEMPLATE
@@ -150,12 +148,6 @@ def test_toolace():
     assert (
         conversation.tools[0]["function"]["parameters"]["type"] == "object" and properties["days"]["type"] == "integer"
     )
-
-
-def test_apigen_keeps_the_policy():
-    conversation = one("apigen_mt")
-    assert conversation.messages[0] == Message(role="system", content="Policy: be brief.")
-    assert parser.parse_tool_calls(conversation.messages[2].content)[0].arguments == {"id": "7"}
 
 
 def test_glaive():
@@ -383,38 +375,8 @@ def test_a_recipe_trains_on_a_mix_of_files(tmp_path, tokenizer):
         parse_recipe({"model": "tiny", "sft": {"conversations": [{**entry, "counts": 2}]}})
 
 
-@pytest.mark.soak
-def test_sft_on_a_mix_alone(tmp_path):
-    """`rstar-lab sft` learns from converted files, and leaves a model that can be loaded."""
-    conversations = [one(name).model_copy(update={"conversation_id": f"{name}-{n}"}) for n in range(8) for name in ROWS]
-    write_conversations(tmp_path / "c.jsonl", conversations)
-    recipe = {
-        "name": "mix", "model": "tiny", "vocabulary": 600,
-        "sft": {
-            "conversations": [{"file": str(tmp_path / "c.jsonl")}], "epochs": 2, "batch_size": 8, "lr": 2e-3, "max_tokens": 2048,
-        },
-    }  # fmt: skip
-    (tmp_path / "mix.yaml").write_text(json.dumps(recipe))
-    command = [
-        sys.executable,
-        "-m",
-        "rstar_lab.cli",
-        "sft",
-        str(tmp_path / "mix.yaml"),
-        "--runs-dir",
-        str(tmp_path / "runs"),
-        "--json",
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    folder = tmp_path / "runs" / "mix-sft" / "sft"
-    losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert len(losses) == 12 and losses[-1] < 0.8 * losses[0]
-    assert (folder / "model" / "model.safetensors").exists()
-
-
 @pytest.mark.slow
-def test_convert_and_lint_from_the_command_line(tmp_path, tokenizer):
+def test_convert_and_lint_from_the_command_line(tmp_path):
     source, out = tmp_path / "glaive.json", tmp_path / "glaive.jsonl"
     source.write_text(
         json.dumps([GLAIVE, {**GLAIVE, "chat": "USER: q\n\n\nASSISTANT: <functioncall> {} <|endoftext|>"}])
@@ -424,8 +386,7 @@ def test_convert_and_lint_from_the_command_line(tmp_path, tokenizer):
     line = json.loads(ended.stdout)
     assert ended.exit_code == 0 and (line["rows"], line["converted"], sum(line["refused"].values())) == (2, 1, 1)
     assert "1 rejected" in run(app, ["convert", "glaive_v2", str(source), "--out", str(out)]).stdout
-    tokenizer.save_pretrained(tmp_path / "model")
-    assert run(app, ["lint", str(out), "--tokenizer", str(tmp_path / "model")]).exit_code == 0
+    assert run(app, ["lint", str(out)]).exit_code == 0
     roles = ("user", "user", "assistant")  # two user messages in a row are a fault
     messages = tuple(Message(role=role, content=reply("a") if role == "assistant" else "q") for role in roles)
     write_conversations(out, [Conversation(conversation_id="c", source="s", messages=messages)])

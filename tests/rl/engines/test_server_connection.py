@@ -9,7 +9,6 @@ from helpers.scripted_server import ScriptedServer
 from helpers.tiny_models import make_model
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.chat.server import ChatServer
 from rstar_lab.rl.engine import EngineError, Sampling
 from rstar_lab.rl.engines import group as group_module
 from rstar_lab.rl.engines.group import EngineGroup
@@ -133,35 +132,3 @@ async def test_a_server_that_describes_itself_in_another_form_is_one_error(scrip
     scripted.answers[path] = answer
     with pytest.raises(UserError):
         await scripted.engine()
-    if path == "/v1/models":
-        with pytest.raises(UserError):
-            async with ChatServer.open(scripted.url):
-                pass
-
-
-@pytest.mark.parametrize(
-    "base, url, sent",
-    [
-        ("", "https://api.openai.com/v1", True),
-        ("", "http://api.openai.com/v1", False),
-        ("", "http://127.0.0.1:8000", False),
-        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000", True),
-        ("http://127.0.0.1:8000/v1", "https://api.openai.com", False),
-        ("", "http://[", False),
-    ],
-)
-async def test_the_key_of_openai_is_sent_only_to_its_server(monkeypatch, base, url, sent):
-    monkeypatch.delenv("RSTAR_LAB_API_KEY", raising=False)
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    monkeypatch.setenv("OPENAI_BASE_URL", base)
-    headers = {}
-
-    async def read_card(http, _):
-        headers.update(http.headers)
-        return {"id": "m"}
-
-    monkeypatch.setattr("rstar_lab.rl.chat.server.read_model_card", read_card)
-    with suppress(httpx.InvalidURL, UserError):
-        async with ChatServer.open(url):
-            pass
-    assert ("authorization" in headers) == sent

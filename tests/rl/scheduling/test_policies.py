@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.scheduler import WorkloadGrid, bench, read_grid
+from benchmarks.scheduler import bench, read_grid
 from benchmarks.workloads import Regime, make_policies
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engines.group import EngineGroup
@@ -18,7 +18,7 @@ from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.scheduling.adaptive import Adaptive
 from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import KvCapacity, LeastInFlight, Static, TurnBarrier
+from rstar_lab.rl.scheduling.policies import KvCapacity, LeastInFlight, TurnBarrier
 from rstar_lab.rl.scheduling.slots import ScheduledSlot
 
 POLICIES = make_policies(Regime(max_tokens=4000))
@@ -84,14 +84,6 @@ def test_each_turn_is_sent_once_to_a_live_engine_also_when_one_fails(name):
             wanted[request.rollout, request.turn] += 1
     assert steps > 25
     assert sent == wanted
-
-
-def test_static_splits_in_order_and_keeps_the_engine():
-    policy, states = Static(), engines(3)
-    home = submit(policy, first_turns(9), states)
-    assert home == {i: i // 3 for i in range(9)}
-    policy.finished(TurnRequest(4, "p1", 0, 100, 0), 50, done=False)
-    assert submit(policy, [TurnRequest(4, "p1", 1, 160, 50)], states) == {4: 1}
 
 
 def test_turn_barrier_waits_only_for_rollouts_of_the_same_engine():
@@ -292,12 +284,6 @@ def test_bench_lines_on_a_small_grid(tmp_path):
     assert lines["adaptive_over_best"]["ratio"] >= 0.97
     assert 0.3 < lines["adaptive_over_bound"]["ratio"] <= 1
     assert lines["kv_over_least_in_flight"]["ratio"] < 1  # the paper's rule is slower in the simulator
-
-
-def test_the_reference_grid_equals_the_documented_one():
-    grid = WorkloadGrid()
-    assert len(grid.regimes()) == 27
-    assert {(r.engines, r.rollouts, r.max_tokens, r.max_turns) for r in grid.regimes()} == {(64, 256, 12_288, 10)}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.scale import measure_scheduler
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.scheduling.policies import POLICIES
 from rstar_lab.rl.scheduling.scheduler import Scheduler, ServerReport, poll_metrics
@@ -151,8 +150,3 @@ async def test_polling_ends_when_it_is_cancelled_while_a_read_ends():
     poll.cancel()
     done, _ = await asyncio.wait({poll}, timeout=5)
     assert done
-
-
-@pytest.mark.soak
-async def test_decision_takes_under_1_ms_at_16384_rollouts_and_64_servers():
-    assert await measure_scheduler("adaptive", servers=64, rollouts=16_384) < 1.0
