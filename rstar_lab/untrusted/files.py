@@ -192,7 +192,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def check_type(value: object, kind: type[T], where: object) -> T:
     """Return a value, for example a row of a table, as a type. Raises DataError."""
     with reading(where):
-        return cast(T, _adapter(kind).validate_python(value))
+        return cast(T, _adapter(cast(Any, kind)).validate_python(value))
 
 
 @overload
