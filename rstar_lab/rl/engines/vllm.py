@@ -154,10 +154,8 @@ class VllmEngine:
         message: Any = ("started",)
         while message[0] != "died":
             message = _receive(connection)
-            try:
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._handle, message, connection)
-            except RuntimeError:  # the loop is closed
-                return
 
     def _handle(self, message: Any, connection: Connection) -> None:
         if connection is not self._connection:

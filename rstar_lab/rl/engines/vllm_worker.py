@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -320,9 +321,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with suppress(EOFError, BrokenPipeError):
         main()
-    except (EOFError, BrokenPipeError):
-        time.sleep(60)  # the parent is gone: the thread that watches the life pipe cleans up and ends this process
-    # sys.exit would wait for threads that vLLM leaves running.
-    os._exit(0)
+        os._exit(0)  # sys.exit would wait for threads that vLLM leaves running
+    time.sleep(60)  # the parent is gone: the thread that watches the life pipe cleans up and ends this process

@@ -28,6 +28,7 @@ failed; a server that answers again is used again.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rstar_lab.rl.engine import EngineError
@@ -237,12 +238,13 @@ class Scheduler:
         entry.future = asyncio.get_running_loop().create_future()
         self._policy.ready(entry.request)
         self._dispatch_soon()
+        admitted = None
         try:
-            return await entry.future
-        except BaseException:
-            self.abandon(rollout)
-            raise
+            admitted = await entry.future
+            return admitted
         finally:
+            if admitted is None:
+                self.abandon(rollout)
             entry.future = None
 
     def finish(self, rollout: str, tokens: int, *, done: bool) -> None:
@@ -374,18 +376,17 @@ async def poll_metrics(
     async def poll(name: str, read: Callable[[], Awaitable[ServerReport]]) -> None:
         failures = 0
         while True:
-            try:
+            report = None
+            with suppress(Exception):  # any error of a source means that its server cannot be used
                 async with asyncio.timeout(max(every_s, 10.0)):  # wait_for of Python 3.11 can lose a cancellation
                     report = await read()
-            except Exception:  # any error of a source means that its server cannot be used
-                failures += 1
-                if failures >= max_failures and scheduler.is_alive(name):
-                    scheduler.server_failed(name)
-            else:
+            if report is not None:
                 failures = 0
                 if not scheduler.is_alive(name):
                     scheduler.server_restarted(name)
                 scheduler.report(name, report)
+            elif (failures := failures + 1) >= max_failures and scheduler.is_alive(name):
+                scheduler.server_failed(name)
             await asyncio.sleep(every_s)
 
     async with asyncio.TaskGroup() as group:

@@ -302,11 +302,9 @@ async def _watch(replica: Replica, on_event: Callable[[str, dict[str, Any]], Non
         await asyncio.sleep(RESTART_PAUSES_S[min(failed_starts, len(RESTART_PAUSES_S) - 1)])
         replica.restarts += 1
         await replica.spawn()
-        try:
+        failed_starts += 1
+        with suppress(UserError):
             await replica.wait_until_ready()
-        except UserError:
-            failed_starts += 1
-        else:
             failed_starts = 0
             on_event("restarted", {"url": replica.url, "restarts": replica.restarts})
 

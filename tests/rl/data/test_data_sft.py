@@ -131,23 +131,14 @@ def test_every_schema_gives_a_clean_conversation(name, tokenizer):
 
 def test_toolace():
     conversation = one("toolace")
-    assert [message.role for message in conversation.messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-        "user",
-        "assistant",
-    ]
+    roles = ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
+    assert [message.role for message in conversation.messages] == roles
     first, second = parser.parse_tool_calls(conversation.messages[1].content)
     assert (first.name, first.arguments) == ("get weather/v2", {"place": 'Rome (Italy), "centre"', "days": 2})
     assert (second.name, second.arguments) == ("book.table", {"who": ["Ann", "Bo"], "late": True, "at": {"h": 8}})
     assert json.loads(conversation.messages[3].content)["results"] == {"ok": 1}
-    properties = conversation.tools[0]["function"]["parameters"]["properties"]
-    assert (
-        conversation.tools[0]["function"]["parameters"]["type"] == "object" and properties["days"]["type"] == "integer"
-    )
+    parameters = conversation.tools[0]["function"]["parameters"]
+    assert parameters["type"] == "object" and parameters["properties"]["days"]["type"] == "integer"
 
 
 def test_glaive():
@@ -219,14 +210,9 @@ def gpt(value):
 
 
 def calls(*names):
-    return {
-        "from": "function_call",
-        "value": json.dumps(
-            [{"name": name, "arguments": json.dumps({"id": name})} for name in names]
-            if len(names) > 1
-            else {"name": names[0], "arguments": {"id": names[0]}}
-        ),
-    }
+    several = [{"name": name, "arguments": json.dumps({"id": name})} for name in names]
+    value = several if len(names) > 1 else {"name": names[0], "arguments": {"id": names[0]}}
+    return {"from": "function_call", "value": json.dumps(value)}
 
 
 def seen(value):
