@@ -57,13 +57,16 @@ class ResolvedRecipe:
         return make_reward(rl.reward, rl.answer, rl.reward_timeout_s, run)
 
 
-def resolve(recipe: Recipe, *, stages: Sequence[Stage] | None = None, model: bool = False) -> ResolvedRecipe:
+def resolve(
+    recipe: Recipe, *, stages: Sequence[Stage] | None = None, model: bool = False, audit: bool = True
+) -> ResolvedRecipe:
     """Return a recipe with what it names.
 
     Args:
         recipe: The recipe.
         stages: The stages that will be run, whose problems are read. Default: all.
         model: Whether to find the model, and to download one that is named.
+        audit: Whether to audit the reward, if `rl.reward_audit` is set.
 
     Raises:
         UserError: If a function, a file or an environment does not exist or does not fit, if a problem is also in an
@@ -83,7 +86,7 @@ def resolve(recipe: Recipe, *, stages: Sequence[Stage] | None = None, model: boo
     first = next((problem for part in problems.values() for problem in part if not problem.environment), None)
     make_reward(recipe.rl.reward, recipe.rl.answer, info=first.info if first else None)  # it may read names in `info`
     result = None
-    if recipe.rl.reward_audit and chosen and chosen[0] == recipe.stages[0]:
+    if audit and recipe.rl.reward_audit and chosen and chosen[0] == recipe.stages[0]:
         result = load_named(AUDIT, "rl.reward_audit")(recipe.rl, problems[chosen[0].name])
     return ResolvedRecipe(recipe, held_out, problems, load_environments(recipe.rl), result)
 

@@ -65,7 +65,7 @@ class Settings:
     @cached_property
     def resolved(self) -> ResolvedRecipe:
         """The recipe with the problems of this stage. `train.train_stage` alone audits the reward."""
-        return resolve(self.recipe, stages=[self.stage], audit=lambda *_: None)
+        return resolve(self.recipe, stages=[self.stage], audit=False)
 
     @cached_property
     def problems(self) -> Sequence[Problem]:
