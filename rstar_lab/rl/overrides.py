@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import unicodedata
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,8 +161,7 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
 
 def _run_name(stem: str) -> str:
     """Return a valid run name for the name of a recipe file: letters, digits, `.`, `_` and `-` only."""
-    ascii_text = unicodedata.normalize("NFKD", stem.replace("ß", "ss")).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", ascii_text).strip("_") or "recipe"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("_") or "recipe"
 
 
 def _number(value: Any) -> Any:

@@ -16,11 +16,9 @@ from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.section import Function, Positive, Section, merged
 
 # Keys whose values may be functions of the user.
-FUNCTION_KEYS = frozenset(
-    {
-        "chat_template", "environment", "families", "loss", "metrics", "penalties", "reward", "roc_penalties", "rule", "scheduler",
-        "tools", "trigger", "type",
-    }
+FUNCTION_KEYS = (
+    "chat_template", "environment", "families", "loss", "metrics", "penalties", "reward", "roc_penalties", "rule", "scheduler", "tools",
+    "trigger", "type",
 )  # fmt: skip
 
 
