@@ -180,7 +180,7 @@ def read_stage_problems(recipe: Recipe, stage: Stage, exclude: Sequence[Problem]
     check_answers(problems, recipe.rl)
     sampler = recipe.settings(stage).sampler
     if sampler is not None and sampler.needs_difficulty and stage.filter is None:
-        check_difficulty(problems, sampler.type)
+        check_difficulty(problems, sampler.name)
     if not entries:
         return problems
     twice = [name for name, count in Counter(problem.problem_id for problem in problems).items() if count > 1]

@@ -49,8 +49,11 @@ class Sampler(MethodSection):
     """Base class of the samplers."""
 
     needs_difficulty: ClassVar[bool] = False  # whether the sampler reads the difficulty of the problems
-    type: str
-    """Name of the method."""
+
+    @property
+    def name(self) -> str:
+        """The type of the sampler."""
+        return str(getattr(self, "type", ""))
 
     @property
     def kept_share(self) -> float:
