@@ -21,7 +21,7 @@ from rstar_lab.rl.plugins import NAME
 from rstar_lab.rl.problems import Problem, parse_fields, without_copies
 from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
 from rstar_lab.rl.resolved import resolve
-from rstar_lab.rl.rollout.metrics import first_remedy, phase_text, rollout_line
+from rstar_lab.rl.rollout.words import first_remedy, phase_text, rollout_line
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.untrusted.text import counted

@@ -34,7 +34,7 @@ from rstar_lab.rl.renderers.paper import CONTROL_TOKENS, control_tokens
 from rstar_lab.rl.resolved import ResolvedRecipe, read_problems
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.metrics import first_step_line
+from rstar_lab.rl.rollout.words import first_step_line
 from rstar_lab.rl.session import RunSession, device, open_run, vocabulary
 from rstar_lab.rl.synthetic.traces import Segments, Trace, TraceMix, make_traces
 from rstar_lab.rl.training.checkpoint import TrainerState

@@ -7,6 +7,7 @@ keep the names that `algorithm.objective` gives them. Start reading at `run_step
 Source: rStar2-Agent (arXiv 2508.20722), sections 2 and 4. This module imports no torch, vLLM or verl.
 """
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.hardware.processes import PeakMemory
 from rstar_lab.rl.algorithm.hooks import ForwardPasses
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts, solved_groups
@@ -25,11 +26,11 @@ from rstar_lab.rl.methods.method import EXCLUSIONS
 from rstar_lab.rl.methods.user_functions import user_metric
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.checks import check_rollouts
-from rstar_lab.rl.rollout.metrics import exceptions_in_ok_calls
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 Metrics = dict[str, Any]
+_EXCEPTION = re.compile(r"^(Traceback \(most recent call last\):|[\w.]*(Error|Exception)(:|$))", re.MULTILINE)
 
 
 class MismatchError(UserError):
@@ -356,6 +357,15 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
         metrics["undecided"] = undecided
     metrics |= environment_metrics(trajectories)
     return metrics | {f"metrics/{name.partition(':')[2]}": user_metric(name)(trajectories) for name in own}
+
+
+def exceptions_in_ok_calls(trajectories: Sequence[Trajectory]) -> int:
+    """Count the tool calls that ended `ok` although their response shows an exception: the program caught and printed it.
+
+    A rising number means that the policy learns to hide errors, which lowers the tool-error penalty without better code.
+    """
+    calls = [call for t in trajectories for call in t.calls if call.outcome is Outcome.OK]
+    return sum(_EXCEPTION.search(call.response) is not None for call in calls)
 
 
 def environment_metrics(trajectories: Sequence[Trajectory]) -> Metrics:

@@ -26,7 +26,7 @@ def attach_lora(model: "PreTrainedModel", lora: Lora, seed: int, key: str = "rl.
     seed: seed of the initial values of A. key: recipe key of `lora`, for errors. Raises UserError if no layer has one of the
     names in `targets`, or if the LM head is one of them and shares its weights with the embeddings.
     """
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import inject_adapter_in_model
 
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if missing := [target for target in lora.targets if target not in names]:
@@ -38,18 +38,26 @@ def attach_lora(model: "PreTrainedModel", lora: Lora, seed: int, key: str = "rl.
             f"{key}.targets: lm_head shares its weights with the embeddings of this model, so its adapter cannot be merged; "
             "leave lm_head out"
         )
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.resolved_alpha, target_modules=list(lora.targets), bias="none")
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         device = next(model.parameters()).device
         model.to("cpu")  # type: ignore[arg-type]  # the same initial values on every device
-        inject_adapter_in_model(config, model, adapter_name=_NAME)
+        inject_adapter_in_model(peft_config(lora), model, adapter_name=_NAME)
         model.to(device)  # type: ignore[arg-type]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
             parameter.data = parameter.data.float()
+
+
+def peft_config(lora: Lora, **options: Any) -> Any:
+    """Return peft's configuration of the adapters."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=lora.rank, lora_alpha=lora.resolved_alpha, target_modules=list(lora.targets), bias="none", **options
+    )
 
 
 def has_lora(model: nn.Module) -> bool:

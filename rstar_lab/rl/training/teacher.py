@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -59,35 +59,28 @@ class TeacherPasses:
 async def open_servers(
     recipe: Recipe, stages: Sequence[Stage], tokenizer: Any, max_tokens: int
 ) -> AsyncIterator[dict[str, ServerEngine]]:
-    """Connect to the servers that the methods of these stages need, and yield them by their names. max_tokens: see `open_server`."""
-    parts = [method for stage in stages for method in recipe.settings(stage).method.parts]
-    async with AsyncExitStack() as stack:
-        servers: dict[str, ServerEngine] = {}
-        for server in dict.fromkeys(server for method in parts for server in method.servers(recipe)):
-            if server.name in servers:
-                raise UserError(f"{server.key}: all stages must have the same {server.name}")
-            opened = open_server(server.url, tokenizer, max_tokens, server.key, server.name)
-            servers[server.name] = await stack.enter_async_context(opened)
-        yield servers
+    """Connect to the servers that the methods of these stages need, and yield them by their names.
 
+    max_tokens: maximum tokens of a prompt and its response.
 
-@asynccontextmanager
-async def open_server(url: str, tokenizer: Any, max_tokens: int, key: str, name: str) -> AsyncIterator[ServerEngine]:
-    """Connect to the server of a second model. max_tokens: maximum tokens of a prompt and its response. key, name: recipe key and
-    name of the model, for errors.
-
-    Raises UserError if the server cannot be used, has a shorter context, or has a tokenizer other than that of the trained
+    Raises UserError if a server cannot be used, has a shorter context, or has a tokenizer other than that of the trained
     model.
     """
-    server = ServerEngine(url)
+    parts = [method for stage in stages for method in recipe.settings(stage).method.parts]
+    servers: dict[str, ServerEngine] = {}
     try:
-        await server.start()
-        if server.context < max_tokens:
-            raise UserError(
-                f"{key}: the {name} has a context of {server.context:,} tokens, rollouts have up to {max_tokens:,}"
-            )
-        if await server.tokenize(PROBE) != tokenizer.encode(PROBE, add_special_tokens=False):
-            raise UserError(f"{key}: the {name} has another tokenizer than the trained model")
-        yield server
+        for key, name, url in dict.fromkeys((s.key, s.name, s.url) for method in parts for s in method.servers(recipe)):
+            if name in servers:
+                raise UserError(f"{key}: all stages must have the same {name}")
+            server = servers[name] = ServerEngine(url)
+            await server.start()
+            if server.context < max_tokens:
+                raise UserError(
+                    f"{key}: the {name} has a context of {server.context:,} tokens, rollouts have up to {max_tokens:,}"
+                )
+            if await server.tokenize(PROBE) != tokenizer.encode(PROBE, add_special_tokens=False):
+                raise UserError(f"{key}: the {name} has another tokenizer than the trained model")
+        yield servers
     finally:
-        await server.aclose()
+        for server in servers.values():
+            await server.aclose()

@@ -26,7 +26,7 @@ from rstar_lab.rl.recipe import Recipe, RlSection, Stage
 from rstar_lab.rl.rollout.checks import check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
-from rstar_lab.rl.rollout.metrics import nothing_learnt
+from rstar_lab.rl.rollout.words import nothing_learnt
 from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.step import PhaseTimer, Sampled, Update, run_step
 from rstar_lab.rl.tools.base import Tool

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rstar_lab.rl.models.lora import merge, peft_config
 from rstar_lab.rl.recipe.sft import Lora
 
 PREFIX = "base_model.model."  # prefix of the weights' names in a model that peft has wrapped
@@ -34,9 +35,7 @@ def merged(name: str, weight: Tensor, adapters: Mapping[str, Tensor], scale: flo
     """Return a weight of the base model with its adapter added. name: see `base_name`. adapters: by `adapter_name`."""
     layer = PREFIX + name.removesuffix(".weight")
     a, b = (adapters.get(f"{layer}.lora_{part}.weight") for part in "AB")
-    if a is None or b is None:
-        return weight
-    return (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
+    return merge(weight, None if a is None or b is None else (a, b, scale))
 
 
 def export_merged(source: Path, target: Path, lora: Lora) -> None:
@@ -45,7 +44,6 @@ def export_merged(source: Path, target: Path, lora: Lora) -> None:
     source: verl's `huggingface` folder, whose weights have peft's names. The result has the same files, of which one is in memory
     at a time. Does nothing if `target` exists.
     """
-    from peft import LoraConfig
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -76,14 +74,7 @@ def export_merged(source: Path, target: Path, lora: Lora) -> None:
         hidden / "adapter" / "adapter_model.safetensors",
         {"format": "pt"},
     )
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.resolved_alpha,
-        target_modules=list(lora.targets),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    config.save_pretrained(str(hidden / "adapter"))
+    peft_config(lora, task_type="CAUSAL_LM").save_pretrained(str(hidden / "adapter"))
     hidden.replace(target)
 
 

@@ -26,7 +26,7 @@ from rstar_lab.rl.recipe import EngineSection, RecipeError
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.session import RunSession
-from rstar_lab.rl.training.teacher import open_server
+from rstar_lab.rl.training.teacher import open_servers
 from rstar_lab.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -217,17 +217,20 @@ async def test_a_server_scores_given_tokens(served, memorized_model):
 
 
 async def test_an_unfit_teacher_is_an_error(served, memorized_model):
+    distilled = {"method": {"add": [{"type": "opd", "weight": 0.1}]}}
+    recipe = parse_recipe(
+        RECIPE | {"model": str(memorized_model[0]), "engine": {"teacher_url": served.urls[1]}, "rl": distilled}
+    )
     tokenizer = load_tokenizer(memorized_model[0])
-    async with open_server(served.urls[1], tokenizer, 512, "engine.teacher_url", "teacher"):
-        pass
-    with pytest.raises(UserError, match="a context of 512 tokens, rollouts have up to 513"):
-        async with open_server(served.urls[1], tokenizer, 513, "engine.teacher_url", "teacher"):
-            pass
-    with pytest.raises(UserError, match="another tokenizer"):
-        async with open_server(
-            served.urls[1], train_tokenizer(["other text"], 290), 512, "engine.teacher_url", "teacher"
-        ):
-            pass
+    async with open_servers(recipe, recipe.stages, tokenizer, 512) as servers:
+        assert [*servers] == ["teacher"]
+    for tokens, own, words in (
+        (513, tokenizer, "a context of 512 tokens, rollouts have up to 513"),
+        (512, train_tokenizer(["other text"], 290), "another tokenizer"),
+    ):
+        with pytest.raises(UserError, match=words):
+            async with open_servers(recipe, recipe.stages, own, tokens):
+                pass
 
 
 async def test_distillation_without_any_reward_approaches_the_teacher(served, memorized_model, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from helpers.scripted_training import problem, train
 
-from rstar_lab.rl.rollout.metrics import first_remedy, first_step_line, nothing_learnt, rollout_line
+from rstar_lab.rl.rollout.words import first_remedy, first_step_line, nothing_learnt, rollout_line
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 

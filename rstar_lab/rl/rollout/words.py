@@ -2,26 +2,13 @@
 
 `rstar-lab doctor` examines a whole run with more rules."""
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.untrusted.text import counted
 
 _FEW, _MOST = 0.1, 0.5
-_EXCEPTION = re.compile(r"^(Traceback \(most recent call last\):|[\w.]*(Error|Exception)(:|$))", re.MULTILINE)
-
-
-def exceptions_in_ok_calls(trajectories: Sequence[Trajectory]) -> int:
-    """Count the tool calls that ended `ok` although their response shows an exception: the program caught and printed it.
-
-    A rising number means that the policy learns to hide errors, which lowers the tool-error penalty without better code.
-    """
-    calls = [call for t in trajectories for call in t.calls if call.outcome is Outcome.OK]
-    return sum(_EXCEPTION.search(call.response) is not None for call in calls)
 
 
 def rollout_line(metrics: Mapping[str, Any], *, tools: bool) -> str:
@@ -110,10 +97,6 @@ def _number(share: float | None, count: int) -> int:
 
 
 def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{seconds / 60:.0f} min"
-        if seconds < 5400
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
