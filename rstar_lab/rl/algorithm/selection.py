@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -163,19 +164,22 @@ def cut_mini_batches(selection: Selection, parts: int) -> list[list[int]]:
     return [sorted(batch) for batch in batches]
 
 
-def solved_groups(trajectories: Sequence[Trajectory]) -> float | None:
-    """Return the share of groups whose rollouts are all correct; None without a usable rollout."""
-    groups: dict[str, bool] = {}
+def correct_by(trajectories: Sequence[Trajectory], name: Literal["group_id", "problem_id"]) -> dict[str, list[bool]]:
+    """Return whether each usable rollout is correct, by its group or its problem."""
+    found: dict[str, list[bool]] = defaultdict(list)
     for t in trajectories:
         if t.usable:
-            groups[t.group_id] = groups.get(t.group_id, True) and t.reward > 0
-    return sum(groups.values()) / len(groups) if groups else None
+            found[getattr(t, name)].append(t.reward > 0)
+    return found
+
+
+def solved_groups(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the share of groups whose rollouts are all correct; None without a usable rollout."""
+    groups = correct_by(trajectories, "group_id")
+    return sum(map(all, groups.values())) / len(groups) if groups else None
 
 
 def problems_to_retire(trajectories: Sequence[Trajectory], threshold: float) -> list[str]:
     """Return the ids of the problems whose share of correct rollouts in this step is at least `threshold`."""
-    correct: dict[str, list[bool]] = defaultdict(list)
-    for t in trajectories:
-        if t.usable:
-            correct[t.problem_id].append(t.reward > 0)
+    correct = correct_by(trajectories, "problem_id")
     return [name for name, values in correct.items() if sum(values) >= threshold * len(values)]

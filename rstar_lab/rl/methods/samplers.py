@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.rl.algorithm.selection import correct_by
 from rstar_lab.rl.methods.base import MethodSection
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.trajectory import Trajectory
@@ -34,11 +35,7 @@ Results = Mapping[str, ProblemHistory]
 
 def add_results(history: History, rollouts: Sequence[Trajectory], memory: float) -> None:
     """Add the results of a step's rollouts. memory: factor of the results before, for each problem with a new result."""
-    results: dict[str, list[bool]] = {}
-    for t in rollouts:
-        if t.usable:
-            results.setdefault(t.problem_id, []).append(t.reward > 0)
-    for name, correct in results.items():
+    for name, correct in correct_by(rollouts, "problem_id").items():
         old = history.get(name, NOTHING)
         history[name] = ProblemHistory(
             old.drawn, memory * old.correct + sum(correct), memory * old.total + len(correct)

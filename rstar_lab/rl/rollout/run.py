@@ -49,23 +49,8 @@ async def run_rollouts(
     async def run_task(index: int, task: RolloutTask) -> Trajectory:
         if task.partial and task.partial.stop_reason is not StopReason.UNFINISHED:
             return task.partial
-        slot = slots(index, task)
-        slot = slot if isinstance(slot, SlotWrapper) else SlotWrapper(slot)
-        task = await slot.begin(task)
-        started.append(slot)
-        try:
-            trajectory = await run_rollout(
-                task,
-                slot,
-                context,
-                on_turn=slot.on_turn,
-                step_ended=step_ended,
-                carry_over=carry_over,
-                on_written=slot.on_written,
-            )
-        finally:
-            slot.leave()
-        trajectory = slot.finish(trajectory)
+        options = {"step_ended": step_ended, "carry_over": carry_over}
+        trajectory = await _run_in_slot(task, slots(index, task), context, started, **options)
         if on_rollout:
             on_rollout(trajectory)
         return trajectory
@@ -99,7 +84,7 @@ async def stream_rollouts(
     try:
         while True:
             for index, task in islice(waiting, max_in_flight - len(running)):
-                running.add(asyncio.create_task(_run_in_slot(task, slots(index, task), context)))
+                running.add(asyncio.create_task(_run_in_slot(task, slots(index, task), context, [])))
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -111,11 +96,19 @@ async def stream_rollouts(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _run_in_slot(task: RolloutTask, slot: EngineSlot, context: RolloutContext) -> Trajectory:
+async def _run_in_slot(
+    task: RolloutTask, slot: EngineSlot, context: RolloutContext, started: list[EngineSlot], **options: Any
+) -> Trajectory:
+    """Generate a rollout in its slot, which is added to `started`. options: of `run_rollout`."""
+    wrapped = slot if isinstance(slot, SlotWrapper) else SlotWrapper(slot)
+    task = await wrapped.begin(task)
+    started.append(wrapped)
     try:
-        return await run_rollout(task, slot, context, on_turn=slot.on_turn)
+        on_turn, on_written = wrapped.on_turn, wrapped.on_written
+        rollout = await run_rollout(task, wrapped, context, on_turn=on_turn, on_written=on_written, **options)
     finally:
-        slot.leave()
+        wrapped.leave()
+    return wrapped.finish(rollout)
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:

@@ -81,14 +81,6 @@ def test_weights_equal_verl(batch, correction, level):
     torch.testing.assert_close(ours, theirs)
 
 
-def test_on_policy_tokens_have_weight_one(batch):
-    _, engine, mask = batch
-    for correction, bounds in CORRECTION_BOUNDS.items():
-        weights, stats = correction_weights(engine, engine, mask, correction=correction, bounds=bounds)
-        torch.testing.assert_close(weights, mask.float())
-        assert stats["corrected_share"] == 0.0
-
-
 def test_gradient_of_a_dropped_token_is_zero(batch):
     trainer, engine, mask = batch
     current = trainer.clone().requires_grad_()
@@ -114,12 +106,6 @@ def test_gradient_of_a_dropped_token_is_zero(batch):
 def test_keys_that_contradict_each_other_are_errors(keys, message):
     with pytest.raises(ValidationError, match=message):
         RlSection(**keys)
-
-
-def test_importance_cap_is_short_for_truncated_importance_sampling():
-    assert RlSection(correction={"type": "tis", "bounds": [0, 3.0]}).resolved_correction == ("tis", (0.0, 3.0))
-    assert RlSection(correction={"type": "icepop"}).resolved_correction == ("icepop", (0.5, 5.0))
-    assert RlSection().loss_config.correction == "none"
 
 
 def test_only_updates_in_a_row_with_too_many_corrected_tokens_stop_a_run():

@@ -24,7 +24,6 @@ from rstar_lab.rl.methods.tool_budget import ToolBudget
 from rstar_lab.rl.methods.user import user_hooks
 from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.rollout.records import mean_over
 from rstar_lab.rl.step import rollout_metrics, selection_metrics, stale_tokens
 from rstar_lab.rl.training.group_stream import trim
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord, Turn
@@ -193,11 +192,6 @@ def test_a_success_at_the_limit_pays_for_its_tool_calls():
     budget = ToolBudget(weight=0.5).bound(RlSection(limits={"max_turns": 4}))
     found = select_rollouts(rollouts, (ALL, Grpo(), shaped, budget), 0).advantages
     assert found[0] > found[1] > found[2] > 0 > found[3]
-
-
-def test_means_over_tokens_leave_out_tokens_that_were_not_computed():
-    assert mean_over([np.nan, 2.0, 4.0, 9.0], [True, True, True, False]) == 3.0
-    assert mean_over([np.nan], [True]) is None and mean_over([1.0], [False]) is None
 
 
 def test_metrics_of_correctness_leave_out_failures_of_the_infrastructure():

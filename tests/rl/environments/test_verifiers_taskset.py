@@ -5,14 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.evaluated import evaluate_environment
 from helpers.scripted_engine import ScriptedEngine
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed; its pins conflict with those of the tests")
 
-from rstar_lab.common.errors import UserError
-from rstar_lab.common.outcomes import Outcome
-from rstar_lab.doctor.audit import audit
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.models.tokenizer import train_tokenizer
@@ -23,7 +19,7 @@ from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutT
 from rstar_lab.rl.trajectory import StopReason
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))
-from verifiers_taskset import VerifiersTaskset, split_reply
+from verifiers_taskset import VerifiersTaskset
 
 ENVIRONMENTS = """
 from verifiers_taskset import VerifiersTaskset
@@ -95,10 +91,6 @@ class ShopTask(vf.Task[ShopData, ShopState, vf.TaskConfig]):
     async def calls(self, trace) -> float:
         return float(len(trace.tool_messages))
 
-    @vf.stop
-    def bored(self, trace: vf.Trace) -> bool:
-        return "bored" in trace.last_reply
-
 
 class Shop(vf.Taskset[ShopTask, vf.TasksetConfig]):
     @classmethod
@@ -120,27 +112,6 @@ class BrokenTask(ShopTask):
 class Broken(vf.Taskset[BrokenTask, vf.TasksetConfig]):
     def load(self):
         yield BrokenTask(ShopData(prompt="q", answer="3"))
-
-
-class SumTask(vf.Task[ShopData, vf.State, vf.TaskConfig]):
-    @vf.reward
-    async def right(self, trace) -> float:
-        return float(vf.extract_boxed_answer(trace.last_reply) == self.data.answer)
-
-
-class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
-    def load(self):
-        for number in range(5):
-            yield SumTask(ShopData(prompt=f"What is {number} + 1?", answer=str(number + 1)), self.config.task)
-
-
-class BoxTask(vf.Task[ShopData, vf.State, vf.TaskConfig]):
-    NEEDS_CONTAINER = True
-
-
-class Box(vf.Taskset[BoxTask, vf.TasksetConfig]):
-    def load(self):
-        yield BoxTask(ShopData(prompt="q", answer="3"))
 '''
 TOKENIZER = train_tokenizer(["How many apples are in the north?"], 300)
 COUNT = f"I look.</reason>\n{render_tool_call('shelf_count', {'item': 'apples'})}"
@@ -187,80 +158,7 @@ async def test_toolsets_state_rewards_and_metrics_are_those_of_the_task():
     assert '"name": "shelf_count"' in prompt and "Return how many items there are." in prompt
 
 
-async def test_outcomes_of_calls_are_mapped():
-    wrong = f"</reason>\n{render_tool_call('shelf_count', {'item': 'apples', 'extra': 'many'})}"
-    missing = f"</reason>\n{render_tool_call('shelf_count', {'item': 'pears'})}"
-    trajectory, _ = await roll(wrong, missing, "</reason>\n<answer>\\boxed{4}</answer>")
-    assert [call.outcome for call in trajectory.calls] == [Outcome.INVALID_ARGUMENTS, Outcome.EXCEPTION]
-    assert "pears" in trajectory.calls[1].response and trajectory.reward == 0.5 and trajectory.p_err == 1.0
-
-
-async def test_a_stop_hook_ends_the_rollout():
-    trajectory, _ = await roll("I am bored</reason>\nbored", RIGHT)
-    assert trajectory.stop_reason is StopReason.DONE and len(trajectory.turns) == 1
-
-
-async def test_rollouts_do_not_share_state():
-    environment = load_environment("shop", "shop_environments:Shop", 5.0)
-    for _ in range(2):
-        trajectory, _ = await roll(ITEMS, COUNT, RIGHT, environment=environment)
-        assert trajectory.metrics["looks"] == 11.0
-    assert not environment.episodes
-
-
 async def test_a_reward_that_raises_is_an_environment_error():
     trajectory, _ = await roll(RIGHT, target="shop_environments:Broken")
     assert trajectory.stop_reason is StopReason.ENVIRONMENT_ERROR
     assert trajectory.error.startswith("environment shop, problem Broken-0: score raised TaskError")
-
-
-def test_tasks_in_containers_are_refused():
-    with pytest.raises(UserError, match="taskset shop_tasks:Box: its tasks run in containers"):
-        VerifiersTaskset("shop_tasks:Box")
-
-
-def test_harbor_is_refused():
-    with pytest.raises(UserError, match="HarborTaskset is run by its own HarborEnv, which is not supported"):
-        VerifiersTaskset("verifiers.v1.tasksets.harbor.taskset:HarborTaskset")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (RIGHT, ("Three.", "\\boxed{3}")),
-        (COUNT, ("I look.", "")),
-        ("<think>\nhm\n</think>\n\nFour", ("hm", "Four")),
-        ("plain", ("", "plain")),
-    ],
-)
-def test_a_turn_is_split_into_reasoning_and_reply(text, expected):
-    assert split_reply(text) == expected
-
-
-@pytest.mark.soak
-async def test_a_taskset_is_evaluated_and_shown_in_the_inspector(tmp_path):
-    (problem, _) = problems()
-    missing = f"</reason>\n{render_tool_call('shelf_count', {'item': 'pears'})}"
-    known, _ = await roll(missing, COUNT, RIGHT)
-    first, second = (call.response for call in known.calls)
-    conversation = [
-        ("assistant", missing),
-        ("tool", first),
-        ("assistant", COUNT),
-        ("tool", second),
-        ("assistant", RIGHT),
-    ]
-    row, calls, page = await evaluate_environment(
-        tmp_path, "shop_environments:Shop", problem, problem.question, conversation
-    )
-    assert (row["environment"], row["stop_reason"], row["reward"]) == ("Shop", "answered", 2.5)
-    assert dict(row["metrics"]) == {"right": 1.0, "note": 1.0, "looks": 2.0, "calls": 2.0}
-    assert [call["outcome"] for call in calls] == ["exception", "ok"]
-    assert "3 on shelf north" in page
-
-
-def test_the_rewards_of_a_taskset_are_audited():
-    own = VerifiersTaskset("shop_tasks:Sums").problems()
-    found = {check.check: check for check in audit("shop_environments:Sums", own).checks}
-    assert not {name for name in ("gold", "wrong", "empty", "null", "crash", "shotgun") if found[name].failed}
-    assert found["gold"].n == len(own) and found["reformatted"].failed, "the reward compares texts"

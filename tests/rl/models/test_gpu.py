@@ -14,7 +14,7 @@ from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models import gpu
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.training import log_probs as log_probs_module
-from rstar_lab.rl.training.update import Learner, UpdateResult, make_optimizer
+from rstar_lab.rl.training.update import Learner, UpdateResult
 
 
 def gradient_of(model, precision="fp32", **keys):
@@ -53,27 +53,6 @@ def test_activations_between_layers_are_bf16_and_gradients_stay_close(monkeypatc
     assert torch.nn.functional.cosine_similarity(rough[2], exact[2], dim=0) > 0.99
     assert (rough[0] - exact[0]).abs().mean() < 0.05
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-
-
-def test_the_fused_norm_equals_that_of_the_model(monkeypatch):
-    model = tiny_architecture("Qwen3")
-    norm, x = copy.deepcopy(model.model.norm), torch.randn(5, 32).bfloat16()
-    gpu.use_bf16_stream(model)
-    gpu.use_bf16_stream(model)  # again: no effect
-    assert type(model.model.norm).__name__ == "FusedQwen3RMSNorm"
-    assert torch.equal(model.model.norm(x.float()), norm(x.float())), "outside of autocast nothing changes"
-    with torch.autocast("cpu", torch.bfloat16):
-        found = model.model.norm(x)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), norm(x).float(), atol=2e-2, rtol=2e-2)
-    assert type(copy.deepcopy(model).model.norm) is type(model.model.norm)
-
-
-def test_the_optimizer_is_fused_on_gpus_only(monkeypatch):
-    model = tiny_architecture("Qwen3")
-    assert not make_optimizer(model, RlSection()).defaults["fused"]
-    monkeypatch.setattr(gpu, "is_gpu", lambda device: True)
-    assert make_optimizer(model, RlSection()).defaults["fused"]
 
 
 def test_an_update_with_the_kernels_for_gpus_changes_the_weights_alike(monkeypatch):

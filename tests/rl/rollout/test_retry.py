@@ -1,21 +1,15 @@
 """Second attempts at rollouts that failed through no fault of the model."""
 
 import logging
-import re
 from dataclasses import replace
 
-import pytest
-from helpers.scripted_training import problem, train
 from helpers.trajectories import trajectory
 
-from rstar_lab.analysis.inspector.overview import OverviewRows
-from rstar_lab.analysis.report import report_html
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.rollout.run import failure, retry_failed, retry_task
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
-from rstar_lab.runs.reader import RunReader
 
 PROBLEM = Problem(problem_id="p", question="q", answer="1")
 
@@ -76,22 +70,3 @@ async def test_a_run_pauses_while_most_rollouts_fail_and_goes_on_by_itself(caplo
     assert pauses == [5.0, 10.0, 20.0] and attempts == 16
     assert not any(map(failure, found))
     assert "4 of 4 rollouts failed through no fault of the model (4 sandbox_error)" in caplog.text
-
-
-@pytest.mark.slow
-async def test_the_classes_of_a_run_add_up_to_its_rollouts(tmp_path):
-    problems = {"one": [problem("a", 0.5), problem("b", 1.0), problem("c", 0.5)]}
-    _, run = await train(tmp_path, [{"name": "one", "steps": 3}], problems, method={"roc": {"oversample": 2}})
-    for line in RunReader(run).metrics():
-        classes = {name: value for name, value in line.items() if name.startswith("class/")}
-        assert sum(classes.values()) == line["rollouts"] > 0 and line["retried"] == 0
-        assert classes["class/trained"] == line["kept"]
-    (row,) = OverviewRows(run).read()
-    lines = RunReader(run).metrics()
-    assert (
-        row.classes["trained"] == sum(line["kept"] for line in lines) and {"roc", "equal_group"} <= row.classes.keys()
-    )
-    assert sum(row.classes.values()) == row.trajectories == sum(line["rollouts"] for line in lines)
-    table = report_html(run, sample=1).split("What became of the rollouts</h2>")[1].split("</table>")[0]
-    *parts, total = [int(cell.replace(",", "")) for cell in re.findall(r"<td>([\d,]+)</td>", table)]
-    assert sum(parts) == total == row.trajectories

@@ -16,11 +16,10 @@ from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
-from rstar_lab.rl.rollout.records import NOT_KEPT, step_rows, trajectory_row
+from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.runs.reader import RunReader
-from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.writer import RunWriter
 
 TOKENIZER = train_tokenizer(["a text"], 300)
@@ -94,31 +93,6 @@ async def test_metrics_reach_the_store_sql_filters_and_curves(module, tmp_path):
     assert measure(runs, ["metrics.apples"])["value"][0] == 4.5
     assert runs.steps()["metrics/apples"][0] == 4.5
     assert dict(RunReader(tmp_path / "runs" / "r").read("trajectories")["metrics"][0].as_py())["apples"] == 4.0
-
-
-async def test_files_without_the_new_columns_are_read_and_compacted(module, tmp_path, monkeypatch):
-    from rstar_lab.runs.compact import compact
-
-    trajectory = await roll(add=2)
-    with RunWriter.open(tmp_path / "runs", "r", kind="train", recipe={}, seed=0) as writer:
-        rows = {"trajectories": [trajectory_row(trajectory, NOT_KEPT)], "calls": [], "transcripts": []}
-        old = {
-            **rows,
-            "trajectories": [{k: v for k, v in rows["trajectories"][0].items() if k not in ("metrics", "environment")}],
-        }
-        schema = LEVELS["trajectories"]
-        without = schema.remove(schema.get_field_index("metrics"))
-        with monkeypatch.context() as patch:
-            patch.setitem(LEVELS, "trajectories", without.remove(without.get_field_index("environment")))
-            writer.write_step("rl", 1, **old, metrics={})
-        rows["trajectories"][0]["traj_id"] = "r-new"
-        writer.write_step("rl", 2, **rows, metrics={})
-        writer.finish("finished")
-    for _ in range(2):
-        frame = open_runs(tmp_path / "runs").sql("SELECT step, metrics['apples'] AS a FROM trajectories ORDER BY step")
-        assert frame.a.isna().tolist() == [True, False]
-        assert RunReader(tmp_path / "runs" / "r").read("trajectories")["metrics"].null_count == 1
-        compact(tmp_path / "runs" / "r")
 
 
 async def test_wrong_parameters_and_metrics_are_named(module):

@@ -10,14 +10,12 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from helpers.evaluated import evaluate_environment
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
-from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.renderers.base import PromptStyle
-from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
+from rstar_lab.rl.renderers.paper import PaperRenderer
 from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.tool_calls import ToolCall
@@ -144,37 +142,3 @@ async def test_tools_over_http(http_server):
 def test_a_server_that_cannot_be_reached_is_an_error(address, message):
     with pytest.raises(UserError, match=message):
         make_tools([address], None, user_timeout_s=10.0)
-
-
-@pytest.mark.slow
-def test_two_servers_with_a_tool_of_the_same_name_are_an_error():
-    with pytest.raises(UserError, match="two tools are called"):
-        make_tools([STDIO, STDIO], None)
-
-
-@pytest.mark.soak
-async def test_an_environment_with_mcp_tools_is_evaluated_and_inspected(tmp_path, monkeypatch):
-    (tmp_path / "counting.py").write_text(
-        "from rstar_lab.rl.environments.base import Environment\n\n\n"
-        "class Counting(Environment):\n"
-        f"    tools = [{STDIO!r}]\n\n"
-        "    def reset(self, problem, seed):\n        return problem.question\n\n"
-        "    def score(self, trajectory):\n        return {'five': float(trajectory.calls[-1].response == '5')}\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    conversation = []
-    for name, arguments, response in (
-        ("count", {"step": 2}, "2"),
-        ("divide", {"a": 1.0}, "err"),
-        ("count", {"step": 3}, "5"),
-    ):
-        conversation += [("assistant", f"</reason>\n{render_tool_call(name, arguments)}"), ("tool", response)]
-    conversation.append(("assistant", "Five.</reason>\n<answer>\\boxed{5}</answer>"))
-    problem = Problem(problem_id="p", question="Count to five.", answer="5", environment="Counting")
-    row, calls, page = await evaluate_environment(
-        tmp_path, "counting:Counting", problem, problem.question, conversation
-    )
-    assert (row["environment"], row["stop_reason"], row["reward"]) == ("Counting", "answered", 1.0)
-    assert [call["outcome"] for call in calls] == ["ok", "exception", "ok"]
-    assert "Count to five." in page and children() == 0

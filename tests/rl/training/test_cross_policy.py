@@ -3,11 +3,9 @@
 import pytest
 from helpers.scripted_training import Player, problem, train
 
-from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.methods.cross_policy import OLDER, OLDER_SERVER, CrossPolicy
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.verl.unsupported import check
 from rstar_lab.runs.reader import RunReader
 
 ADD = {"type": "cross_policy", "url": "http://127.0.0.1:9", "share": 0.3}
@@ -63,11 +61,3 @@ async def test_a_run_trains_on_turns_of_both_policies(tmp_path):
 def test_what_cannot_be_combined_is_refused(keys, words):
     with pytest.raises(ValueError, match=words):
         RlSection(method={"add": [ADD]}, **keys)
-
-
-def test_verl_refuses_it():
-    from rstar_lab.rl.overrides import load_recipe
-
-    recipe = load_recipe("release_dapo", {"rl.method.add": [ADD], "rl.correction.type": "tis"})
-    with pytest.raises(UserError, match="cross_policy: all servers of a verl job have the newest weights"):
-        check(recipe)

@@ -1,7 +1,6 @@
 """Tests of the algorithm options in the trainer: each against a formula, or by its effect on a run."""
 
 import asyncio
-import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,27 +9,21 @@ import numpy as np
 import pytest
 import torch
 from helpers.scripted_training import problem, train, weights
-from helpers.trajectories import BATCH, trajectory
-from pydantic import ValidationError
+from helpers.trajectories import BATCH
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
+from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
-from rstar_lab.rl.methods import Grpo
-from rstar_lab.rl.methods.control_tokens import ControlTokens
 from rstar_lab.rl.methods.otb import Otb
-from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.models import packed_attention
 from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.section import merged
-from rstar_lab.rl.step import selection_metrics
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.driver import LocalPasses
 from rstar_lab.rl.training.log_probs import micro_batches, token_statistics
 from rstar_lab.rl.training.update import Learner
-from rstar_lab.rl.trajectory import Turn
 from rstar_lab.runs.reader import RunReader
 
 CPU = torch.device("cpu")
@@ -90,35 +83,6 @@ def gradient_of(loss: torch.Tensor, model) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@pytest.mark.slow
-def test_truncated_importance_sampling_equals_the_formula():
-    model = tiny()
-    own = tokens_of(model)
-    generator = torch.Generator().manual_seed(0)
-    rollouts = as_rollouts([values + torch.randn(values.shape, generator=generator) for values in own])
-    count = sum(len(values) for values in own)
-    loss = torch.zeros(())
-    seen = []
-    for values, t, advantage in zip(own, rollouts, ADVANTAGES, strict=True):
-        engine = torch.tensor(t.log_probs)[torch.tensor(t.loss_mask)]
-        weight = (values - engine).exp().clamp(max=1.5).detach()
-        seen.append(weight)
-        loss = (
-            loss - (weight * advantage * values).sum() / count
-        )  # the ratio is 1, so its gradient equals that of the log-prob
-    metrics, gradient = update(rl_of(correction={"type": "tis", "bounds": [0, 1.5]}), rollouts)
-    torch.testing.assert_close(gradient, gradient_of(loss, model), atol=1e-5, rtol=1e-4)
-    assert metrics["importance_weight"] == pytest.approx(float(torch.cat(seen).mean()), rel=1e-5)
-    assert max(float(w.max()) for w in seen) == 1.5, "no weight reached the cap"
-    _, plain = update(rl_of(), rollouts)
-    assert not torch.allclose(plain, gradient, atol=1e-4)
-    # With several mini-batches, the weights are computed before the first and are the same.
-    metrics, _ = update(rl_of(correction={"type": "tis", "bounds": [0, 1.5]}, mini_batches=2), rollouts)
-    assert metrics["importance_weight"] == pytest.approx(float(torch.cat(seen).mean()), rel=1e-5)
-    with pytest.raises(ValidationError, match="correction requires old_log_probs: trainer"):
-        RlSection(correction={"type": "tis", "bounds": [0, 2.0]}, old_log_probs="engine")
-
-
 def test_entropy_is_recorded_in_every_mini_batch():
     rollouts = as_rollouts(tokens_of(tiny()))
     recorded = []
@@ -147,44 +111,6 @@ def test_kl_to_the_reference_equals_the_formula():
     torch.testing.assert_close(gradient, gradient_of(policy + 0.3 * kl, model), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["clip_cov", "kl_cov"])
-def test_covariance_variants_reach_the_loss(variant):
-    model = tiny()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(20)  # makes covariances larger than 1
-    own = tokens_of(model)
-    rollouts = as_rollouts([values - 0.1 for values in own])
-    rl = rl_of(method={"loss": variant}, micro_batch_tokens=10_000, old_log_probs="engine")
-    metrics, gradient = update(rl, rollouts, model=copy.deepcopy(model))
-    flat = torch.cat(own)
-    advantage = torch.cat([torch.full_like(values, a) for values, a in zip(own, ADVANTAGES, strict=True)])
-    ratio = (flat - torch.cat([values - 0.1 for values in own]).detach()).exp()
-    covariance = ((flat - flat.mean()) * (advantage - advantage.mean())).detach()
-    if variant == "kl_cov":
-        cost = torch.zeros_like(flat)
-        highest = covariance.argmax()  # 2e-4 of so few tokens is one token
-        cost[highest] = 1.0
-        loss = (-advantage * ratio + cost * ratio.log().abs()).mean()
-        torch.testing.assert_close(gradient, gradient_of(loss, model), atol=1e-5, rtol=1e-4)
-        assert metrics["clip_share"] == pytest.approx(1 / len(flat))
-    else:
-        clipped = -advantage * ratio.clamp(0.8, 1.28)
-        surrogate = torch.maximum(-advantage * ratio, clipped)
-        band = ((covariance > 1.0) & (covariance < 5.0)).nonzero()[:, 0]
-        assert len(band) > 1
-        candidates = [surrogate.index_fill(0, i, 0.0).mean() for i in band]
-        distances = []
-        for loss in candidates:
-            model.zero_grad()
-            loss.backward(retain_graph=True)
-            distances.append(
-                float((torch.cat([p.grad.flatten() for p in model.parameters()]) - gradient).abs().max())  # type: ignore[union-attr]
-            )
-        assert min(distances) < 1e-4 < sorted(distances)[1]
-        assert metrics["clip_share"] == pytest.approx(1 / len(flat))
-
-
 def test_statistics_add_up_over_micro_batches():
     rollouts = as_rollouts([values - 0.5 for values in tokens_of(tiny())])
     one_batch, _ = update(rl_of(old_log_probs="engine", micro_batch_tokens=10_000), rollouts)
@@ -192,83 +118,6 @@ def test_statistics_add_up_over_micro_batches():
     assert parts["tokens"] == one_batch["tokens"] == sum(t.model_tokens for t in rollouts)
     assert parts == pytest.approx(one_batch, rel=1e-4)
     assert one_batch["ratio_max"] == pytest.approx(np.exp(0.5), rel=1e-4)
-
-
-def test_overlong_shaping_changes_only_advantages():
-    lengths = [10, 30, 35, 40, 20, 40]
-    rollouts = [
-        replace(trajectory(i, 3, n), traj_id=f"t{i}", reward=float(i < 3), p_err=0.0, p_format=0.0)
-        for i, n in enumerate(lengths)
-    ]
-    rl = RlSection(
-        group_size=6,
-        method={"roc": {"oversample": 1}, "add": [{"type": "overlong_buffer", "tokens": 20}]},
-        limits={"max_response_tokens": 40},
-    )
-    kept = select_rollouts(rollouts, rl.hooks, seed=0)
-    shaped = np.array([1.0, 1 - 0.5, 1 - 0.75, 0 - 1.0, 0, 0 - 1.0])
-    expected = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-6)
-    assert kept.advantages == pytest.approx(expected)
-    plain = select_rollouts(rollouts, rl.model_copy(update={"method": Grpo()}).hooks, seed=0)
-    assert kept.trajectories == plain.trajectories and kept.advantages != plain.advantages
-    # Groups with equal rewards are dropped even if the lengths differ.
-    assert select_rollouts([replace(t, reward=1.0) for t in rollouts], rl.hooks, seed=0).equal_groups == 1
-    with pytest.raises(ValidationError, match="overlong_buffer must be at most"):
-        RlSection(limits={"max_response_tokens": 10}, method={"add": [{"type": "overlong_buffer", "tokens": 11}]})
-
-
-def test_void_turns_are_dropped_after_the_advantages():
-    answer, void = "so</reason><answer>\\boxed{7}</answer>", "I think about it"
-    texts = [answer, answer, void, answer]
-    rollouts = [
-        replace(
-            trajectory(i, 3, 4),
-            traj_id=f"t{i}",
-            reward=float(i == 0),
-            turns=(Turn(0, 4, text, 0, 0, 0, void=text is void),),
-        )
-        for i, text in enumerate(texts)
-    ]
-    rl = RlSection(group_size=4, method={"roc": {"oversample": 1, "rule": "none"}})
-    all_turns, without_void = (
-        select_rollouts(rollouts, rl.hooks, 0),
-        select_rollouts(
-            rollouts, rl.model_copy(update={"method": Grpo(roc=rl.method.roc, add=(VoidTurns(),))}).hooks, 0
-        ),
-    )
-    assert (selection_metrics(all_turns)["void"], selection_metrics(without_void)["void"]) == (0, 1)
-    assert [t.traj_id for t in without_void.trajectories] == ["t0", "t1", "t3"]
-    assert without_void.advantages == [all_turns.advantages[i] for i in (0, 1, 3)]
-
-
-def test_guards_drop_a_rollout_once_and_leave_the_advantages_of_the_others():
-    """Each guard alone and both: the advantages are (reward - mean) / sd of the whole group, whatever is dropped."""
-    flags = [(False, False), (True, False), (False, True), (True, True), (False, False), (False, True)]
-    rewards = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 1.0])
-    rollouts = [
-        replace(
-            trajectory(i, 3, 4),
-            traj_id=f"t{i}",
-            reward=rewards[i],
-            turns=(Turn(0, 2, "", 0, 0, 0), Turn(2, 4, "", 0, 0, 0, void=void, control_token=control)),
-        )
-        for i, (void, control) in enumerate(flags)
-    ]
-    expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
-    for drop_void, drop_control in [(False, False), (True, False), (False, True), (True, True)]:
-        rl = RlSection(
-            method={"roc": {"rule": "none"}, "add": [VoidTurns()] * drop_void + [ControlTokens()] * drop_control},
-            group_size=6,
-        )
-        left = [
-            i for i, (void, control) in enumerate(flags) if not ((drop_void and void) or (drop_control and control))
-        ]
-        found = select_rollouts(rollouts, rl.hooks, 0)
-        assert [t.traj_id for t in found.trajectories] == [f"t{i}" for i in left]
-        assert found.advantages == pytest.approx(expected[left])
-        found_metrics = selection_metrics(found)
-        assert found_metrics["void"] + found_metrics["control_tokens_dropped"] == 6 - len(left)
-    assert not any(isinstance(method, ControlTokens) for method in RlSection().hooks)
 
 
 def test_fp32_head_is_more_precise_than_bf16():

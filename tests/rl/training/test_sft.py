@@ -156,23 +156,6 @@ def test_a_common_beginning_is_computed_once_with_equal_gradients(bf16, early):
         assert (gradient - exact).norm() <= limit
 
 
-def test_conversations_without_a_common_beginning_share_nothing():
-    assert common_beginning([Example([1, 2], [False, True]), Example([3, 2], [False, True])]) == 0
-    assert common_beginning([Example([1, 2, 3], [False, False, True])]) == 0
-    assert common_beginning([Example([1, 2, 3], [False, False, True])] * 2) == 1
-
-
-def test_loss_does_not_depend_on_the_chunk_size(monkeypatch):
-    model, (examples, _) = fresh(), encode(DATASET[:5], TOKENIZER, 256)
-    loss = _loss(model, examples, False)
-    (wanted,) = torch.autograd.grad(loss, model.lm_head.weight)
-    monkeypatch.setattr("rstar_lab.rl.training.sft._LOGITS_AT_ONCE", 7 * len(TOKENIZER))
-    chunked = _loss(model, examples, False)
-    (gradient,) = torch.autograd.grad(chunked, model.lm_head.weight)
-    assert chunked.item() == pytest.approx(loss.item(), rel=1e-6)
-    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("packing", [True, False])
 def test_each_epoch_contains_each_conversation_once(packing):
     examples = [Example([n] * (n % 9 + 2), [False] + [True] * (n % 9 + 1)) for n in range(50)]

@@ -91,11 +91,6 @@ def test_wait_keeps_the_bound_and_never_waits_for_nothing(max_staleness):
     assert max(found) == max_staleness
 
 
-def test_verls_own_wait_exceeds_the_bound():
-    found = [largest_staleness(make_buffer(ReplayBufferAsync, 2), 2, n) for n in range(20)]
-    assert max(found) > 2
-
-
 def test_drop_counts_updates_and_not_steps():
     buffer = make_buffer(RocReplayBufferAsync, 1, "drop")
     buffer.finished_keys["train"] |= {"old", "new"}

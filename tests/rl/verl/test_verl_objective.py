@@ -172,10 +172,3 @@ def test_the_correction_of_uneven_rows_equals_that_of_the_padded_batch(correctio
         torch.testing.assert_close(row, whole[: len(row)])
     assert stats == pytest.approx(shares) and 0 < stats["corrected_share"] < 1
     assert all(row.abs().sum() == 0 for row in weights[6:])
-
-
-def test_the_correction_of_a_batch_without_trained_tokens_is_zero():
-    keys = RlSection(problems_per_step=2, correction={"type": "tis"})
-    row = torch.zeros(3)
-    weights, stats = ours.correct_rows([row], [row], [row], keys)
-    assert weights[0].tolist() == [0, 0, 0] and stats == {"importance_weight": 0.0, "corrected_share": 0.0}

@@ -36,17 +36,6 @@ def test_the_watchdog_reports_what_a_hung_step_waits_for(tmp_path, operation):
     )
 
 
-@pytest.mark.slow
-def test_the_watchdog_ignores_a_step_that_proceeds(tmp_path):
-    gave_up = threading.Event()
-    with RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer:
-        watchdog = Watchdog(5.0, writer, list, gave_up.set)
-        watchdog.enter("update", 1)
-        watchdog.leave()
-        assert not gave_up.wait(7)
-        assert not (writer.run_dir / "watchdog.json").exists()
-
-
 def test_the_report_is_written_if_a_worker_does_not_answer(tmp_path):
     gave_up = threading.Event()
 
@@ -57,13 +46,6 @@ def test_the_report_is_written_if_a_worker_does_not_answer(tmp_path):
         Watchdog(0.2, writer, broken, gave_up.set).enter("update", 7)
         assert gave_up.wait(60)
         assert "node gone" in (writer.run_dir / "watchdog.json").read_text()
-
-
-def test_only_open_operations_are_counted():
-    waits = PendingOperations()
-    with waits.of("a", "tools"), waits.of("b", "tools"):
-        assert waits.report()["waits"]["tools"]["count"] == 2
-    assert waits.report()["waits"] == {}
 
 
 @pytest.mark.slow
