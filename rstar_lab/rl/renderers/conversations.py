@@ -127,17 +127,13 @@ def _exported(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of `rstar-lab export --format sft` as a conversation: calls in their tags, provenance as the source."""
     messages = []
     for message in row.get("messages") or ():
-        content = chat.assistant_text(message) if message.get("tool_calls") else message.get("content")
+        content = message.get("content")
         if message.get("tool_calls"):
-            content = f"<reason>{content}" if str(message["content"]).startswith("<reason>") else content
+            opening = "<reason>" if str(content).startswith("<reason>") else ""
+            content = opening + chat.assistant_text(message)
         messages.append({"role": message.get("role"), "content": content})
-    source = f"run {row.get('run_id')}"
-    return {
-        "conversation_id": str(row["traj_id"]),
-        "source": source,
-        "messages": messages,
-        "tools": row.get("tools") or (),
-    }
+    names = {"conversation_id": str(row["traj_id"]), "source": f"run {row.get('run_id')}"}
+    return names | {"messages": messages, "tools": row.get("tools") or ()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.recipe.explain import advice
+from rstar_lab.rl.recipe.sft import Lora
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS
 from rstar_lab.rl.verl.settings import Settings, checkpointed
 
@@ -138,17 +139,11 @@ def overrides(
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar_lab.rl.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": "RocReplayBufferAsync" if is_async else "RocReplayBuffer",
         "trainer.v1.sampler.max_off_policy_threshold": None,  # the sampler counts updates, verl counts steps
-        "trainer.nnodes": hardware.nodes,
-        "trainer.n_gpus_per_node": max(1, hardware.gpus_per_node),
         "trainer.total_training_steps": last_step,
         "trainer.total_epochs": last_step + 1,  # the rows of one step are an epoch
         "trainer.save_freq": keys.checkpoint_every,
         "trainer.val_before_train": False,
         "trainer.max_actor_ckpt_to_keep": keys.keep_checkpoints,
-        "trainer.default_local_dir": str(run_dir / "verl"),
-        "trainer.project_name": "rstar_lab",
-        "trainer.experiment_name": settings.run,
-        "trainer.logger": ["console"],
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": max(1, 2 * hardware.nodes) if not on_cpu else 1,
         "transfer_queue.backend.SimpleStorage.total_storage_size": 4 * groups * keys.rollouts_per_group,
     }
@@ -156,10 +151,7 @@ def overrides(
         # A new stage restarts the learning-rate schedule and, with reset_optimizer, the optimizer.
         contents = ["model"] if settings.stage.reset_optimizer else ["model", "optimizer"]
         options["actor_rollout_ref.actor.checkpoint.load_contents"] = contents
-    if keys.lora is not None:
-        options["actor_rollout_ref.model.lora_rank"] = keys.lora.rank
-        options["actor_rollout_ref.model.lora_alpha"] = keys.lora.resolved_alpha
-        options["actor_rollout_ref.model.target_modules"] = list(keys.lora.targets)
+    options |= _common(profile, run_dir) | _lora("actor_rollout_ref.model", keys.lora)
     if keys.old_log_probs == "engine":
         options["algorithm.rollout_correction.bypass_mode"] = True
     for model_name in ("actor", "ref"):
@@ -210,25 +202,34 @@ def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, 
         "optim.weight_decay": sft.weight_decay,
         "optim.clip_grad": sft.grad_clip,
         "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        "trainer.nnodes": hardware.nodes,
-        "trainer.n_gpus_per_node": max(1, hardware.gpus_per_node),
         "trainer.total_epochs": 1,  # all steps are one pass through the batches
         "trainer.save_freq": sft.checkpoint_every,
         "trainer.max_ckpt_to_keep": 2,  # with 1, a kill between deleting the old and marking the new one would lose both
+    }
+    if in_fp32:
+        options["+engine.mixed_precision"] = FP32
+    return options | _common(profile, run_dir) | _lora("model", sft.lora)
+
+
+def _common(profile: Profile, run_dir: Path) -> dict[str, Any]:
+    """Return the keys that both trainers of verl have."""
+    hardware = profile.hardware
+    options = {
+        "trainer.nnodes": hardware.nodes,
+        "trainer.n_gpus_per_node": max(1, hardware.gpus_per_node),
         "trainer.default_local_dir": str(run_dir / "verl"),
         "trainer.project_name": "rstar_lab",
         "trainer.experiment_name": run_dir.name,
         "trainer.logger": ["console"],
     }
-    if in_fp32:
-        options["+engine.mixed_precision"] = FP32
-    if on_cpu:
-        options["trainer.device"] = "cpu"
-    if sft.lora is not None:
-        options["model.lora_rank"] = sft.lora.rank
-        options["model.lora_alpha"] = sft.lora.resolved_alpha
-        options["model.target_modules"] = list(sft.lora.targets)
-    return options
+    return options | ({"trainer.device": "cpu"} if hardware.gpus == 0 else {})
+
+
+def _lora(section: str, lora: Lora | None) -> dict[str, Any]:
+    if lora is None:
+        return {}
+    names = {"lora_rank": lora.rank, "lora_alpha": lora.resolved_alpha, "target_modules": list(lora.targets)}
+    return {f"{section}.{name}": value for name, value in names.items()}
 
 
 def attention_implementation(*, flash: bool) -> str:
@@ -255,10 +256,8 @@ def _cpu(settings: Settings, longest: int) -> dict[str, Any]:
     section = recipe.engine.model_dump() | {"dtype": "float32"}
     logs = str(settings.run_dir)
     options = {"section": section, "max_tokens": longest, "seed": recipe.seed, "logs": logs}
-    return {
-        "+actor_rollout_ref.rollout.engine_kwargs.rstar": {"factory": "rstar_lab.rl.verl.engine:CpuVllm", "options": options},
-        "trainer.device": "cpu",
-    }  # fmt: skip
+    engine = {"factory": "rstar_lab.rl.verl.engine:CpuVllm", "options": options}
+    return {"+actor_rollout_ref.rollout.engine_kwargs.rstar": engine}
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:

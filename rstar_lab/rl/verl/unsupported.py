@@ -9,6 +9,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.methods import UserMethod
 from rstar_lab.rl.recipe import OneStepOff, Recipe, RlSection
+from rstar_lab.rl.rollout.agent_loop import make_trajectory
 from rstar_lab.rl.training.teacher import NeedsPolicy, TeacherPasses
 from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
 
@@ -58,11 +59,10 @@ def policy_pass(rl: RlSection) -> str | None:
     """
     turn = Turn(0, 3, "<answer>1</answer>", 0.0, 0.0, 0.0)
     rollouts = [
-        Trajectory(
-            traj_id=f"t{sample}", problem_id="p", group_id="g", sample=sample, question="1 + 0?", truth="1", prompt_ids=[1, 2],
-            response_ids=[3, 4, 5], loss_mask=[True] * 3, log_probs=[-1.0] * 3, turns=(turn,), calls=(),
-            stop_reason=StopReason.ANSWERED, text=turn.text, answer="1", reward=1.0 - sample, p_err=0.0, p_format=0.0, engine="",
-            policy_version=0,
+        make_trajectory(
+            [turn], [], traj_id=f"t{sample}", problem_id="p", group_id="g", sample=sample, question="1 + 0?", truth="1",
+            prompt_ids=[1, 2], response_ids=[3, 4, 5], loss_mask=[True] * 3, log_probs=[-1.0] * 3,
+            stop_reason=StopReason.ANSWERED, reward=1.0 - sample, engine="", policy_version=0,
         )
         for sample in range(2)
     ]  # fmt: skip

@@ -103,20 +103,13 @@ class Watchdog:
             waits = self.pending()
         except Exception as error:
             waits = [{"host": "unknown", "error": repr(error)}]
-        stacks = {
-            thread.name: traceback.format_stack(sys._current_frames()[thread.ident])[-3:]
-            for thread in threading.enumerate()
-            if thread.ident in sys._current_frames() and thread is not threading.current_thread()
-        }
-        report = {
-            "step": step,
-            "phase": phase,
-            "waited_s": round(time.monotonic() - since, 1),
-            "workers": waits,
-            "stacks": stacks,
-        }
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        frames = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
+        stacks = {names.get(ident, str(ident)): traceback.format_stack(frame)[-3:] for ident, frame in frames}
+        waited_s = round(time.monotonic() - since, 1)
+        report = {"step": step, "phase": phase, "waited_s": waited_s, "workers": waits, "stacks": stacks}
         write_json(self.writer.run_dir / "watchdog.json", report)
-        message = f"step {step} has waited {report['waited_s']} s for {phase}; {_describe(waits)}"
+        message = f"step {step} has waited {waited_s} s for {phase}; {_describe(waits)}"
         print(f"watchdog: {message}; see {self.writer.run_dir / 'watchdog.json'}", file=sys.stderr, flush=True)
         self.writer.finish("failed", error=message)
         return report

@@ -55,19 +55,6 @@ def test_activations_between_layers_are_bf16_and_gradients_stay_close(monkeypatc
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-def test_an_update_with_the_kernels_for_gpus_changes_the_weights_alike(monkeypatch):
-    rl = RlSection(precision="fp32", lr=1e-3, gradient_checkpointing=True)
-    weights = []
-    for is_gpu in (False, True):
-        monkeypatch.setattr(gpu, "is_gpu", lambda device, is_gpu=is_gpu: is_gpu)
-        model = tiny_architecture("Qwen3")
-        learner = Learner(model)
-        learner.begin_stage(rl, reset=True, reference=None)
-        learner.update(Selection.of(BATCH, [1.0, -1.0] * 3), rl, lr_scale=1.0, seed=0)
-        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    torch.testing.assert_close(*weights, atol=1e-3, rtol=1e-2)
-
-
 @pytest.mark.parametrize("name", ["Qwen3", "Llama", "Qwen2", "Granite"])
 def test_fused_norm_mlp_and_rotation_give_the_gradients_of_the_model(monkeypatch, name):
     model = tiny_architecture(name)
@@ -105,27 +92,6 @@ def test_kernels_equal_the_formulas_and_their_gradients_are_exact():
         )
         for one, other in zip(torch.autograd.functional.jacobian(function, inputs), expected, strict=True):
             torch.testing.assert_close(one, other)
-
-
-def test_copies_of_weights_add_their_gradients_to_those_of_the_weights(monkeypatch):
-    monkeypatch.setattr(gpu, "is_gpu", lambda device: True)
-    layer = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 4))
-    other, x = copy.deepcopy(layer), torch.randn(2, 3, 6)
-    for module in layer:
-        module.__class__ = gpu._Linear
-    layer[0].weight.requires_grad_(False)
-    other[0].weight.requires_grad_(False)
-    with torch.autocast("cpu", torch.bfloat16), gpu.bf16_weights(layer):
-        for scale in (1.0, 2.0):
-            (layer(x).float().square().sum() * scale).backward()
-        assert layer[1].copies[0].dtype == torch.bfloat16 and layer[1].copies[0].grad is None
-    with torch.autocast("cpu", torch.bfloat16):
-        for scale in (1.0, 2.0):
-            (other(x).float().square().sum() * scale).backward()
-    assert layer[1].copies is None and layer[0].weight.grad is None
-    for one, expected in zip(layer.parameters(), other.parameters(), strict=True):
-        if expected.requires_grad:
-            torch.testing.assert_close(one.grad, expected.grad, atol=1e-2, rtol=1e-2)
 
 
 def test_an_update_reads_nothing_from_the_device_per_micro_batch():

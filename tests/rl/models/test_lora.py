@@ -17,7 +17,6 @@ from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.preflight.estimate import lora_parameters
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.recipe.sft import Lora
-from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.runs.reader import RunReader
@@ -121,27 +120,6 @@ async def test_a_run_sends_merged_weights_and_resumes_exactly(tmp_path):
     final = [load_model(run / "checkpoints" / "step=000003").state_dict() for run in (whole, cut)]
     assert all(torch.equal(tensor, final[1][name]) for name, tensor in final[0].items())
     assert (whole / "checkpoints" / "step=000003" / "adapter" / "adapter_model.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_two_processes_update_adapters_like_one():
-    rl = RlSection(lora=LORA, lr=1e-2, old_log_probs="engine")
-    seen = []
-    for count in (1, 2):
-        model = tiny()
-        attach_lora(model, LORA, seed=0)
-        learner = Learner(model)
-        with HelperProcesses(count) as helpers:
-            learner.lead(helpers.lead("rstar_lab.rl.training.update:run_update_helper"), rl)
-            learner.begin_stage(rl, reset=False, reference=None)
-            selection = Selection.of(BATCH, [1.0, -0.5, -0.5, 0.7, 0.7, -1.4])
-            metrics = [learner.update(selection, rl, lr_scale=1.0, seed=step).metrics for step in range(2)]
-            learner.dismiss()
-        seen.append(metrics)
-    for one, two in zip(*seen, strict=True):
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-3) and two["grad_norm"] == pytest.approx(
-            one["grad_norm"], rel=1e-3
-        )
 
 
 @pytest.mark.slow

@@ -143,15 +143,6 @@ async def test_long_tool_output_loses_its_middle_and_is_not_scored(tokenizer, to
     assert len(trajectory.calls[0].response) < 200 and "characters left out" in trajectory.calls[0].response
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3])
-async def test_a_short_limit_truncates_tool_output(tokenizer, tools, limit):
-    turns = [f"</reason>\n{call('print(123456789)')}", ANSWER]
-    trajectory, _ = await roll(tokenizer, tools, turns, max_tool_chars=limit)
-    shown, kept = trajectory.calls[0].response, limit // 2
-    omitted = len("123456789") - 2 * kept
-    assert shown.splitlines() == ["123456789"[:kept], f"[{omitted} characters left out]", *(["9"] if kept else [])]
-
-
 async def test_the_tokens_of_tool_output_are_marked_without_the_template(tokenizer, tools):
     codes = ("print('first')", "1 / 0", "print('<|im_end|> second')")
     turns = ["</reason>\n" + "".join(map(call, codes)), f"</reason>\n{call('print(3)')}", ANSWER]

@@ -4,7 +4,6 @@ import pytest
 from helpers.scripted_training import problem, train
 
 from rstar_lab.rl.rollout.words import first_remedy, first_step_line, nothing_learnt, rollout_line
-from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 
 STEP = {
@@ -57,16 +56,3 @@ async def test_the_end_of_a_run_says_if_nothing_was_learnt(tmp_path, chance, fou
     assert (found is None) == ("nothing_learnt" not in result) and (found or "") in result.get("nothing_learnt", "")
     (line,) = RunReader(run_dir).metrics()
     assert line["generated_tokens_per_s"] > 0 and line["used_tool"] == 0
-
-
-async def test_memory_is_measured_in_the_first_step_only(tmp_path):
-    seen = []
-
-    class Recording(Trainer):
-        async def step(self, *arguments):
-            seen.append(await super().step(*arguments))
-            return seen[-1]
-
-    problems = {"a": [problem(str(i), 0.5) for i in range(4)]}
-    await train(tmp_path, [{"name": "a", "steps": 2}], problems, trainer_class=Recording)
-    assert ["generate_gb" in line and line["update_gb"] > 0 for line in seen] == [True, False]

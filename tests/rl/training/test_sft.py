@@ -241,24 +241,6 @@ def test_a_loss_that_is_not_finite_is_an_error(tmp_path):
         sft(model, TOKENIZER, DATASET, config=SftConfig(**TINY), out_dir=tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 4, 7, 16])  # before, at and after a checkpoint; after the last step
-def test_stopped_runs_end_with_the_same_weights_and_metrics(tmp_path, stop):
-    config = SftConfig(**TINY | {"checkpoint_every": 4})
-    uninterrupted, cut = fresh(), fresh()
-    sft(uninterrupted, TOKENIZER, DATASET, config=config, out_dir=tmp_path / "uninterrupted")
-
-    def on_step(line):
-        if line["step"] == stop:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sft(fresh(), TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut", on_step=on_step)
-    sft(cut, TOKENIZER, DATASET, config=config, out_dir=tmp_path / "cut")
-    assert torch.equal(weights(cut), weights(uninterrupted))
-    assert same_files(tmp_path / "cut", tmp_path / "uninterrupted")
-
-
 @pytest.mark.parametrize(
     ("optimizer", "processes"), [("adamw", 1), ("muon", 1), pytest.param("adamw", 2, marks=pytest.mark.soak)]
 )
