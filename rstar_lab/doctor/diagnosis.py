@@ -1,6 +1,5 @@
 """The diagnosis of a run: findings ordered by cost, what was judged, and what the log does not show."""
 
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +15,9 @@ from rstar_lab.doctor.logs import read_logs
 from rstar_lab.doctor.rule import WINDOW, Evidence, Log, Rule
 from rstar_lab.doctor.rules import RULES
 from rstar_lab.hardware.profiles import Hardware, load_profile
+from rstar_lab.rl.plugins import load_named
 from rstar_lab.runs.tables import UNUSABLE
-from rstar_lab.untrusted.text import counted, escaped
+from rstar_lab.untrusted.text import counted, html
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector
@@ -52,20 +52,25 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding as JSON values."""
+        rule, evidence = self.rule, self.evidence
         return {
-            "run": self.run,
-            "rule": self.rule.name,
-            "cause": self.rule.cause,
-            "evidence": self.evidence.text,
-            "numbers": {name: float(value) for name, value in self.evidence.numbers.items()},
-            "steps": [int(step) for step in self.evidence.steps],
-            "trajectories": list(self.evidence.trajectories),
-            "cost": round(float(self.evidence.cost), 3),
-            "confidence": self.confidence,
-            "confidence_runs": self.measured[1] if self.measured else 0,
-            "remedy": self.rule.remedy,
-            "source": self.rule.source,
-        }
+            "run": self.run, "rule": rule.name, "cause": rule.cause, "evidence": evidence.text,
+            "numbers": {name: float(value) for name, value in evidence.numbers.items()},
+            "steps": [int(step) for step in evidence.steps], "trajectories": list(evidence.trajectories),
+            "cost": round(float(evidence.cost), 3), "confidence": self.confidence,
+            "confidence_runs": self.measured[1] if self.measured else 0, "remedy": rule.remedy, "source": rule.source,
+        }  # fmt: skip
+
+    def to_text(self, number: int, named: bool) -> str:
+        """Return the finding for a terminal. named: with the name of its run."""
+        seen, opened = _steps(self.evidence.steps), ", ".join(self.evidence.trajectories[:3])
+        right, runs = self.measured or (0, 0)
+        known = f"{right} of {runs} measured runs with this finding had a planted fault" if runs else "not measured"
+        return (
+            f"{number}. {self.rule.name}{f' ({self.run})' if named else ''}\n"
+            f"   what: {self.evidence.text}{f', steps {seen}' if seen else ''}\n   why: {self.rule.cause}\n"
+            f"   do: {self.rule.remedy}\n   confidence: {known}\n   source: {self.rule.source}\n{f'   open: {opened}' if opened else ''}"
+        ).rstrip()
 
 
 @dataclass(frozen=True)
@@ -127,45 +132,24 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
         return {
-            "verdict": self.verdict,
-            "fault_found": bool(self.findings),
-            "findings": [finding.as_dict() for finding in self.findings],
-            "waste": self.waste,
-            "lost": self.lost,
-            "judged": self.judged,
-            "did_not_fire": self.silent,
-            "not_checked": self.unchecked,
-            "not_enough_data": self.too_few,
+            "verdict": self.verdict, "fault_found": bool(self.findings), "findings": [finding.as_dict() for finding in self.findings],
+            "waste": self.waste, "lost": self.lost, "judged": self.judged,
+            "did_not_fire": self.silent, "not_checked": self.unchecked, "not_enough_data": self.too_few,
             "sources": [
-                {
-                    "run": log.name,
-                    "format": log.source,
-                    "steps": len(log.steps),
-                    "rollouts": len(log.rollouts),
-                    "not_understood": list(log.notes),
-                }
-                for log in self.logs
+                {"run": log.name, "format": log.source, "steps": len(log.steps), "rollouts": len(log.rollouts),
+                 "not_understood": list(log.notes)} for log in self.logs
             ],
-        }
+        }  # fmt: skip
 
     def to_text(self) -> str:
         """Return the diagnosis for a terminal."""
-        lines = [self.verdict, ""]
-        for number, finding in enumerate(self.findings, 1):
-            seen = _steps(finding.evidence.steps)
-            lines += [
-                f"{number}. {finding.rule.name}{f' ({finding.run})' if len(self.logs) > 1 else ''}",
-                f"   what: {finding.evidence.text}{f', steps {seen}' if seen else ''}",
-                f"   why: {finding.rule.cause}",
-                f"   do: {finding.rule.remedy}",
-                f"   confidence: {_confidence(finding)}",
-            ]
-            if finding.evidence.trajectories:
-                lines.append(f"   open: {', '.join(finding.evidence.trajectories[:3])}")
-            lines.append("")
-        return "\n".join([*lines, *self._rest()]).rstrip()
+        return f"{self.verdict}\n\n{self._after_verdict()}".rstrip()
 
-    def _rest(self) -> list[str]:
+    def _after_verdict(self) -> str:
+        parts = [finding.to_text(number, len(self.logs) > 1) for number, finding in enumerate(self.findings, 1)]
+        return "\n\n".join([*parts, self._rest()])
+
+    def _rest(self) -> str:
         """Return the lines after the findings: what was judged, waste, what was not understood, and what could not be checked."""
         lines = [f"Judged in {run}: {text}" for run, shares in self.judged.items() if (text := _judged(shares))]
         for run, parts in self.waste.items():
@@ -176,47 +160,36 @@ class Diagnosis:
         if self.silent:
             lines.append(f"Did not fire: {', '.join(self.silent)}")
         lines += [f"Note on {log.name}: {note}" for log in self.logs for note in log.notes]
-        by_columns: dict[str, list[str]] = {}
-        for name, columns in self.unchecked.items():
-            by_columns.setdefault(", ".join(columns), []).append(name)
-        if by_columns:
-            parts_of = "; ".join(f"{columns} ({', '.join(names)})" for columns, names in by_columns.items())
-            lines.append(f"Not checked, because the log does not have these columns: {parts_of}")
-        by_need: dict[str, list[str]] = {}
-        for name, need in self.too_few.items():
-            by_need.setdefault(need, []).append(name)
-        if by_need:
-            parts_of = "; ".join(f"{need} ({', '.join(names)})" for need, names in by_need.items())
-            lines.append(f"Not enough data: {parts_of}")
-        return lines
+        columns = {name: ", ".join(lacking) for name, lacking in self.unchecked.items()}
+        for title, reasons in (
+            ("Not checked, because the log does not have these columns", columns),
+            ("Not enough data", self.too_few),
+        ):
+            by_reason: dict[str, list[str]] = {}
+            for name, reason in reasons.items():
+                by_reason.setdefault(reason, []).append(name)
+            if by_reason:
+                parts_of = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in by_reason.items())
+                lines.append(f"{title}: {parts_of}")
+        return "\n".join(lines)
 
     def to_html(self) -> str:
         """Return the diagnosis as one HTML page without scripts."""
         from rstar_lab.analysis.inspector.export import content_hash
 
-        parts = []
-        for finding in self.findings:
-            item = finding.as_dict()
-            opened = ", ".join(f"<code>{escaped(name)}</code>" for name in finding.evidence.trajectories)
-            parts.append(
-                f"<h2>{escaped(item['rule'])}</h2><p>{escaped(item['evidence'])}</p>"
-                f"<dl><dt>Cause</dt><dd>{escaped(item['cause'])}</dd><dt>Remedy</dt><dd>{escaped(item['remedy'])}</dd>"
-                f"<dt>Steps</dt><dd>{escaped(_steps(item['steps']) or '–')}</dd><dt>Rollouts</dt><dd>{opened or '–'}</dd>"
-                f"<dt>Source</dt><dd>{escaped(item['source'])}</dd></dl>"
-            )
-        rest = escaped("\n".join(self._rest()))
-        style = "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}dt{font-weight:600}pre{white-space:pre-wrap}"
+        style = (
+            "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}pre{white-space:pre-wrap}"
+        )
         policy = f"default-src 'none'; style-src {content_hash(style)}; base-uri 'none'; form-action 'none'"
         return (
             "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Diagnosis</title>"
-            f"<meta http-equiv='Content-Security-Policy' content=\"{policy}\">"
-            f"<style>{style}</style></head><body><h1>{escaped(self.verdict)}</h1>{''.join(parts)}<pre>{rest}</pre></body></html>"
+            f"<meta http-equiv='Content-Security-Policy' content=\"{policy}\"><style>{style}</style></head>"
+            + html("<body><h1>{}</h1><pre>{}</pre></body></html>", self.verdict, self._after_verdict())
         )
 
     def _repr_html_(self) -> str:
-        rest = escaped(self.to_text().removeprefix(self.verdict).lstrip())
         style = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
-        return f"<div><b>{escaped(self.verdict)}</b><pre style='{style}'>{rest}</pre></div>"
+        return html("<div><b>{}</b><pre style='{}'>{}</pre></div>", self.verdict, style, self._after_verdict())
 
 
 def doctor(*paths: str | Path, rules: Sequence[str] = (), profile: str | Path | None = None) -> Diagnosis:
@@ -264,9 +237,7 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: Hardw
             else:
                 checked = True
                 if evidence := rule.check(log):
-                    if not len(evidence.steps) and not len(
-                        evidence.trajectories
-                    ):  # something is absent in the whole run
+                    if not evidence.steps and not evidence.trajectories:  # something is absent in the whole run
                         evidence = replace(evidence, steps=log.steps.step.astype(int).tolist())
                     findings.append(Finding(log.name, rule, evidence))
         if not checked and needs:
@@ -329,11 +300,8 @@ def lost_compute(log: Log, waste: dict[str, float], hardware: Hardware | None) -
     hours = float(log.steps.generate_s.sum()) / 3600 * sum(waste.values())
     gpus = hardware.gpus if hardware else log.gpus
     price = hardware.price_per_gpu_hour if hardware else None
-    return (
-        {"hours": hours}
-        | ({"gpu_hours": hours * gpus} if gpus else {})
-        | ({"cost": hours * gpus * price} if gpus and price is not None else {})
-    )
+    found = {"hours": hours} | ({"gpu_hours": hours * gpus} if gpus else {})
+    return found | ({"cost": hours * gpus * price} if gpus and price is not None else {})
 
 
 def _cost(lost: dict[str, float]) -> str:
@@ -342,19 +310,8 @@ def _cost(lost: dict[str, float]) -> str:
     return "".join(f"{', ' if i else ': '}{forms[name].format(value)}" for i, (name, value) in enumerate(lost.items()))
 
 
-def _confidence(finding: Finding) -> str:
-    if finding.measured is None:
-        return "not measured"
-    right, runs = finding.measured
-    return f"{right} of {runs} measured runs with this finding had a planted fault"
-
-
 def _own_rule(name: str) -> Rule:
-    module, _, attribute = name.partition(":")
-    try:
-        rule = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"--rule {name}: cannot be loaded: {error}") from error
+    rule = load_named(name, "--rule")
     if not isinstance(rule, Rule):
         raise UserError(f"--rule {name}: is not a rstar_lab.doctor.Rule")
     return rule

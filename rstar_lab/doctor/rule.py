@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from rstar_lab.common.estimates import critical_t, ratio
-from rstar_lab.doctor.answers import compare, plain_text
+from rstar_lab.doctor.answers import compare
 from rstar_lab.runs.messages import read_messages
 
 if TYPE_CHECKING:
@@ -95,10 +95,8 @@ class Log:
 
     def lacks(self, rule: "Rule") -> str:
         """Return what the log has less of than a rule needs, such as "2 of 9 steps"; "" if it has enough."""
-        counts = {
-            table: [self.count(name) for name in rule.reads if name.startswith(table)]
-            for table in ("steps", "rollouts")
-        }
+        tables = ("steps", "rollouts")
+        counts = {table: [self.count(name) for name in rule.reads if name.startswith(table)] for table in tables}
         if "texts" in rule.reads:
             counts["rollouts"].append(len(self.rollouts))
         if not counts["steps"] and len(self.rollouts):
@@ -149,11 +147,8 @@ class Log:
                 messages = read_messages(row["messages"])
                 own = "\n".join(message["content"] for message in messages if message["role"] == "assistant")
                 system = [message["content"] for message in messages[:1] if message["role"] == "system"]
-                outputs = [
-                    message["content"]
-                    for message in messages
-                    if message["role"] == "tool" and message.get("outcome") in (None, "ok")
-                ]
+                tools = [message for message in messages if message["role"] == "tool"]
+                outputs = [message["content"] for message in tools if message.get("outcome") in (None, "ok")]
                 rows.append((row["traj_id"], row["question"], "".join(system), own, outputs, _first_call(messages)))
         texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own", "outputs", "first_call"])
         return self.rollouts.merge(texts, on="traj_id")
@@ -168,9 +163,7 @@ class Log:
     def tokens(self, steps: int = 6) -> pd.DataFrame:
         """Return traj_id, step, prompt_ids, loss_mask and engine_log_probs of the rollouts whose arrays are stored, of up to `steps`
         steps, spread over the run."""
-        names = "step, prompt_ids, loss_mask, engine_log_probs"
-        tables = [table.to_pandas() for table in self._transcripts(names, steps)]
-        found = pd.concat(tables, ignore_index=True)
+        found = pa.concat_tables(self._transcripts("step, prompt_ids, loss_mask, engine_log_probs", steps)).to_pandas()
         return found[found.loss_mask.notna()]
 
     def _transcripts(self, columns: str, steps: int) -> list[pa.Table]:
@@ -238,19 +231,9 @@ class Rule:
     evaluations: bool = False
 
 
-def rule(
-    name: str,
-    *,
-    reads: tuple[str, ...],
-    cause: str,
-    remedy: str,
-    source: str,
-    steps: int = 1,
-    rollouts: int = 1,
-    evaluations: bool = False,
-) -> Callable[[Check], Rule]:
-    """Make a rule of the decorated function, see `Rule`."""
-    return lambda check: Rule(name, reads, cause, remedy, source, check, steps, rollouts, evaluations)
+def rule(name: str, **fields: Any) -> Callable[[Check], Rule]:
+    """Make a rule of the decorated function. fields: the other arguments of `Rule`."""
+    return lambda check: Rule(name, check=check, **fields)
 
 
 def share(hits: pd.Series, rollouts: pd.DataFrame, level: float = 0.95) -> tuple[float, float, float]:
@@ -302,14 +285,6 @@ def groups_where(rollouts: pd.DataFrame, hit: pd.Series, what: str) -> Evidence 
     return Evidence(text, {"share": float(by.mean()), "groups": len(by)}, steps, examples(chosen), float(by.mean()))
 
 
-def ended_with(log: Log, what: str, *reasons: str) -> Evidence | None:
-    """Return evidence that rollouts end with one of these stop reasons, else None."""
-    rows = log.rollouts[log.rollouts.stop_reason.notna()]
-    hit = rows.stop_reason.isin(reasons)
-    found = among(rows, hit, f"rollouts {what}", above=0.003, least=5, cost=float(hit.mean()))
-    return found if hit.sum() >= 3 else None
-
-
 def at_steps(log: Log, values: pd.Series, hit: pd.Series, text: str, *, least: int = 2, cost: float) -> Evidence | None:
     """Return the evidence if `hit` is true in at least `least` steps, otherwise None.
 
@@ -318,11 +293,8 @@ def at_steps(log: Log, values: pd.Series, hit: pd.Series, text: str, *, least: i
     steps = steps_where(log, hit)
     if len(steps) < least:
         return None
-    numbers = {
-        "last": float(values[log.steps.step == steps[-1]].iloc[-1]),
-        "first": first(values),
-        "median": values.median(),
-    }
+    last = float(values[log.steps.step == steps[-1]].iloc[-1])
+    numbers = {"last": last, "first": first(values), "median": values.median()}
     count = f", at {len(steps)} of {int(values.notna().sum())} steps"
     return Evidence(text.format(**numbers) + count, numbers, steps, (), cost)
 
@@ -356,8 +328,3 @@ def steps_where(log: Log, condition: pd.Series) -> list[int]:
 def examples(rollouts: pd.DataFrame) -> list[str]:
     """Return up to `SHOWN` ids of rollouts, newest first."""
     return rollouts.sort_values("step", ascending=False).traj_id.head(SHOWN).tolist()
-
-
-def plain_answer(answers: pd.Series) -> pd.Series:
-    """Return answers as `plain_text` writes them."""
-    return answers.map(plain_text)

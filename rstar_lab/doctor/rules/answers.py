@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from rstar_lab.doctor.rule import Evidence, Log, among, plain_answer
-from rstar_lab.doctor.rules.catalogue import listed
+from rstar_lab.doctor.answers import plain_text
+from rstar_lab.doctor.rule import Evidence, Log, among
 
 
 def _no_answer(log: Log) -> pd.Series:
@@ -41,10 +41,10 @@ def candidates_are_rewarded(log: Log) -> Evidence | None:
 def same_answer_other_reward(log: Log) -> Evidence | None:
     """Rollouts of one problem with the same answer have the same reward, if the reward is for the answer."""
     rows = log.rollouts[~_no_answer(log) & log.rollouts.reward.notna()]
-    rows = rows[plain_answer(rows.answer).str.fullmatch(r"[-+]?\d[\d./]*")]  # "done" says nothing
+    rows = rows.assign(high=log.rewarded[rows.index].astype(float), plain=rows.answer.map(plain_text))
+    rows = rows[rows.plain.str.fullmatch(r"[-+]?\d[\d./]*")]  # "done" says nothing
     if rows.reward.nunique() != 2 or (rows.groupby("group_id").reward.nunique() > 1).mean() < 0.1:
         return None
-    rows = rows.assign(high=log.rewarded[rows.index].astype(float), plain=plain_answer(rows.answer))
     by = rows.groupby(["problem_id", "plain"]).high
     size, rate = by.transform("size"), by.transform("mean")
     rows = rows[size >= 2]
@@ -63,7 +63,7 @@ def answers_in_another_format(log: Log) -> Evidence | None:
 
 def true_answers_look_wrong(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna()]
-    answers, truths = plain_answer(rows.answer), plain_answer(rows.truth)
+    answers, truths = rows.answer.map(plain_text), rows.truth.map(plain_text)
     known = log.right[rows.index].notna() | answers.str.fullmatch(r"\w{1,20}")  # words that are no formula
     rows, answers, truths = rows[known], answers[known], truths[known]
     if truths.nunique() < 10:  # with few possible answers, such as A to D, rollouts agree on wrong ones
@@ -89,26 +89,3 @@ def truncation(log: Log) -> Evidence | None:
 def truncated_is_rewarded(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.truncated.notna() & log.rewarded]
     return among(rows, rows.truncated.astype(bool), "rewarded rollouts were cut off", above=0.02, cost=0.6)
-
-
-_CHECKED = ("rollouts.answer", "rollouts.truth", "rollouts.reward")
-RULES = (
-    listed("wrong answers are rewarded", _CHECKED, wrong_is_rewarded, rollouts=20, evaluations=True),
-    listed("right answers get no reward", _CHECKED, right_is_not_rewarded, rollouts=5, evaluations=True),
-    listed(
-        "rollouts without an answer are rewarded", ("rollouts.answer", "rollouts.reward"),
-        rewarded_without_answer, rollouts=20, evaluations=True,
-    ),
-    listed(
-        "lists of answers are rewarded", ("rollouts.candidates", "rollouts.reward"),
-        candidates_are_rewarded, rollouts=20, evaluations=True,
-    ),
-    listed(
-        "equal answers have different rewards", ("rollouts.answer", "rollouts.reward", "rollouts.problem_id"),
-        same_answer_other_reward, rollouts=50, evaluations=True,
-    ),
-    listed("answers in another format", ("rollouts.answer", "rollouts.truncated", "rollouts.reward"), answers_in_another_format),
-    listed("true answers look wrong", ("rollouts.answer", "rollouts.truth", "rollouts.problem_id"), true_answers_look_wrong),
-    listed("truncation", ("rollouts.truncated",), truncation, rollouts=20),
-    listed("truncated rollouts are rewarded", ("rollouts.truncated", "rollouts.reward"), truncated_is_rewarded, rollouts=20),
-)  # fmt: skip

@@ -1,6 +1,7 @@
 """Rules over tool calls, environments, engines and times."""
 
 import re
+from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,6 @@ import pandas as pd
 from rstar_lab.common.estimates import Estimate, ratio
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.doctor.rule import LEVEL, Check, Evidence, Log, among, examples, percent, share
-from rstar_lab.doctor.rules.catalogue import listed
 
 FAILURES = {str(outcome) for outcome in INFRASTRUCTURE_FAILURES}
 _ERROR = re.compile(
@@ -32,10 +32,8 @@ def no_tool_calls(log: Log) -> Evidence | None:
 
 def most_calls_fail(log: Log) -> Evidence | None:
     late = log.last()
-    if not log.has("rollouts.errors") and log.has(
-        "texts"
-    ):  # other tools log no outcomes; errors are read from the outputs
-        late = log.texts()
+    if not log.has("rollouts.errors") and log.has("texts"):
+        late = log.texts()  # other tools log no outcomes; errors are read from the outputs
         errors = late.outputs.map(lambda outputs: sum(bool(_ERROR.search(text[:2000])) for text in outputs))
         late = late.assign(errors=errors, calls=late.outputs.map(len))
     called = late[late.calls.fillna(0) > 0].dropna(subset=["errors"])
@@ -57,18 +55,16 @@ def _rate(called: pd.DataFrame, unit: str) -> Estimate:
 
 def tools_fail(log: Log) -> Evidence | None:
     called = log.rollouts[log.rollouts.calls.fillna(0) > 0]
-    counts = [sum(outcome in FAILURES for outcome in outcomes) for outcomes in called.outcomes.map(_listed)]
-    failed, calls = sum(counts), float(called.calls.sum())
+    counts = called.outcomes.map(
+        lambda names: 0 if np.ndim(names) == 0 else sum(str(name) in FAILURES for name in names)
+    )
+    failed, calls = int(counts.sum()), float(called.calls.sum())
     if calls < 50 or failed / calls < 0.02:
         return None
-    hit = called[pd.Series(counts, index=called.index) > 0]
+    hit = called[counts > 0]
     text = f"{failed:,} of {int(calls):,} calls ({failed / calls:.0%}) failed in the infrastructure, in {len(hit):,} rollouts"
     steps = sorted(hit.step.unique().astype(int))
     return Evidence(text, {"share": failed / calls}, steps, examples(hit), len(hit) / len(called))
-
-
-def _listed(outcomes: object) -> list[str]:
-    return [str(outcome) for outcome in outcomes] if isinstance(outcomes, list | tuple | np.ndarray) else []
 
 
 def empty_outputs(log: Log) -> Evidence | None:
@@ -83,9 +79,8 @@ def _first_programs(log: Log) -> pd.DataFrame:
     """Return traj_id, step, problem_id, program and output of the first call of each rollout whose program prints."""
     texts = log.texts()
     texts = texts[texts.first_call.map(lambda call: call is not None and "print(" in call[0])]
-    return texts.assign(
-        program=texts.first_call.map(lambda call: call[0]), output=texts.first_call.map(lambda call: call[1].strip())
-    )
+    first = texts.first_call
+    return texts.assign(program=first.map(itemgetter(0)), output=first.map(lambda call: call[1].strip()))
 
 
 def outputs_of_other_calls(log: Log) -> Evidence | None:
@@ -116,6 +111,10 @@ def ended_with(what: str, *reasons: str) -> Check:
         return found if hit.sum() >= 3 else None
 
     return check
+
+
+failed_environments = ended_with("ended with an error of their environment", "environment_error", "error")
+failed_requests = ended_with("ended because an engine failed", "engine_error")
 
 
 def dead_engine(log: Log) -> Evidence | None:
@@ -156,24 +155,3 @@ def waiting_for_tools(log: Log) -> Evidence | None:
         return None
     text = f"{waiting:,.0f} s in the queue of the tool against {generating:,.0f} s of generation in the last steps"
     return Evidence(text, {"queue_s": waiting, "generate_s": generating}, (), examples(rows), 0.3)
-
-
-RULES = (
-    listed("tools are not used", ("rollouts.calls", "rollouts.reward"), no_tool_calls, rollouts=20),
-    listed("most tool calls fail", ("rollouts.calls",), most_calls_fail),
-    listed("tools fail through our fault", ("rollouts.outcomes", "rollouts.calls"), tools_fail, evaluations=True),
-    listed("tools return nothing", ("texts", "rollouts.calls"), empty_outputs, evaluations=True),
-    listed("tools return outputs of other calls", ("texts", "rollouts.calls"), outputs_of_other_calls, rollouts=20, evaluations=True),
-    listed("tools return one output", ("texts", "rollouts.calls"), one_output, rollouts=20, evaluations=True),
-    listed(
-        "environments fail", ("rollouts.stop_reason",),
-        ended_with("ended with an error of their environment", "environment_error", "error"), evaluations=True,
-    ),
-    listed(
-        "requests to engines fail", ("rollouts.stop_reason",),
-        ended_with("ended because an engine failed", "engine_error"), evaluations=True,
-    ),
-    listed("an engine produces nothing", ("rollouts.engine",), dead_engine),
-    listed("an engine is slow", ("rollouts.engine", "rollouts.generate_s", "rollouts.model_tokens"), slow_engine),
-    listed("waiting for tools", ("rollouts.generate_s", "rollouts.queue_s"), waiting_for_tools),
-)  # fmt: skip

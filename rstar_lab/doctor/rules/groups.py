@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from rstar_lab.doctor.rule import Evidence, Log, among, change, examples, groups_where
-from rstar_lab.doctor.rules.catalogue import listed
+from rstar_lab.doctor.rule import SHOWN, Evidence, Log, among, change, examples, groups_where
 from rstar_lab.doctor.rules.metrics import thirds
 from rstar_lab.runs.tables import UNUSABLE
 
@@ -37,17 +36,13 @@ def advantages_have_the_wrong_sign(log: Log) -> Evidence | None:
     return among(rows, wrong, what, above=0.3, least=50, cost=1.0)
 
 
-def _deviation(rows: pd.DataFrame, keys: str | list[str]) -> pd.Series:
+def _deviation(rows: pd.DataFrame, key: str) -> pd.Series:
     """Return how far each advantage is from the linear function of the reward that fits its group best, as a share of the range of the
-    advantages in the group. keys: columns of the group."""
-    by = rows.groupby(keys)
+    advantages in the group. key: column of the group."""
+    by = rows.groupby(key)
     reward = rows.reward - by.reward.transform("mean")
     advantage = rows.advantage - by.advantage.transform("mean")
-    groups = [rows[key] for key in ([keys] if isinstance(keys, str) else keys)]
-    products, squares = (
-        (reward * advantage).groupby(groups).transform("sum"),
-        (reward**2).groupby(groups).transform("sum"),
-    )
+    products, squares = (part.groupby(rows[key]).transform("sum") for part in (reward * advantage, reward**2))
     slope = (products / squares.replace(0, np.nan)).clip(lower=0)  # a negative slope is another fault, and no fit
     spread = by.advantage.transform("max") - by.advantage.transform("min")
     return (advantage - slope * reward).abs() / spread.replace(0, np.nan)
@@ -80,13 +75,8 @@ def baseline_is_wrong(log: Log) -> Evidence | None:
     text = f"the mean advantage is not 0 in {off.mean():.0%} of {len(off)} groups with different rewards; over all rollouts, it is "
     text += f"{shift:+.2f} standard deviations"
     chosen = rows[rows.group_id.isin(off.index[off])]
-    return Evidence(
-        text,
-        {"share": float(off.mean()), "shift": shift},
-        sorted(chosen.step.unique().astype(int)),
-        examples(chosen),
-        0.8,
-    )
+    steps = sorted(chosen.step.unique().astype(int))
+    return Evidence(text, {"share": float(off.mean()), "shift": shift}, steps, examples(chosen), 0.8)
 
 
 def not_scored(log: Log) -> Evidence | None:
@@ -96,32 +86,26 @@ def not_scored(log: Log) -> Evidence | None:
 
 def grader_fails_at_steps(log: Log) -> Evidence | None:
     """Find steps at which all rewards are equal, while groups before and after have different ones."""
-    groups = (
-        log.rollouts.dropna(subset=["reward"]).groupby(["step", "group_id"]).reward.agg(["min", "max"]).reset_index()
-    )
+    rewarded = log.rollouts.dropna(subset=["reward"])
+    groups = rewarded.groupby(["step", "group_id"]).reward.agg(["min", "max"]).reset_index()
     steps = groups.groupby("step").agg(low=("min", "min"), high=("max", "max"), count=("min", "size"))
     constant = steps.low == steps.high
     runs = (constant != constant.shift()).cumsum()
     for _, run in steps[constant].groupby(runs[constant]):
         reward, count = float(run.low.iloc[0]), int(run["count"].sum())
-        before, after = (
-            steps.index[~constant & side] for side in (steps.index < run.index[0], steps.index > run.index[-1])
-        )
+        others = steps.index[~constant]
+        before, after = others[others < run.index[0]], others[others > run.index[-1]]
         if not len(before) or not len(after):
             continue
         near = [groups[groups.step.isin(side)] for side in (before[-3:], after[:3])]
         # The share of groups before and after with this reward only, plus a half: that all groups have it is no chance.
-        likely = max(((side["min"] == reward) & (side["max"] == reward)).sum() + 0.5 for side in near) / (
-            min(map(len, near)) + 1
-        )
-        if likely**count < 1e-4:
+        equal = max(((side["min"] == reward) & (side["max"] == reward)).sum() for side in near)
+        if ((equal + 0.5) / (min(map(len, near)) + 1)) ** count < 1e-4:
             text = (
                 f"all {count} groups of {len(run)} steps have the reward {reward:g}, and those before and after do not"
             )
-            chosen = log.rollouts[log.rollouts.step.isin(run.index)]
-            return Evidence(
-                text, {"reward": reward}, run.index.astype(int).tolist(), examples(chosen), len(run) / len(steps)
-            )
+            chosen, at = log.rollouts[log.rollouts.step.isin(run.index)], run.index.astype(int).tolist()
+            return Evidence(text, {"reward": reward}, at, examples(chosen), len(run) / len(steps))
     return None
 
 
@@ -135,26 +119,21 @@ def scale_changes(log: Log) -> Evidence | None:
         before, after = frozenset().union(*sets.iloc[:place]), frozenset().union(*sets.iloc[place:])
         if min(len(before), len(after)) > 1 and len(before & after) < 2 and max(len(before), len(after)) <= 3:
             step = int(sets.index[place])
-            text = f"rewards are {_listed(before)} before step {step}, and {_listed(after)} from then on"
+            named = [" or ".join(f"{value:g}" for value in sorted(values)) for values in (before, after)]
+            text = f"rewards are {named[0]} before step {step}, and {named[1]} from then on"
             return Evidence(text, {}, [step], examples(rewards[rewards.step >= step]), 0.5)
     return None
-
-
-def _listed(values: frozenset[float]) -> str:
-    return " or ".join(f"{value:g}" for value in sorted(values))
 
 
 def reward_is_length(log: Log) -> Evidence | None:
     rows = log.rollouts.dropna(subset=["reward", "response_tokens"])
     if rows.reward.nunique() <= 10:
         return None
-    centred = [
-        rows[name].astype(float) - rows.groupby("group_id")[name].transform("mean")
-        for name in ("reward", "response_tokens")
-    ]
-    if min(float(values.std()) for values in centred) < 1e-9:
+    values = rows[["reward", "response_tokens"]].astype(float)
+    centred = values - values.groupby(rows.group_id).transform("mean")
+    if centred.std().min() < 1e-9:
         return None
-    correlation = float(centred[0].corr(centred[1]))
+    correlation = float(centred.reward.corr(centred.response_tokens))
     if abs(correlation) < 0.95:
         return None
     text = f"within groups, the correlation of reward and length is {correlation:+.2f} over {len(rows):,} rollouts"
@@ -180,36 +159,12 @@ def contradicts_accuracy(log: Log) -> Evidence | None:
     parts = log.reward_parts().merge(log.rollouts[["traj_id", "reward"]], on="traj_id")
     for name in parts.columns.difference(["traj_id", "step", "reward"]):
         known = parts.dropna(subset=[name, "reward"])
-        right = known.reward[known[name] == 1]
-        wrong = known.reward[known[name] == 0]
-        if (
-            not CORRECTNESS.search(str(name))
-            or len(right) + len(wrong) < len(known)
-            or min(len(right), len(wrong)) < 20
-        ):
+        right, wrong = (known.reward[known[name] == value] for value in (1, 0))
+        is_flag = len(right) + len(wrong) == len(known) and min(len(right), len(wrong)) >= 20
+        if not CORRECTNESS.search(str(name)) or not is_flag:
             continue
         if right.mean() <= wrong.mean() + 0.1 * float(known.reward.std()):
             text = f"the mean reward is {right.mean():.3f} where {name} is 1 ({len(right)} rollouts), {wrong.mean():.3f} where it is 0"
-            return Evidence(
-                text,
-                {"right": float(right.mean()), "wrong": float(wrong.mean())},
-                (),
-                known.traj_id.head(20).tolist(),
-                0.9,
-            )
+            numbers = {"right": float(right.mean()), "wrong": float(wrong.mean())}
+            return Evidence(text, numbers, (), known.traj_id.head(SHOWN).tolist(), 0.9)
     return None
-
-
-RULES = (
-    listed("all rollouts right", ("rollouts.reward", "rollouts.group_id"), all_right),
-    listed("all rollouts wrong", ("rollouts.reward", "rollouts.group_id"), all_wrong),
-    listed("advantages have the wrong sign", ("rollouts.advantage", "rollouts.reward"), advantages_have_the_wrong_sign, rollouts=50),
-    listed("advantages do not follow the rewards", ("rollouts.advantage", "rollouts.reward"), advantages_do_not_follow, rollouts=50),
-    listed("the baseline is wrong", ("rollouts.advantage", "rollouts.reward"), baseline_is_wrong, rollouts=50),
-    listed("rollouts have no score", ("rollouts.reward",), not_scored, rollouts=20, evaluations=True),
-    listed("the grader fails at some steps", ("rollouts.reward", "rollouts.group_id"), grader_fails_at_steps, steps=5),
-    listed("the scale of the reward changes", ("rollouts.reward",), scale_changes, steps=5),
-    listed("the reward measures the length", ("rollouts.reward", "rollouts.response_tokens"), reward_is_length, rollouts=100),
-    listed("only a side reward rises", ("steps.reward", "reward_parts"), only_a_side_reward_rises, steps=9),
-    listed("reward and accuracy contradict", ("rollouts.reward", "reward_parts"), contradicts_accuracy, rollouts=50, evaluations=True),
-)  # fmt: skip

@@ -8,9 +8,9 @@ import pandas as pd
 from rstar_lab.common.estimates import ratio
 from rstar_lab.doctor.metric_names import RANGES
 from rstar_lab.doctor.rule import LEVEL, WINDOW, Check, Evidence, Log, at_steps, change, first, steps_where
-from rstar_lab.doctor.rules.catalogue import listed
 
 ENTROPY = "entropy {last:.3g} nats per token, {first:.3g} in the first steps"
+LENGTH = "{last:.0f} tokens per response, {first:.0f} in the first steps"
 LIMIT, FP32_LIMIT = 0.05, 1e-3  # nats per token between engine and trainer
 
 
@@ -106,19 +106,14 @@ def _returns(values: pd.Series, place: int) -> bool:
 def held_out_is_flat(log: Log) -> Evidence | None:
     held_out = log.steps.held_out.dropna()
     train, evaluated = change(log.steps.reward, 0.99), change(held_out, 0.99)
-    falls = (
-        len(held_out) >= 5 and bool((held_out.diff().dropna() < 0).all()) and held_out.iloc[0] - held_out.iloc[-1] > 0.1
-    )
+    start, end = float(held_out.iloc[0]), float(held_out.iloc[-1])
+    falls = len(held_out) >= 5 and bool((held_out.diff().dropna() < 0).all()) and start - end > 0.1
     flat = len(held_out) >= 9 and evaluated[2] < 0.5 * train[0]  # three in each third
     if train[0] < 0.05 or not ((flat and train[1] > 0) or falls):
         return None
-    seen = (
-        thirds("held-out", evaluated)
-        if len(held_out) >= 6
-        else f"held-out {held_out.iloc[0]:.3f} to {held_out.iloc[-1]:.3f}"
-    )
+    seen = thirds("held-out", evaluated) if len(held_out) >= 6 else f"held-out {start:.3f} to {end:.3f}"
     text = f"{thirds('training reward', train)}, {seen} (99%)"
-    return Evidence(text, {"train": train[0], "held_out": float(held_out.iloc[-1] - held_out.iloc[0])}, (), (), 0.7)
+    return Evidence(text, {"train": train[0], "held_out": end - start}, (), (), 0.7)
 
 
 def progress_is_noise(log: Log) -> Evidence | None:
@@ -145,11 +140,8 @@ def stops_changing(log: Log) -> Evidence | None:
         values = log.steps[name].dropna() if log.has(f"steps.{name}") else pd.Series(dtype=float)
         same = int((values.iloc[::-1] == values.iloc[-1]).cumprod().sum()) if len(values) else 0
         before = values.iloc[: len(values) - same]
-        if (
-            same >= max(5, len(values) // 5)
-            and before.nunique() >= max(4, 0.9 * len(before))
-            and values.iloc[-1] not in (0, 1, np.inf)
-        ):
+        varied = before.nunique() >= max(4, 0.9 * len(before))
+        if same >= max(5, len(values) // 5) and varied and values.iloc[-1] not in (0, 1, np.inf):
             steps = log.steps.step[values.index[-same:]].astype(int).tolist()
             text = f"{name} is exactly {values.iloc[-1]:.6g} at the last {same} of {len(values)} steps, and differed at each one before"
             return Evidence(text, {"steps": same}, steps, (), same / len(values))
@@ -162,11 +154,8 @@ def length_grows(log: Log) -> Evidence | None:
     cut = log.steps.truncated if log.has("steps.truncated") else pd.Series(dtype=float)
     if rises and not (change(cut)[1] > 0 and cut.tail(WINDOW).mean() > 0.2):  # longer reasoning that pays
         return None
-    text = "{last:.0f} tokens per response, {first:.0f} in the first steps, " + (
-        f"and {cut.tail(WINDOW).mean():.0%} of the rollouts end at the limit"
-        if rises
-        else "and the reward does not rise"
-    )
+    at_limit = f"{cut.tail(WINDOW).mean():.0%} of the rollouts end at the limit"
+    text = f"{LENGTH}, and {at_limit if rises else 'the reward does not rise'}"
     return at_steps(log, values, values > 3 * first(values), text, cost=0.3)
 
 
@@ -193,11 +182,8 @@ def gradient_grows(log: Log) -> Evidence | None:
     values = log.steps.grad_norm.dropna()
     third = len(values) // 3
     factor = float(values.tail(third).median() / max(values.head(third).median(), 1e-12))
-    if not (
-        factor > 10
-        and values.tail(third).min() > values.head(third).max()
-        and values.corr(log.steps.step, "spearman") > 0.7
-    ):
+    apart = values.tail(third).min() > values.head(third).max()
+    if not (factor > 10 and apart and values.corr(log.steps.step, "spearman") > 0.7):
         return None
     text = f"the gradient norm is {values.tail(third).median():.3g} in the last third, {values.head(third).median():.3g} in the first"
     return Evidence(text, {"factor": factor}, log.steps.step.tail(third).astype(int).tolist(), (), 0.5)
@@ -231,11 +217,9 @@ def impossible(log: Log) -> Evidence | None:
                 found[name] = values[outside]
     if not found:
         return None
-    text = "; ".join(
-        f"{name} is {values.iloc[-1]:.4g} at step {log.steps.step[values.index[-1]]:.0f}"
-        for name, values in found.items()
-    )
-    steps = sorted({int(step) for values in found.values() for step in log.steps.step[values.index]})
+    step_of, last = log.steps.step, {name: (values.index[-1], values.iloc[-1]) for name, values in found.items()}
+    text = "; ".join(f"{name} is {value:.4g} at step {step_of[place]:.0f}" for name, (place, value) in last.items())
+    steps = sorted({int(step) for values in found.values() for step in step_of[values.index]})
     return Evidence(text, {name: float(values.iloc[-1]) for name, values in found.items()}, steps, (), 0.6)
 
 
@@ -296,13 +280,9 @@ def sft_loss_is_flat(log: Log) -> Evidence | None:
     # Equivalence: the interval excludes that the loss has fallen by a tenth.
     if not low > -0.1 * losses.head(1).sum():
         return None
-    text = (
-        thirds("mean loss of the last third minus the first third:", (difference, low, high))
-        + f" over {len(losses)} values"
-    )
-    return Evidence(
-        text, {"first": float(losses.iloc[0]), "difference": difference, "low": low, "high": high}, (), (), 0.9
-    )
+    text = thirds("mean loss of the last third minus the first third:", (difference, low, high))
+    numbers = {"first": float(losses.iloc[0]), "difference": difference, "low": low, "high": high}
+    return Evidence(f"{text} over {len(losses)} values", numbers, (), (), 0.9)
 
 
 def sft_loss_rises(log: Log) -> Evidence | None:
@@ -319,51 +299,11 @@ def sft_loss_rises(log: Log) -> Evidence | None:
     return Evidence(text, {"first": start, "low": low, "high": high}, steps, (), 0.9)
 
 
-RULES = (
-    listed("few groups train the policy", ("steps.equal_share",), few_groups_train, steps=WINDOW),
-    listed("no progress", ("steps.reward",), no_progress, steps=9),
-    listed("the reward collapses", ("steps.reward",), reward_collapses, steps=6),
-    listed("the policy goes back", ("steps.reward",), goes_back, steps=9),
-    listed("reward up, held-out flat", ("steps.reward", "steps.held_out"), held_out_is_flat, steps=5),
-    listed("progress within noise", ("steps.held_out", "steps.reward"), progress_is_noise, steps=9),
-    listed("the held-out score never changes", ("steps.held_out",), held_out_never_changes, steps=4),
-    listed("a metric stops changing", ("metrics",), stops_changing),
-    listed(
-        "entropy collapse", ("steps.entropy",),
-        at("entropy", lambda v: (v < 0.15 * first(v)) & (v < 0.1), ENTROPY, cost=0.6),
-    ),
-    listed(
-        "entropy explosion", ("steps.entropy",),
-        at("entropy", lambda v: (v > 4 * first(v)) & (v > 0.5), ENTROPY, cost=0.6),
-    ),
-    listed(
-        "length collapse", ("steps.response_tokens",),
-        at("response_tokens", lambda v: v < 0.4 * first(v), "{last:.0f} tokens per response, {first:.0f} in the first steps", cost=0.5),
-    ),
-    listed("length growth", ("steps.response_tokens", "steps.reward"), length_grows, steps=6),
-    listed("steps become slow", ("steps.step_s",), steps_become_slow, steps=9),
-    listed("no gradient", ("steps.grad_norm",), no_gradient),
-    listed("gradient spikes", ("steps.grad_norm",), gradient_spikes),
-    listed("the gradient grows", ("steps.grad_norm",), gradient_grows, steps=9),
-    listed("a metric is not finite", ("metrics",), not_finite, evaluations=True),
-    listed("a metric has an impossible value", ("metrics",), impossible, evaluations=True),
-    listed("learning rate too small", ("steps.lr",), learning_rate),
-    listed("updates change nothing", ("steps.grad_norm", "steps.kl_k3", "steps.ratio_max", "mini_batches"), nothing_changes, steps=4),
-    listed(
-        "updates are too large", ("steps.kl_k3",),
-        at("kl_k3", lambda v: v > 0.3, "the policy moves by {last:.2g} nats per token within one step", cost=0.8),
-    ),
-    listed(
-        "clipping of most tokens", ("steps.clip_share",),
-        at("clip_share", lambda v: v > 0.3, "{last:.0%} of the tokens are clipped", cost=0.4),
-    ),
-    listed("importance weights far from 1", ("steps.ratio_max",), large_ratios),
-    listed("engine and trainer disagree", ("steps.mismatch",), mismatch),
-    listed("mismatch grows", ("steps.mismatch",), mismatch_grows, steps=5),
-    listed(
-        "rollouts are old", ("steps.staleness",),
-        at("staleness", lambda v: v > 4, "the rollouts are {last:.1f} updates old on average", cost=0.3),
-    ),
-    listed("the SFT loss does not fall", ("steps.loss",), sft_loss_is_flat, steps=6),
-    listed("the SFT loss rises", ("steps.loss",), sft_loss_rises, steps=4),
-)  # fmt: skip
+entropy_collapse = at("entropy", lambda v: (v < 0.15 * first(v)) & (v < 0.1), ENTROPY, cost=0.6)
+entropy_explosion = at("entropy", lambda v: (v > 4 * first(v)) & (v > 0.5), ENTROPY, cost=0.6)
+length_collapse = at("response_tokens", lambda v: v < 0.4 * first(v), LENGTH, cost=0.5)
+large_updates = at(
+    "kl_k3", lambda v: v > 0.3, "the policy moves by {last:.2g} nats per token within one step", cost=0.8
+)
+clipping = at("clip_share", lambda v: v > 0.3, "{last:.0%} of the tokens are clipped", cost=0.4)
+old_rollouts = at("staleness", lambda v: v > 4, "the rollouts are {last:.1f} updates old on average", cost=0.3)

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.doctor.rule import LEVEL, SHOWN, Evidence, Log, among, examples, percent, share
-from rstar_lab.doctor.rules.catalogue import listed
 from rstar_lab.runs.tables import UNUSABLE
 
 MARK = r"(?i)(?:answer|solution|key|result|target)\W{0,12}(?:is|=|:)?\W{0,4}"
@@ -81,10 +80,14 @@ def _bare(texts: pd.Series) -> pd.Series:
 def repetition(log: Log) -> Evidence | None:
     texts = log.texts()
     texts = texts[texts.own.str.len() >= 400]
-    loops = texts.own.map(
-        lambda text: len(zlib.compress(text[:20_000].encode("utf-8", "replace"))) < 0.1 * len(text[:20_000])
+    starts = texts.own.str[:20_000]
+    packed = starts.map(lambda text: len(zlib.compress(text.encode("utf-8", "replace"))))
+    return among(
+        texts,
+        packed.astype(float) < 0.1 * starts.str.len(),
+        "long rollouts repeat the same words over and over",
+        above=0.2,
     )
-    return among(texts, loops.astype(bool), "long rollouts repeat the same words over and over", above=0.2)
 
 
 def unreadable(log: Log) -> Evidence | None:
@@ -119,11 +122,8 @@ def other_question(log: Log) -> Evidence | None:
     for _, own in texts.groupby("step"):
         tokens = {question: set(_TOKEN.findall(question.lower())) for question in own.question.unique()}
         counts = Counter(token for found in tokens.values() for token in found if len(token) > 1)
-        rare = {
-            question: {token for token in found if 0 < counts[token] <= max(1, 0.2 * len(tokens))}
-            for question, found in tokens.items()
-        }
-        rare = {question: found for question, found in rare.items() if len(found) >= 2}
+        few = {token for token, count in counts.items() if count <= max(1, 0.2 * len(tokens))}
+        rare = {question: found & few for question, found in tokens.items() if len(found & few) >= 2}
         for index, question, text in own.head(256)[["question", "own"]].itertuples():
             if question in rare and len(rare) > 2:
                 words = set(_TOKEN.findall(text.lower()))
@@ -140,9 +140,8 @@ def same_text_everywhere(log: Log) -> Evidence | None:
     texts = log.texts()
     texts = texts[texts.own.str.strip().str.len() > 60]
     known = texts.groupby("own").problem_id.transform("nunique") > 1
-    return among(
-        texts, known, "rollouts have exactly the text of a rollout of another problem", above=0.05, least=40, cost=0.8
-    )
+    what = "rollouts have exactly the text of a rollout of another problem"
+    return among(texts, known, what, above=0.05, least=40, cost=0.8)
 
 
 def replayed(log: Log) -> Evidence | None:
@@ -153,22 +152,16 @@ def replayed(log: Log) -> Evidence | None:
         return None
     first = texts.groupby(["question", "own"], dropna=False).step.transform("min")
     late = texts[texts.step > texts.step.min()]
-    return among(
-        late,
-        late.step > first[late.index],
-        "rollouts have exactly the text of a rollout of an earlier step",
-        above=0.1,
-        least=40,
-    )
+    what = "rollouts have exactly the text of a rollout of an earlier step"
+    return among(late, late.step > first[late.index], what, above=0.1, least=40)
 
 
 def repeated_problems(log: Log) -> Evidence | None:
     known = log.texts(12).dropna(subset=["question"]).drop_duplicates(["problem_id"])
     # Questions about a picture can have the same text, but then have other answers.
-    plain = known.question.str.replace(r"\W+", " ", regex=True).str.strip().str.lower() + "\n" + known.truth.map(str)
-    return among(
-        known, plain.duplicated(keep=False), "problems have the question of another one", above=0.02, least=10, cost=0.3
-    )
+    plain = known.question.map(_plain) + "\n" + known.truth.map(str)
+    what = "problems have the question of another one"
+    return among(known, plain.duplicated(keep=False), what, above=0.02, least=10, cost=0.3)
 
 
 def evaluation_leak(log: Log) -> Evidence | None:
@@ -192,9 +185,8 @@ def leaked_answer(log: Log) -> Evidence | None:
     pairs = list(zip(texts.question, texts.truth.astype(str), strict=True))
     marked = [_names_answer(question, truth, pairs) for question, truth in pairs]
     if sum(marked) < 0.01 * len(marked) or not sum(marked):
-        marked = _predicted(
-            [(f"{prompt}\n{question}", truth) for prompt, (question, truth) in zip(texts.prompt, pairs, strict=True)]
-        )
+        prompts = texts.prompt + "\n" + texts.question
+        marked = _predicted([(prompt, truth) for prompt, (_, truth) in zip(prompts, pairs, strict=True)])
     what = "problems name the true answer as the answer in their question"
     return among(texts, pd.Series(marked, index=texts.index, dtype=bool), what, above=0.01, least=10, cost=0.8)
 
@@ -231,14 +223,9 @@ def _predicted(pairs: list[tuple[str, str]]) -> list[bool]:
     leaked: set[int] = set()
     chance = max(0.02, sum(count**2 for count in equal.values()) / max(1, len(pairs)) ** 2)
     for found in places.values():
-        own = {number for number, hit, _ in found if hit}
+        own, others = ({number for number, hit, _ in found if hit is wanted} for wanted in (True, False))
         values = {value for _, hit, value in found if hit}
-        if (
-            len(own) >= 5
-            and len(own) >= 0.9 * len({number for number, _, _ in found})
-            and len(values) > 3
-            and chance ** len(own) < 1e-7
-        ):
+        if len(own) >= max(5, 0.9 * len(own | others)) and len(values) > 3 and chance ** len(own) < 1e-7:
             leaked |= own
     return [number in leaked for number in range(len(pairs))]
 
@@ -285,20 +272,3 @@ def _shared_beginning(prompts: set[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the tokens with which all prompts begin; none if there is only one prompt."""
     first, last = min(prompts), max(prompts)
     return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)]
-
-
-RULES = (
-    listed("control tokens in the text", ("texts",), control_tokens),
-    listed("copies of rollouts", ("texts", "rollouts.group_id"), copies, rollouts=40),
-    listed("empty rollouts count as failures", ("texts", "rollouts.reward"), empty_rollouts, evaluations=True),
-    listed("answers without reasoning", ("texts", "rollouts.reward"), no_reasoning),
-    listed("texts repeat themselves", ("texts",), repetition),
-    listed("texts become unreadable", ("texts",), unreadable),
-    listed("rollouts answer another question", ("texts",), other_question, rollouts=40, evaluations=True),
-    listed("texts do not depend on the question", ("texts", "rollouts.problem_id"), same_text_everywhere, rollouts=40),
-    listed("rollouts are trained on again", ("texts",), replayed, rollouts=40),
-    listed("repeated problems", ("texts", "rollouts.problem_id"), repeated_problems),
-    listed("evaluation problems in training", ("texts", "evaluations"), evaluation_leak),
-    listed("the prompt contains the answer", ("texts", "rollouts.truth"), leaked_answer, rollouts=10, evaluations=True),
-    listed("the prompt changes", ("texts",), prompt_changes),
-)  # fmt: skip

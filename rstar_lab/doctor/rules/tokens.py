@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.doctor.rule import Evidence, Log, among
-from rstar_lab.doctor.rules.catalogue import listed
 
 SPAN = 8  # consecutive tokens without a sampled log-prob that are no chance
 
@@ -12,18 +11,22 @@ SPAN = 8  # consecutive tokens without a sampled log-prob that are no chance
 def loss_mask(log: Log) -> Evidence | None:
     """Every token in the loss mask has the log-prob with which the engine sampled it, and no other token has one."""
     rows = log.tokens()
-    pairs = [
-        (np.asarray(mask, bool), np.asarray(own, float))
-        for mask, own in zip(rows.loss_mask, rows.engine_log_probs, strict=True)
-    ]
-    outside = pd.Series(
-        [bool((~mask & (np.nan_to_num(own) != 0)).any()) for mask, own in pairs], index=rows.index, dtype=bool
-    )
-    inside = pd.Series([_without_log_prob(mask, own) for mask, own in pairs], index=rows.index, dtype=bool)
-    return among(rows, outside, "rollouts have sampled tokens outside of the loss mask", above=0.01, least=10, cost=0.9) or among(
-        rows, inside, "rollouts have tokens in the loss mask that the engine did not sample, such as outputs of tools", above=0.02,
-        least=10, cost=0.9,
-    )  # fmt: skip
+    arrays = rows[["loss_mask", "engine_log_probs"]].to_numpy()
+    pairs = [(np.asarray(mask, bool), np.asarray(own, float)) for mask, own in arrays]
+    outside = [bool((~mask & (np.nan_to_num(own) != 0)).any()) for mask, own in pairs]
+    inside = [_without_log_prob(mask, own) for mask, own in pairs]
+    for found, above, what in (
+        (outside, 0.01, "rollouts have sampled tokens outside of the loss mask"),
+        (
+            inside,
+            0.02,
+            "rollouts have tokens in the loss mask that the engine did not sample, such as outputs of tools",
+        ),
+    ):
+        hit = pd.Series(found, index=rows.index, dtype=bool)
+        if evidence := among(rows, hit, what, above=above, least=10, cost=0.9):
+            return evidence
+    return None
 
 
 def _without_log_prob(mask: np.ndarray, log_probs: np.ndarray) -> bool:
@@ -46,15 +49,7 @@ def impossible_log_probs(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.engine_log_prob.notna()]
     positive = rows.engine_log_prob > 1e-6
     if positive.any():
-        return among(
-            rows, positive, "rollouts have a mean log-prob above 0, which no probability has", above=0.0, cost=0.9
-        )
+        what = "rollouts have a mean log-prob above 0, which no probability has"
+        return among(rows, positive, what, above=0.0, cost=0.9)
     what = "rollouts have sampled tokens with a mean log-prob below -8, far below that of any text of a policy"
     return among(rows, rows.engine_log_prob < -8, what, above=0.2, cost=0.9)
-
-
-RULES = (
-    listed("the loss mask is wrong", ("tokens",), loss_mask),
-    listed("the engine returns no log-probs", ("rollouts.engine_log_prob", "rollouts.model_tokens"), no_log_probs),
-    listed("log-probs are impossible", ("rollouts.engine_log_prob",), impossible_log_probs, rollouts=20),
-)  # fmt: skip
