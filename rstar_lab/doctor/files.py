@@ -16,18 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.doctor import tensorboard, wandb
+from rstar_lab.doctor.event_files import history, scalars
 from rstar_lab.doctor.metric_names import canonical
-from rstar_lab.doctor.rollout_rows import (
-    COMPLETIONS,
-    PROMPTS,
-    STEPS,
-    USED,
-    converted,
-    first,
-    is_number,
-    is_trace,
-)
 from rstar_lab.exchange import importers
 from rstar_lab.exchange.atif import import_atif
 from rstar_lab.exchange.import_rows import (
@@ -38,12 +28,20 @@ from rstar_lab.exchange.import_rows import (
     step_number,
     write_run,
 )
+from rstar_lab.exchange.rollout_rows import (
+    USED,
+    converted,
+    first,
+    is_number,
+    is_trace,
+)
 from rstar_lab.untrusted.files import DataError, open_stream, parse_json, read_json, reading
 from rstar_lab.untrusted.parquet import read_footer
 from rstar_lab.untrusted.text import counted
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIRST_ROWS = 20  # rows of a file that are looked at to recognise it
+BLANK = object()  # an empty line
 Values = dict[str, Any]
 
 
@@ -70,11 +68,10 @@ def sources(path: Path) -> tuple[list[Source], list[str]]:
         try:
             kind = _kind(file)
         except DataError as error:
-            notes.append(str(error).replace(str(file), file.name, 1))
+            notes.append(_short(error, file))
             continue
         if kind is None:
-            if note := _unknown(file):
-                notes.append(note)
+            notes += filter(None, [_unknown(file)])
             continue
         folder = (_step_folder(file) or file).parent
         # Harbor writes JOB/TRIAL/agent/trajectory.json.
@@ -88,10 +85,8 @@ def sources(path: Path) -> tuple[list[Source], list[str]]:
 
 def _step_folder(file: Path) -> Path | None:
     """Return the folder of a single step or checkpoint that a file is in, such as `step_3` of `step_3/train/all/traces.jsonl`."""
-    folders = list(file.parents)[:3]
-    return next(
-        (folder for folder in folders if re.fullmatch(r"(step|checkpoint|global_step)[_-]\d+", folder.name)), None
-    )
+    number = re.compile(r"(step|checkpoint|global_step)[_-]\d+")
+    return next((folder for folder in list(file.parents)[:3] if number.fullmatch(folder.name)), None)
 
 
 def _series(file: Path) -> str:
@@ -117,37 +112,34 @@ def _kind(file: Path) -> str | None:
         return "inspect"
     if name == "trainer_state.json" or name.endswith(".wandb") or name.startswith("events.out.tfevents"):
         return "metrics"
-    if name.endswith(".json") and _begins(file, b'"ATIF-v'):
+    head = _head(file) if name.endswith(".json") else b""
+    if b'"ATIF-v' in head:
         return "atif"
-    if name.endswith(".json") and _begins(file, b'"eval"', start=b"{") and _begins(file, b'"task"'):
+    if head.startswith(b"{") and b'"eval"' in head and b'"task"' in head:
         return "inspect"
     return _kind_of_rows(file) if _has_rows(file) else None
 
 
 def _has_rows(file: Path) -> bool:
     name = file.name.removesuffix(".gz")
-    return name.endswith((".jsonl", ".ndjson")) or (name.endswith(".json") and _begins(file, b"", start=b"["))
+    return name.endswith((".jsonl", ".ndjson")) or (name.endswith(".json") and _head(file).startswith(b"["))
 
 
-def _begins(file: Path, word: bytes, start: bytes = b"") -> bool:
+def _head(file: Path) -> bytes:
     with reading(file), open_stream(file) as stream:
-        head = stream.read(4096).removeprefix(BYTE_ORDER_MARK)
-    return word in head and head.lstrip().startswith(start)
+        return stream.read(4096).removeprefix(BYTE_ORDER_MARK).lstrip()
 
 
 def _kind_of_rows(file: Path) -> str | None:
     for _, row in islice(rows(file, []), FIRST_ROWS):
         if isinstance(row.get("messages"), list):
             return "messages"
-        if is_trace(row) or (first(row, PROMPTS) is not None and isinstance(first(row, COMPLETIONS), str | list)):
+        if is_trace(row) or (first(row, "prompt") is not None and isinstance(first(row, "completion"), str | list)):
             if _step_folder(file):
                 return "prime-rl"
-            if is_trace(row):
-                return "verifiers"
-            return "verl" if {"input", "output"} <= set(row) or file.stem.partition(".")[0].isdigit() else "verifiers"
-        texts = [
-            value for value in row.values() if isinstance(value, list) or (isinstance(value, str) and len(value) > 100)
-        ]
+            of_verl = {"input", "output"} <= set(row) or file.stem.partition(".")[0].isdigit()
+            return "verl" if of_verl and not is_trace(row) else "verifiers"
+        texts = any(isinstance(value, list) or (isinstance(value, str) and len(value) > 100) for value in row.values())
         if not texts and any(canonical(name) for name, value in _metrics_of(row).items() if value is not None):
             return "metrics"
     return None
@@ -172,31 +164,33 @@ def rows(file: Path, notes: list[str]) -> Iterator[tuple[str, Row]]:
     broken = []
     try:
         with reading(file), open_stream(file) as stream:
-            in_lines = not file.name.removesuffix(".gz").endswith(".json")
+            whole = file.name.removesuffix(".gz").endswith(".json")
             values: Iterable[Any] = (
-                stream if in_lines else parse_json(stream.read().removeprefix(BYTE_ORDER_MARK), file, list)
+                parse_json(stream.read().removeprefix(BYTE_ORDER_MARK), file, list) if whole else map(_row, stream)
             )
-            for number, value in enumerate(values, 1):
-                row = _row(value, number) if in_lines else value
+            for number, row in enumerate(values, 1):
                 if isinstance(row, dict):
                     yield f"{file.name}:{number}", row
-                elif not isinstance(value, bytes) or value.strip():
+                elif row is not BLANK:
                     broken.append(number)
     except DataError as error:
-        notes.append(str(error).replace(str(file), file.name, 1))
+        notes.append(_short(error, file))
     if broken:
-        notes.append(
-            f"{file.name}: left out: {counted(len(broken), 'line')} without a JSON object, first line {broken[0]}"
-        )
+        left_out = f"{counted(len(broken), 'line')} without a JSON object, first line {broken[0]}"
+        notes.append(f"{file.name}: left out: {left_out}")
 
 
-def _row(line: bytes, number: int) -> Row | None:
-    """Return the object of a line of JSON, None for any other line."""
+def _row(line: bytes) -> Any:
+    """Return the value of a line of JSON, None for any other line."""
     try:
-        text = (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode("utf-8", "replace")
-        return parse_json(text, number, dict)
+        text = line.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace")
+        return parse_json(text, "line") if text.strip() else BLANK
     except DataError:
         return None
+
+
+def _short(error: DataError, file: Path) -> str:
+    return str(error).replace(str(file), file.name, 1)
 
 
 # Rollouts
@@ -223,9 +217,7 @@ def import_rollouts(source: Source, runs_dir: Path, run_id: str, notes: list[str
 
 
 def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:
-    read: list[Row] = []
-    left_out: list[str] = []
-    other: dict[str, None] = {}
+    read, left_out, other = list[Row](), list[str](), dict[str, None]()
     for file in source.files:
         if source.kind == "prime-rl" and (file.name.startswith("eval") or "eval" in file.parts[-3:-1]):
             notes.append(f"{file.name}: evaluations of prime-rl are not read")
@@ -233,11 +225,10 @@ def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:
         for place, row in rows(file, notes):
             try:
                 read += list(converted(row, place, step_number(_step(row, file), place, "step")))
+                unread = [name for name, own in row.items() if name not in USED and not is_number(own)]
+                other |= dict.fromkeys(() if is_trace(row) else unread)
             except UserError as error:
                 left_out.append(str(error))
-                continue
-            if not is_trace(row):
-                other |= dict.fromkeys(name for name, own in row.items() if name not in USED and not is_number(own))
     if left_out:
         names = list(dict.fromkeys(file.name for file in source.files))
         place = names[0] if len(names) == 1 else source.folder.name
@@ -259,10 +250,8 @@ def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:
 
 
 def _step(row: Row, file: Path) -> Any:
-    step = first(row, STEPS)
-    if step is None and (folder := _step_folder(file)):
-        step = number_in_name(folder)
-    return step if step is not None else number_in_name(file)
+    step = first(row, "step")
+    return number_in_name(_step_folder(file) or file) if step is None else step
 
 
 # Metrics
@@ -275,23 +264,23 @@ def metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, Values]]:
             if is_number(step) and 0 <= step < 2**31 and step == int(step):
                 yield int(step), {name: value if is_number(value) else None for name, value in values.items()}
     except DataError as error:
-        notes.append(str(error).replace(str(file), file.name, 1))
+        notes.append(_short(error, file))
 
 
 def _metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[Any, Values]]:
     if file.name == "trainer_state.json":
-        history = read_json(file, dict).get("log_history")
-        if not isinstance(history, list):
+        lines = read_json(file, dict).get("log_history")
+        if not isinstance(lines, list):
             raise DataError(f"{file}: no log_history can be read")
-        yield from ((line.get("step"), _metrics_of(line)) for line in history if isinstance(line, dict))
+        yield from ((line.get("step"), _metrics_of(line)) for line in lines if isinstance(line, dict))
     elif file.suffix == ".wandb":
-        yield from wandb.history(file)
+        yield from history(file)
     elif file.name.startswith("events.out.tfevents"):
-        yield from tensorboard.scalars(file)
+        yield from scalars(file)
     else:
         numbered = False
         for number, (_, row) in enumerate(rows(file, notes), 1):
-            step = first(row, STEPS)
+            step = first(row, "step")
             numbered |= step is None
             yield number if step is None else step, _metrics_of(row)
         if numbered:

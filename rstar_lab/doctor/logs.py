@@ -21,8 +21,8 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.doctor.answers import with_texts
 from rstar_lab.doctor.files import Source, Values, import_rollouts, metric_lines, sources
 from rstar_lab.doctor.metric_names import NAMES, canonical, held_out_score
-from rstar_lab.doctor.rollout_rows import STEPS
 from rstar_lab.doctor.rule import Log
+from rstar_lab.exchange.rollout_rows import COLUMNS as ALIASES
 from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.untrusted.text import counted
@@ -54,14 +54,14 @@ def read_logs(path: Path, work_dir: Path) -> list[Log]:
     if (path / "run.json").exists() or any(path.glob("*/run.json")):
         return _own(path)
     found, notes = sources(path)
-    evaluations = [
-        source for source in found if source.kind != "metrics" and re.match(r"(?i)val|eval|test", source.folder.name)
-    ]
-    if any(source.kind != "metrics" and source not in evaluations for source in found):
+    tables = _metrics([source for source in found if source.kind == "metrics"], notes)
+    found = [source for source in found if source.kind != "metrics"]
+    evaluations = [source for source in found if re.match(r"(?i)val|eval|test", source.folder.name)]
+    if len(evaluations) < len(found):
         found = [source for source in found if source not in evaluations]
         notes += [f"{source.folder.name}: rollouts of an evaluation are not read" for source in evaluations]
-    rollouts, tables = [], _metrics([source for source in found if source.kind == "metrics"], notes)
-    for number, source in enumerate(source for source in found if source.kind != "metrics"):
+    rollouts = []
+    for number, source in enumerate(found):
         own_notes: list[str] = []
         try:
             runs = open_runs(import_rollouts(source, work_dir / f"import-{number}", _name(path, source), own_notes))
@@ -72,14 +72,12 @@ def read_logs(path: Path, work_dir: Path) -> list[Log]:
     if not rollouts and not tables:
         seen = f" ({'; '.join(' '.join(note.split()) for note in notes[:8])})" if notes else ""
         raise UserError(f"{path}: no log was recognised{seen}. The doctor reads {FORMATS}")
-    logs = []
+    logs, folders = [], [source.folder for source, _, _ in rollouts]
     for source, runs, own_notes in rollouts:
-        folders = [other.folder for other, _, _ in rollouts]
         metrics = _belonging(source.folder, folders, tables)
         logs.append(_foreign(_name(path, source), source.kind, runs, metrics, own_notes))
-    for folder, lines, own_notes in tables:
-        name = _name(path, Source("metrics", folder, ()))
-        logs.append(_foreign(name, "metrics", None, (folder, lines, own_notes), []))
+    for table in tables:
+        logs.append(_foreign(_name(path, Source("metrics", table[0], ())), "metrics", None, table, []))
     return [replace(log, notes=(*log.notes, *notes)) if log is logs[0] else log for log in logs]
 
 
@@ -88,12 +86,8 @@ Table = tuple[Path, dict[int, Values], list[str]]  # folder, metrics by step, wh
 
 def _name(path: Path, source: Source) -> str:
     """Return the id of a run: its folder, and its file if the folder holds others."""
-    place = (
-        source.files[0]
-        if len(source.files) == 1 and source.kind != "metrics" and source.folder != path
-        else source.folder
-    )
-    below = os.path.relpath(place, path)
+    alone = len(source.files) == 1 and source.kind != "metrics" and source.folder != path
+    below = os.path.relpath(source.files[0] if alone else source.folder, path)
     name = path.stem if below == "." or path.is_file() else below
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "log"
 
@@ -124,13 +118,8 @@ def _metrics(found: list[Source], unread: list[str]) -> list[Table]:
 
 
 def _contradicts(known: dict[int, Values], other: dict[int, Values]) -> bool:
-    pairs = [
-        (known[step][name], value)
-        for step in known.keys() & other.keys()
-        for name, value in other[step].items()
-        if isinstance(value, int | float) and isinstance(known[step].get(name), int | float)
-    ]
-    return any(abs(a - b) > 1e-3 * max(abs(a), abs(b)) for a, b in pairs)
+    pairs = [(known[step].get(name), own) for step in known.keys() & other.keys() for name, own in other[step].items()]
+    return any(abs(a - b) > 1e-3 * max(abs(a), abs(b)) for a, b in pairs if a is not None and b is not None)
 
 
 def _belonging(folder: Path, others: list[Path], tables: list[Table]) -> Table | None:
@@ -155,21 +144,17 @@ def _foreign(name: str, kind: str, runs: Runs | None, metrics: Table | None, not
     if len(scores) > 1 or (scores and not score):
         rest = counted(len(scores) - bool(score), "other metric")
         more = [*more, f"the held-out score is {score or 'not known'}; {rest} of evaluations not read"]
-    unread = set(scores) - {score}
-    rows = [
-        {"step": step} | {key: lines[step][key] for key in lines[step] if key not in unread} for step in sorted(lines)
-    ]
-    frame = _named(pd.DataFrame(rows))
+    frame = pd.DataFrame([{"step": step} | lines[step] for step in sorted(lines)])
+    frame = _named(frame.drop(columns=[name for name in scores if name != score]))
     if "lr" in frame and len(frame) < 3:  # a warm-up begins with a learning rate of 0
         frame["lr"] = frame.lr.replace(0.0, np.nan)
-    unknown = [name for name in frame.columns if name not in {"step", "held_out", *NAMES}]
-    if unknown:
-        count = len(frame.columns) - 1
-        more = [*more, f"{len(unknown)} of {count} metrics are read by no rule, such as {', '.join(unknown[:3])}"]
+    if unknown := [name for name in frame.columns if name not in {"step", "held_out", *NAMES}]:
+        share = f"{len(unknown)} of {len(frame.columns) - 1} metrics"
+        more = [*more, f"{share} are read by no rule, such as {', '.join(unknown[:3])}"]
     if runs is None:
         empty = pd.DataFrame(columns=list(COLUMNS))
         return Log(name, kind, frame, empty, notes=_counted([*notes, *more]), not_finite=_not_finite(lines))
-    table, given = _with_known_reward(_table(runs), runs, []) if kind == "trl" else (_table(runs), [])
+    table, given = _with_known_reward(_table(runs), runs) if kind == "trl" else (_table(runs), [])
     table, texts = with_texts(table, runs)
     # Rollouts without steps, metrics and advantages are those of an evaluation.
     training = kind not in EVALUATED or table.step.nunique() > 1 or bool(lines) or bool(table.advantage.notna().any())
@@ -211,7 +196,7 @@ def _not_finite(lines: Mapping[int, Values]) -> dict[str, list[int]]:
     return found
 
 
-def _with_known_reward(table: pd.DataFrame, runs: Runs, notes: list[str]) -> tuple[pd.DataFrame, list[str]]:
+def _with_known_reward(table: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, list[str]]:
     """Find which of the number columns of TRL are rewards, and with which weights: the log does not say it.
 
     A column that is constant in every group, such as a difficulty, is no reward. The advantages are the weighted sum of the others,
@@ -222,40 +207,31 @@ def _with_known_reward(table: pd.DataFrame, runs: Runs, notes: list[str]) -> tup
     centred = parts - parts.groupby(table.group_id).transform("mean")
     varying = [name for name in columns if (centred[name].abs() > 1e-9).any()]
     names = varying or [name for name in columns if _REWARD.search(name)] or columns
-    if left_out := [name for name in columns if name not in names]:
-        notes = [*notes, f"no rewards, because they are equal in each group: {', '.join(left_out)}"]
-    total = parts[names].sum(axis="columns", min_count=1)
+    others, listed = ", ".join(name for name in columns if name not in names), ", ".join(names)
+    notes = [f"no rewards, because they are equal in each group: {others}"] if others else []
+    table = table.assign(reward=parts[names].sum(axis="columns", min_count=1))
     known = table.advantage.notna() & centred[names].notna().all(axis="columns")
-    if len(names) < 2 or not (table.advantage[known].abs() > 1e-9).any():
-        if len(names) > 1:
-            notes = [*notes, f"the reward is the sum of {', '.join(names)}"]
-        return table.assign(reward=total), notes
-    advantage = table.advantage[known] - table.advantage[known].groupby(table.group_id).transform("mean")
+    if len(names) < 2:
+        return table, notes
+    if not (table.advantage[known].abs() > 1e-9).any():
+        return table, [*notes, f"the reward is the sum of {listed}"]
+    groups = table.group_id[known]
+    advantage = table.advantage[known] - table.advantage[known].groupby(groups).transform("mean")
     weights, explained = _weights(
-        centred.loc[known, names].to_numpy(float), advantage.to_numpy(float), table.group_id[known].to_numpy()
+        centred.loc[known, names].to_numpy(float), advantage.to_numpy(float), groups.to_numpy()
     )
     if explained < 0.5:
-        return table.assign(reward=total), [*notes, f"the advantages follow no weighted sum of {', '.join(names)}"]
+        return table, [*notes, f"the advantages follow no weighted sum of {listed}"]
     if explained < 0.999:
         note = (
             "the advantages do not follow the sum of the rewards, whose weights the log does not have; neither is read"
         )
         return table.assign(reward=np.nan, advantage=np.nan), [*notes, note]
-    named = {
-        name: weight
-        for name, weight in zip(names, weights, strict=True)
-        if abs(weight) * centred[name].std() > 1e-3 * advantage.std()
-    }
-    if len(named) == 1:
-        (alone,) = named
-        return table.assign(reward=parts[alone]), [
-            *notes,
-            f"the advantages follow {alone} alone, so it is the reward, and not the sum",
-        ]
-    largest = max(map(abs, named.values()))
-    reward = sum((weight / largest * parts[name] for name, weight in named.items()), start=pd.Series(0.0, parts.index))
-    listed = ", ".join(f"{weight / largest:.3g} {name}" for name, weight in named.items())
-    return table.assign(reward=reward.round(9)), [*notes, f"the reward is the sum that the advantages follow: {listed}"]
+    used = np.abs(weights) * centred[names].std().to_numpy() > 1e-3 * advantage.std()
+    weights = np.where(used, weights, 0.0) / weights[np.argmax(np.abs(weights) * used)]
+    shown = ", ".join(f"{weight:.3g} {name}" for name, weight in zip(names, weights, strict=True) if weight)
+    reward = (parts[names] * weights).sum(axis="columns", skipna=False).round(9)
+    return table.assign(reward=reward), [*notes, f"the reward is the sum that the advantages follow: {shown}"]
 
 
 def _weights(parts: np.ndarray, advantage: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, float]:
@@ -285,8 +261,7 @@ def _own(path: Path) -> list[Log]:
     if chosen.empty:
         raise UserError(f"{path}: no run has steps of training or imported rollouts")
     measured = runs.trainer_metrics()
-    logs: list[Log] = []
-    damaged: list[str] = []
+    logs, damaged = list[Log](), list[str]()
     for row in chosen.to_dict("records"):
         try:
             logs.append(_own_log(row, table, measured))
@@ -331,18 +306,14 @@ def _own_log(row: Mapping[Any, Any], table: pd.DataFrame, measured: pd.DataFrame
 
 
 def _table(runs: Runs) -> pd.DataFrame:
-    table = runs.trajectories(order_by="step, group_id, sample")
-    for name in COLUMNS:
-        if name not in table:
-            table[name] = np.nan
-    return table[list(COLUMNS)]
+    return runs.trajectories(order_by="step, group_id, sample").reindex(columns=list(COLUMNS))
 
 
 def _named(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per step with numeric metrics under the names of the rules, and the original names where no rule reads them."""
     if frame.empty or "step" not in frame:
         return pd.DataFrame({"step": pd.Series(dtype=int)})
-    frame = frame.drop(columns=[name for name in STEPS if name != "step"], errors="ignore")
+    frame = frame.drop(columns=[name for name in ALIASES["step"] if name != "step"], errors="ignore")
     columns = {"step": pd.to_numeric(frame.step)}
     for name in frame.columns:
         values = pd.to_numeric(frame[name], errors="coerce") if name != "step" else None

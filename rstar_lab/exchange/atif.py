@@ -7,7 +7,6 @@ Tokens: a step of the agent has its `completion_token_ids`; the first also has t
 the step's `metrics.extra.observation_token_ids`, because repeating the history in each step is quadratic in the turns.
 """
 
-import json
 import math
 import os
 import re
@@ -21,12 +20,13 @@ from rstar_lab.analysis.runs import Runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.exchange.export_records import ARRAYS, TOKENS, Exported, Rollout, Row, read_rollouts
-from rstar_lab.exchange.import_rows import content_text, default_run_id, number_or_none, reasoning_text, write_run
+from rstar_lab.exchange.import_rows import content_text, default_run_id, number_of, reasoning_text, write_run
+from rstar_lab.exchange.rollout_rows import at, call_text
 from rstar_lab.runs.files import write_json
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.schema import is_valid_name
 from rstar_lab.tool_calls import parse_stored_turn
-from rstar_lab.untrusted.files import DataError, read_json, read_text
+from rstar_lab.untrusted.files import DataError, read_json, read_text, reading
 
 VERSION = "ATIF-v1.8"
 OURS = "rstar_lab"  # key of our data in `extra`
@@ -100,9 +100,7 @@ def to_atif(rollout: Rollout, agent: Row) -> Row:
     calls = {(call["turn"], call["index"]): call for call in rollout.calls}
     for message in rollout.messages:
         role = message["role"]
-        fields = {
-            name: value for name, value in message.items() if name not in ("role", "content") and value is not None
-        }
+        fields = {name: own for name, own in message.items() if name not in ("role", "content") and own is not None}
         if role == "assistant":
             turn += 1
             steps.append(_agent_step(message["content"], turn, fields, rollout, spans))
@@ -129,14 +127,9 @@ def to_atif(rollout: Rollout, agent: Row) -> Row:
     if row.get("model_tokens") is not None:
         metrics["total_completion_tokens"] = row["model_tokens"]
     return {
-        "schema_version": VERSION,
-        "session_id": row["run_id"],
-        "trajectory_id": row["traj_id"],
-        "agent": agent,
-        "steps": steps,
-        "final_metrics": metrics,
-        "extra": {OURS: extra},
-    }
+        "schema_version": VERSION, "session_id": row["run_id"], "trajectory_id": row["traj_id"], "agent": agent, "steps": steps,
+        "final_metrics": metrics, "extra": {OURS: extra},
+    }  # fmt: skip
 
 
 _PLACE = ("traj_id", "run_id", "attempt", "stage", "step", "turn", "index")
@@ -153,12 +146,8 @@ def _blank(name: str) -> float | None:
 
 def _observed(transcript: Row, start: int, end: int) -> Row:
     """Return the values of the arrays at tokens that the model did not write, where they are not the usual ones."""
-    found: Row = {}
-    for name in ARRAYS:
-        values = transcript[name]
-        if values is not None and any(value != _blank(name) for value in values[start:end]):
-            found[f"observation_{name}"] = values[start:end]
-    return found
+    parts = {name: transcript[name][start:end] for name in ARRAYS if transcript[name] is not None}
+    return {f"observation_{name}": own for name, own in parts.items() if any(value != _blank(name) for value in own)}
 
 
 def _agent_step(text: str, turn: int, fields: Row, rollout: Rollout, spans: list[tuple[int, int]] | None) -> Row:
@@ -183,18 +172,14 @@ def _agent_step(text: str, turn: int, fields: Row, rollout: Rollout, spans: list
         transcript, (start, end) = rollout.transcript, spans[turn]
         ids = transcript["response_ids"]
         before = spans[turn - 1][1] if turn else 0
+        prompt = (transcript["prompt_ids"] or []) + ids[:start]
         metrics: Row = {
-            "prompt_tokens": len(transcript["prompt_ids"] or []) + start,
-            "completion_tokens": end - start,
-            "completion_token_ids": ids[start:end],
-        }
+            "prompt_tokens": len(prompt), "completion_tokens": end - start, "completion_token_ids": ids[start:end],
+        }  # fmt: skip
         if turn == 0:
-            metrics["prompt_token_ids"] = (transcript["prompt_ids"] or []) + ids[:start]
+            metrics["prompt_token_ids"] = prompt
         more: Row = {"observation_token_ids": ids[before:start], **_observed(transcript, before, start)}
-        for name in ARRAYS:
-            values = transcript[name]
-            if values is not None:
-                more[name] = values[start:end]
+        more |= {name: transcript[name][start:end] for name in ARRAYS if transcript[name] is not None}
         if (log_probs := more.get("engine_log_probs")) is not None and None not in log_probs:
             metrics["logprobs"] = more.pop("engine_log_probs")
         step["metrics"] = metrics | {"extra": more}
@@ -226,35 +211,35 @@ def import_atif(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
     source = Path(source)
     rollouts = []
     for place, document in _documents(source):
-        try:
+        with reading(f"{place}: not a valid ATIF document"):
             rollouts.append(_with_reward(from_atif(document, place), place))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{place}: not a valid ATIF document: {type(error).__name__}: {error}") from error
     sessions = {str(rollout["session"])[:150] for rollout in rollouts}
-    if run_id is None and len(sessions) == 1 and all(rollout["stored"] for rollout in rollouts):
+    complete = all(rollout["stored"] for rollout in rollouts)
+    if run_id is None and len(sessions) == 1 and complete:
         run_id = min(sessions)
     run_id = run_id or default_run_id(source, "atif")
     for rollout in rollouts:
-        session = str(rollout["session"])
-        if rollout["stored"] and run_id != session and is_valid_name(session) and (Path(runs_dir) / session).exists():
+        session, stored = str(rollout["session"]), rollout["stored"]
+        if stored and run_id != session and is_valid_name(session) and (Path(runs_dir) / session).exists():
             rollout["traj_id"] = f"{run_id}/{rollout['traj_id']}"  # ids are unique over the runs of a folder
-        if rollout["stored"] and len(sessions) > 1:  # runs of the same problems have the same ids of groups
-            rollout["stored"] = rollout["stored"] | {"group_id": f"{session}/{rollout['stored'].get('group_id')}"}
-    complete = all(rollout["stored"] for rollout in rollouts)
-    rewards = {rollout["reward_key"] for rollout in rollouts}
-    vocabulary = _list_beside(source, VOCABULARY) if complete else None
-    lines = (_list_beside(source, METRICS) or []) if complete else []
-    metrics = {line["step"]: line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)}
-    reward = rewards.pop() if complete and len(rewards) == 1 else None
-    return write_run(rollouts, source, runs_dir, run_id, "atif", vocabulary=vocabulary, metrics=metrics, reward=reward)
+        if stored and len(sessions) > 1:  # runs of the same problems have the same ids of groups
+            rollout["stored"] = stored | {"group_id": f"{session}/{stored.get('group_id')}"}
+    more: Row = {}
+    if complete:
+        rewards = {rollout["reward_key"] for rollout in rollouts}
+        more["reward"] = rewards.pop() if len(rewards) == 1 else None
+        more["vocabulary"] = _list_beside(source, VOCABULARY)
+        lines = _list_beside(source, METRICS) or []
+        more["metrics"] = {line["step"]: line for line in lines if isinstance(at(line, "step"), int)}
+    return write_run(rollouts, source, runs_dir, run_id, "atif", **more)
 
 
 def _with_reward(rollout: Row, place: Path) -> Row:
     """Add the reward of a trial of Harbor to its rollout. Harbor writes it to TRIAL/verifier/reward.txt."""
     file = place.parent.parent / "verifier" / "reward.txt"
     if rollout["reward"] is None and place.parent.name == "agent" and file.is_file():
-        with suppress(DataError, ValueError):
-            rollout["reward"] = number_or_none(float(read_text(file)[:100]), str(file), "reward")
+        with suppress(DataError):
+            rollout["reward"] = number_of(read_text(file)[:100])
     return rollout
 
 
@@ -266,28 +251,27 @@ def _list_beside(source: Path, name: str) -> list[Any] | None:
 
 def _documents(source: Path) -> Iterator[tuple[Path, Row]]:
     """Yield the documents, without those that continue another one."""
-    paths = sorted(source.rglob("*.json")) if source.is_dir() else [source]
     read: dict[Path, Row] = {}
-    for path in paths:
+    for path in sorted(source.rglob("*.json")) if source.is_dir() else [source]:
         document = read_json(path)
-        if isinstance(document, dict) and str(document.get("schema_version", "")).startswith("ATIF-v"):
+        version = at(document, "schema_version")
+        if str(version).startswith("ATIF-v"):
+            if not isinstance(document.get("steps") or [], list):
+                raise UserError(f"{path}: steps is not a list")
             read[Path(os.path.normpath(path.absolute()))] = document
         elif path == source:
-            raise UserError(f"{path} is not an ATIF document: schema_version is {_shown(document)}")
+            raise UserError(f"{path} is not an ATIF document: schema_version is {str(version)[:80]!r}")
     if not read:
         raise UserError(f"{source} contains no ATIF documents (schema_version: ATIF-v1.x)")
     following = {path: _following(path, document) for path, document in read.items()}
     for path, document in read.items():
-        if not isinstance(document.get("steps") or [], list):
-            raise UserError(f"{path}: steps is not a list")
-        if path in following.values():
-            continue
-        steps, seen, current = list(document.get("steps") or []), {path}, path
-        while (target := following[current]) in read and target is not None and target not in seen:
-            steps += read[target].get("steps") or []
-            seen.add(target)
-            current = target
-        yield path, document | {"steps": steps}
+        if path not in following.values():
+            steps, seen, current = list(document.get("steps") or []), {path}, path
+            while (target := following[current]) in read and target is not None and target not in seen:
+                steps += read[target].get("steps") or []
+                seen.add(target)
+                current = target
+            yield path, document | {"steps": steps}
 
 
 def _following(path: Path, document: Row) -> Path | None:
@@ -296,73 +280,50 @@ def _following(path: Path, document: Row) -> Path | None:
     return Path(os.path.normpath(path.parent / reference)) if isinstance(reference, str) else None
 
 
-def _shown(document: Any) -> str:
-    return (
-        repr(document.get("schema_version"))[:80]
-        if isinstance(document, dict)
-        else f"missing in a {type(document).__name__}"
-    )
-
-
 def from_atif(document: Row, place: Path | str = "document") -> Row:
     """Return a document as a rollout for `import_rows.write_run`."""
-    ours = _dict(_dict(document.get("extra")).get(OURS))
-    messages: list[Row] = []
+    ours = at(document, "extra", OURS) or {}
+    messages, call_rows, tokens = list[Row](), list[Row](), _Tokens()
     tools: dict[Any, str] = {}
-    tokens = _Tokens()
-    for number, step in enumerate(document.get("steps") or [], 1):
-        if not isinstance(step, dict) or step.get("source") not in ("system", "user", "agent"):
+    steps, turn = document.get("steps") or [], -1
+    for number, step in enumerate(steps, 1):
+        if at(step, "source") not in ("system", "user", "agent"):
             raise UserError(f"{place}: step {number} has no source (system, user or agent)")
         if step.get("is_copied_context"):
             continue
-        of_step = _dict(_dict(step.get("extra")).get(OURS))
-        messages.append(_message(step, of_step, tools))
+        messages.append(_message(step, at(step, "extra", OURS) or {}, tools))
         if step["source"] == "agent":
-            tokens.add(_dict(step.get("metrics")))
-        for result in _dict(step.get("observation")).get("results") or []:
-            if result.get("content") is None and "subagent_trajectory_ref" in result:
-                continue
-            extra = _dict(result.get("extra"))
-            known = _dict(extra.get(OURS))
-            tool = (
-                known.get("tool", extra.get("tool"))
-                if OURS in extra or "tool" in extra
-                else tools.get(result.get("source_call_id"))
-            )
-            message = {
-                "role": "tool",
-                "content": content_text(result.get("content")),
-                "tool": tool,
-                "outcome": extra.get("outcome"),
-            }
-            messages.append(message | known | {"tool": tool, "outcome": known.get("outcome", extra.get("outcome"))})
-    final = _dict(document.get("final_metrics"))
-    asked = [content_text(step.get("message")) for step in document.get("steps") or [] if step["source"] == "user"]
-    question = ours.get("question") or next(
-        (m["content"] for m in messages if m["role"] == "user"), next(iter(asked), None)
-    )
-    arrays = ours.get("arrays") or tokens.arrays(_dict(ours.get("tail")))
-    trajectory = _dict(ours.get("trajectory"))
+            turn += 1
+            tokens.add(step.get("metrics") or {})
+        for index, result in enumerate(at(step, "observation", "results") or []):
+            extra, known = result.get("extra") or {}, at(result, "extra", OURS) or {}
+            if step["source"] == "agent":
+                row = {name: extra[name] for name in _CALL_COLUMNS if name in extra}
+                call_rows.append({"turn": turn, "index": index, "tool": extra.get("tool", known.get("tool"))} | row)
+            if result.get("content") is not None or "subagent_trajectory_ref" not in result:
+                own = OURS in extra or "tool" in extra
+                tool = (extra | known).get("tool") if own else tools.get(result.get("source_call_id"))
+                given = {"tool": tool, "outcome": (extra | known).get("outcome")}
+                messages.append(
+                    {"role": "tool", "content": content_text(result.get("content"))} | given | known | given
+                )
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    asked += [content_text(step.get("message")) for step in steps if step["source"] == "user"]
+    arrays = ours.get("arrays") or tokens.arrays(ours.get("tail") or {})
+    trajectory = ours.get("trajectory") or {}
     outcomes = [message.get("outcome") for message in messages if message["role"] == "tool"]
-    valid = {str(outcome) for outcome in Outcome}
     return {
-        "stored": trajectory,
-        "session": document.get("session_id"),
-        "reward_key": str(_dict(_dict(_dict(document.get("agent")).get("extra")).get(OURS)).get("reward") or "")
-        or None,
-        "stage": trajectory.get("stage"),
-        "step": trajectory.get("step") or 0,
-        "outcomes": outcomes if outcomes and set(outcomes) <= valid else None,
-        "traj_id": document.get("trajectory_id"),
-        "question": question,
-        "truth": ours.get("truth"),
-        "messages": messages,
-        "call_rows": _call_rows(document),
-        "arrays": arrays,
-        "reward": _dict(final.get("extra")).get("reward"),
+        "stored": trajectory, "session": document.get("session_id"), "stage": trajectory.get("stage"), "step": trajectory.get("step") or 0,
+        "reward_key": str(at(document, "agent", "extra", OURS, "reward") or "") or None,
+        "outcomes": outcomes if outcomes and set(outcomes) <= {str(outcome) for outcome in Outcome} else None,
+        "traj_id": document.get("trajectory_id"), "question": ours.get("question") or next(iter(asked), None), "truth": ours.get("truth"),
+        "messages": messages, "call_rows": call_rows, "arrays": arrays, "reward": at(document, "final_metrics", "extra", "reward"),
         "response_tokens": len(arrays["response_ids"]) if arrays and arrays.get("response_ids") else None,
         "model_tokens": None if None in tokens.counts else sum(tokens.counts) or None,
-    }
+    }  # fmt: skip
+
+
+_CALL_COLUMNS = ("outcome", "code_hash", "queue_s", "run_s", "position")
 
 
 def _message(step: Row, ours: Row, tools: dict[Any, str]) -> Row:
@@ -370,31 +331,11 @@ def _message(step: Row, ours: Row, tools: dict[Any, str]) -> Row:
     text = content_text(step.get("message"))
     for call in step.get("tool_calls") or []:
         tools[call.get("tool_call_id")] = str(call.get("function_name"))
-        if "text" not in ours:
-            arguments = {"name": call.get("function_name"), "arguments": call.get("arguments") or {}}
-            text += f"\n<tool_call>{json.dumps(arguments, ensure_ascii=False)}</tool_call>"
+        text += call_text(call.get("function_name"), call.get("arguments") or {})
     if reasoning := step.get("reasoning_content"):
         text = reasoning_text(content_text(reasoning)) + text
     other = {name: value for name, value in ours.items() if name not in ("role", "text")}
     return {"role": role, "content": ours.get("text", text), **other}
-
-
-def _call_rows(document: Row) -> list[Row]:
-    """Return the rows of the calls, with the columns that the document has."""
-    rows: list[Row] = []
-    turn = -1
-    for step in document.get("steps") or []:
-        if step.get("source") != "agent" or step.get("is_copied_context"):
-            continue
-        turn += 1
-        for index, result in enumerate(_dict(step.get("observation")).get("results") or []):
-            extra = _dict(result.get("extra"))
-            ours = _dict(extra.get(OURS))
-            columns: Row = {
-                name: extra[name] for name in ("outcome", "code_hash", "queue_s", "run_s", "position") if name in extra
-            }
-            rows.append({"turn": turn, "index": index, "tool": extra.get("tool", ours.get("tool")), **columns})
-    return rows
 
 
 class _Tokens:
@@ -411,7 +352,7 @@ class _Tokens:
     def add(self, metrics: Row) -> None:
         new: list[int] | None = metrics.get("completion_token_ids")
         history: list[int] | None = metrics.get("prompt_token_ids")
-        more = _dict(metrics.get("extra"))
+        more = metrics.get("extra") or {}
         self.counts.append(metrics.get("completion_tokens") if new is None else len(new))
         between: list[int] = more.get("observation_token_ids") or []
         if not self.complete or new is None or (self.prompt is None and history is None):
@@ -426,11 +367,8 @@ class _Tokens:
         self.any = True
         self.ids += [*between, *new]
         self.mask += [False] * len(between) + [True] * len(new)
-        given: Row = {"engine_log_probs": metrics.get("logprobs")} | {
-            name: more[name] for name in ARRAYS if name in more
-        }
         for name, collected in self.values.items():
-            values = given.get(name)
+            values = more.get(name, metrics.get("logprobs") if name == "engine_log_probs" else None)
             if collected is None or values is None or len(values) != len(new):
                 self.values[name] = None
             else:
@@ -442,16 +380,9 @@ class _Tokens:
         if not (self.complete and self.any):
             return None
         ids = tail.get("token_ids") or []
-        rows: Row = {
-            "prompt_ids": self.prompt,
-            "response_ids": self.ids + ids,
-            "loss_mask": self.mask + [False] * len(ids),
-        }
+        mask = self.mask + [False] * len(ids)
+        rows: Row = {"prompt_ids": self.prompt, "response_ids": self.ids + ids, "loss_mask": mask}
         for name, values in self.values.items():
             more = tail.get(f"observation_{name}") or [_blank(name)] * len(ids)
             rows[name] = None if values is None else [math.nan if x is None else x for x in values + more]
         return rows
-
-
-def _dict(value: Any) -> Row:
-    return value if isinstance(value, dict) else {}

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.runs import TRAJECTORIES, RunStoreError, RunWriter
-from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reflection_words import count_reflection_words
@@ -33,9 +32,9 @@ from rstar_lab.tool_calls import parse_stored_calls
 from rstar_lab.untrusted import files
 
 Row = dict[str, Any]
-TRUTHS = ("gts", "ground_truth", "truth", "answer", "solution", "label", "target", "gt")  # columns with the true answer
 REWARDS_FILE = "rewards.parquet"  # traj_id and one column per reward function
 _STAGE = "import"
+_NOT_FINITE = ("nan", "inf", "-inf", "infinity", "-infinity")
 _COPIED = (
     "reward", "kept", "advantage", "turns", "calls", "truncated", "engine", "generate_s", "stop_reason",
     "response_tokens", "model_tokens",
@@ -115,19 +114,20 @@ def write_run(
     if (run_dir / "run.json").exists():
         raise RunStoreError(f"{run_dir} exists already: choose another run_id or remove the run")
     by_step: dict[int, list[Row]] = defaultdict(list)
-    with name_unreadable(source):
+    with files.reading(source, errors=(pa.ArrowException,)):
         for rollout in rollouts:
             by_step[step_number(rollout["step"], str(source), "step")].append(rollout)
     if not by_step:
         raise UserError(f"{source} contains no rollouts")
     created = not run_dir.exists()
+    recipe = {"source": kind, "path": str(source)} | ({"rl": {"reward": reward}} if reward else {})
     try:
-        recipe = {"source": kind, "path": str(source)} | ({"rl": {"reward": reward}} if reward else {})
-        _write(by_step, run_dir, recipe, vocabulary, metrics or {})
-    except (AttributeError, ArithmeticError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
+        with files.reading(f"{source}: a value cannot be stored", errors=(pa.ArrowException,)):
+            _write(by_step, run_dir, recipe, vocabulary, metrics or {})
+    except UserError:
         if created:  # otherwise the next attempt would find half a run
             shutil.rmtree(run_dir, ignore_errors=True)
-        raise UserError(f"{source}: a value cannot be stored: {error}") from error
+        raise
     return run_dir
 
 
@@ -158,17 +158,6 @@ def _write(
         writer.finish("finished")
 
 
-@contextmanager
-def name_unreadable(source: Path) -> Iterator[None]:
-    """Convert what a file of somebody else can raise to UserError that names it."""
-    try:
-        yield
-    except UserError:
-        raise
-    except READ_ERRORS as error:
-        raise UserError(f"{source} cannot be read: {type(error).__name__}: {error}") from error
-
-
 def _step_metrics(trajectories: Sequence[Row]) -> Row:
     """Return the metrics of a step that follow from its rollouts, under the names that a training run uses."""
     metrics: Row = {"rollouts": len(trajectories), "groups": len({row["group_id"] for row in trajectories})}
@@ -180,69 +169,54 @@ def _step_metrics(trajectories: Sequence[Row]) -> Row:
 
 
 def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[Row]]:
-    trajectories, calls, transcripts = [], [], []
+    levels: dict[str, list[Row]] = {"trajectories": [], "calls": [], "transcripts": []}
     ids: dict[str, int] = defaultdict(int)
     samples: dict[str, int] = defaultdict(int)
     for number, rollout in enumerate(rollouts):
-        question, messages, outcomes = rollout["question"], rollout["messages"], rollout.get("outcomes")
-        arrays = rollout.get("arrays") or {}
+        messages = rollout["messages"]
         if row := rollout.get("stored"):  # a row of the run store
-            traj_id = str(rollout["traj_id"])
-            trajectories.append({name: row[name] for name in _STORED if name in row} | {"traj_id": traj_id})
-            text = json.dumps(messages, ensure_ascii=False)
-            stored = {"traj_id": traj_id, "question": question, "truth": rollout.get("truth"), "messages": text}
-            transcripts.append(stored | arrays)
-            calls += [call | {"traj_id": traj_id} for call in rollout["call_rows"]]
-            continue
-        problem = rollout.get("problem_id") or digest(question if question is not None else str(number))
-        # Ids in the store must be unique over all runs, but another run can contain the source's id.
-        traj_id = f"{run_id}/{step:06d}/{number if (given := rollout.get('traj_id')) is None else given}"
-        group = problem if rollout.get("group") is None else str(rollout["group"])
-        ids[traj_id] += 1
-        if ids[traj_id] > 1:  # the source's id is that of the problem, for example
-            traj_id += f"~{number}"
-        truth = rollout.get("truth")
-        truth = text_or_none(truth[0] if isinstance(truth, list) and len(truth) == 1 else truth)
-        trajectories.append(
-            {
-                **conversation_counts(messages),
-                **{name: rollout[name] for name in _COPIED if rollout.get(name) is not None},
-                "traj_id": traj_id,
-                "group_id": f"{step}/{group}",
-                "problem_id": problem,
-                "sample": samples[group],
-                "errors": None if outcomes is None else sum(outcome != Outcome.OK for outcome in outcomes),
-                "outcomes": outcomes,
-                "answer": text_or_none(rollout.get("answer")),
-                "truth": truth,
-            }
-        )
-        samples[group] += 1
-        transcripts.append(
-            {
-                "traj_id": traj_id,
-                "question": question,
-                "truth": truth,
-                "messages": json.dumps(messages, ensure_ascii=False),
-                **arrays,
-            }
-        )
-        turn = -1
-        indices: dict[int, int] = defaultdict(int)
-        for message in messages:
-            turn += message["role"] == "assistant"
-            if message["role"] == "tool":
-                calls.append(
-                    {
-                        "traj_id": traj_id,
-                        "turn": max(turn, 0),
-                        "index": indices[turn],
-                        "tool": message["tool"],
-                        "outcome": message["outcome"] if outcomes is not None else None,
-                    }
-                )
-                indices[turn] += 1
-    return {"trajectories": trajectories, "calls": calls, "transcripts": transcripts}
+            traj_id, truth = str(rollout["traj_id"]), rollout.get("truth")
+            trajectory, calls = {name: row[name] for name in _STORED if name in row}, rollout["call_rows"]
+        else:
+            # Ids in the store must be unique over all runs, but another run can contain the source's id.
+            traj_id = f"{run_id}/{step:06d}/{number if (given := rollout.get('traj_id')) is None else given}"
+            ids[traj_id] += 1
+            if ids[traj_id] > 1:  # the source's id is that of the problem, for example
+                traj_id += f"~{number}"
+            truth = rollout.get("truth")
+            truth = text_or_none(truth[0] if isinstance(truth, list) and len(truth) == 1 else truth)
+            trajectory, calls = _trajectory(rollout, step, number, truth), _calls(messages, rollout.get("outcomes"))
+            trajectory["sample"] = samples[trajectory["group_id"]]
+            samples[trajectory["group_id"]] += 1
+        levels["trajectories"].append(trajectory | {"traj_id": traj_id})
+        levels["calls"] += [call | {"traj_id": traj_id} for call in calls]
+        text = json.dumps(messages, ensure_ascii=False)
+        transcript = {"traj_id": traj_id, "question": rollout["question"], "truth": truth, "messages": text}
+        levels["transcripts"].append(transcript | (rollout.get("arrays") or {}))
+    return levels
+
+
+def _trajectory(rollout: Row, step: int, number: int, truth: str | None) -> Row:
+    question, outcomes = rollout["question"], rollout.get("outcomes")
+    problem = rollout.get("problem_id") or digest(question if question is not None else str(number))
+    return {
+        **conversation_counts(rollout["messages"]),
+        **{name: rollout[name] for name in _COPIED if rollout.get(name) is not None},
+        "group_id": f"{step}/{problem if rollout.get('group') is None else rollout['group']}", "problem_id": problem,
+        "errors": None if outcomes is None else sum(outcome != Outcome.OK for outcome in outcomes), "outcomes": outcomes,
+        "answer": text_or_none(rollout.get("answer")), "truth": truth,
+    }  # fmt: skip
+
+
+def _calls(messages: list[Row], outcomes: list[Any] | None) -> Iterator[Row]:
+    turn, index = -1, 0
+    for message in messages:
+        if message["role"] == "assistant":
+            turn, index = turn + 1, 0
+        elif message["role"] == "tool":
+            outcome = None if outcomes is None else message["outcome"]
+            yield {"turn": max(turn, 0), "index": index, "tool": message["tool"], "outcome": outcome}
+            index += 1
 
 
 # --- reading source rows; errors name the file and the row ------------------------------------------------------------
@@ -250,9 +224,7 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
 
 def json_lines(file: Path) -> Iterator[tuple[str, Row]]:
     """Yield (place, row) for each object of a JSON-lines file. Raises UserError for a line that is not an object."""
-    for number, row in files.json_lines(file):
-        if not isinstance(row, dict):
-            raise UserError(f"{file}, line {number} is not a JSON object")
+    for number, row in files.json_lines(file, dict):
         yield f"{file}, line {number}", row
 
 
@@ -269,21 +241,15 @@ def content_text(value: Any) -> str:
 
 
 def _part_text(part: Row) -> str:
-    for name in ("reasoning", "thinking"):  # OpenAI's and Anthropic's names
-        if part.get("type") == name and isinstance(part.get(name, part.get("text")), str):
-            return reasoning_text(part.get(name, part.get("text")))
-    return str(part.get("text", f"[{part.get('type', 'part')}]"))
+    if (kind := part.get("type")) in ("reasoning", "thinking"):  # OpenAI's and Anthropic's names
+        texts = [part.get(name) for name in (kind, "text", "summary")]
+        return reasoning_text(next((text for text in texts if isinstance(text, str) and text), None))
+    return str(part.get("text", part.get("refusal", f"[{part.get('type', 'part')}]")))
 
 
 def reasoning_text(text: str | None) -> str:
     """Return the reasoning of a message in the tags with which models write it; "" without reasoning."""
     return f"<think>\n{text.strip()}\n</think>\n\n" if text and text.strip() else ""
-
-
-def required_text(row: Row, name: str, place: str) -> str:
-    if not isinstance(row.get(name), str):
-        raise UserError(f"{place}: field {name!r} is missing or not text")
-    return row[name]
 
 
 def text_or_none(value: Any) -> str | None:
@@ -293,10 +259,14 @@ def text_or_none(value: Any) -> str | None:
 
 
 def number_or_none(value: Any, place: str, name: str) -> float | None:
-    if value is None:
-        return None
+    """Return a number; None for null and for numbers that are not finite. Raises UserError for anything else."""
     number = number_of(value)
-    if number is None and not isinstance(value, bool | int | float):  # numbers that are not finite are missing
+    if (
+        number is None
+        and value is not None
+        and str(value).strip().lower() not in _NOT_FINITE
+        and not isinstance(value, int)
+    ):
         raise UserError(f"{place}: field {name!r} is not a number: {str(value)[:80]!r}")
     return number
 
@@ -305,11 +275,9 @@ def number_of(value: Any) -> float | None:
     """Return a finite number, also one that is written as text, as a float; None for anything else."""
     if not isinstance(value, bool | int | float | str):
         return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+    with suppress(ValueError, OverflowError):
+        return number if math.isfinite(number := float(value)) else None
+    return None
 
 
 def step_number(value: Any, place: str, name: str) -> int:
