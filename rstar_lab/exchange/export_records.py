@@ -1,17 +1,19 @@
 """Read complete rollouts of runs, one step at a time, and report what an export left out."""
 
 import json
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.runs import TRAJECTORIES, RunStoreError
+from rstar_lab.runs.files import json_safe
 from rstar_lab.runs.messages import read_messages
 
 Row = dict[str, Any]
@@ -37,12 +39,7 @@ class Exported:
 
     def as_dict(self) -> Row:
         """Return the fields as JSON values."""
-        return {
-            "path": str(self.path),
-            "written": self.written,
-            "left_out": dict(self.left_out),
-            "notes": self.notes,
-        }
+        return {"path": str(self.path), "written": self.written, "left_out": dict(self.left_out), "notes": self.notes}
 
 
 @dataclass
@@ -79,16 +76,16 @@ def read_rollouts(runs: Runs, where: Where, exported: Exported) -> Iterator[Roll
     Rollouts without a transcript are counted in `exported`. Raises RunStoreError for an invalid filter.
     """
     columns = ", ".join(f'"{name}"' for name in TRAJECTORIES.names)
-    chosen = runs.arrow(
-        f"SELECT {columns} FROM trajectories WHERE {runs.condition(where)} ORDER BY run_id, step, group_id, sample, traj_id"
-    ).to_pylist()
-    for (run_id, step), rows in groupby(chosen, lambda row: (row["run_id"], row["step"])):
+    query = f"SELECT {columns} FROM trajectories WHERE {runs.condition(where)} ORDER BY run_id, step, group_id, sample, traj_id"
+    for (run_id, step), rows in groupby(runs.arrow(query).to_pylist(), itemgetter("run_id", "step")):
         place = [run_id, step]
         stored = runs.arrow("SELECT * FROM transcripts WHERE run_id = ? AND step = ?", place).to_pylist()
         transcripts = {row["traj_id"]: row for row in stored}
         calls: dict[str, list[Row]] = {}
-        for call in _calls(runs, place):
-            calls.setdefault(call["traj_id"], []).append(call)
+        with suppress(RunStoreError):  # the run has no calls
+            query = 'SELECT * FROM calls WHERE run_id = ? AND step = ? ORDER BY turn, "index"'
+            for call in runs.arrow(query, place).to_pylist():
+                calls.setdefault(call["traj_id"], []).append(call)
         for row in rows:
             transcript = transcripts.get(row["traj_id"])
             if transcript is None:
@@ -101,23 +98,4 @@ def read_rollouts(runs: Runs, where: Where, exported: Exported) -> Iterator[Roll
             for message, stored_message in zip(messages, json.loads(text), strict=True):
                 if stored_message.get("control_token") is True:
                     message["control_token"] = True
-            yield Rollout(_finite(row), messages, _finite(transcript), calls.get(row["traj_id"], []))
-
-
-def _calls(runs: Runs, place: Sequence[Any]) -> list[Row]:
-    try:
-        table = runs.arrow('SELECT * FROM calls WHERE run_id = ? AND step = ? ORDER BY turn, "index"', place)
-    except RunStoreError:  # the run has no calls
-        return []
-    return table.to_pylist()
-
-
-def _finite(row: Row) -> Row:
-    """Return the row with None for numbers that are not finite, which JSON cannot hold."""
-
-    def value(item: Any) -> Any:
-        if isinstance(item, list):
-            return [value(part) for part in item]
-        return None if isinstance(item, float) and not math.isfinite(item) else item
-
-    return {name: value(item) for name, item in row.items()}
+            yield Rollout(json_safe(row), messages, json_safe(transcript), calls.get(row["traj_id"], []))

@@ -20,6 +20,7 @@ import pyarrow as pa
 import yaml
 from huggingface_hub import (
     CardData,
+    CommitOperationAdd,
     DatasetCard,
     DatasetCardData,
     HfApi,
@@ -65,13 +66,6 @@ class Upload:
         """Bytes of all files."""
         return sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in self.files.values())
 
-    def write(self, folder: Path, put: Callable[[Path, Path], object]) -> None:
-        """Write the files to a folder. put(source, target): copies or links a file."""
-        for name, file in self.files.items():
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file) if isinstance(file, bytes) else put(file.absolute(), target)
-
 
 def prepare(folder: Path) -> Upload:
     """Return the files to upload for a folder, with a card. folder: folder of a run, a model or an adapter. run.json is
@@ -104,7 +98,10 @@ def write_folder(upload: Upload, folder: Path) -> None:
     """Write what `push` sends to a new folder, which `datasets.load_dataset` and `huggingface_hub` read. The folder appears
     only when all files are complete. Raises UserError if it exists."""
     with _new_folder(folder.parent) as (temporary, appear):
-        upload.write(temporary, shutil.copyfile)
+        for name, file in upload.files.items():
+            target = temporary / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file) if isinstance(file, bytes) else shutil.copyfile(file, target)
         appear(folder, "choose another folder")
 
 
@@ -114,11 +111,10 @@ def push(upload: Upload, repo: str, *, public: bool = False) -> str:
     the Hub rejects the upload.
     """
     api, repo_type = HfApi(), REPO_TYPES[upload.kind]
-    with _hub_errors(f"push to {repo}"), tempfile.TemporaryDirectory() as staged:
-        upload.write(Path(staged), lambda source, target: target.symlink_to(source))
+    with _hub_errors(f"push to {repo}"):
         url = api.create_repo(repo, repo_type=repo_type, private=not public, exist_ok=True)
-        message = "Upload with rstar-lab push"
-        api.upload_folder(repo_id=repo, folder_path=staged, repo_type=repo_type, commit_message=message)
+        files = [CommitOperationAdd(name, file) for name, file in upload.files.items()]
+        api.create_commit(repo, files, commit_message="Upload with rstar-lab push", repo_type=repo_type)
     return str(url)
 
 
@@ -167,7 +163,10 @@ def _hub_errors(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # huggingface_hub has many kinds of errors, and also raises those of its HTTP library
-        raise UserError(f"{what} failed: {_first_line(error)}") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        network = isinstance(error, ConnectionError) or "connect" in type(error).__name__.lower()
+        hint = "; check the network, or HF_ENDPOINT if you use a mirror" if network else ""
+        raise UserError(f"{what} failed: {reason}{hint}") from error
 
 
 def _matching(folder: Path, names: re.Pattern[str]) -> dict[str, Path | bytes]:
@@ -184,34 +183,18 @@ def _matching(folder: Path, names: re.Pattern[str]) -> dict[str, Path | bytes]:
     return dict(sorted(found.items()))
 
 
-# Cards
+# Cards, from the templates beside this module
 
 
 def _model_card(folder: Path) -> bytes:
     """Return the card of a model: base model, training, evaluations and chat format."""
     run = next((RunReader(parent) for parent in folder.resolve().parents if (parent / "run.json").is_file()), None)
-    lines = [f"# {run.run_id if run else folder.name}", ""]
+    data = ModelCardData(library_name="transformers", tags=["rstar_lab", "tool-use", "reinforcement-learning"])
     if run is None:
-        lines += ["A model of [rstar_lab](https://arxiv.org/abs/2508.20722), without a record of its training.", ""]
-    else:
-        step = folder.name.removeprefix("step=")
-        of_step = f", step {int(step)}" if step.isdecimal() else ""
-        base = Path(str(run.info["recipe"].get("model"))).name
-        lines += [
-            f"Trained with {_version(run)} (run `{run.run_id}`{of_step}, seed {run.info.get('seed')}) from `{base}`.",
-            "",
-            *_evaluations(run, folder),
-            *_recipe(run),
-        ]
-    lines += [
-        "## Chat format",
-        "",
-        "The tokenizer has the chat template of training, with the schemas of the tools in the system prompt. Tool calls are "
-        "JSON in `<tool_call>`. Run the model's code in a sandbox only: `rstar-lab chat MODEL`.",
-        "",
-    ]
-    tags = ["rstar_lab", "tool-use", "reinforcement-learning"]
-    return _card(ModelCard, ModelCardData(library_name="transformers", tags=tags), lines)
+        return _card(ModelCard, data, None, title=folder.name)
+    step, base = folder.name.removeprefix("step="), Path(str(run.info["recipe"].get("model"))).name
+    step = f", step {int(step)}" if step.isdecimal() else ""
+    return _card(ModelCard, data, run, title=run.run_id, step=step, base=base, evaluations=_evaluations(run, folder))
 
 
 def _data_card(run: RunReader) -> bytes:
@@ -226,53 +209,35 @@ def _data_card(run: RunReader) -> bytes:
         stored = read_footer(run.files("trajectories")[0].path).schema.to_arrow_schema()
         fields = [field for field in stored if not pa.types.is_map(field.type)]
         configs[0]["columns"] = [field.name for field in fields]
-        described = {"config_name": "trajectories", "features": [_feature(field) for field in fields]}
-        features = {"dataset_info": [described]}
+        features["dataset_info"] = [{"config_name": "trajectories", "features": [_feature(field) for field in fields]}]
     data = DatasetCardData(tags=["rstar_lab", "tool-use", "rollouts"], configs=configs, **features)
     steps = run.metrics()
     shown = {name: steps[-1].get(name) for name in ("correct", "error_rate_correct", "response_tokens", "rollouts")}
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
-    lines = [
-        f"# {run.run_id}",
-        "",
-        f"Rollouts of a {run.info['kind']} run of {_version(run)}: {counted(len(steps), 'step')}, seed {run.info.get('seed')}, "
-        f"status {run.status}. `rstar-lab pull` makes it a run again, which `inspect` and `open_runs` read.",
-        "",
-        f"Last step ({steps[-1]['step']}): {numbers}.",
-        "",
-        "The transcripts contain text and code written by a model. Do not run it outside a sandbox.",
-        "",
-        *_recipe(run),
-    ]
-    return _card(DatasetCard, data, lines)
+    return _card(DatasetCard, data, run, steps=counted(len(steps), "step"), last=steps[-1], numbers=numbers)
 
 
-def _version(run: RunReader) -> str:
-    return f"rstar_lab {(run.info.get('versions') or {}).get('rstar_lab', '')}".rstrip()
-
-
-def _recipe(run: RunReader) -> list[str]:
-    recipe = yaml.safe_dump(_without_paths(run.info["recipe"].for_display()), sort_keys=False).rstrip()
-    return ["## Recipe", "", "```yaml", recipe, "```", ""]
-
-
-def _card(kind: type[RepoCard], data: CardData, lines: list[str]) -> bytes:
-    return str(kind(f"---\n{data.to_yaml()}\n---\n\n{chr(10).join(lines)}")).encode()
+def _card(kind: type[RepoCard], data: CardData, run: RunReader | None, **values: Any) -> bytes:
+    if run:
+        version = (run.info.get("versions") or {}).get("rstar_lab", "")
+        recipe = yaml.safe_dump(_without_paths(run.info["recipe"].for_display()), sort_keys=False).rstrip()
+        values |= {"version": f"rstar_lab {version}".rstrip(), "recipe": recipe}
+    template = Path(__file__).with_name("model_card.md" if kind is ModelCard else "data_card.md")
+    return str(kind.from_template(data, template_path=str(template), run=run, **values)).encode()
 
 
 def _feature(field: pa.Field) -> dict[str, str]:
     """Return a column as the cards of data sets declare it."""
-    if pa.types.is_list(field.type):
-        return {"name": field.name, "list": _data_type(field.type.value_type)}
-    return {"name": field.name, "dtype": _data_type(field.type)}
+    listed = pa.types.is_list(field.type)
+    kind = str(field.type.value_type if listed else field.type)
+    return {
+        "name": field.name,
+        "list" if listed else "dtype": {"float": "float32", "double": "float64"}.get(kind, kind),
+    }
 
 
-def _data_type(kind: pa.DataType) -> str:
-    return {"float": "float32", "double": "float64"}.get(str(kind), str(kind))
-
-
-def _evaluations(run: RunReader, folder: Path) -> list[str]:
-    """Return a table of the finished evaluations of exactly this model folder, beside its run."""
+def _evaluations(run: RunReader, folder: Path) -> list[tuple[Any, ...]]:
+    """Return the finished evaluations of exactly this model folder, beside its run."""
     rows = []
     for path in sorted(run.run_dir.parent.glob("*/run.json")):
         with contextlib.suppress(*READ_ERRORS):  # of a run that is being written, or of somebody else
@@ -283,10 +248,9 @@ def _evaluations(run: RunReader, folder: Path) -> list[str]:
             # Compared as text: to look at a path that a file names could mount a file system of its choice.
             if os.path.normpath(Path(model).absolute()) in (os.path.normpath(folder.absolute()), str(folder.resolve())):
                 result = info.get("result") or {}
-                numbers = f"{int(result['problems'])} | {int(result['samples'])}"
-                rows.append(f"| {info['run_id']} | {format_interval(result['pass1'])} | {numbers} |")
-    head = ["| evaluation | pass@1, 95% interval | problems | samples |", "|---|---|---|---|"]
-    return ["## Evaluation", "", *head, *rows, ""] if rows else []
+                counts = int(result["problems"]), int(result["samples"])
+                rows.append((info["run_id"], format_interval(result["pass1"]), *counts))
+    return rows
 
 
 def _without_paths(recipe: Any) -> Any:
@@ -294,11 +258,5 @@ def _without_paths(recipe: Any) -> Any:
     if isinstance(recipe, dict):
         return {key: _without_paths(value) for key, value in recipe.items()}
     if isinstance(recipe, list):
-        return [_without_paths(value) for value in recipe]
+        return [*map(_without_paths, recipe)]
     return Path(recipe).name if isinstance(recipe, str) and recipe.startswith("/") else recipe
-
-
-def _first_line(error: Exception) -> str:
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    network = isinstance(error, ConnectionError) or "connect" in type(error).__name__.lower()
-    return f"{line}; check the network, or HF_ENDPOINT if you use a mirror" if network else line

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from rstar_lab.exchange.export_records import Exported, Rollout, Row, read_rollo
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.tool_calls import parse_stored_turn
+from rstar_lab.untrusted.files import DataError, parse_json
 from rstar_lab.untrusted.text import counted, up_to_last
 
 PROVENANCE = (
@@ -173,9 +175,8 @@ class _Context:
 
     def recipe_hash(self, run_id: str) -> str:
         """Return the first 16 hex digits of the hash of a run's recipe."""
-        return hashlib.sha256(
-            json.dumps(self._info(run_id)["recipe"].for_display(), sort_keys=True).encode()
-        ).hexdigest()[:16]
+        recipe = json.dumps(self._info(run_id)["recipe"].for_display(), sort_keys=True)
+        return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
     def provenance(self, rollout: Rollout) -> Row:
         """Return the columns that say where a row comes from."""
@@ -236,16 +237,11 @@ class _Context:
             return "", "", [], [start] * turns
         roles = dict(reversed(_ROLE.findall(up_to_last(text, "<|im_end|>"))))
         whole, user = roles.get("system", ""), roles.get("user", "")
-        if own_format == "released" or asked not in user:
-            user = question
-        else:
-            user = user.replace(asked, question, 1)
+        user = question if own_format == "released" or asked not in user else user.replace(asked, question, 1)
         listed, closed, _ = whole.partition("<tools>")[2].partition("</tools>")
-        starts = [_start(text, start)]
         spans, response = rollout.spans() or [], rollout.transcript["response_ids"] or []
-        starts += [
-            _start(self._text(run_id, response[end:begin]) or "", start) for (_, end), (begin, _) in pairwise(spans)
-        ]
+        between = [self._text(run_id, response[end:begin]) or "" for (_, end), (begin, _) in pairwise(spans)]
+        starts = [_start(opening, start) for opening in (text, *between)]
         starts += starts[:1] * (turns - len(starts))
         return _TOOLS.sub("", whole).strip(), user, _schemas(listed if closed else ""), starts
 
@@ -256,9 +252,8 @@ class _Context:
 
     def _find_sample(self, run_id: str) -> tuple[str | None, str]:
         """Return the first prompt of any rollout of a run, and its question."""
-        found = self.runs.arrow(
-            "SELECT question, prompt_ids FROM transcripts WHERE run_id = ? AND prompt_ids IS NOT NULL LIMIT 1", [run_id]
-        ).to_pylist()
+        query = "SELECT question, prompt_ids FROM transcripts WHERE run_id = ? AND prompt_ids IS NOT NULL LIMIT 1"
+        found = self.runs.arrow(query, [run_id]).to_pylist()
         return (self._text(run_id, found[0]["prompt_ids"]), str(found[0]["question"])) if found else (None, "")
 
 
@@ -271,37 +266,29 @@ def _start(text: str, default: str) -> str:
 def _schemas(text: str) -> list[Row]:
     found = []
     for line in text.splitlines():
-        try:
-            schema = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(schema, dict):
-            found.append(schema)
+        with suppress(DataError):
+            found.append(parse_json(line, "schema", dict))
     return found
 
 
 def _assistant(start: str, text: str, turn: int) -> Row:
     """Return a turn as a message. A malformed call stays in the content, as the model wrote it."""
     parsed = parse_stored_turn(text)
-    pieces: list[str] = []
-    calls: list[Row] = []
-    position = 0
+    content, position, calls = start, 0, list[Row]()
     for call in parsed.calls:
         if call.error is None:
-            pieces.append(text[position : call.start])
+            content += text[position : call.start]
             position = call.end
             function = {"name": call.name, "arguments": call.arguments}
             calls.append({"id": f"turn{turn}-call{len(calls)}", "type": "function", "function": function})
-    content = start + "".join([*pieces, text[position:]])
-    return {"role": "assistant", "content": content.rstrip() if calls else content} | (
-        {"tool_calls": calls} if calls else {}
-    )
+    content += text[position:]
+    message: Row = {"role": "assistant", "content": content.rstrip() if calls else content}
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _question(rollout: Rollout) -> str:
-    return str(
-        rollout.transcript["question"] or next((m["content"] for m in rollout.messages if m["role"] == "user"), "")
-    )
+    asked = (message["content"] for message in rollout.messages if message["role"] == "user")
+    return str(rollout.transcript["question"] or next(asked, ""))
 
 
 def _grams(text: str) -> Iterator[tuple[str, ...]]:
@@ -327,17 +314,15 @@ def _write(rows: Iterator[Row], exported: Exported, where: Where, kind: str, con
         raise UserError(f"export: the filter {where!r} selects nothing to write ({reasons})")
     with atomic_write(path) as file:
         if path.suffix == ".jsonl":
-            file.writelines(
-                (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "replace") for row in collected
-            )
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in collected)
+            file.writelines(line.encode("utf-8", "replace") for line in lines)
         else:
             pq.write_table(_table(collected, exported), file)
     exported.written = len(collected)
     if wrong := sum("reward" in row and not (row["reward"] or 0) > 0 for row in collected):
         exported.notes.append(f"{counted(wrong, 'row')} without a reward above zero, because the filter selects them")
-    columns = list(collected[0])
     with atomic_write(card) as file:  # follows no link
-        file.write(_card(exported, where, kind, context, columns).encode("utf-8", "replace"))
+        file.write(_card(exported, where, kind, context, list(collected[0])).encode("utf-8", "replace"))
     return exported
 
 
@@ -346,12 +331,10 @@ def _table(rows: Sequence[Row], exported: Exported) -> pa.Table:
 
     Arguments and schemas with other keys are JSON text, because Parquet would fill the missing keys with nulls.
     """
-    try:
+    with suppress(pa.ArrowException):  # values of different types
         table = pa.Table.from_pylist(list(rows))
         if [*map(_structures, table.to_pylist())] == [*map(_structures, rows)]:
             return table
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):  # values of different types
-        pass
     exported.notes.append(_AS_TEXT)
     flat = [json.loads(json.dumps(row)) for row in rows]
     for row in flat:
