@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, RunsFolder, examples, find_run
-from rstar_lab.untrusted.text import counted, printable
+from rstar_lab.untrusted.text import counted, echo
 
 app = typer.Typer()
 SHOWN = 10
@@ -46,6 +46,7 @@ def audit(
     "passed", "problems", "slowest_s", "rollouts", "disagreements"}.
     """
     from rstar_lab.common.errors import UserError
+    from rstar_lab.common.estimates import format_interval
     from rstar_lab.doctor.audit import CHECKS, disagreements
     from rstar_lab.doctor.audit import audit as compute
     from rstar_lab.doctor.judging import judged, write_disagreements
@@ -59,39 +60,31 @@ def audit(
         folder = find_run(runs, runs_dir)
         found.rollouts, agreed, found.disagreements = disagreements(folder, reward, answer=answer)  # type: ignore[arg-type]
         write_disagreements(folder, {"reward": reward, "agreed_right": agreed, "disagreements": found.disagreements})
-    for check in found.checks:
-        if as_json:
-            print(json.dumps(asdict(check)))
-            continue
-        meaning = f" ({CHECKS[check.check][1]})" if check.check in CHECKS else ""
-        print(f"{'FAIL' if check.failed else 'pass'}  {check.check}{meaning}: {check.n - check.failed} of {check.n}")
-        if check.example:
-            print(printable(f"      {json.dumps(check.example, ensure_ascii=False)}"))
-    for number, row in enumerate(found.disagreements):
-        if as_json:
-            print(json.dumps(row))
-        elif number < SHOWN:
-            line = f"{row['traj_id']}: stored {row['stored']:g}, now {row['reward']}, answer {row['answer']!r}"
-            print(printable(f"{line}, truth {row['truth']!r}"))
-    summary = {
-        "reward": reward, "passed": found.passed, "problems": found.problems, "slowest_s": round(found.slowest_s, 3),
-        "rollouts": found.rollouts, "disagreements": len(found.disagreements),
-    }  # fmt: skip
+    code = 0 if found.passed else 1
     if as_json:
-        print(json.dumps(summary))
-    else:
-        if runs is not None:
-            print(f"{len(found.disagreements)} of {found.rollouts} stored rollouts are judged differently")
-            table = judged(folder)
-            for judgement in table.to_dict("records") if table.judged.any() else ():
-                parts = [
-                    f"{name} {judgement[name]:.1%} [{judgement[f'{name}_low']:.1%}, {judgement[f'{name}_high']:.1%}]"
-                    for name in ("precision", "recall")
-                ]
-                print(
-                    f"{judgement['grader']}: {', '.join(parts)}; {counted(judgement['judged'], 'judged rollout')} that only it accepts"
-                )
-            if found.disagreements and not table.judged.any():
-                print("To judge them in a notebook, with the keys y and n: rstar_lab.analysis.judge(RUN)")
-        print(f"{reward}: {'passed' if found.passed else 'failed'} on {counted(found.problems, 'problem')}")
-    raise typer.Exit(0 if found.passed else 1)
+        summary = {
+            "reward": reward, "passed": found.passed, "problems": found.problems, "slowest_s": round(found.slowest_s, 3),
+            "rollouts": found.rollouts, "disagreements": len(found.disagreements),
+        }  # fmt: skip
+        print("\n".join(map(json.dumps, [*map(asdict, found.checks), *found.disagreements, summary])))
+        raise typer.Exit(code)
+    for check in found.checks:
+        meaning = f" ({CHECKS[check.check][1]})" if check.check in CHECKS else ""
+        echo(f"{'FAIL' if check.failed else 'pass'}  {check.check}{meaning}: {check.n - check.failed} of {check.n}")
+        if check.example:
+            echo(f"      {json.dumps(check.example, ensure_ascii=False)}")
+    for row in found.disagreements[:SHOWN]:
+        line = f"{row['traj_id']}: stored {row['stored']:g}, now {row['reward']}, answer {row['answer']!r}"
+        echo(f"{line}, truth {row['truth']!r}")
+    if runs is not None:
+        echo(f"{len(found.disagreements)} of {found.rollouts} stored rollouts are judged differently")
+        table = judged(folder)
+        for own in table.to_dict("records") if table.judged.any() else ():
+            ends = ("", "_low", "_high")
+            precision, recall = ([own[name + end] for end in ends] for name in ("precision", "recall"))
+            shares = f"precision {format_interval(precision)}, recall {format_interval(recall)}"
+            echo(f"{own['grader']}: {shares}; {counted(own['judged'], 'judged rollout')} that only it accepts")
+        if found.disagreements and not table.judged.any():
+            echo("To judge them in a notebook, with the keys y and n: rstar_lab.analysis.judge(RUN)")
+    echo(f"{reward}: {'passed' if found.passed else 'failed'} on {counted(found.problems, 'problem')}")
+    raise typer.Exit(code)

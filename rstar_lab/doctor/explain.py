@@ -6,10 +6,9 @@ such as the effect of a prompt, is named with the part of the difference that is
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -22,7 +21,7 @@ from rstar_lab.runs.info import RunInfo
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.untrusted.text import counted
-from rstar_lab.verify import extract_answer, verify_many
+from rstar_lab.verify import AnswerFormat, extract_answer, verify_many
 
 _SHOWN = 10
 SETTINGS = (
@@ -67,32 +66,20 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
+        parts = [
+            {"part": part.name, "differs": part.differs, "text": part.text, "effect": part.effect and part.effect.as_list(),
+             "trajectories": list(part.trajectories)} for part in self.parts
+        ]  # fmt: skip
         return {
-            "a": self.a,
-            "b": self.b,
-            "pass1": list(self.pass1),
-            "difference": self.total.as_list(),
-            "problems": self.total.clusters,
-            "parts": [
-                {
-                    "part": part.name,
-                    "differs": part.differs,
-                    "text": part.text,
-                    "effect": None if part.effect is None else part.effect.as_list(),
-                    "trajectories": list(part.trajectories),
-                }
-                for part in self.parts
-            ],
-            "not_seen": self.unseen,
-        }
+            "a": self.a, "b": self.b, "pass1": list(self.pass1), "difference": self.total.as_list(),
+            "problems": self.total.clusters, "parts": parts, "not_seen": self.unseen,
+        }  # fmt: skip
 
     def to_text(self) -> str:
         """Return the explanation for a terminal."""
         a, b = self.pass1
-        lines = [
-            f"pass@1 {self.b} {b:.1%}, {self.a} {a:.1%}: difference {_points(self.total)} on {counted(self.total.clusters, 'problem')}",
-            "",
-        ]
+        problems = counted(self.total.clusters, "problem")
+        lines = [f"pass@1 {self.b} {b:.1%}, {self.a} {a:.1%}: difference {_points(self.total)} on {problems}", ""]
         for part in self.parts:
             mark = {True: "differs", False: "same", None: "not seen"}[part.differs]
             word = "leaves" if part.name == "sampling" else "explains"
@@ -101,9 +88,6 @@ class Explanation:
             if part.differs and part.trajectories:
                 lines.append(f"   open: {', '.join(part.trajectories[:3])}")
         return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.to_text()
 
 
 def explain(run_a: str | Path, run_b: str | Path) -> Explanation:
@@ -122,18 +106,15 @@ def explain(run_a: str | Path, run_b: str | Path) -> Explanation:
         raise UserError(f"{a.name} and {b.name} have no problem in common, so their difference cannot be explained")
     all_a, all_b = len(set(a.rows.problem_id)), len(set(b.rows.problem_id))
     a, b = a.only(common), b.only(common)
-    total = _difference(a.rows, a.rows.reward > 0, b.rows, b.rows.reward > 0)
+    right = [side.rows.reward.to_numpy() > 0 for side in (a, b)]
+    total = _difference(a.rows, right[0], b.rows, right[1])
     model = _model(a, b)
     parts = [
-        _problems(a, b, all_a, all_b),
-        model,
-        _prompt(a, b),
-        _settings(a, b),
-        *_graders(a, b),
-        _numerics(a, b, model),
-    ]
-    parts.append(_rest(total, parts))
-    return Explanation(a.name, b.name, (float((a.rows.reward > 0).mean()), float((b.rows.reward > 0).mean())), total, parts)  # fmt: skip
+        _problems(a, b, all_a, all_b), model, _prompt(a, b), _settings(a, b), *_graders(a, b, total), _numerics(a, b, model),
+    ]  # fmt: skip
+    return Explanation(
+        a.name, b.name, (float(right[0].mean()), float(right[1].mean())), total, [*parts, _rest(total, parts)]
+    )
 
 
 @dataclass(frozen=True)
@@ -148,21 +129,17 @@ class _Evaluation:
         reader = RunReader(folder)
         runs = open_runs(folder)
         rows = runs.trajectories(order_by="problem_id, sample, traj_id")
-        stored = runs.arrow("SELECT traj_id, question, messages FROM transcripts").to_pylist()
-        if rows.empty or not stored:
+        stored = runs.arrow("SELECT traj_id, question, messages FROM transcripts").to_pandas()
+        if rows.empty or stored.empty:
             raise UserError(f"{folder}: the run has no trajectories with transcripts")
-        texts = pd.DataFrame(
-            [(row["traj_id"], row["question"], "\n".join(own_texts(row["messages"]))) for row in stored],
-            columns=["traj_id", "question", "text"],
-        )
+        stored["text"] = stored.pop("messages").map(lambda messages: "\n".join(own_texts(messages)))
         failed = rows.stop_reason.isin(UNUSABLE) | rows.reward.isna()
         if failed.all():
             raise UserError(f"{folder}: no rollout has a reward, so there is no pass@1 to explain")
-        return cls(reader.run_id, reader.info, rows[~failed].merge(texts, on="traj_id"), runs)
+        return cls(reader.run_id, reader.info, rows[~failed].merge(stored, on="traj_id"), runs)
 
     def only(self, problems: Sequence[str]) -> "_Evaluation":
-        rows = self.rows[self.rows.problem_id.isin(problems)].reset_index(drop=True)
-        return _Evaluation(self.name, self.info, rows, self.runs)
+        return replace(self, rows=self.rows[self.rows.problem_id.isin(problems)].reset_index(drop=True))
 
     def key(self, name: str) -> Any:
         """Return a key of the recipe, such as `rl.answer`; None if the run does not have it."""
@@ -206,19 +183,16 @@ def _prompt(a: _Evaluation, b: _Evaluation) -> Part:
         both = tables[0].to_frame("a").join(tables[1].rename("b"), how="inner")
         other = [name for name, row in both.iterrows() if tuple(row.a) != tuple(row.b)]
         text = f"the prompt tokens of {len(other)} of {len(both)} problems differ."
-        if not other:
-            return Part("prompt", False, text)
         shown = a.rows[a.rows.problem_id.isin(other)].traj_id.head(_SHOWN).tolist()
-        return Part("prompt", True, text + " Its effect needs new rollouts.", trajectories=shown)
+        return Part("prompt", bool(other), text + " Its effect needs new rollouts." * bool(other), trajectories=shown)
     known = [side.identity.get("prompt") for side in (a, b)]
-    questions = [side.rows.groupby("problem_id").question.first() for side in (a, b)]
-    asked = pd.concat([questions[0], questions[1].reindex(questions[0].index)], axis=1).dropna()
-    changed = int((asked.iloc[:, 0] != asked.iloc[:, 1]).sum())
+    asked = [side.rows.groupby("problem_id").question.first().dropna() for side in (a, b)]
+    common = asked[0].index.intersection(asked[1].index)
+    changed = int((asked[0][common] != asked[1][common]).sum())
     if None not in known or changed:
-        differs = known[0] != known[1] or changed > 0
         templates = "not recorded" if None in known else "different" if known[0] != known[1] else "the same"
         text = f"{changed} questions differ; the templates are {templates}."
-        return Part("prompt", differs, text)
+        return Part("prompt", known[0] != known[1] or changed > 0, text)
     sections = [side.key("rl.prompt") for side in (a, b)]
     if None not in sections and sections[0] != sections[1]:
         return Part("prompt", True, f"rl.prompt: {json.dumps(sections[0])} against {json.dumps(sections[1])}.")
@@ -241,61 +215,42 @@ def _settings(a: _Evaluation, b: _Evaluation) -> Part:
     return Part("settings", True, "; ".join(differ) + ". Their effect needs new rollouts.")
 
 
-def _graders(a: _Evaluation, b: _Evaluation) -> list[Part]:
+def _graders(a: _Evaluation, b: _Evaluation, total: Estimate) -> list[Part]:
     """Grade the rollouts of both runs with both graders."""
     rewards = [side.key("rl.reward") or "verify" for side in (a, b)]
-    formats = [side.key("rl.answer") or "tagged" for side in (a, b)]
+    first, second = (cast(AnswerFormat, side.key("rl.answer") or "tagged") for side in (a, b))
+    rows = pd.concat([a.rows, b.rows], ignore_index=True)
     if any(reward != "verify" for reward in rewards):
-        text = (
-            f"rl.reward is {rewards[0]} and {rewards[1]}; only `verify` is graded again here, see `rstar-lab rescore`."
-        )
+        text = f"rl.reward is {' and '.join(rewards)}; only `verify` is graded again here, see `rstar-lab rescore`."
         same = rewards[0] == rewards[1]
-        return [Part("parser", formats[0] != formats[1] or None, text), Part("grader", None if same else True, text)]
-    if missing := int(pd.concat([a.rows.truth, b.rows.truth]).isna().sum()):
+        return [Part("parser", first != second or None, text), Part("grader", None if same else True, text)]
+    if missing := int(rows.truth.isna().sum()):
         text = f"not graded again: {counted(missing, 'rollout')} without a true answer."
         return [Part(name, None, text) for name in ("parser", "grader")]
+    pairs = [*zip(rows.text, rows.truth.astype(str), strict=True)]
     try:
-        graded = {
-            (side.name, form): np.array(_grade(side, form), dtype=bool)
-            for side, form in product((a, b), dict.fromkeys(formats))
-        }
+        graded = {form: np.array(verify_many(pairs, answer_format=form), dtype=bool) for form in {first, second}}
     except UserError as error:
         return [Part(name, None, f"not graded again: {error}.") for name in ("parser", "grader")]
-    first, second = formats
-    pooled = pd.concat([a.rows, b.rows], ignore_index=True)
-    by_format = [np.concatenate([graded[side.name, form] for side in (a, b)]) for form in (first, second)]
-    changed = by_format[0] != by_format[1]
+    changed = graded[first] != graded[second]
     if first == second:
         parser = Part("parser", False, f"both read the answer as `{first}`.")
     else:
-        effect = _difference(pooled, pd.Series(by_format[0]), pooled, pd.Series(by_format[1]))
-        lost = [
-            int(sum(extract_answer(text, form) is None for text in pooled.text))  # type: ignore[arg-type]
-            for form in (first, second)
-        ]
-        text = (
-            f"`{first}` finds no answer in {lost[0]} of {len(pooled)} rollouts, `{second}` in {lost[1]}; "
-            f"{int(changed.sum())} grades change."
-        )
-        parser = Part("parser", True, text, effect, pooled.traj_id[changed].head(_SHOWN).tolist())
-    then = [side.rows.reward.to_numpy() > 0 for side in (a, b)]
-    now = [graded[side.name, form] for side, form in zip((a, b), formats, strict=True)]
-    moved = [(before != after) for before, after in zip(then, now, strict=True)]
-    count = int(sum(part.sum() for part in moved))
-    if not count:
+        effect = _difference(rows, graded[first], rows, graded[second])
+        lost = [sum(extract_answer(text, form) is None for text in rows.text) for form in (first, second)]
+        text = f"`{first}` finds no answer in {lost[0]} of {len(rows)} rollouts, `{second}` in {lost[1]}; "
+        text += f"{int(changed.sum())} grades change."
+        parser = Part("parser", True, text, effect, rows.traj_id[changed].head(_SHOWN).tolist())
+    of_b = np.arange(len(rows)) >= len(a.rows)
+    now = np.where(of_b, graded[second], graded[first])
+    moved = [((rows.reward > 0).to_numpy() != now) & side for side in (~of_b, of_b)]
+    if not any(part.any() for part in moved):
         return [parser, Part("grader", False, "today's grader gives both runs their stored rewards.")]
     # What the stored rewards add to the difference beyond one common grader.
-    stored = _difference(a.rows, pd.Series(then[0]), b.rows, pd.Series(then[1]))
-    common = _difference(a.rows, pd.Series(now[0]), b.rows, pd.Series(now[1]))
-    shown = [name for side, part in zip((a, b), moved, strict=True) for name in side.rows.traj_id[part].head(_SHOWN)]
-    text = f"today's grader changes {int(moved[0].sum())} rewards of {a.name} and {int(moved[1].sum())} of {b.name}."
-    value = stored.value - common.value
-    return [parser, Part("grader", True, text, Estimate(value, np.nan, np.nan, stored.n, stored.clusters), shown)]
-
-
-def _grade(side: _Evaluation, form: str) -> list[bool]:
-    pairs = zip(side.rows.text, side.rows.truth.astype(str), strict=True)
-    return verify_many(pairs, answer_format=form)  # type: ignore[arg-type]
+    value = total.value - _difference(a.rows, now[~of_b], b.rows, now[of_b]).value
+    shown = [name for part in moved for name in rows.traj_id[part].head(_SHOWN)]
+    text = f"today's grader changes {moved[0].sum()} rewards of {a.name} and {moved[1].sum()} of {b.name}."
+    return [parser, Part("grader", True, text, Estimate(value, np.nan, np.nan, total.n, total.clusters), shown)]
 
 
 def _rest(total: Estimate, parts: Sequence[Part]) -> Part:
@@ -328,16 +283,13 @@ def _numerics(a: _Evaluation, b: _Evaluation, model: Part) -> Part:
     for row in pairs.itertuples():
         if list(row.prompt_ids_a) != list(row.prompt_ids_b):
             continue
-        ids_a, ids_b = np.asarray(row.response_ids_a), np.asarray(row.response_ids_b)
-        length = min(len(ids_a), len(ids_b))
-        other = np.flatnonzero(ids_a[:length] != ids_b[:length])
+        ids = [np.asarray(own) for own in (row.response_ids_a, row.response_ids_b)]
+        length = min(map(len, ids))
+        other = np.flatnonzero(ids[0][:length] != ids[1][:length])
         shared = int(other[0]) if len(other) else length
-        mask = np.asarray(row.loss_mask_a, dtype=bool)[:shared]
-        values_a, values_b = (
-            np.asarray(values, dtype=float)[:shared] for values in (row.engine_log_probs_a, row.engine_log_probs_b)
-        )
-        gaps.append(np.abs(values_a - values_b)[mask])
-        if len(other) or len(ids_a) != len(ids_b):
+        log_probs = [np.asarray(own, float)[:shared] for own in (row.engine_log_probs_a, row.engine_log_probs_b)]
+        gaps.append(np.abs(log_probs[0] - log_probs[1])[np.asarray(row.loss_mask_a, bool)[:shared]])
+        if len(other) or len(ids[0]) != len(ids[1]):
             firsts.append((shared, row.traj_id_a))
         else:
             equal += 1
@@ -357,12 +309,12 @@ def _numerics(a: _Evaluation, b: _Evaluation, model: Part) -> Part:
     return Part("numerics", bool(values.max() > 1e-2 or (seeds and firsts)), text, None, shown)
 
 
-def _difference(rows_a: pd.DataFrame, right_a: pd.Series, rows_b: pd.DataFrame, right_b: pd.Series) -> Estimate:
+def _difference(rows_a: pd.DataFrame, right_a: np.ndarray, rows_b: pd.DataFrame, right_b: np.ndarray) -> Estimate:
     """Return pass@1 of b minus that of a, paired over problems."""
     sums = [
-        pd.DataFrame({"problem": rows.problem_id.to_numpy(), "right": right.to_numpy(float)}).groupby("problem").right.agg(["sum", "size"])
+        pd.Series(right, dtype=float).groupby(rows.problem_id.to_numpy()).agg(["sum", "size"])
         for rows, right in ((rows_a, right_a), (rows_b, right_b))
-    ]  # fmt: skip
+    ]
     index = sums[0].index.union(sums[1].index)
     matrices = [side.reindex(index).to_numpy(float).T for side in sums]
     sides = [Side(correct[None], rollouts[None]) for correct, rollouts in matrices]

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from typing_extensions import TypedDict
 
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import ratio
 from rstar_lab.runs.files import atomic_write
-from rstar_lab.untrusted.files import parse_json, read_text, reading
+from rstar_lab.untrusted.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector
@@ -46,34 +47,24 @@ def judged(run: str | Path) -> pd.DataFrame:
         recall_high. Unknown values are NaN.
     """
     stored = read_disagreements(Path(run))
-    notes = read_notes(Path(run))
-    parts: dict[str, list[dict[str, Any]]] = {"stored": [], stored["reward"]: []}
-    for row in stored["disagreements"]:
-        if row["reward"] is not None:  # a reward that failed is no judgement
-            parts["stored" if row["stored"] > 0 else stored["reward"]].append(row)
-    shares = {}
-    for grader, rows in parts.items():
+    notes, agreed = read_notes(Path(run)), stored["agreed_right"]
+    sides = []  # of each grader: rollouts that only it accepts, how many were judged, and the share of right ones among them
+    for of_stored in (True, False):
+        rows = [
+            row for row in stored["disagreements"] if row["reward"] is not None and (row["stored"] > 0) is of_stored
+        ]
         tags = [set(notes.get(row["traj_id"], {}).get("tags", ())) & {RIGHT, WRONG} for row in rows]
         known = [RIGHT in tag for tag in tags if len(tag) == 1]
         found = ratio(np.array(known, float), np.ones(len(known)), len(known), level=0.975)
-        shares[grader] = (len(rows), len(known), (found.value, found.low, found.high) if rows else (1.0, 1.0, 1.0))
-    agreed, table = stored["agreed_right"], []
-    (first, second) = parts
-    for grader, other in ((first, second), (second, first)):
-        count, seen, (share, low, high) = shares[grader]
-        more, _, (missed, missed_low, missed_high) = shares[other]
-        accepts = agreed + count
-
-        def recall(right: float, lost: float, count: int = count, more: int = more) -> float:
-            return (agreed + count * right) / (agreed + count * right + more * lost)
-
-        precision = [(agreed + count * value) / accepts if accepts else float("nan") for value in (share, low, high)]
-        recalls = (
-            [recall(share, missed), recall(low, missed_high), recall(high, missed_low)]
-            if agreed
-            else [float("nan")] * 3
+        sides.append(
+            (len(rows), len(known), np.array((found.value, found.low, found.high) if rows else (1.0, 1.0, 1.0)))
         )
-        table.append((grader, accepts, seen, *precision, *recalls))
+    table = []
+    for grader, own, other in zip(("stored", stored["reward"]), sides, sides[::-1], strict=True):
+        count, seen, share = own
+        right, lost = agreed + count * share, other[0] * other[2][[0, 2, 1]]
+        recall = right / (right + lost) if agreed else np.full(3, np.nan)
+        table.append((grader, agreed + count, seen, *right / (agreed + count or np.nan), *recall))
     names = ("precision", "precision_low", "precision_high", "recall", "recall_low", "recall_high")
     return pd.DataFrame(table, columns=["grader", "accepts", "judged", *names])
 
@@ -84,17 +75,25 @@ def write_disagreements(run: Path, content: dict[str, Any]) -> None:
         file.write(json.dumps(content).encode())
 
 
-def read_disagreements(run: Path) -> dict[str, Any]:
-    """Return the stored disagreements: reward, agreed_right and disagreements (traj_id, stored, reward, ...)."""
-    if not (run / FILE).exists():
+class Disagreement(TypedDict):
+    """A rollout that two rewards judge differently. reward: of the audited function; None if it failed."""
+
+    traj_id: str
+    stored: float
+    reward: float | None
+
+
+class Disagreements(TypedDict):
+    """What an audit stores. agreed_right: number of rollouts that both rewards accept."""
+
+    reward: str
+    agreed_right: int
+    disagreements: list[Disagreement]
+
+
+def read_disagreements(run: Path) -> Disagreements:
+    """Return the stored disagreements. Raises UserError."""
+    file = run / FILE
+    if not file.exists():
         raise UserError(f"{run} has no stored audit: run rstar-lab audit REWARD --problems FILE --runs {run.name}")
-    where = f"{run / FILE}: not the disagreements of an audit"
-    with reading(where, "; repeat the audit"):
-        content = parse_json(read_text(run / FILE), where, dict)
-        rows = [
-            {**row, "traj_id": str(row["traj_id"]), "reward": row["reward"], "stored": float(row["stored"])}
-            for row in content["disagreements"]
-        ]
-        return content | {
-            "reward": str(content["reward"]), "agreed_right": int(content["agreed_right"]), "disagreements": rows,
-        }  # fmt: skip
+    return parse_json(read_text(file), f"{file}: not the disagreements of an audit; repeat the audit", Disagreements)

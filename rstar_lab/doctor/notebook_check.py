@@ -10,13 +10,15 @@ intervals").
 
 import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.untrusted.files import parse_json, read_text, reading
@@ -28,22 +30,15 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _SCALES = {"k": 1e3, "K": 1e3, "thousand": 1e3, "M": 1e6, "million": 1e6, "B": 1e9, "billion": 1e9}
-_NOT_CHECKED = [
-    re.compile(pattern, re.MULTILINE | re.DOTALL | re.IGNORECASE)
-    for pattern in (
-        r"^[^\S\n]*(`{3,}|~{3,}).*?(?:^[^\S\n]*\1|\Z)",
-        r"<!--(?:(?!<!--).)*?-->|</?[a-z][\w-]*(?:\s+[a-z][\w-]*(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s>]+))?)*\s*/?>",
-        r"(?<!`)(`{1,8})(?!`)(?:(?!\n\s*\n).)+?(?<!`)\1(?!`)",
-        r"\]\([^)\s]{0,2000}(?:\s[^)]{0,2000})?\)|https?://\S+",
-        r"^[ \t]*\d+[.)][ \t]|^#+[ \t]*\d+(?:\.\d+)*[.)]?[ \t]",
-        r"\barxiv[:\s]*\d+\.\d+|\b\d{4}-\d\d(?:-\d\d)?\b|\((?:19|20)\d\d\)",
-        r"\b(?:figures?|fig\.|tables?|sections?|sec\.|equations?|eq\.|appendix|chapters?|algorithms?|notebooks?)\s+\d+(?:\.\d+)*|#\d+",
-        r"\b\d+(?:\.\d+)?\s?%\s+(?:\w+\s+)?(?:intervals?|confidence|CIs?)\b|\bintervals? (?:are|is) \d+(?:\.\d+)?\s?%",
-        r"\bper\s+\d[\d,]*",
-        r"\b(?!(?:percent|thousand|million|billion)\b)[^\W\d]\w*(?:[-@]\w+)*",
-    )
-]
-_QUOTATION = re.compile(r"(?:^[ \t]*>[^\n]*\n?)+", re.MULTILINE)
+_NOT_CHECKED = re.compile(
+    r"https?://\S+|\barxiv[:\s]*\d+\.\d+|\b\d{4}-\d\d(?:-\d\d)?\b|\((?:19|20)\d\d\)"
+    r"|\b(?:figures?|fig\.|tables?|sections?|sec\.|equations?|eq\.|appendix|chapters?|algorithms?|notebooks?)\s+\d+(?:\.\d+)*|#\d+"
+    r"|\b\d+(?:\.\d+)?\s?%\s+(?:\w+\s+)?(?:intervals?|confidence|CIs?)\b|\bintervals? (?:are|is) \d+(?:\.\d+)?\s?%"
+    r"|\bper\s+\d[\d,]*"
+    r"|\b(?!(?:percent|thousand|million|billion)\b)[^\W\d]\w*(?:[-@]\w+)*",
+    re.IGNORECASE,
+)
+_HEADING = re.compile(r"\A\d+(?:\.\d+)*[.)]?[ \t]")
 _OMITTED = re.compile(r"…|\[\s*\.\.\.\s*\]|\.\.\.")
 _IGNORED = re.compile(r"[\s*_`\\]+")  # spaces and marks of Markdown, which differ between a quotation and its source
 _INLINE = {"span", "b", "i", "em", "strong", "code", "mark", "a", "small", "sub", "sup", "u", "kbd"}
@@ -73,18 +68,6 @@ class NotebookCheck:
     missing: list[Missing]
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A number as written. unit: value of one unit of its last digit. percent: the number is followed by a percent sign."""
-
-    value: float
-    unit: float
-    percent: bool
-    signed: bool
-    start: int
-    text: str
-
-
 def check_notebook(path: str | Path) -> NotebookCheck:
     """Check the Markdown cells of an executed notebook (.ipynb) against the outputs of its code cells.
 
@@ -95,30 +78,51 @@ def check_notebook(path: str | Path) -> NotebookCheck:
 
 
 def _check(cells: list[dict[str, Any]]) -> NotebookCheck:
-    values, text = _outputs(cells)
+    values, shown = _outputs(cells)
     numbers = quotations = 0
     missing: list[Missing] = []
     for index, cell in enumerate(cells):
         if cell["cell_type"] != "markdown":
             continue
         source = _joined(cell["source"])
-        visible = _masked(source)
-        for match in _QUOTATION.finditer(visible.quoted):
+        lines, tokens = source.split("\n"), MarkdownIt("commonmark").enable("table").parse(source)
+        found: list[tuple[int, str, str]] = []  # line from 0, kind, text
+        for first, last in _quotations(tokens):
             quotations += 1
-            quotation = re.sub(r"^[ \t]*>[ \t]?", "", match[0], flags=re.MULTILINE).strip()
-            parts = [_IGNORED.sub("", part) for part in _OMITTED.split(quotation)]
-            if not all(part in text for part in parts):
-                missing.append(_missing(index, source, match.start(), "quotation", quotation))
-        for number in _numbers(visible.text):
-            numbers += 1
-            if not _is_in(number, values):
-                missing.append(_missing(index, source, number.start, "number", number.text))
+            text = re.sub(r"^[ \t]*>[ \t]?", "", "\n".join(lines[first:last]), flags=re.MULTILINE).strip()
+            if not all(_IGNORED.sub("", part) in shown for part in _OMITTED.split(text)):
+                found.append((first, "quotation", text))
+        for line, text in _texts(tokens):
+            for value, unit, written in _numbers(_NOT_CHECKED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)):
+                numbers += 1
+                if not _is_in(value, unit, written, values):
+                    found.append((line + text.count("\n", 0, written.start()), "number", written[0].strip()))
+        missing += [Missing(index, line + 1, kind, text, lines[line].strip()) for line, kind, text in found]
     return NotebookCheck(numbers, quotations, missing)
 
 
-def _missing(cell: int, source: str, start: int, kind: str, text: str) -> Missing:
-    line = source.count("\n", 0, start) + 1
-    return Missing(cell, line, kind, text, source.split("\n")[line - 1].strip())
+def _quotations(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
+    """Yield [first, last) of the lines of each block quote."""
+    for token in tokens:
+        if token.type == "blockquote_open" and token.level == 0 and token.map:
+            yield token.map[0], token.map[1]
+
+
+def _texts(tokens: Sequence[Token]) -> Iterator[tuple[int, str]]:
+    """Yield (first line, text) of each block outside of quotations, without code, HTML and the number of a heading."""
+    quoted, before = 0, ""
+    for token in tokens:
+        quoted += token.nesting * token.type.startswith("blockquote")
+        if token.type == "inline" and not quoted and token.map:
+            text = "".join(map(_visible, token.children or []))
+            yield token.map[0], _HEADING.sub("", text) if before == "heading_open" else text
+        before = token.type
+
+
+def _visible(part: Token) -> str:
+    if part.type in ("text", "text_special"):
+        return part.content
+    return "\n" if part.type.endswith("break") else "" if part.nesting else " "
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -132,47 +136,25 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return cells
 
 
-@dataclass(frozen=True)
-class _Visible:
-    """Markdown without what is not checked, at the same positions. text: for numbers. quoted: with the block quotes."""
-
-    text: str
-    quoted: str
-
-
-def _masked(source: str) -> _Visible:
-    quoted = _blank(_NOT_CHECKED[0], source)
-    text = _blank(_QUOTATION, quoted)
-    for pattern in _NOT_CHECKED[1:]:
-        text = _blank(pattern, text)
-    return _Visible(text, quoted)
-
-
-def _blank(pattern: re.Pattern[str], text: str) -> str:
-    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
-
-
-def _numbers(text: str) -> Iterator[_Written]:
+def _numbers(text: str) -> Iterator[tuple[float, float, re.Match[str]]]:
+    """Yield (value, value of one unit of its last digit, match) of each number."""
     for match in _NUMBER.finditer(text):
         digits = match["digits"].replace(",", "")
         power = (match["power"] or "e0")[1:].replace("\u2212", "-")
         scale = _SCALES.get(match["scale"] or match["word"] or "", 1.0) * float(f"1e{power}")  # inf for a huge exponent
-        negative = match["sign"] in ("-", "\u2212")
-        yield _Written(
-            value=(-1 if negative else 1) * float(digits) * scale,
-            unit=10.0 ** -len(digits.partition(".")[2]) * scale,
-            percent=match["percent"] is not None,
-            signed=match["sign"] is not None,
-            start=match.start(),
-            text=match[0].strip(),
+        value = float(digits) * scale
+        yield (
+            -value if match["sign"] in ("-", "\u2212") else value,
+            10.0 ** -len(digits.partition(".")[2]) * scale,
+            match,
         )
 
 
-def _is_in(number: _Written, values: np.ndarray) -> bool:
+def _is_in(value: float, unit: float, written: re.Match[str], values: np.ndarray) -> bool:
     """Return whether one of the sorted values rounds to the number. Percentages also match fractions of 1."""
-    for factor in (1.0, 0.01) if number.percent else (1.0,):
-        for sign in (1,) if number.signed else (1, -1):
-            centre, reach = sign * number.value * factor, number.unit * factor * (0.5 + 1e-6)
+    for factor in (1.0, 0.01) if written["percent"] else (1.0,):
+        for sign in (1,) if written["sign"] else (1, -1):
+            centre, reach = sign * value * factor, unit * factor * (0.5 + 1e-6)
             first = np.searchsorted(values, centre - reach)
             if first < len(values) and values[first] <= centre + reach:
                 return True
@@ -196,8 +178,8 @@ def _outputs(cells: list[dict[str, Any]]) -> tuple[np.ndarray, str]:
                     _collect(content, values, texts)
                 elif kind == "application/vnd.plotly.v1+json":
                     _collect_figure(content, values, texts)
-    for number in _numbers("\n".join(texts)):
-        values += [number.value, number.value / 100] if number.percent else [number.value]
+    for value, _, written in _numbers("\n".join(texts)):
+        values += [value, value / 100] if written["percent"] else [value]
     numbers = np.array(values, dtype=float)
     return np.sort(numbers[np.isfinite(numbers)]), _IGNORED.sub("", "\n".join(texts))
 
@@ -235,20 +217,17 @@ class _Text(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: list[str] = []
-        self.hidden = 0
+        self.parts, self.hidden = list[str](), False
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.hidden += tag in ("script", "style")
+        self.hidden = tag in ("script", "style")
         self.parts.append("" if tag in _INLINE else "\n")
 
     def handle_endtag(self, tag: str) -> None:
-        self.hidden -= tag in ("script", "style") and self.hidden > 0
-        self.parts.append("" if tag in _INLINE else "\n")
+        self.handle_starttag("" if tag in ("script", "style") else tag, None)
 
     def handle_data(self, data: str) -> None:
-        if not self.hidden:
-            self.parts.append(data)
+        self.parts.append("" if self.hidden else data)
 
 
 def _html_text(html: str) -> str:
