@@ -16,10 +16,9 @@ from rstar_lab.analysis import open_runs
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
+from rstar_lab.doctor.event_files import BLOCK, FIRST, HEADER, IDENT, MIDDLE, fields, history, scalars
 from rstar_lab.doctor.judging import judged
 from rstar_lab.doctor.notebook_check import check_notebook
-from rstar_lab.doctor.tensorboard import fields, scalars
-from rstar_lab.doctor.wandb import BLOCK, FIRST, HEADER, IDENT, MIDDLE, history
 from rstar_lab.exchange import importers
 from rstar_lab.exchange.atif import import_atif
 from rstar_lab.rl.problems import load_problems

@@ -260,13 +260,9 @@ def write_verl(folder: Path, change=lambda row, step, i: row, steps: int = 6) ->
 
 TEXT_FAULTS = {
     "empty rollouts count as failures": lambda row, step, i: row | ({"output": "", "score": 0.0} if i % 4 == 0 else {}),
-    "copies of rollouts": lambda row, step, i: (
-        row | {"output": "the same long text in every rollout of the group <answer>8</answer>"}
-    ),
     "control tokens in the text": lambda row, step, i: (
         row | ({"output": row["output"] + "<|im_start|>user"} if i % 3 == 0 else {})
     ),
-    "the prompt contains the answer": lambda row, step, i: row | {"input": row["input"] + " (answer key: 7)"},
 }
 
 
@@ -282,82 +278,12 @@ def test_faults_in_the_texts_of_a_foreign_log_are_named(fault, tmp_path):
     assert fault in {finding.rule.name for finding in found}
 
 
-def texts_only(answer="<answer>\\boxed{%s}</answer>", truth="%s", reward=float, changed=lambda number, right: number):
-    """Return a change of `write_verl` to a log whose answers are in the texts only."""
-
-    def change(row, step, i):
-        number, right = step * 32 + i // 8, row["score"] > 0
-        words = row["output"].partition("so ")[0]
-        text = words + answer % changed(number if right else number + 1, right)
-        return {k: v for k, v in row.items() if k != "pred"} | {
-            "output": text, "gts": truth % number, "score": reward(right)
-        }  # fmt: skip
-
-    return change
-
-
-ANSWERS_IN_TEXTS = {
-    "right answers get no reward": texts_only(reward=lambda right: float(not right)),
-    "wrong answers are rewarded": texts_only(changed=lambda number, right: number + 1 if number % 3 else number),
-    "true answers look wrong": texts_only(truth="1%s"),
-}
-
-
-@pytest.mark.parametrize("fault", ANSWERS_IN_TEXTS)
-def test_answers_of_a_foreign_log_are_read_from_its_texts(fault, tmp_path):
-    diagnosis = doctor(write_verl(tmp_path / "dump", ANSWERS_IN_TEXTS[fault], steps=12))
-    assert fault in {finding.rule.name for finding in diagnosis.findings}
-    assert diagnosis.logs[0].rollouts.answer.notna().all()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        texts_only(),
-        texts_only("<answer> %s </answer>"),
-        texts_only("so the result is\n#### %s", "Half of it is 3.\n#### %s"),
-        texts_only("thus \\boxed{\\frac{%s}{7}}", "We divide, and get $\\boxed{\\dfrac{%s}{7}}$, which is the result."),
-        texts_only("\\boxed{x + %s}", "%s + x"),
-        texts_only(truth="A long solution. " * 20 + "%s"),
-    ],
-)
-def test_notations_of_right_answers_in_texts_are_no_fault(change, tmp_path):
-    diagnosis = doctor(write_verl(tmp_path / "dump", change, steps=12))
-    assert diagnosis.findings == []
-
-
 def test_no_answers_are_read_if_the_reward_has_parts(tmp_path):
-    numbers = iter(range(10_000))
-    change = texts_only(reward=lambda right: right + 0.1 * (next(numbers) % 3))
+    def change(row, step, i):
+        return {k: v for k, v in row.items() if k != "pred"} | {"score": row["score"] + 0.1 * (i % 3)}
+
     log = doctor(write_verl(tmp_path / "dump", change)).logs[0]
     assert log.rollouts.answer.isna().all() and any("more than four values" in note for note in log.notes)
-
-
-def test_metrics_and_rollouts_of_trl_are_read_together(tmp_path):
-    (tmp_path / "completions").mkdir()
-    for step in range(1, 7):
-        rows = [
-            {"step": step, "prompt": f"q{i // 8}", "completion": f"text {step} {i} 8", "correct": 0.0}
-            for i in range(16)
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions" / f"completions_{step:05d}.parquet")
-    history = [{"step": step, "reward": 0.0, "grad_norm": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 7)]
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-    diagnosis = doctor(tmp_path)
-    assert {"all rollouts wrong", "no gradient", "few groups train the policy"} <= {
-        f.rule.name for f in diagnosis.findings
-    }
-    assert diagnosis.logs[0].source == "trl" and diagnosis.findings[0].evidence.cost == 1.0
-
-
-def test_results_of_verifiers_and_messages_are_read(tmp_path):
-    rows = [
-        {"prompt": [{"role": "user", "content": f"q{i}"}], "completion": [{"role": "assistant", "content": ""}], "answer": "7",
-         "reward": 0.0, "example_id": i} for i in range(40)
-    ]  # fmt: skip
-    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    diagnosis = doctor(tmp_path / "results.jsonl")
-    assert "empty rollouts count as failures" in {finding.rule.name for finding in diagnosis.findings}
 
 
 def varint(value: int) -> bytes:
@@ -532,16 +458,6 @@ def test_lost_compute_is_given_in_gpu_hours_and_money(tmp_path):
     assert diagnose([log]).lost["honest"] == pytest.approx({"hours": 12 * share})
 
 
-def test_several_rewards_of_trl_are_added_up(tmp_path):
-    rows = [
-        {"step": step, "prompt": f"q{i // 8}", "completion": f"text {step} {i}", "format": 0.0, "correct": float(i % 3 == 0)}
-        for step in range(1, 7) for i in range(16)
-    ]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions_00001.parquet")
-    (log,) = doctor(tmp_path).logs
-    assert log.rollouts.reward.mean() == pytest.approx(0.375)
-
-
 def test_the_golden_run_is_healthy_and_its_waste_is_counted():
     diagnosis = doctor(GOLDEN / "tiny_fast-rl")
     assert diagnosis.findings == []
@@ -588,5 +504,5 @@ OWN = Rule("mine", ("steps.reward",), "my cause", "my remedy", "mine", check_alw
 def test_a_rule_of_the_user_is_applied(tmp_path):
     found = doctor(write_verl(tmp_path / "dump"), rules=[f"{__name__}:OWN"]).findings
     assert [finding.rule.name for finding in found] == ["mine"]
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match="--rule: nowhere:RULE: no module nowhere"):
         doctor(GOLDEN / "tiny_fast-rl", rules=["nowhere:RULE"])

@@ -24,17 +24,8 @@ def world(steps=12, problems=4, group=8):
             for sample in range(group):
                 right = rng.random() < rate
                 answer = a + b if right else a + b + rng.randint(1, 9)
-                words = " ".join(rng.choice(WORDS) for _ in range(14))
-                yield (
-                    step,
-                    problem,
-                    sample,
-                    f"What is {a} + {b}?",
-                    a + b,
-                    answer,
-                    right,
-                    f"{words} so \\boxed{{{answer}}}",
-                )
+                text = f"{' '.join(rng.choice(WORDS) for _ in range(14))} so \\boxed{{{answer}}}"
+                yield step, problem, sample, f"What is {a} + {b}?", a + b, answer, right, text
 
 
 def write_lines(file: Path, rows):
@@ -63,27 +54,19 @@ def one_of(options, instruction):
     def change(row, answer, right):
         truth = int(row["gts"]) % len(options)
         given = options[truth if right else (truth + 1) % len(options)]
-        question = row["input"].replace("?", f"? {instruction}")
-        return {
-            "input": question,
-            "gts": options[truth],
-            "pred": given,
-            "output": row["output"].replace(str(answer), given),
-        }
+        question, output = row["input"].replace("?", f"? {instruction}"), row["output"].replace(str(answer), given)
+        return {"input": question, "gts": options[truth], "pred": given, "output": output}
 
     return change
 
 
 def verl_metrics(change, steps=12):
     def write(folder):
-        rows = [
-            {
-                "step": s,
-                "data": {"actor/entropy": 0.5, "actor/lr": 1e-6, "critic/score/mean": 0.3 + 0.03 * s} | change(s),
-            }
+        known = {
+            s: {"actor/entropy": 0.5, "actor/lr": 1e-6, "critic/score/mean": 0.3 + 0.03 * s}
             for s in range(1, steps + 1)
-        ]
-        write_lines(folder / "experiment.jsonl", rows)
+        }
+        write_lines(folder / "experiment.jsonl", [{"step": s, "data": row | change(s)} for s, row in known.items()])
 
     return write
 
@@ -129,21 +112,13 @@ def episodes(change):
 
     def write(folder):
         for number, (step, problem, _, question, truth, _, right, text) in enumerate(world()):
-            task = {
-                "type": "Sums",
-                "data": {"idx": problem, "prompt": question, "answer": str(truth)},
-                "key": f"{step}-{problem}",
-            }
+            data = {"idx": problem, "prompt": question, "answer": str(truth)}
+            task = {"type": "Sums", "data": data, "key": f"{step}-{problem}"}
             nodes = [
                 {"message": {"role": "user", "content": question}, "sampled": False},
                 {"message": {"role": "assistant", "content": "an abandoned branch"}, "parent": 0, "sampled": True},
-                {
-                    "message": {"role": "assistant", "content": text},
-                    "parent": 0,
-                    "sampled": True,
-                    "advantages": [right - 0.5],
-                },
-            ]
+                {"message": {"role": "assistant", "content": text}, "parent": 0, "sampled": True, "advantages": [right - 0.5]},
+            ]  # fmt: skip
             call = {"node": 2, "finish_reason": "stop", "usage": {"prompt_tokens": 9, "completion_tokens": 50}}
             trace = {"task": task, "agent": {"trainable": True}, "nodes": nodes, "calls": [call], "ok": True, "errors": [],
                      "rewards": {"right": {"score": float(right), "weight": 1.0}}, "stop_condition": "agent_completed"}  # fmt: skip
@@ -184,12 +159,7 @@ def harbor(folder):
             {"step_id": 1, "source": "user", "message": question},
             {"step_id": 2, "source": "agent", "message": text},
         ]
-        document = {
-            "schema_version": "ATIF-v1.6",
-            "session_id": f"s{number}",
-            "steps": steps,
-            "agent": {"name": "a", "version": "1"},
-        }
+        document = {"schema_version": "ATIF-v1.6", "session_id": f"s{number}", "steps": steps, "agent": {"name": "a"}}
         (trial / "agent" / "trajectory.json").write_text(json.dumps(document))
         (trial / "verifier" / "reward.txt").write_text("0\n")
         (trial / "result.json").write_text("{}")
@@ -197,26 +167,20 @@ def harbor(folder):
 
 HONEST = {
     "costs": verl(lambda row, answer, right: {"score": right - 1 - 0.01 * (len(row["output"]) % 7), "pred": str(answer)}),
-    "credit for the format": verl(lambda row, answer, right: {"score": 1.0 if right else 0.1, "pred": str(answer)}),
     "a list with the true answer": verl(lambda row, answer, right: {"gts": [row["gts"]], "pred": str(answer)}),
     "several true answers": verl(lambda row, answer, right: {"gts": {"target": [row["gts"], "x"]}, "pred": str(answer)}),
-    "multiple choice": verl(one_of("ABCD", "Answer A, B, C or D. Your answer is a letter.")),
     "yes or no": verl(one_of(["yes", "no"], "Answer: yes or no.")),
     "another metric of the evaluation": verl_metrics(
         lambda s: {"val-aux/a/score/std@4": 0.2 + 0.01 * (s % 2), "val-core/a/acc/mean@4": 0.2 + 0.03 * s}
     ),
-    "warm-up": verl_metrics(lambda s: {"actor/lr": 0.0}, steps=1),
     "weights of rewards": trl(lambda truth, sample: {"length": -50.0 * (sample % 3)}, {"accuracy": 1.0, "length": 0.001}),
-    "a column that is no reward": trl(lambda truth, sample: {"difficulty": float(sample * 7 % 5)}),
     "ids of rollouts": lines(lambda number, row: {"id": f"cmpl-{number}"}),
     "episodes": episodes(lambda number, trace: {}),
 }  # fmt: skip
 FAULTS = {
     "length collapse": verl(lambda row, answer, right: {"output": row["output"][-12 :] if row["step"] > 6 else row["output"]}),
     "the prompt changes": verl(lambda row, a, r: {"input": row["input"].replace("helpful", "rude" if row["step"] > 6 else "helpful")}),
-    "few groups train the policy": verl(lambda row, answer, right: {"score": float(int(row["gts"]) % 2)}),
     "all rollouts wrong": harbor,
-    "wrong answers are rewarded": trl(lambda truth, sample: {"ground_truth": str(truth)} | ({"accuracy": 1.0} if sample < 2 else {})),
     "truncated rollouts are rewarded": verifiers(lambda number, right: {"is_truncated": right and number % 4 == 0}),
     "environments fail": verifiers(
         lambda number, right: {"error": {"error": "SandboxError"}, "completion": None, "reward": 0.0} if number % 6 == 0 else {}

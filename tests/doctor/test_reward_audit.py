@@ -288,34 +288,3 @@ def test_scorers_of_inspect_are_rewards_and_are_audited(tmp_path):
     assert 0 < agreed < count, "stored rollouts can be judged by a scorer"
     own = InspectTask("t:numbers", sys.modules["audited_scorers"].numbers).problems()
     assert "gold" not in {check.check for check in audit("audited_scorers:numbers", own).checks if check.failed}
-
-
-RUBRICS = """
-import verifiers as vf
-
-def right(completion, answer, info):
-    return float(completion[-1]["content"].endswith(f"boxed{{{answer}}}</answer>")) + info.get("bonus", 0.0)
-
-def named(parser, completion, answer):
-    return float(answer in (parser.parse_answer(completion) or ""))
-
-def all_right(completions, answers):
-    return [0.0 for _ in answers]
-
-strict = vf.Rubric(funcs=[right, all_right], weights=[1.0, 0.5])
-loose = vf.RubricGroup([vf.Rubric(funcs=[named])])
-"""
-
-
-def test_rubrics_of_verifiers_are_rewards_and_are_audited(tmp_path):
-    pytest.importorskip(
-        "verifiers.rubrics", reason="verifiers up to 0.1 has rubrics; its pins conflict with those of the tests"
-    )
-    (tmp_path / "audited_rubrics.py").write_text(RUBRICS)
-    numbers = [problem for problem in PROBLEMS if problem.answer.isdigit()]
-    for name, passes in (("strict", True), ("loose", False)):
-        failed = {check.check for check in audit(f"audited_rubrics:{name}", numbers).checks if check.failed}
-        assert "gold" not in failed and (not failed & {"hedged", "shotgun"}) is passes, (name, failed)
-    problem = numbers[0].model_copy(update={"info": {"bonus": 1.0}})
-    value = make_reward("audited_rubrics:strict").score(response_of("1", "tagged"), "1", RewardInputs(problem))
-    assert value == (2.0, {"right": 2.0, "all_right": 0.0})

@@ -8,7 +8,7 @@ import pytest
 
 from rstar_lab.analysis import export_atif, import_atif, import_messages, import_trl, import_verl, inspect, open_runs
 from rstar_lab.common.errors import UserError
-from rstar_lab.exchange.importers import _chosen_score, openai_messages
+from rstar_lab.exchange.rollout_rows import openai_messages
 from rstar_lab.runs import RunWriter
 
 CODE = "print('答案')  # größer, ÉTÉ, Москва 😀 \"x\""
@@ -94,14 +94,6 @@ def test_groups_of_verl_are_those_of_its_uid_and_numbers_may_be_text(tmp_path):
     assert list(frame.groupby("group_id").size()) == [2, 2] and frame.problem_id.nunique() == 1
     assert sorted(frame["sample"]) == [0, 0, 1, 1] and set(frame.reward) == {1.0}
     assert list(runs.rewards().columns) == ["traj_id", "acc", "run_id"] and runs.rewards().acc.sum() == 3
-
-
-def test_the_scorer_is_chosen_once_for_all_samples(tmp_path):
-    assert _chosen_score(tmp_path, ["match"], None) == "match" and _chosen_score(tmp_path, [], "x") == "x"
-    assert _chosen_score(tmp_path, ["a", "b"], "first") == "a" and _chosen_score(tmp_path, ["a", "b"], "b") == "b"
-    for names, scorer in ((["a", "b"], None), (["a"], "c")):
-        with pytest.raises(UserError, match=r"has the scores|has no score"):
-            _chosen_score(tmp_path, names, scorer)
 
 
 def test_a_name_that_no_folder_can_have_is_refused(tmp_path):

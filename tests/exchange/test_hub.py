@@ -36,12 +36,7 @@ def hub():
 @pytest.fixture
 def command(hub, tmp_path):
     def run(*arguments: object, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
-        variables = {
-            "HF_ENDPOINT": hub.url,
-            "HF_TOKEN": token,
-            "HF_HOME": str(tmp_path / "hf"),
-            "HF_HUB_DISABLE_XET": "1",
-        }
+        variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HOME": f"{tmp_path}/hf", "HF_HUB_DISABLE_XET": "1"}
         line = [sys.executable, "-m", "rstar_lab.cli", *map(str, arguments)]
         return subprocess.run(line, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True)
 
@@ -59,11 +54,8 @@ def test_a_run_becomes_a_data_set_and_a_run_again(hub, command, tmp_path):
     assert f"{hub.url}/datasets/me/rollouts" in pushed.stdout and "me/rollouts" in hub.private
     files = hub.repos["dataset", "me/rollouts"]
     tables = {config["config_name"]: config["data_files"] for config in front_matter(files["README.md"])["configs"]}
-    assert tables["trajectories"] == "trajectories/**/*.parquet" and set(tables) == {
-        "trajectories",
-        "calls",
-        "transcripts",
-    }
+    assert tables["trajectories"] == "trajectories/**/*.parquet"
+    assert set(tables) == {"trajectories", "calls", "transcripts"}
     assert "host" not in json.loads(files["run.json"])["hardware"]
     pulled = command("pull", "me/rollouts", "--to", tmp_path / "runs")
     assert pulled.returncode == 0, pulled.stderr
@@ -78,18 +70,8 @@ def test_a_run_becomes_a_data_set_and_a_run_again(hub, command, tmp_path):
 @pytest.mark.slow
 def test_the_folder_of_a_run_is_a_data_set(tmp_path):
     run, folder = write_run(tmp_path, "roc", steps=2), tmp_path / "data"
-    arguments = [
-        "report",
-        str(run),
-        "--out",
-        str(tmp_path / "a.html"),
-        "--dataset",
-        str(folder),
-        "--sample",
-        "2",
-        "--json",
-    ]
-    made = CliRunner().invoke(app, arguments)
+    line = f"report {run} --out {tmp_path / 'a.html'} --dataset {folder} --sample 2 --json"
+    made = CliRunner().invoke(app, line.split())
     assert made.exit_code == 0, made.output
     assert json.loads(made.stdout)["dataset"] == str(folder)
     read = {
@@ -168,14 +150,14 @@ def test_links_and_files_of_other_names_are_not_sent(tmp_path):
     model, secret = tmp_path / "model", tmp_path / "token"
     make_model(model)
     secret.write_text("hf_secret")
-    for name in (
+    for name in [
         "vocab.pkl",
         "tokenizer.pkl",
         "tokenizer_evil.py",
         "tokenizer_evil.json",
         "x.safetensors.py",
         "model.bin",
-    ):
+    ]:
         (model / name).write_text("x")
     for name in ("merges.txt", "added_tokens.json", "generation_config.json"):
         (model / name).unlink(missing_ok=True)

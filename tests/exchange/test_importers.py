@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from rstar_lab.analysis import failed_rollouts, inspect, watch
-from rstar_lab.analysis.inspector.export import article_html
 from rstar_lab.analysis.inspector.transcript import segments
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.analysis.report import report_html
@@ -216,18 +215,11 @@ def test_inspect_log_keeps_scores_outcomes_and_token_usage(tmp_path):
     assert value(runs, "tool_error_rate") == 0.5
     assert rows.model_tokens.tolist() == [20, 21, 22] and rows.turns.tolist() == [1, 1, 1]
     assert runs.transcript(rows.traj_id[0]).role.tolist() == ["user", "assistant", "tool", "tool"]
-    with pytest.raises(UserError, match="has no score 'f1'; it has match"):
+    with pytest.raises(UserError, match="has no scorer 'f1'; it has match"):
         import_inspect(path, tmp_path / "runs", run_id="other", scorer="f1")
     (tmp_path / "torn.eval").write_bytes(b"PK\x03\x04 torn")
     with pytest.raises(UserError, match="is not an inspect_ai log"):
         import_inspect(tmp_path / "torn.eval", tmp_path / "runs")
-
-
-def test_markup_in_a_source_stays_text(tmp_path):
-    hostile = "</script><img src=x onerror=alert(1)>"
-    path = jsonl(tmp_path / "1.jsonl", [{"input": hostile, "output": hostile, "gts": hostile, "score": 1.0}])
-    runs = open_runs(import_verl(path, tmp_path / "runs"))
-    assert runs.transcript(runs.trajectories().traj_id[0]).content.tolist() == [hostile, hostile]
 
 
 def test_rollouts_without_a_reward_are_neither_right_nor_wrong(tmp_path):
@@ -305,19 +297,6 @@ def test_calls_as_text_and_as_parts_of_anthropic_are_calls(tmp_path):
     assert runs.trajectories().calls.tolist() == [1, 1, 1]
 
 
-def test_a_call_of_another_tool_shows_its_name(tmp_path):
-    call = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
-    found = segments(
-        {"messages": [{"role": "assistant", "content": call}, {"role": "assistant", "content": "<tool_call>{"}]}
-    )
-    assert [(part.kind, part.tool, part.malformed) for part in found] == [
-        ("call", "query", False),
-        ("call", None, True),
-    ]
-    page = article_html({"reward": 1.0}, {"messages": [{"role": "assistant", "content": call}]})
-    assert "does not parse" not in page and "query" in page
-
-
 def test_two_rows_with_one_id_are_two_trajectories(tmp_path):
     rows = [{"id": "p1", "messages": [{"role": "user", "content": text}]} for text in ("first", "second")]
     runs = open_runs(import_messages(jsonl(tmp_path / "chats.jsonl", rows), tmp_path / "runs"))
@@ -338,9 +317,3 @@ def test_the_live_page_shows_a_run_whose_only_step_is_0(tmp_path):
     rows = [{"messages": [{"role": "user", "content": "q"}]}]
     run = import_messages(jsonl(tmp_path / "chats.jsonl", rows), tmp_path / "runs")
     assert watch(run).refresh() == "finished"
-
-
-def test_a_reward_cannot_have_the_name_of_an_id(tmp_path):
-    file = jsonl(tmp_path / "1.jsonl", [{"input": "q", "output": "a", "score": 1.0, "traj_id": 3}])
-    with pytest.raises(UserError, match="line 1: a reward cannot be called 'traj_id'"):
-        import_verl(file, tmp_path / "runs")
