@@ -224,8 +224,9 @@ def _calls(messages: list[Row], outcomes: list[Any] | None) -> Iterator[Row]:
 
 def json_lines(file: Path) -> Iterator[tuple[str, Row]]:
     """Yield (place, row) for each object of a JSON-lines file. Raises UserError for a line that is not an object."""
-    for number, row in files.json_lines(file, dict):
-        yield f"{file}, line {number}", row
+    for number, row in files.json_lines(file):
+        place = f"{file}, line {number}"
+        yield place, files.check_type(row, dict, place)
 
 
 def content_text(value: Any) -> str:
