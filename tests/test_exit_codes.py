@@ -17,8 +17,9 @@ def lines(path: Path, *rows: object) -> str:
     return str(path)
 
 
-def chat(*roles: str) -> dict[str, object]:
-    return {"conversation_id": "c", "messages": [{"role": role, "content": f"text of {role}"} for role in roles]}
+def chat(answer: str) -> dict[str, object]:
+    turns = [{"role": "user", "content": "Add 1 and 2."}, {"role": "assistant", "content": answer}]
+    return {"conversation_id": "c", "source": "s", "messages": turns, "tools": []}
 
 
 def rollouts(path: Path, reward_of_wrong: float) -> str:
@@ -62,7 +63,7 @@ def problems(path: Path, *answers: str) -> str:
 COMMANDS = {
     "doctor": lambda folder, faulty: ["doctor", rollouts(folder / "log.jsonl", 1.0 if faulty else 0.0)],
     "lint of conversations": lambda folder, faulty: [
-        "data", "lint", lines(folder / "sft.jsonl", chat("user", "user") if faulty else chat("user", "assistant")),
+        "data", "lint", lines(folder / "sft.jsonl", chat("3" if faulty else "<reason></reason>\n<answer>3</answer>")),
     ],
     "lint of problems": lambda folder, faulty: [
         "data", "lint", problems(folder / "p.jsonl", "1", "a\nb" if faulty else "2"),
