@@ -34,6 +34,15 @@ def install_hint(extra: str) -> str:
     return f"install it with `pip install '.[{extra}]'` in a clone of the repository"
 
 
+@contextlib.contextmanager
+def file_errors(place: Path | None = None, hint: str = "", before: str = "") -> Iterator[None]:
+    """Convert an OSError of the block to a UserError: `before`, the file (else `place`), the reason, what to do, and `hint`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{before}{os_error_message(error, place)}{hint}") from error
+
+
 @functools.cache
 def program() -> str:
     """Return how this program is called: `rstar-lab` if that is on the PATH, else as it was called, such as .venv/bin/rstar-lab."""

@@ -8,6 +8,9 @@ import signal
 import socket
 import subprocess
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -80,6 +83,27 @@ def wait_or_kill(process: "subprocess.Popen[Any]", grace_s: float) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def start_detached(command: list[str], log: Path, *, keeps: int | None = None) -> int:
+    """Start a process that outlives this one, with its output at the end of the file `log`; return its id.
+
+    keeps: a descriptor that it keeps open, with the lock of its file.
+    """
+    with log.open("ab") as output:
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        kept = () if keeps is None else (keeps,)
+        return subprocess.Popen(command, start_new_session=True, pass_fds=kept, **options).pid
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, *, every_s: float = 0.5) -> bool:
+    """Wait until a condition holds; return False after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -82,14 +82,6 @@ TABLE_JS = """export default { render({ model, el }) {
   show();
   return () => clearInterval(timer);
 } };"""
-MESSAGE_JS = """export default { render({ model, el }) {
-  const text = document.createElement("pre");
-  const show = () => text.textContent === model.get("value") || (text.textContent = model.get("value"));
-  el.append(text);
-  const timer = setInterval(show, 200);
-  show();
-  return () => clearInterval(timer);
-} };"""
 EMPTY = "No jobs yet: `rstar-lab jobs submit tiny_fast` starts one."
 COLUMNS = ("job", "status", "where", "phase", "step", "reward", "tool errors", "left", "last line")
 
@@ -163,13 +155,9 @@ class BoardWidget:
             empty = traitlets.Unicode(EMPTY).tag(sync=True)
             selected = traitlets.Unicode().tag(sync=True)  # id of the job that the buttons act on
 
-        class Message(anywidget.AnyWidget):
-            _esm = MESSAGE_JS
-            value = traitlets.Unicode().tag(sync=True)
-
         self.board, self._inspect = board, inspect
         self.table: Any = JobTable()
-        self.message: Any = Message()
+        self.message = widgets.HTML()
         self.output = widgets.Output()
         self.buttons = {
             name: widgets.Button(description=name, tooltip=tooltip)
@@ -197,8 +185,8 @@ class BoardWidget:
             {
                 "id": row.id,
                 "status": row.status,
-                "cells": [visible(cell) for cell in (*row.cells()[:-1], row.line[:LINE_SHOWN])],
                 "line": visible(row.line),
+                "cells": [visible(cell) for cell in (*row.cells()[:-1], row.line[:LINE_SHOWN])],
             }
             for row in rows
         ]
@@ -214,9 +202,10 @@ class BoardWidget:
 
     def _act(self, action: Callable[[Job], str]) -> None:
         try:
-            self.message.value = visible(action(attach(self.table.selected, runs_dir=self.board.runs_dir)))
+            text = action(attach(self.table.selected, runs_dir=self.board.runs_dir))
         except UserError as error:
-            self.message.value = visible(str(error))
+            text = str(error)
+        self.message.value = html("<pre>{}</pre>", text)
         self.board.refresh()
 
     def _logs(self, job: Job) -> str:
@@ -258,19 +247,9 @@ class JobBoard:
         jobs = list_jobs(self.runs_dir)[::-1]
         open_jobs = [job for job in jobs if job.id not in self._ended]
         answers = self._ask_backends([job for job in open_jobs if job.problem is None])
-        for job in open_jobs:
-            if job.id not in answers:
-                answers[job.id] = _row_with_progress(job)
-        rows = []
-        for job in jobs:
-            if job.id not in self._ended:
-                row = self._board_row(job, answers[job.id])
-                if row.status in ENDED:
-                    self._ended[job.id] = row
-                rows.append(row)
-            else:
-                rows.append(self._ended[job.id])
-        return rows
+        rows = {job.id: self._board_row(job, answers.get(job.id) or _row_with_progress(job)) for job in open_jobs}
+        self._ended |= {job_id: row for job_id, row in rows.items() if row.status in ENDED}
+        return [rows.get(job.id) or self._ended[job.id] for job in jobs]
 
     def to_html(self) -> str:
         """Return the board as an HTML table."""
@@ -289,10 +268,7 @@ class JobBoard:
             answers |= backend_named(name).rows([job.spec for job in jobs if job.spec.backend == name])
         for job in jobs:
             if answers.get(job.id, {}).get("status") in ENDED:
-                try:
-                    job.status()  # copies the rest of the log and exit.json
-                except UserError:
-                    answers[job.id]["status"] = "unknown"
+                answers[job.id]["status"] = str(job.status_or_unknown())  # copies the rest of the log and exit.json
         return answers
 
     def _board_row(self, job: Job, row: dict[str, Any]) -> BoardRow:
@@ -328,12 +304,8 @@ class JobBoard:
         bundle = self._widget.root._repr_mimebundle_() or {}
         # Without the widget's model, for example in a saved file, the table is shown.
         display({**bundle, "text/html": render_table(rows), "text/plain": to_text(rows)}, raw=True)
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        if self._task is None:
-            self._task = loop.create_task(self._follow())
+        with contextlib.suppress(RuntimeError):  # without an event loop the board is not updated
+            self._task = self._task or asyncio.get_running_loop().create_task(self._follow())
 
     async def _follow(self) -> None:
         while True:

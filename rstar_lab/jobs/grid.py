@@ -1,7 +1,7 @@
 """Run a grid for an ablation: every arm with every seed, as jobs that start from one SFT model.
 
-On Slurm the arms are one array. Elsewhere a detached process keeps a number of jobs running. Both outlive the notebook,
-and the same call again runs only missing runs.
+On Slurm all jobs are submitted at once, with dependencies. Elsewhere a detached process keeps a number of jobs running. Both
+outlive the notebook, and the same call again runs only missing runs.
 """
 
 import re
@@ -20,7 +20,6 @@ from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import JobStatus
 from rstar_lab.jobs.job import Job, list_jobs, submit
 from rstar_lab.jobs.local import Local
-from rstar_lab.jobs.slurm import start_array
 from rstar_lab.jobs.store import JobFolder, JobSpec, check_name
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.untrusted.files import read_json
@@ -28,6 +27,7 @@ from rstar_lab.untrusted.text import counted
 
 ERROR_LINE = re.compile(r"^(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE)
 POLL_S = 1.0
+Arms = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,19 @@ class GridPlan:
     seeds: list[int]
     overrides: dict[str, Any]
     concurrency: int
+
+    @classmethod
+    def of(
+        cls, recipe: str | Path, arms: Arms, seeds: Sequence[int], *, runs_dir: str | Path = "runs", profile: str = "laptop",
+        overrides: Mapping[str, Any] | None = None, name: str = "ablation", concurrency: int | None = None,
+    ) -> "GridPlan":  # fmt: skip
+        """Return the plan of the arguments of `submit_grid`."""
+        is_array = load_profile(profile).backend == "slurm"
+        return cls(
+            check_name(name, "name of the grid"), str(recipe), profile, str(Path(runs_dir).absolute()),
+            {arm: dict(keys) for arm, keys in arms.items()}, list(seeds), dict(overrides or {}),
+            concurrency or (len(arms) * len(seeds) if is_array else 1),
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         names = [self.run_name(arm, seed) for arm, seed in self.cells()]
@@ -108,60 +121,40 @@ class Grid:
 
 
 def submit_grid(
-    recipe: str | Path,
-    arms: Mapping[str, Mapping[str, Any]],
-    seeds: Sequence[int],
-    *,
-    runs_dir: str | Path = "runs",
-    profile: str = "laptop",
-    overrides: Mapping[str, Any] | None = None,
-    name: str = "ablation",
-    concurrency: int | None = None,
-    log: Callable[[str], None] = print,
+    recipe: str | Path, arms: Arms, seeds: Sequence[int], *, log: Callable[[str], None] = print, **options: Any
 ) -> Grid:
     """Start a grid and return. Runs that are finished are skipped, so the same call continues a grid.
 
-    arms: name of an arm -> recipe keys. overrides: recipe keys of all runs. concurrency: RL jobs at a time; default: 1 on this
-    machine, all on Slurm. The SFT of the recipe runs once, as run `<name>-sft`; every RL run starts from its model.
-    Raises UserError for an unknown profile or a recipe that fails preflight.
+    The SFT of the recipe runs once, as run `<name>-sft`; every RL run starts from its model.
+
+    Args:
+        recipe: File, or a name that `rstar-lab recipes` lists.
+        arms: Name of an arm -> its recipe keys.
+        seeds: Seeds of the runs of each arm.
+        log: Called with a line for each run that is submitted.
+        options: `runs_dir`, `profile` and `overrides` (recipe keys of all runs), as of `submit`; `name` of the grid, by default
+            `ablation`; `concurrency`, the RL jobs at a time, by default all on Slurm, else 1.
+
+    Raises:
+        UserError: For an unknown profile or a recipe that fails preflight.
     """
-    check_name(name, "name of the grid")
-    machine = load_profile(profile)
-    cells = len(arms) * len(seeds)
-    plan = GridPlan(
-        name=name, recipe=str(recipe), profile=profile, runs_dir=str(Path(runs_dir).absolute()),
-        arms={arm: dict(keys) for arm, keys in arms.items()}, seeds=list(seeds), overrides=dict(overrides or {}),
-        concurrency=concurrency or (cells if machine.backend == "slurm" else 1),
-    )  # fmt: skip
-    if machine.backend == "slurm":
-        _submit_array(plan, log)
+    plan = GridPlan.of(recipe, arms, seeds, **options)
+    if load_profile(plan.profile).backend == "slurm":
+        _submit_all(plan, log)
     else:
         _start_controller(plan)
-    return Grid(name, plan.runs_dir)
+    return Grid(plan.name, plan.runs_dir)
 
 
 def run_grid(
-    recipe: str | Path,
-    arms: Mapping[str, Mapping[str, Any]],
-    seeds: Sequence[int],
-    *,
-    runs_dir: str | Path = "runs",
-    profile: str = "laptop",
-    overrides: Mapping[str, Any] | None = None,
-    name: str = "ablation",
-    concurrency: int = 1,
-    log: Callable[[str], None] = print,
+    recipe: str | Path, arms: Arms, seeds: Sequence[int], *, log: Callable[[str], None] = print, **options: Any
 ) -> list[str]:
-    """Run a grid to its end and return the ids of its RL runs; the arguments are those of `submit_grid`.
+    """Run a grid to its end and return the ids of its RL runs. Args: as of `submit_grid`.
 
     Ctrl-C stops the running jobs; the same call continues the grid. A failed run does not stop the others. Raises
     UserError at the end if runs failed, with their errors.
     """
-    plan = GridPlan(
-        name, str(recipe), profile, str(Path(runs_dir).absolute()), {arm: dict(keys) for arm, keys in arms.items()},
-        list(seeds), dict(overrides or {}), concurrency,
-    )  # fmt: skip
-    return _run(plan, log)
+    return _run(GridPlan.of(recipe, arms, seeds, **options), log)
 
 
 def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
@@ -195,18 +188,16 @@ def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
     return [f"{plan.run_name(arm, seed)}-rl" for arm, seed in cells]
 
 
-def _submit_sft(plan: GridPlan, log: Callable[[str], None], **options: Any) -> Job:
-    return submit(
-        plan.recipe, plan.profile, plan.overrides, command="sft", runs_dir=plan.runs_dir, name=plan.name, grid=plan.name,
-        log=log, **options,
-    )  # fmt: skip
+def _submit_sft(plan: GridPlan, log: Callable[[str], None]) -> Job:
+    options: dict[str, Any] = {"runs_dir": plan.runs_dir, "name": plan.name, "grid": plan.name, "log": log}
+    return submit(plan.recipe, plan.profile, plan.overrides, command="sft", **options)
 
 
-def _submit_cell(plan: GridPlan, arm: str, seed: int, log: Callable[[str], None], **options: Any) -> Job:
+def _submit_cell(plan: GridPlan, arm: str, seed: int, log: Callable[[str], None], after: str | None = None) -> Job:
     # The recipe was checked when the SFT was submitted, and the model may not exist yet.
     return submit(
         plan.recipe, plan.profile, plan.keys(arm, seed), command="train", runs_dir=plan.runs_dir,
-        name=plan.run_name(arm, seed), grid=plan.name, preflight=False, log=log, **options,
+        name=plan.run_name(arm, seed), grid=plan.name, preflight=False, log=log, after=after,
     )  # fmt: skip
 
 
@@ -220,8 +211,8 @@ def _wait_for_one(running: list[Job]) -> None:
         time.sleep(POLL_S)
 
 
-def _submit_array(plan: GridPlan, log: Callable[[str], None]) -> None:
-    """Submit the missing runs to Slurm: the SFT, and the arms as one array that waits for it."""
+def _submit_all(plan: GridPlan, log: Callable[[str], None]) -> None:
+    """Submit the missing runs to Slurm. Each waits for the SFT, and for the run that is `concurrency` places before it."""
     live = {job.spec.run for job in Grid(plan.name, plan.runs_dir).jobs() if not job.status_or_unknown().ended}
     missing = [
         (arm, seed)
@@ -231,16 +222,18 @@ def _submit_array(plan: GridPlan, log: Callable[[str], None]) -> None:
     if not missing:
         log(f"grid {plan.name}: all runs are finished")
         return
-    after = None
+    first = []
     if not (plan.model / "config.json").exists():
         sft = next((job for job in Grid(plan.name, plan.runs_dir).jobs() if job.spec.run == f"{plan.name}-rl"), None)
         if sft is None or sft.status_or_unknown().ended:
             sft = _submit_sft(plan, log)
-        after = sft.spec.handle["slurm_id"]
-    jobs = [_submit_cell(plan, arm, seed, log, start=False).folder for arm, seed in missing]
-    folder = Path(plan.runs_dir) / ".jobs" / f".array-{plan.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    start_array(plan.name, jobs, folder, concurrency=plan.concurrency, after=after)
-    log(f"grid {plan.name}: {counted(len(jobs), 'run')} as one array, {plan.concurrency} at a time")
+        first = [f"afterok:{sft.spec.handle['slurm_id']}"]
+    jobs: list[Job] = []
+    for number, (arm, seed) in enumerate(missing):
+        lane = jobs[number - plan.concurrency :][:1] if number >= plan.concurrency else []
+        after = [*first, *(f"afterany:{job.spec.handle['slurm_id']}" for job in lane)]
+        jobs.append(_submit_cell(plan, arm, seed, log, after=",".join(after)))
+    log(f"grid {plan.name}: {counted(len(jobs), 'run')}, {plan.concurrency} at a time")
 
 
 def _start_controller(plan: GridPlan) -> None:

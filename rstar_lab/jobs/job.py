@@ -16,7 +16,7 @@ from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.backend import Backend, JobStatus
 from rstar_lab.jobs.backends import backend_named, choose
 from rstar_lab.jobs.preflight import JobDescription
-from rstar_lab.jobs.prepare import Submission, recipe_name, trainer_and_action
+from rstar_lab.jobs.prepare import Submission, recipe_name
 from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec, check_name
@@ -73,11 +73,10 @@ class Job:
     @property
     def exit_code(self) -> int | None:
         """The exit code of the job's command; None before its end."""
-        try:
-            end = self.folder.exit() if self.problem is None else None
-        except UserError:
-            return None
-        return None if end is None else end.code
+        with contextlib.suppress(UserError):
+            if self.problem is None and (end := self.folder.exit()):
+                return end.code
+        return None
 
     def logs(self, tail: int | None = None) -> str:
         """Return the job's output so far.
@@ -106,10 +105,17 @@ class Job:
         Raises:
             TimeoutError: After `timeout_s`; the job continues.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        started = time.monotonic()
+        for lines, ended in self._reads(every_s):
+            yield from lines
+            if timeout_s is not None and not ended and time.monotonic() > started + timeout_s:
+                raise TimeoutError(f"job {self.id} is still {self.status_or_unknown()} after {timeout_s} s")
+
+    def _reads(self, every_s: float) -> Iterator[tuple[list[str], bool]]:
+        """Read the log every `every_s` seconds until the job ends; yield its new lines, and whether the job has ended."""
         seen: list[str] = []
-        lost = False
-        while True:
+        ended = lost = False
+        while not ended:
             try:
                 ended, lost = self.status().ended, False
             except UserError as error:
@@ -118,20 +124,17 @@ class Job:
                 # The job continues without the connection.
                 if not lost:
                     print(printable(f"{error}; trying again"), file=sys.stderr, flush=True)
-                ended, lost = False, True
+                lost = True
             lines = self.logs().splitlines(keepends=True)
             complete = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
             # Before the job's own log exists, the output of the backend is shown.
             new = complete[len(seen) :] if complete[: len(seen)] == seen else complete
-            yield from (line.rstrip("\n") for line in new)
             seen = complete
-            if ended:
-                with contextlib.suppress(UserError):  # the process that copies the runs tries again
-                    self.backend.copy_runs(self.spec)
-                return
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"job {self.id} is still {self.status_or_unknown()} after {timeout_s} s")
-            time.sleep(every_s)
+            yield [line.rstrip("\n") for line in new], ended
+            if not ended:
+                time.sleep(every_s)
+        with contextlib.suppress(UserError):  # the process that copies the runs tries again
+            self.backend.copy_runs(self.spec)
 
     def watch(self, *, timeout_s: float | None = None) -> JobStatus:
         """Print the job's progress until it ends; return its status. Ctrl-C stops the printing, not the job. `follow` has every line.
@@ -154,17 +157,14 @@ class Job:
         Args:
             every_s: Seconds between two reads.
         """
-        progress = _Progress()
+        progress, reads = _Progress(), self._reads(every_s)
         try:
-            while True:
-                status, lines = await asyncio.to_thread(lambda: (self.status(), self.logs().splitlines(keepends=True)))
-                progress.print_new(lines, ended=status.ended)
-                if status.ended:
-                    return status
-                await asyncio.sleep(every_s)
+            while read := await asyncio.to_thread(next, reads, None):
+                for line in read[0]:
+                    progress.print(line)
         except (asyncio.CancelledError, KeyboardInterrupt):
             print(f"\n{self._how_to_find()}", flush=True)
-            return self.status()
+        return self.status()
 
     def _how_to_find(self) -> str:
         return (
@@ -203,10 +203,9 @@ class Job:
             raise UserError(f"job {self.id} is queued or running; stop it first")
         spec = self.spec
         profile = None if spec.handle.get("own_profile") else spec.profile
-        return submit(
-            spec.recipe, profile, spec.overrides, command=spec.action, runs_dir=spec.runs_dir,
-            name=(spec.run or "").removesuffix("-rl") or None, arguments=spec.arguments, **self.backend.options_of(spec),
-        )  # fmt: skip
+        options: dict[str, Any] = {"command": spec.action, "runs_dir": spec.runs_dir, "arguments": spec.arguments}
+        options |= {"name": (spec.run or "").removesuffix("-rl") or None} | self.backend.options_of(spec)
+        return submit(spec.recipe, profile, spec.overrides, **options)
 
     @property
     def backend(self) -> Backend:
@@ -240,7 +239,7 @@ def submit(
     log: Callable[[str], None] = print,
     job_id: str | None = None,
     grid: str | None = None,
-    start: bool = True,
+    after: str | None = None,
     arguments: Sequence[str] = (),
 ) -> Job:
     """Run a recipe on the hardware of a profile, detached from this process.
@@ -263,7 +262,7 @@ def submit(
         log: Called with one line for each item that is sent.
         job_id: Id of the new job. Default: the run's name and the time.
         grid: Name of the grid to which the job belongs.
-        start: False prepares the job's folder and leaves it to the caller to start it (for a Slurm array).
+        after: With Slurm, the jobs that must end first, as sbatch's `--dependency` takes them.
         arguments: Further arguments of `evaluate`: models, `--problems` and others. Paths must exist where the job runs.
 
     Returns:
@@ -274,7 +273,7 @@ def submit(
     """
     chosen, request = _request(
         recipe, profile, overrides, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
-        preflight=preflight, log=log, job_id=job_id, grid=grid, start=start, arguments=arguments,
+        preflight=preflight, log=log, job_id=job_id, grid=grid, after=after, arguments=arguments,
     )  # fmt: skip
     return Job(chosen.submit(request))
 
@@ -301,32 +300,21 @@ def _request(
     profile: str | None,
     overrides: Mapping[str, Any] | None,
     *,
-    command: str | None = None,
     name: str | None = None,
     backend: str | None = None,
     host: str | None = None,
     job_id: str | None = None,
-    arguments: Sequence[str] = (),
-    runs_dir: str | Path | None = None,
-    address: str | None = None,
-    preflight: bool = True,
-    log: Callable[[str], None] = print,
-    grid: str | None = None,
-    start: bool = True,
+    **options: Any,
 ) -> tuple[Backend, Submission]:
     """Check the arguments of `submit` and return the backend and the request."""
     machine, chosen = choose(profile, host=host, backend=backend)
-    trainer_and_action(command, machine, overrides or {}, arguments)
     overrides = dict(overrides or {}) | ({"name": name} if name else {})
     refuse_secrets(overrides)
     run_name = check_name(recipe_name(recipe, overrides), "name of the run")
-    job_id = check_name(
-        job_id or f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}", "id of the job"
-    )
-    request = Submission(
-        recipe, profile, machine, overrides, run_name, job_id, command=command, runs_dir=runs_dir, address=address, host=host,
-        preflight=preflight, log=log, grid=grid, start=start, arguments=list(arguments),
-    )  # fmt: skip
+    job_id = job_id or f"{run_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    check_name(job_id, "id of the job")
+    request = Submission(recipe, profile, machine, overrides, run_name, job_id, host=host, **options)
+    request.trainer_and_action()
     return chosen, request
 
 
@@ -389,15 +377,7 @@ class _Progress:
     """Prints the log of a job: text as it is, one line per tenth of a phase, and what a phase says at its end."""
 
     def __init__(self) -> None:
-        self._printed = 0
         self._tenth: tuple[str, int] | None = None
-
-    def print_new(self, lines: list[str], *, ended: bool) -> None:
-        """Print the lines of a growing log that were not printed yet. The last line may be incomplete until the job has ended."""
-        complete = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
-        for line in complete[self._printed :]:
-            self.print(line.rstrip("\n"))
-        self._printed = len(complete)
 
     def print(self, line: str) -> None:
         """Print a line of the log."""

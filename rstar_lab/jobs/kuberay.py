@@ -3,20 +3,20 @@
 import hashlib
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rstar_lab.common.errors import UserError, install_hint
+from rstar_lab.hardware.processes import wait_until
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.render import ray_job, to_yaml
 from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.untrusted.files import DataError, parse_json
+from rstar_lab.untrusted.files import error_message
 
 RAY_JOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 MAX_NAME = 47  # KubeRay rejects longer names of RayJobs
@@ -24,6 +24,15 @@ STOP_TIMEOUT_S = 120
 TIMEOUT_S = (10, 30)  # seconds: connect, read
 LOG_LINES = 5000
 NO_SUCH_KIND = "page not found"  # in the 404 answer of an API server that does not know RayJobs
+VERSION_HINT = "Check that KubeRay is 1.5.1 or newer, and the section kuberay of the profile"
+REMEDIES = {  # by status of the API server's answer
+    400: VERSION_HINT,
+    401: "The credentials of the kubeconfig file are not valid: log in to the cluster again",
+    403: "Ask for the rights of the Role in cluster/kubernetes/submitter.yaml, or set kuberay.namespace of the profile",
+    404: "Check kuberay.namespace of the profile",
+    409: "Submit with another --name, or delete the old one with `kubectl delete rayjob`",
+    422: VERSION_HINT,
+}
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -40,8 +49,8 @@ class KubeRay(Backend):
         namespace = _Namespace(profile.kuberay.context, profile.kuberay.namespace)
         manifest["metadata"]["namespace"] = namespace.name
         (folder.path / "rayjob.yaml").write_text(to_yaml(manifest))
+        # Strict: an older KubeRay would otherwise ignore unknown fields, among them the token authentication.
         with namespace.explain(f"create RayJob {name}"):
-            # Strict: an older KubeRay would otherwise ignore unknown fields, among them the token authentication.
             namespace.custom.create_namespaced_custom_object(
                 **RAY_JOBS,
                 namespace=namespace.name,
@@ -82,15 +91,12 @@ class KubeRay(Backend):
             namespace.custom.delete_namespaced_custom_object(
                 **RAY_JOBS, namespace=namespace.name, name=name, _request_timeout=TIMEOUT_S
             )
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while (pods := namespace.pods(selectors)) or namespace.ray_job(name) is not None:
-            if time.monotonic() > deadline:
-                left = [f"pod {pod.metadata.name}" for pod in pods] or ["the RayJob itself"]
-                raise UserError(
-                    f"RayJob {name} in namespace {namespace.name} was deleted {STOP_TIMEOUT_S} s ago, but these still exist: "
-                    f"{', '.join(left)}. Check the KubeRay operator and the nodes, then run `rstar-lab jobs stop` again"
-                )
-            time.sleep(0.5)
+        if not wait_until(lambda: not namespace.pods(selectors) and namespace.ray_job(name) is None, STOP_TIMEOUT_S):
+            left = [f"pod {pod.metadata.name}" for pod in namespace.pods(selectors)] or ["the RayJob itself"]
+            raise UserError(
+                f"RayJob {name} in namespace {namespace.name} was deleted {STOP_TIMEOUT_S} s ago, but these still exist: "
+                f"{', '.join(left)}. Check the KubeRay operator and the nodes, then run `rstar-lab jobs stop` again"
+            )
 
     def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
         """Return the reasons why the job's pods wait, and the output of its submitter pod, for a job without a log file.
@@ -184,23 +190,23 @@ class _Namespace:
         where = f"namespace {self.name}" + (f", context {self.context}" if self.context else "")
         try:
             yield
-        except ConfigException as error:
-            raise UserError(
-                f"cannot {action}: {_one_line(error)}. Set KUBECONFIG to the file of the cluster; `kubectl config get-contexts` "
-                "lists the values that kuberay.context of the profile can have"
-            ) from error
-        except ApiException as error:
-            message = _message(error)
-            if missing_ok and error.status == 404 and NO_SUCH_KIND not in message:
-                return
-            raise UserError(
-                f"cannot {action} ({where}): {error.status} {message}. {_remedy(error.status, message)}"
-            ) from error
-        except (HTTPError, OSError) as error:
-            raise UserError(
-                f"cannot {action} ({where}): the API server does not answer ({_one_line(error)}). Check the network, the VPN or "
-                "proxy, and `kubectl cluster-info`"
-            ) from error
+        except (ConfigException, ApiException, HTTPError, OSError) as error:
+            if isinstance(error, ConfigException):
+                problem = (
+                    f"cannot {action}: {_one_line(error)}. Set KUBECONFIG to the file of the cluster; `kubectl config get-contexts` "
+                    "lists the values that kuberay.context of the profile can have"
+                )
+            elif isinstance(error, ApiException):
+                message = _message(error)
+                if missing_ok and error.status == 404 and NO_SUCH_KIND not in message:
+                    return
+                problem = f"cannot {action} ({where}): {error.status} {message}. {_remedy(error.status, message)}"
+            else:
+                problem = (
+                    f"cannot {action} ({where}): the API server does not answer ({_one_line(error)}). Check the network, the VPN or "
+                    "proxy, and `kubectl cluster-info`"
+                )
+            raise UserError(problem) from error
 
 
 def _namespace(spec: JobSpec) -> _Namespace:
@@ -235,41 +241,21 @@ def _selectors(name: str, ray_job: dict[str, Any] | None) -> list[str]:
 def _waiting_reasons(pod: Any) -> list[str]:
     """Return the reasons why a pod does not run, such as no free node, or a missing image, volume or Secret."""
     waiting = [container.state.waiting for container in pod.status.container_statuses or [] if container.state]
-    unscheduled = [
-        condition
-        for condition in pod.status.conditions or []
-        if condition.type == "PodScheduled" and condition.status == "False"
-    ]
+    conditions = pod.status.conditions or []
+    unscheduled = [found for found in conditions if (found.type, found.status) == ("PodScheduled", "False")]
     return [": ".join(filter(None, (item.reason, item.message))) for item in (*unscheduled, *waiting) if item]
-
-
-@dataclass(frozen=True)
-class _Status:
-    message: str
 
 
 def _message(error: Any) -> str:
     """Return the API server's message of an ApiException."""
-    try:
-        return _one_line(parse_json(error.body, "API server", _Status).message)
-    except DataError:
-        return _one_line(error.body or error.reason)
+    body = str(error.body or error.reason).encode()
+    return _one_line(error_message(SimpleNamespace(content=body, url="API server", status_code=error.status)))
 
 
 def _remedy(status: int, message: str) -> str:
-    if status == 401:
-        return "The credentials of the kubeconfig file are not valid: log in to the cluster again"
-    if status == 403:
-        return "Ask for the rights of the Role in cluster/kubernetes/submitter.yaml, or set kuberay.namespace of the profile"
     if status == 404 and NO_SUCH_KIND in message:
         return "Install the KubeRay operator, 1.5.1 or newer, which defines RayJobs"
-    if status == 404:
-        return "Check kuberay.namespace of the profile"
-    if status == 409:
-        return "Submit with another --name, or delete the old one with `kubectl delete rayjob`"
-    if status in (400, 422):
-        return "Check that KubeRay is 1.5.1 or newer, and the section kuberay of the profile"
-    return "Try again; if it persists, ask the administrators of the cluster"
+    return REMEDIES.get(status, "Try again; if it persists, ask the administrators of the cluster")
 
 
 def _one_line(text: object) -> str:

@@ -1,28 +1,23 @@
 """Jobs on this machine: a detached process that outlives the notebook."""
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from typing import Any
 
 import psutil
 
-from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.processes import alive, end_processes
+from rstar_lab.hardware.processes import alive, end_processes, start_detached, wait_until
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.store import GRACE_S, JobFolder, JobSpec
 
 
 def _is_another(pid: int, created: float) -> bool:
     """Return whether another process has the id now: ids are reused."""
-    try:
+    with contextlib.suppress(psutil.Error):
         return abs(psutil.Process(pid).create_time() - created) >= 1
-    except psutil.Error:
-        return False
+    return False
 
 
 class Local(Backend):
@@ -32,13 +27,8 @@ class Local(Backend):
 
     def start(self, folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
         """Start the supervisor in a new session; return its process id and start time."""
-        done = subprocess.run(
-            [sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path), "--detach"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            raise UserError(f"job {spec.id} did not start: {done.stderr.strip()[-500:]}")
-        return dict(json.loads(done.stdout))
+        pid = start_detached([sys.executable, "-m", "rstar_lab.jobs.supervisor", str(folder.path)], folder.log)
+        return {"pid": pid, "created": psutil.Process(pid).create_time()}
 
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Return the state of a job that has no exit.json: "running", or "failed" if its supervisor was killed."""
@@ -52,8 +42,6 @@ class Local(Backend):
         if supervisor and alive(**supervisor):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor["pid"], signal.SIGTERM)
-            deadline = time.monotonic() + GRACE_S + 20
-            while alive(**supervisor) and time.monotonic() < deadline:
-                time.sleep(0.05)
+            wait_until(lambda: not alive(**supervisor), GRACE_S + 20, every_s=0.05)
         root = supervisor["pid"] if supervisor and not _is_another(**supervisor) else None
         end_processes(spec.id, root=root, grace_s=0.5)

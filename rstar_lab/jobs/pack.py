@@ -79,11 +79,8 @@ def select_files(root: Path, limit_mb: float = LIMIT_MB) -> tuple[list[Path], Pa
 
 def _is_inside(root: Path, name: Path) -> bool:
     """Whether a symbolic link is relative and its target is in the tree, so that the copy of the tree has it too."""
-    link = root / name
-    try:
-        return not link.readlink().is_absolute() and link.resolve().is_relative_to(root.resolve())
-    except RuntimeError:  # it links to itself
-        return False
+    target = Path(os.path.realpath(root / name))
+    return not (root / name).readlink().is_absolute() and target.is_relative_to(root.resolve())
 
 
 def pack(root: Path, target: Path, *, limit_mb: float = LIMIT_MB) -> Package:
@@ -105,13 +102,13 @@ def pack_tar(root: Path) -> tuple[bytes, Package]:
         tarfile.open(fileobj=compressed, mode="w") as archive,
     ):
         for name in names:
-            entry = tarfile.TarInfo(str(name))
-            if (root / name).is_symlink():
-                entry.type, entry.linkname = tarfile.SYMTYPE, str((root / name).readlink())
-                archive.addfile(entry)
-                continue
-            entry.size = (root / name).stat().st_size
-            entry.mode = 0o700 if os.access(root / name, os.X_OK) else 0o600
-            with (root / name).open("rb") as file:
-                archive.addfile(entry, file)
+            archive.add(root / name, name, filter=_without_owner)
     return buffer.getvalue(), package
+
+
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Remove what differs between copies of a tree: owner, time and permissions other than the owner's."""
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    entry.mode &= 0o700
+    return entry

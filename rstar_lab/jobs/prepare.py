@@ -1,5 +1,6 @@
 """Write the folder of a job: recipe, profile, code, secrets and command."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from rstar_lab.common.errors import UserError, os_error_message
+from rstar_lab.common.errors import UserError, file_errors
 from rstar_lab.hardware.profiles import EXPECTED_GPUS, Profile
 from rstar_lab.hardware.storage_paths import resolve_recipe_paths
 from rstar_lab.jobs.pack import pack, tree_root
@@ -38,15 +39,19 @@ class Submission:
     overrides: dict[str, Any]
     run_name: str
     job_id: str
-    command: str | None
-    runs_dir: str | Path | None
-    address: str | None
-    host: str | None
-    preflight: bool
-    log: Callable[[str], None]
-    grid: str | None
-    start: bool
-    arguments: list[str]
+    command: str | None = None
+    runs_dir: str | Path | None = None
+    address: str | None = None
+    host: str | None = None
+    preflight: bool = True
+    log: Callable[[str], None] = print
+    grid: str | None = None
+    after: str | None = None
+    arguments: Sequence[str] = ()
+
+    def trainer_and_action(self) -> tuple[str, str]:
+        """Return (trainer, action) for the command. Raises UserError for an unknown or incomplete one."""
+        return trainer_and_action(self.command, self.machine, self.overrides, self.arguments)
 
 
 def machine_of(job: Submission) -> Profile:
@@ -59,7 +64,7 @@ def machine_of(job: Submission) -> Profile:
 def plan_job(job: Submission, backend: str) -> tuple[JobSpec, dict[str, str]]:
     """Return what the job runs, and the files of its folder by name. Writes nothing. Raises UserError for an unknown command."""
     overrides, machine = job.overrides, machine_of(job)
-    trainer, action = trainer_and_action(job.command, machine, overrides, job.arguments)
+    trainer, action = job.trainer_and_action()
     runs = Path(job.runs_dir or machine.storage.runs).absolute()
     folder, root, cwd = JobFolder.of(runs, job.job_id).path, tree_root(), Path.cwd()
     files: dict[str, str] = {}
@@ -94,14 +99,22 @@ def plan_job(job: Submission, backend: str) -> tuple[JobSpec, dict[str, str]]:
         # Pods with GPUs lack the rights that the sandbox requires, so the sandbox runs in a separate Deployment.
         sandbox_workers, keys["sandbox.url"] = 0, machine.kuberay.sandbox_url
     in_image = backend != "local" and machine.container is not None
-    arguments = _command(trainer, action, recipe_argument, profile, keys, runs, job.arguments)
+    module, *arguments = COMMANDS[trainer, action]
+    arguments += [*job.arguments, "--recipe", recipe_argument] if action == "evaluate" else [recipe_argument]
+    arguments += ["--profile", profile] if trainer == "verl" else []
+    arguments += [*set_options(keys), "--runs-dir", str(runs)]
+    arguments += [] if module.endswith("verl.sft") else ["--json"]  # verl's SFT prints no progress events
+    handles: dict[str, dict[str, Any]] = {
+        "ray": {"address": job.address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")},
+        "slurm": {"after": job.after} if job.after else {},
+    }
     spec = JobSpec(
         id=job.job_id, recipe=str(job.recipe), profile=profile, backend=backend,
-        command=["python3" if in_image else sys.executable, *arguments], cwd=str(cwd), runs_dir=str(runs),
+        command=["python3" if in_image else sys.executable, "-m", module, *arguments], cwd=str(cwd), runs_dir=str(runs),
         overrides=overrides, created=datetime.now(UTC).isoformat(timespec="seconds"),
         run=None if action == "evaluate" else f"{job.run_name}-rl", environment=environment,
-        handle={"address": job.address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")} if backend == "ray" else {},
-        sandbox_workers=sandbox_workers, action=job.command, grid=job.grid, arguments=job.arguments,
+        handle=handles.get(backend, {}),
+        sandbox_workers=sandbox_workers, action=job.command, grid=job.grid, arguments=list(job.arguments),
     )  # fmt: skip
     return spec, files
 
@@ -110,13 +123,15 @@ def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec
     """Check a job, write its folder, and start it with `start`, which returns its handle. Raises UserError, and leaves no folder,
     if a check or the start fails."""
     spec, files = plan_job(job, backend)
-    trainer, action = trainer_and_action(job.command, job.machine, job.overrides, job.arguments)
+    trainer, action = job.trainer_and_action()
     if job.preflight and action != "evaluate":  # its recipe has no model
-        local = backend == "local"
-        run_preflight(job.recipe, job.profile or "laptop", job.overrides, trainer, job.log, runs_here=local)
+        run_preflight(
+            job.recipe, job.profile or "laptop", job.overrides, trainer, job.log, runs_here=backend == "local"
+        )
     folder = JobFolder.of(Path(spec.runs_dir), spec.id)
     folder.create()
-    try:
+    with file_errors(folder.path), contextlib.ExitStack() as stack:
+        stack.callback(folder.delete)  # if the job does not start
         _check_owner(folder, job.run_name)
         for name, text in files.items():
             (folder.path / name).write_text(text)
@@ -125,12 +140,8 @@ def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec
             Path(spec.cwd).mkdir(parents=True, exist_ok=True)  # a folder without files that git tracks
         _store_secrets(folder, job.machine, backend, job.log)
         folder.save(spec)
-        handle = start(folder, spec) if job.start else {}
-    except BaseException as error:
-        folder.delete()  # the job did not start
-        if isinstance(error, OSError):
-            raise UserError(os_error_message(error, folder.path)) from error
-        raise
+        handle = start(folder, spec)
+        stack.pop_all()
     folder.save(replace(spec, handle={**spec.handle, **handle}))
     return folder
 
@@ -220,19 +231,3 @@ def _sandbox_workers(content: Any, overrides: Mapping[str, Any], profile: Profil
     if not profile.sandbox.redis or url != "local":
         return 0
     return profile.sandbox.workers_per_node or profile.hardware.cpus_per_node
-
-
-def _command(
-    trainer: str,
-    action: str,
-    recipe: str,
-    profile: str,
-    overrides: Mapping[str, Any],
-    runs: Path,
-    further: list[str],
-) -> list[str]:
-    module, *arguments = COMMANDS[trainer, action]
-    selected = ["--profile", profile] if trainer == "verl" else []
-    as_json = [] if module.endswith("verl.sft") else ["--json"]  # verl's SFT prints no progress events
-    given = [*further, "--recipe", recipe] if action == "evaluate" else [recipe]
-    return ["-m", module, *arguments, *given, *selected, *set_options(overrides), "--runs-dir", str(runs), *as_json]

@@ -1,9 +1,10 @@
 """Read the progress of a job from the end of its log and of its run's metrics."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.untrusted.files import DataError, open_bytes, parse_json, reading
+from rstar_lab.untrusted.files import DataError, open_bytes, parse_json
 
 TAIL_BYTES = 65_536  # longer than any line of metrics.jsonl
 LARGEST = 1e15  # of a number in an event
@@ -63,11 +64,9 @@ def _is_number(value: Any) -> bool:
 
 def _tail(path: Path) -> list[str]:
     """Return the complete lines among the last 64 KiB of a file; none if it cannot be read."""
-    try:
-        with reading(path), open_bytes(path) as file:
-            start = max(0, path.stat().st_size - TAIL_BYTES)
-            file.seek(start)
-            lines = file.read().rpartition(b"\n")[0].decode(errors="replace").splitlines()
-    except DataError:
-        return []
-    return lines[1:] if start and len(lines) > 1 else lines
+    with contextlib.suppress(OSError), open_bytes(path) as file:
+        start = max(0, path.stat().st_size - TAIL_BYTES)
+        file.seek(start)
+        lines = file.read().rpartition(b"\n")[0].decode(errors="replace").splitlines()
+        return lines[1:] if start and len(lines) > 1 else lines
+    return []

@@ -13,6 +13,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.container import mounted_folders, ray_container
+from rstar_lab.hardware.processes import wait_until
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.backend import Backend
 from rstar_lab.jobs.store import JobFolder, JobSpec
@@ -21,7 +22,7 @@ AGENT_TIMEOUT_S = 60
 REQUEST_S, MAX_ANSWER_BYTES = 120, 256 * 2**20
 STATES_S = 1.0  # maximum age in seconds of the states that are read with one request
 # A job that ended without exit.json failed even if Ray reports success: its node died, or the runs folder is not shared.
-ENDED = {"SUCCEEDED": "failed", "STOPPED": "stopped", "FAILED": "failed"}
+STATES = {"PENDING": "queued", "RUNNING": "running", "SUCCEEDED": "failed", "STOPPED": "stopped", "FAILED": "failed"}
 _states: dict[str, tuple[float, dict[str, str]]] = {}  # address -> time of the request, {job id: state}
 
 
@@ -53,20 +54,13 @@ class Ray(Backend):
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Return the state of a job that has no exit.json. Raises UserError if the cluster does not answer or no longer
         knows the job."""
-        status = _states_of_jobs(spec).get(spec.id) or _state_of_job(spec)
-        if status == "PENDING":
-            return "queued"
-        if status == "RUNNING":
-            return "running"
-        return ENDED[status]
+        return STATES[_states_of_jobs(spec).get(spec.id) or _state_of_job(spec)]
 
     def stop(self, folder: JobFolder, spec: JobSpec) -> None:
         """Ask Ray to stop the job and wait until it has ended."""
         client = _client(spec)
         client.stop_job(spec.id)
-        deadline = time.monotonic() + 60
-        while not client.get_job_status(spec.id).is_terminal() and time.monotonic() < deadline:
-            time.sleep(0.2)
+        wait_until(lambda: client.get_job_status(spec.id).is_terminal(), 60)
         _states.pop(_address(spec), None)
 
     def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:

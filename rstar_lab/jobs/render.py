@@ -25,10 +25,6 @@ from rstar_lab.jobs.store import JobFolder, JobSpec
 TEMPLATES = resource_folder("cluster")
 # Variables that hide GPUs of AMD. A Slurm without AutoDetect sets them for GPUs of all vendors, and again in every step.
 AMD_VARIABLES = ("HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-# The job has waited in a queue. Run nothing that another user has put in the place of its folder.
-OWNER_CHECK = """probe=$(mktemp "$job/.owner.XXXXXX") && [ ! -L "$job" ] && [ "$(stat -c %u "$job")" = "$(stat -c %u "$probe")" ] ||
-  { echo "error: $job does not belong to you"; exit 1; }
-rm "$probe\""""
 
 
 class _PercentTemplate(Template):
@@ -48,7 +44,6 @@ def sbatch_script(profile: Profile, spec: JobSpec, folder: Path) -> str:
         setup="\n".join(slurm.setup),
         python=shlex.quote(spec.python),
         folder=shlex.quote(str(folder)),
-        owner_check=OWNER_CHECK,
         secrets=shlex.quote(str(secrets)) if (secrets := JobFolder(folder).secrets).exists() else "",
         gpu_variables=_unset_gpu_variables(profile),
         gpus=str(hardware.gpus_per_node),
@@ -66,22 +61,6 @@ def _unset_gpu_variables(profile: Profile) -> str:
     names = [*AMD_VARIABLES, "CUDA_VISIBLE_DEVICES"] if is_amd(profile) else AMD_VARIABLES
     options = " ".join(f"-u {name}" for name in names)
     return f'\nunset {" ".join(names)}\ninside=(env {options} "${{inside[@]}}")'
-
-
-def array_script(profile: Profile, name: str, folders: list[Path], output: Path, concurrency: int) -> str:
-    """Return the batch script of an array with one task per job folder, at most `concurrency` of which run at a time.
-
-    folders: each contains its job.sbatch. output: folder for the output of the tasks.
-    """
-    directives = sbatch_directives(profile, name, f"{output}/slurm-%a.out")
-    directives.append(f"#SBATCH --array=0-{len(folders) - 1}%{concurrency}")
-    lines = [
-        f"jobs=({shlex.join(map(str, folders))})",
-        "job=${jobs[$SLURM_ARRAY_TASK_ID]}",
-        OWNER_CHECK,
-        'exec bash "$job/job.sbatch" >> "$job/slurm.out" 2>&1',
-    ]
-    return "\n".join(["#!/usr/bin/env bash", *directives, *lines]) + "\n"
 
 
 def sbatch_directives(profile: Profile, name: str, output: str) -> list[str]:
@@ -123,84 +102,62 @@ def ray_start(profile: Profile, *, head: bool, address: str = "HEAD:6379") -> li
     return ["start", *where, f"--num-cpus={hardware.cpus_per_node}", f"--num-gpus={hardware.gpus_per_node}", "--block"]
 
 
-def ray_cluster(profile: Profile) -> dict[str, Any]:
+def ray_cluster(profile: Profile, code: str = "") -> dict[str, Any]:
     """Return a KubeRay RayCluster: a head without GPUs and one worker per node, with the same image, environment and volume.
 
-    Raises UserError if the profile's `container` is not an image of a registry.
+    code: folder of the packed tree, which takes precedence over the package in the image. Raises UserError if the profile's
+    `container` is not an image of a registry.
     """
-    document: dict[str, Any] = yaml.safe_load(_fill("kuberay/raycluster.yaml", name=profile.name.replace("_", "-")))
-    hardware, kuberay, image = profile.hardware, profile.kuberay, registry_image(profile, "kuberay")
-    if kuberay.namespace:
-        document["metadata"]["namespace"] = kuberay.namespace
-    environment = [{"name": name, "value": value} for name, value in profile.env.items()]
-    secret_variables = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": kuberay.secret, "key": name, "optional": True}}}
-        for name in profile.secrets
-    ]
-    quantity: dict[str, str] = {
-        "cpu": str(hardware.cpus_per_node),
-        "memory": f"{hardware.memory_gb_per_node:g}Gi",
-    }
+    hardware, kuberay = profile.hardware, profile.kuberay
+    variables = dict(profile.env) | ({"PYTHONPATH": code} if code else {})
+    resources = {"cpu": str(hardware.cpus_per_node), "memory": f"{hardware.memory_gb_per_node:g}Gi"}
     if hardware.gpus_per_node:
-        quantity["amd.com/gpu" if is_amd(profile) else "nvidia.com/gpu"] = str(hardware.gpus_per_node)
-    head, worker = document["spec"]["headGroupSpec"], document["spec"]["workerGroupSpecs"][0]
-    worker |= {"replicas": hardware.nodes, "minReplicas": hardware.nodes, "maxReplicas": hardware.nodes}
-    worker["template"]["spec"]["containers"][0]["resources"] = {"limits": quantity, "requests": dict(quantity)}
-    for group in (head, worker):
-        pod = group["template"]["spec"]
-        container = pod["containers"][0]
-        container["image"] = image
-        container["env"] = [*environment, *secret_variables]
-        container["volumeMounts"] = [
-            {"name": "shared", "mountPath": kuberay.mount},
-            {"name": "shm", "mountPath": "/dev/shm"},
-        ]
-        pod["volumes"][0]["persistentVolumeClaim"]["claimName"] = kuberay.claim
-    return document
+        resources["amd.com/gpu" if is_amd(profile) else "nvidia.com/gpu"] = str(hardware.gpus_per_node)
+    return _fill_yaml(
+        "kuberay/raycluster.yaml",
+        metadata={"name": f"rstar-lab-{profile.name.replace('_', '-')}"}
+        | ({"namespace": kuberay.namespace} if kuberay.namespace else {}),
+        image=registry_image(profile, "kuberay"),
+        env=[{"name": name, "value": value} for name, value in variables.items()]
+        + [
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": kuberay.secret, "key": name, "optional": True}}}
+            for name in profile.secrets
+        ],
+        mount=kuberay.mount,
+        claim=kuberay.claim,
+        nodes=hardware.nodes,
+        resources=resources,
+    )
 
 
 def ray_job(profile: Profile, spec: JobSpec, folder: Path, name: str) -> dict[str, Any]:
     """Return the KubeRay RayJob of a job: the cluster of `ray_cluster`, and the supervisor as entry point on its head.
 
-    name: name of the RayJob. The cluster is deleted when the job ends. Raises UserError if the profile has
-    no image, or if the pods would not see the job's folder.
+    name: name of the RayJob. Raises UserError if the profile has no image, or if the pods would not see the job's folder.
     """
     mount = profile.kuberay.mount
-    cluster = ray_cluster(profile)
+    cluster = ray_cluster(profile, f"{folder}/code")
     if not folder.is_relative_to(mount):
         raise UserError(
             f"profile {profile.name}: the pods mount the claim {profile.kuberay.claim} at {mount}, but the job's folder is {folder}; "
             f"choose a --runs-dir under {mount}, or change kuberay.mount"
         )
-    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
-    for group in groups:
-        # The packed tree takes precedence over the package in the image.
-        group["template"]["spec"]["containers"][0]["env"].append({"name": "PYTHONPATH", "value": f"{folder}/code"})
-    return {
-        "apiVersion": cluster["apiVersion"],
-        "kind": "RayJob",
-        "metadata": {
-            "name": name,
-            "labels": {"app.kubernetes.io/managed-by": "rstar-lab"},
-            "annotations": {
-                "rstar-lab/job": spec.id,
-                "rstar-lab/recipe": spec.recipe,
-                "rstar-lab/profile": spec.profile,
-            },
-        },
-        "spec": {
-            "entrypoint": shlex.join([spec.python, "-m", "rstar_lab.jobs.supervisor", str(folder)]),
-            "jobId": name,
-            "submissionMode": "K8sJobMode",
-            "shutdownAfterJobFinishes": True,
-            "rayClusterSpec": cluster["spec"],
-        },
-    }
+    entrypoint = shlex.join([spec.python, "-m", "rstar_lab.jobs.supervisor", str(folder)])
+    return _fill_yaml(
+        "kuberay/rayjob.yaml", name=name, job=spec.id, recipe=spec.recipe, profile=spec.profile, entrypoint=entrypoint,
+        cluster=cluster["spec"],
+    )  # fmt: skip
 
 
 def to_yaml(document: dict[str, Any]) -> str:
     """Return a manifest as YAML without anchors."""
     return yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False)
+
+
+def _fill_yaml(template: str, **values: Any) -> dict[str, Any]:
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+    document: dict[str, Any] = yaml.safe_load(_fill(template, **texts))
+    return document
 
 
 def _fill(template: str, **values: str) -> str:

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError, exit_with_message
 from rstar_lab.common.temporary import LockedFolder
-from rstar_lab.hardware.processes import free_port, wait_or_kill
+from rstar_lab.hardware.processes import free_port, wait_or_kill, wait_until
 from rstar_lab.jobs.store import JobFolder, write_exports
 
 ADDRESS_FILE = "sandbox.json"
@@ -66,7 +65,8 @@ class SandboxService:
         """Start all processes and write the address file. Raises UserError if one exits or does not answer."""
         for name, command in self.commands.items():
             self.processes[name] = command()
-        self._wait_for_http()
+        if not wait_until(self._answers, START_TIMEOUT_S):
+            raise UserError(f"sandbox service: {self.url} does not answer after {START_TIMEOUT_S:.0f} s")
         content = {"url": self.url, "environment": self.environment}
         self.folder.write(ADDRESS_FILE, content, mode=0o600)
         write_exports(self.folder.path / EXPORTS_FILE, self.environment)
@@ -74,17 +74,18 @@ class SandboxService:
     def supervise(self) -> None:
         """Restart processes that exit. Raises UserError after MAX_RESTARTS restarts."""
         while True:
-            for name, process in self.processes.items():
-                if process.poll() is None:
-                    continue
-                self.restarts += 1
-                if self.restarts > MAX_RESTARTS:
-                    raise UserError(
-                        f"sandbox service: {name} exited {MAX_RESTARTS} times; last code {process.returncode}"
-                    )
-                print(f"sandbox service: {name} exited with {process.returncode}; starting it again", flush=True)
-                self.processes[name] = self.commands[name]()
+            self._restart_ended()
             time.sleep(1)
+
+    def _restart_ended(self) -> None:
+        for name, process in self.processes.items():
+            if process.poll() is None:
+                continue
+            self.restarts += 1
+            if self.restarts > MAX_RESTARTS:
+                raise UserError(f"sandbox service: {name} exited {MAX_RESTARTS} times; last code {process.returncode}")
+            print(f"sandbox service: {name} exited with {process.returncode}; starting it again", flush=True)
+            self.processes[name] = self.commands[name]()
 
     def close(self) -> None:
         """End all processes and remove the address file."""
@@ -102,13 +103,12 @@ class SandboxService:
             f"bind {self.host}", f"port {self.redis_port}", f"requirepass {self.password}", f"dir {self.data.path}",
             "appendonly yes", "appendfsync everysec", "save \"\"", "maxmemory-policy noeviction",
         ]  # fmt: skip
-        try:
-            process = subprocess.Popen(["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        except FileNotFoundError as error:
+        if not shutil.which("redis-server"):
             raise UserError(
                 "sandbox.redis: redis-server is not installed on this node; install it, use the image, or set "
                 f"{REDIS_VARIABLE} to a running Redis"
-            ) from error
+            )
+        process = subprocess.Popen(["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         assert process.stdin is not None
         process.stdin.write("\n".join(lines).encode())
         process.stdin.close()
@@ -118,23 +118,12 @@ class SandboxService:
         command = ["sandbox", "serve", "--host", self.host, "--port", str(self.http_port)]
         return run_cli(command, self.environment)
 
-    def _wait_for_http(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            # The service exits if it starts before Redis is ready; restart it then.
-            dead = {name: p.returncode for name, p in self.processes.items() if p.poll() is not None}
-            for name in dead:
-                self.restarts += 1
-                if self.restarts > MAX_RESTARTS:
-                    raise UserError(f"sandbox service: {name} exited with {dead[name]} before it was ready")
-                time.sleep(0.5)
-                self.processes[name] = self.commands[name]()
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                read_status(self.url, self.environment[TOKEN_VARIABLE])
-                return
-            if time.monotonic() > deadline:
-                raise UserError(f"sandbox service: {self.url} does not answer after {START_TIMEOUT_S:.0f} s")
-            time.sleep(0.2)
+    def _answers(self) -> bool:
+        """Whether the service answers. It exits if it starts before Redis is ready, and is started again."""
+        self._restart_ended()
+        with contextlib.suppress(OSError):
+            return bool(read_status(self.url, self.environment[TOKEN_VARIABLE]))
+        return False
 
 
 def run_cli(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -162,16 +151,19 @@ def wait_for_service(folder: JobFolder, process: subprocess.Popen[bytes] | None 
 
     process: the service, if the caller started it. Raises UserError if it exits, or after START_TIMEOUT_S.
     """
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
+    content: dict[str, Any] = {}
+
+    def has_worker() -> bool:
         if process is not None and process.poll() is not None:
             raise UserError(f"the sandbox service exited with {process.returncode}")
-        if content := folder.read(ADDRESS_FILE, dict):
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                if read_status(content["url"], content["environment"][TOKEN_VARIABLE])["num_workers"] > 0:
-                    return content
-        time.sleep(0.3)
-    raise UserError(f"the sandbox service has no worker after {START_TIMEOUT_S:.0f} s")
+        content.update(folder.read(ADDRESS_FILE, dict) or {})
+        with contextlib.suppress(OSError):
+            return bool(content and read_status(content["url"], content["environment"][TOKEN_VARIABLE])["num_workers"])
+        return False
+
+    if not wait_until(has_worker, START_TIMEOUT_S):
+        raise UserError(f"the sandbox service has no worker after {START_TIMEOUT_S:.0f} s")
+    return content
 
 
 def start_ray_workers(count: int, environment: dict[str, str]) -> list[Any]:
@@ -211,11 +203,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", default="", help="address to listen on; default: this node's")
     parser.add_argument("--workers", type=int, default=0, help="workers on this node")
-    parser.add_argument(
-        "--all-ray-nodes",
-        action="store_true",
-        help="start the same number of workers on every other node of the Ray cluster",
-    )
+    workers_everywhere = "start the same number of workers on every other node of the Ray cluster"
+    parser.add_argument("--all-ray-nodes", action="store_true", help=workers_everywhere)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     service = SandboxService(JobFolder(arguments.folder), arguments.host or own_address(), arguments.workers)

@@ -2,16 +2,17 @@
 
 import math
 import os
+import shutil
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.hardware.processes import wait_until
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.backend import Backend
-from rstar_lab.jobs.render import array_script, sbatch_script
+from rstar_lab.jobs.render import sbatch_script
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.untrusted.files import read_text
 
@@ -29,9 +30,12 @@ class Slurm(Backend):
 
     def start(self, folder: JobFolder, spec: JobSpec) -> dict[str, Any]:
         """Write job.sbatch into the job's folder and submit it."""
-        script = write_script(folder, spec)
+        script = folder.path / "job.sbatch"
+        script.write_text(sbatch_script(load_profile(spec.profile), spec, folder.path))
+        after = spec.handle.get("after")
+        dependency = [f"--dependency={after}", "--kill-on-invalid-dep=yes"] if after else []
         # By default sbatch copies the whole environment, including secrets, into the job's record.
-        output = _run("sbatch", "--parsable", "--export=NONE", str(script))
+        output = _run("sbatch", "--parsable", "--export=NONE", *dependency, str(script))
         return {"slurm_id": output.strip().split(";")[0]}
 
     def rendered(self, machine: Profile, spec: JobSpec, folder: Path) -> str:
@@ -52,40 +56,12 @@ class Slurm(Backend):
         if "slurm_id" not in spec.handle:
             return
         _run("scancel", spec.handle["slurm_id"])
-        deadline = time.monotonic() + 90
-        while _slurm_state(spec) in QUEUED | RUNNING and time.monotonic() < deadline:
-            time.sleep(0.5)
+        wait_until(lambda: _slurm_state(spec) not in QUEUED | RUNNING, 90)
 
     def logs(self, folder: JobFolder, spec: JobSpec) -> str | None:
         """Return the output of the batch script, which precedes the run's own log."""
         path = folder.path / "slurm.out"
         return read_text(path, errors="replace") if path.exists() else None
-
-
-def start_array(name: str, jobs: list[JobFolder], folder: Path, *, concurrency: int, after: str | None) -> None:
-    """Submit prepared jobs as one array, at most `concurrency` of which run at a time.
-
-    folder: created for the array's script. after: Slurm id of a job that must succeed first; if it fails, the array is cancelled.
-    """
-    specs = [job.spec() for job in jobs]
-    for job, spec in zip(jobs, specs, strict=True):
-        write_script(job, spec)
-    folder.mkdir(mode=0o700)
-    script = folder / "array.sbatch"
-    script.write_text(
-        array_script(load_profile(specs[0].profile), name, [job.path for job in jobs], folder, concurrency)
-    )
-    dependency = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
-    array = _run("sbatch", "--parsable", "--export=NONE", *dependency, str(script)).strip().split(";")[0]
-    for number, (job, spec) in enumerate(zip(jobs, specs, strict=True)):
-        job.save(replace(spec, handle={**spec.handle, "slurm_id": f"{array}_{number}"}))
-
-
-def write_script(folder: JobFolder, spec: JobSpec) -> Path:
-    """Write job.sbatch into a job's folder and return its path."""
-    script = folder.path / "job.sbatch"
-    script.write_text(sbatch_script(load_profile(spec.profile), spec, folder.path))
-    return script
 
 
 def _slurm_state(spec: JobSpec) -> str:
@@ -107,24 +83,20 @@ def _states_of_my_jobs() -> dict[str, str]:
 
 def _state_of_job(slurm_id: str) -> str:
     # scontrol works without accounting. It forgets a job after MinJobAge; exit.json is written before.
-    try:
-        output = _run("scontrol", "show", "job", slurm_id, "-o")
-    except UserError as error:
-        if "Invalid job id" in str(error) or "not found" in str(error):  # the second form is used by tasks of an array
-            return "UNKNOWN"
-        raise
+    output = _run("scontrol", "show", "job", slurm_id, "-o", unknown="Invalid job id")
     fields = dict(field.split("=", 1) for field in output.split() if "=" in field)
     return fields.get("JobState", "UNKNOWN")
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, unknown: str = "") -> str:
+    """Return the output of a command of Slurm; nothing if its error contains `unknown`. Raises UserError."""
+    if not shutil.which(command[0]):
+        raise UserError(f"{command[0]} is not installed here: submit from a login node of the Slurm cluster")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError as error:
-        raise UserError(f"{command[0]} is not installed here: submit from a login node of the Slurm cluster") from error
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{command[0]} did not answer within 60 s; check that the Slurm controller runs") from error
-    if done.returncode:
-        message = "; ".join(dict.fromkeys((done.stderr.strip() or done.stdout.strip()).splitlines()))
+    message = "; ".join(dict.fromkeys((done.stderr.strip() or done.stdout.strip()).splitlines()))
+    if done.returncode and not (unknown and unknown in message):
         raise UserError(f"{' '.join(command[:3])}: {message}")
-    return done.stdout
+    return "" if done.returncode else done.stdout

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict, StrictBool, StrictInt
 
-from rstar_lab.common.errors import DISK_FULL, UserError, os_error_message
+from rstar_lab.common.errors import UserError, file_errors
 from rstar_lab.untrusted.files import read_json
 
 T = TypeVar("T")
@@ -84,12 +84,8 @@ class JobSpec:
 def state_folder() -> Path:
     """Return the folder of this user's records of jobs, and create it if it does not exist. Raises UserError."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().absolute() / "rstar-lab" / "jobs"
-    try:
+    with file_errors(folder, "; set XDG_STATE_HOME to a folder of yours", "cannot store your jobs: "):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot store your jobs: {os_error_message(error, folder)}; set XDG_STATE_HOME to a folder of yours"
-        ) from error
     return folder
 
 
@@ -109,22 +105,17 @@ def jobs_folder(runs: Path) -> Path:
         folder.chmod(runs.stat().st_mode & 0o7777 | stat.S_ISVTX)
     status = folder.stat()
     if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-        try:
+        with file_errors(folder, f"; other users can replace your jobs: its owner must run `chmod +t {folder}`"):
             folder.chmod(status.st_mode & 0o7777 | stat.S_ISVTX)
-        except PermissionError:
-            raise UserError(
-                f"{folder}: other users can replace your jobs; its owner must run `chmod +t {folder}`"
-            ) from None
     return folder
 
 
 def user_name(path: Path) -> str:
     """Return "user NAME" for the owner of a file, or its number if it has no name here."""
     user = path.lstat().st_uid
-    try:
+    with contextlib.suppress(KeyError):
         return f"user {pwd.getpwuid(user).pw_name}"
-    except KeyError:
-        return f"user {user}"
+    return f"user {user}"
 
 
 @dataclass(frozen=True)
@@ -174,16 +165,13 @@ class JobFolder:
 
     def create(self) -> None:
         """Create the folder, which only its owner can open. Raises UserError if it exists or cannot be created."""
-        try:
+        shared = (
+            "; the runs folder (--runs-dir, or storage.runs of the profile) must be on storage that this machine shares with the "
+            "nodes of the job"
+        )
+        with file_errors(self.path, shared, "cannot create "):
             jobs_folder(self.path.parent.parent)
             self.path.mkdir(mode=0o700)
-        except OSError as error:
-            if error.errno in DISK_FULL:
-                raise UserError(os_error_message(error)) from error
-            raise UserError(
-                f"cannot create {error.filename or self.path}: {error.strerror}; the runs folder (--runs-dir, or storage.runs of the "
-                "profile) must be on storage that this machine shares with the nodes of the job"
-            ) from error
 
     def delete(self) -> None:
         """Delete the folder and the record of a job that did not start."""
@@ -237,15 +225,12 @@ def write_exports(path: Path, values: Mapping[str, str]) -> None:
 def _write(path: Path, text: str, mode: int) -> None:
     """Write a file to a temporary name and rename it, so that it is never written through a link."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
+    with file_errors(path), contextlib.ExitStack() as stack:
+        stack.callback(temporary.unlink, missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
         temporary.rename(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise UserError(os_error_message(error, path)) from error
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

@@ -1,14 +1,12 @@
 """Run the command of one job on any backend.
 
-    python -m rstar_lab.jobs.supervisor JOB_FOLDER [--detach]
+    python -m rstar_lab.jobs.supervisor JOB_FOLDER
 
 It starts the job's sandbox service if the job needs one, writes the log without secrets, records the exit code, and ends every
-process of the job. With --detach it runs in a new session and outlives the process that submitted the job.
+process of the job.
 """
 
-import argparse
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -17,8 +15,6 @@ import threading
 import time
 from pathlib import Path
 from typing import IO, NoReturn
-
-import psutil
 
 from rstar_lab.common.errors import UserError, exit_with_message
 from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, raise_open_files, wait_or_kill
@@ -35,8 +31,8 @@ class Stopped(Exception):
     """SIGTERM arrived: the job should end."""
 
 
-def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
-    """Run the job in `folder` until it ends and return its exit code.
+def supervise(folder: JobFolder, spec: JobSpec) -> int:
+    """Run the job in `folder` until it ends and return its exit code. On a cluster, print its output too.
 
     If the job ends because its allocation ends (the batch script has written the requeue file), no exit.json is
     written, because Slurm runs the job again.
@@ -45,7 +41,7 @@ def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
     names = load_profile(spec.profile).secrets
     _adopt_orphans()
     os.umask(os.umask(0o077) | 0o002)  # no other user may write into the run, whatever the caller's umask is
-    stopped, code = False, 1
+    stopped, code, echo = False, 1, spec.backend != "local"
     previous = signal.signal(signal.SIGTERM, _raise_stopped)
     process = reader = None
     try:
@@ -75,10 +71,8 @@ def supervise(folder: JobFolder, spec: JobSpec, *, echo: bool) -> int:
         if process is not None:
             process.terminate()
             code = wait_or_kill(process, GRACE_S)
-    except UserError as error:
+    except (UserError, OSError) as error:
         _append(folder.log, f"error: {error}\n", echo)
-    except OSError as error:
-        _append(folder.log, f"cannot start {spec.command[0]}: {error}\n", echo)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_processes(spec.id, root=os.getpid())
@@ -101,14 +95,8 @@ def _start_service(folder: JobFolder, spec: JobSpec, environment: dict[str, str]
     other nodes."""
     if spec.backend == "slurm":
         return None
-    command = [
-        sys.executable,
-        "-m",
-        "rstar_lab.jobs.sandbox_service",
-        str(folder.path),
-        "--workers",
-        str(spec.sandbox_workers),
-    ]
+    command = [sys.executable, "-m", "rstar_lab.jobs.sandbox_service", str(folder.path)]
+    command += ["--workers", str(spec.sandbox_workers)]
     command += ["--host", "127.0.0.1"] if spec.backend == "local" else ["--all-ray-nodes"]
     with folder.log.open("ab") as log:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -145,30 +133,14 @@ def _copy_log(output: IO[str], path: Path, secrets: list[str], echo: bool) -> No
                 sys.stdout.flush()
 
 
-def detach() -> None:
-    """Fork. The parent prints the child's process id and start time and exits; the child returns in a new session."""
-    child = os.fork()
-    if child:
-        print(json.dumps({"pid": child, "created": psutil.Process(child).create_time()}), flush=True)
-        os._exit(0)
-    os.setsid()
-    for descriptor in (0, 1, 2):
-        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--detach", action="store_true")
-    arguments = parser.parse_args()
-    folder = JobFolder(arguments.folder)
+def main(path: str) -> int:
+    """Run the job in a folder; return its exit code."""
+    folder = JobFolder(Path(path))
     with exit_with_message():
         spec = folder.submitted_spec()
-    if arguments.detach:
-        detach()
     raise_open_files()
-    return supervise(folder, spec, echo=not arguments.detach)
+    return supervise(folder, spec)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

@@ -22,7 +22,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Ssh, load_profile
 from rstar_lab.jobs import JobBoard, JobStatus, attach, job_row, list_jobs, submit
 from rstar_lab.jobs.progress import parse_event
-from rstar_lab.jobs.render import array_script, sbatch_script
+from rstar_lab.jobs.render import sbatch_script
 from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.backend import profile_of_host
 from rstar_lab.jobs.ssh.connection import Connection
@@ -409,9 +409,9 @@ def test_the_profile_of_a_host_chooses_no_connection_and_no_secrets(tmp_path, mo
 @pytest.mark.parametrize("name", ["x\ntouch PWNED #", "../x", "-x", "", "a b", "a" * 200, "a;b", ".hidden", "ü"])
 def test_submit_checks_the_name(name, tmp_path):
     with pytest.raises(UserError, match="name of the run"):
-        submit("tiny_fast", overrides={"name": name}, runs_dir=tmp_path, preflight=False, start=False)
+        submit("tiny_fast", overrides={"name": name}, runs_dir=tmp_path, preflight=False)
     with pytest.raises(UserError, match="id of the job"):
-        submit("tiny_fast", job_id=name or " ", runs_dir=tmp_path, preflight=False, start=False)
+        submit("tiny_fast", job_id=name or " ", runs_dir=tmp_path, preflight=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -437,23 +437,6 @@ def test_a_batch_script_runs_no_folder_of_another_user(tmp_path, swapped):
         os.chown(folder, NOBODY, NOBODY)
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert ("started" in done.stdout) != swapped and ("does not belong to you" in done.stdout) == swapped, done
-
-
-@needs_root
-def test_an_array_runs_no_folder_of_another_user(tmp_path):
-    folders = [tmp_path / name for name in ("job one", "two")]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "job.sbatch").write_text(f"#!/usr/bin/env bash\necho runs {folder.name}\n\n")
-    script = array_script(load_profile("h100x8"), "grid", folders, tmp_path, 1)
-    os.chown(folders[1], NOBODY, NOBODY)
-    outputs = []
-    for task in (0, 1):
-        environment = os.environ | {"SLURM_ARRAY_TASK_ID": str(task)}
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment)
-        outputs.append(done.stdout)
-    assert (folders[0] / "slurm.out").read_text() == "runs job one\n"
-    assert "does not belong to you" in outputs[1] and not (folders[1] / "slurm.out").exists()
 
 
 # Text of jobs

@@ -64,7 +64,9 @@ def run_code(api, profile, monkeypatch, code):
     """Submit a job that runs `code` under the supervisor of this tree."""
     monkeypatch.chdir(ROOT)
     api.run = True
-    job = submit("tiny", profile(), preflight=False, log=lambda line: None, start=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(kuberay.KubeRay, "start", lambda self, folder, spec: {})
+        job = submit("tiny", profile(), preflight=False, log=lambda line: None)
     spec = replace(job.spec, command=["python3", "-c", textwrap.dedent(code)])
     job.folder.save(spec)
     job.folder.save(replace(spec, handle=kuberay.KubeRay().start(job.folder, spec)))

@@ -47,7 +47,7 @@ def test_a_dry_run_prints_what_would_be_sent_and_writes_nothing(options, expecte
 
 
 def test_a_dry_run_prints_the_script_that_is_submitted(slurm_profile, tmp_path, monkeypatch):
-    monkeypatch.setattr("rstar_lab.jobs.slurm._run", lambda *command: "7" if command[0] == "sbatch" else "")
+    monkeypatch.setattr("rstar_lab.jobs.slurm._run", lambda *command, **_: "7" if command[0] == "sbatch" else "")
     options = {"job_id": "job-1", "preflight": False}
     shown = preview("tiny_fast", str(slurm_profile), **options)
     job = submit("tiny_fast", str(slurm_profile), log=lambda line: None, **options)
@@ -56,7 +56,7 @@ def test_a_dry_run_prints_the_script_that_is_submitted(slurm_profile, tmp_path, 
 
 
 def test_an_evaluation_is_a_job_of_one_node(slurm_profile, tmp_path, monkeypatch):
-    monkeypatch.setattr("rstar_lab.jobs.slurm._run", lambda *command: "7" if command[0] == "sbatch" else "")
+    monkeypatch.setattr("rstar_lab.jobs.slurm._run", lambda *command, **_: "7" if command[0] == "sbatch" else "")
     (tmp_path / "model").mkdir()
     (tmp_path / "set.jsonl").touch()
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,6 @@
 """Jobs on a real Slurm: munge, a controller and two nodes on this machine. Part of `make test-all`."""
 
 import dataclasses
-import itertools
 import shutil
 import subprocess
 import sys
@@ -46,12 +45,13 @@ def start_job(tmp_path, profile, code, **options):
     return Job(job.folder)
 
 
-def prepare_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_workers=0, **environment):
+def prepare_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_workers=0, after=None, **environment):
     folder = JobFolder.of(tmp_path, job_id)
     spec = JobSpec(
         id=job_id, recipe="toy", profile=str(profile), backend="slurm",
         command=[sys.executable, "-c", textwrap.dedent(code)], cwd=str(folder.path / "code"), runs_dir=str(tmp_path),
         overrides={}, created="2026-01-01T00:00:00", environment=environment, sandbox_workers=sandbox_workers,
+        handle={"after": after},
     )  # fmt: skip
     folder.save(spec)
     shutil.copytree(
@@ -151,28 +151,16 @@ def test_a_slurm_job_runs_its_calls_on_workers_of_its_own_sandbox(cluster, tmp_p
         time.sleep(0.5)
 
 
-def test_an_array_runs_its_jobs_with_a_limit_after_another_job(tmp_path, profile, cluster):
+def test_jobs_of_a_grid_wait_for_each_other_and_one_is_stopped_alone(tmp_path, profile, cluster):
     code = "import time; print(time.time(), flush=True); time.sleep(3); print(time.time())"
     first = start_job(tmp_path, profile, code, job_id="first")
-    jobs = [prepare_job(tmp_path, profile, code, job_id=f"arm-{number}") for number in range(3)]
-    slurm.start_array(
-        "grid",
-        [job.folder for job in jobs],
-        tmp_path / ".jobs" / ".array",
-        concurrency=1,
-        after=first.spec.handle["slurm_id"],
+    waits = f"afterok:{first.spec.handle['slurm_id']}"
+    second = start_job(tmp_path, profile, code, job_id="arm-1", after=waits)
+    third = start_job(
+        tmp_path, profile, code, job_id="arm-2", after=f"{waits},afterany:{second.spec.handle['slurm_id']}"
     )
-    jobs = [Job(job.folder) for job in jobs]
-    assert {job.status() for job in jobs} == {JobStatus.QUEUED}
-    assert [job.wait(timeout_s=180) for job in jobs] == [JobStatus.FINISHED] * 3
-    spans = sorted([float(line) for line in job.logs().splitlines()] for job in [first, *jobs])
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "one after the other"
-    assert spans[0] == [float(line) for line in first.logs().splitlines()]
-
-
-def test_one_job_of_an_array_is_stopped_alone(tmp_path, profile, cluster):
-    jobs = [prepare_job(tmp_path, profile, "import time; time.sleep(8)", job_id=f"arm-{number}") for number in range(2)]
-    slurm.start_array("grid", [job.folder for job in jobs], tmp_path / ".jobs" / ".array", concurrency=2, after=None)
-    jobs = [Job(job.folder) for job in jobs]
-    assert jobs[0].stop() == JobStatus.STOPPED
-    assert jobs[1].wait(timeout_s=180) == JobStatus.FINISHED
+    assert {second.status(), third.status()} == {JobStatus.QUEUED}
+    assert second.stop() == JobStatus.STOPPED
+    assert third.wait(timeout_s=180) == JobStatus.FINISHED
+    ends = [[float(line) for line in job.logs().splitlines()] for job in (first, third)]
+    assert ends[0][1] <= ends[1][0]

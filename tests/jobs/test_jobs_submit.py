@@ -229,9 +229,10 @@ def test_a_job_for_gpus_does_not_run_on_a_machine_without_one(tmp_path, monkeypa
     with pytest.raises(UserError, match="devices: no GPU on this machine"):
         submit("tiny_fast", "one_gpu", runs_dir=tmp_path)
     assert not list_jobs(tmp_path)
-    job = submit("tiny_fast", "one_gpu", runs_dir=tmp_path, preflight=False, start=False)
+    monkeypatch.setattr(Local, "start", lambda self, folder, spec: {})
+    job = submit("tiny_fast", "one_gpu", runs_dir=tmp_path, preflight=False)
     assert job.spec.environment[EXPECTED_GPUS] == "1"
-    laptop = submit("tiny_fast", "laptop", runs_dir=tmp_path, preflight=False, start=False)
+    laptop = submit("tiny_fast", "laptop", runs_dir=tmp_path, preflight=False)
     assert EXPECTED_GPUS not in laptop.spec.environment
 
 

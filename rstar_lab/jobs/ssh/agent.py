@@ -9,14 +9,12 @@ import json
 import os
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.errors import UserError, os_error_message
+from rstar_lab.common.errors import UserError, file_errors
 from rstar_lab.jobs.job import Job, attach, describe, job_row, list_jobs, submit
 from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
@@ -26,7 +24,6 @@ from rstar_lab.runs.reader import RunReader, run_folders
 from rstar_lab.untrusted.files import open_bytes, read_bytes
 
 LOG_BYTES = 1 << 20  # maximum bytes of a log in one answer
-CHECKED_S = 600  # `submit` does not repeat checks that `describe` ran less than this many seconds ago
 
 
 class Operations:
@@ -34,7 +31,6 @@ class Operations:
 
     def __init__(self, runs: Path):
         self.runs = runs
-        self._checked: dict[str, float] = {}  # request that passed all checks -> time of the checks
 
     def submit(
         self,
@@ -60,14 +56,11 @@ class Operations:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (self.runs / ".jobs" / job_id / "job.json").exists():
                 return {"row": job_row(attach(job_id, runs_dir=self.runs)), "messages": []}
-            request = json.dumps([recipe, recipe_text, profile_text, overrides, command])
             recipe, profile = _store(folder, recipe, recipe_text, profile_text)
             os.environ.update(secrets)
             messages: list[str] = []
-            checked = self._checked.get(request, -CHECKED_S) + CHECKED_S > time.monotonic()
             job = submit(
-                recipe, profile, overrides, command=command, runs_dir=self.runs, name=name,
-                preflight=preflight and not checked,
+                recipe, profile, overrides, command=command, runs_dir=self.runs, name=name, preflight=preflight,
                 log=messages.append, job_id=job_id, arguments=arguments or (),
             )  # fmt: skip
             return {"row": job_row(job), "messages": messages}
@@ -133,12 +126,8 @@ class Operations:
     ) -> dict[str, Any]:
         """Return the fields of the JobDescription of a job here."""
         with tempfile.TemporaryDirectory() as folder:
-            request = json.dumps([recipe, recipe_text, profile_text, overrides, command])
             recipe, profile = _store(Path(folder), recipe, recipe_text, profile_text)
-            found = describe(recipe, profile, overrides, command=command)
-            if found.ready:
-                self._checked[request] = time.monotonic()
-            return asdict(found)
+            return asdict(describe(recipe, profile, overrides, command=command))
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -181,14 +170,10 @@ def main(runs_dir: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = {"value": getattr(operations, request["operation"])(**request["arguments"])}
-        except OSError as error:
-            answer = {"error": os_error_message(error, operations.runs)}
-        except (UserError, ValueError) as error:
-            answer = {"error": str(error)}
+            with file_errors(operations.runs):
+                answer = {"value": getattr(operations, request["operation"])(**request["arguments"])}
         except Exception as error:
-            traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            answer = {"error": str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)
 
 

@@ -70,21 +70,18 @@ class OverSsh(Backend):
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Copy the new part of the job's log, and its exit code if it has ended; return its state. Raises
         ConnectionLost."""
-        with lock_file(
-            folder.path / ".log.lock"
-        ):  # two notebooks may watch one job, and each byte must be appended once
-            while True:
-                size = folder.log.stat().st_size if folder.log.exists() else 0
-                part = ask(agent_of(spec), "log", LogPart, job_id=spec.id, offset=size)
-                if part.data:
-                    with folder.log.open("ab") as log:
-                        log.write(part.data)
-                    continue
-                if part.status.ended and folder.exit() is None:
-                    # Written last: a job with exit.json has its complete log here.
-                    stopped = part.status is JobStatus.STOPPED
-                    folder.write("exit.json", {"code": part.exit_code, "stopped": stopped, "ended": time.time()})
-                return str(part.status)
+        # Two notebooks may watch one job, and each byte must be appended once.
+        with lock_file(folder.path / ".log.lock"), folder.log.open("ab") as log:
+            while (part := ask(agent_of(spec), "log", LogPart, job_id=spec.id, offset=log.tell())).data:
+                log.write(part.data)
+                log.flush()
+            if part.status.ended and folder.exit() is None:
+                # Written last: a job with exit.json has its complete log here.
+                stopped = part.status is JobStatus.STOPPED
+                folder.write("exit.json", {"code": part.exit_code, "stopped": stopped, "ended": time.time()})
+        if not part.status.ended:
+            start_mirror(folder, spec)
+        return str(part.status)
 
     def stop(self, folder: JobFolder, spec: JobSpec) -> None:
         """End the job on the host. Raises ConnectionLost."""
@@ -101,20 +98,12 @@ class OverSsh(Backend):
         runs_dir = Path(job.runs_dir or "runs").absolute()
         check_run_names(job.run_name, runs_dir, handle)
         spec = JobSpec(
-            id=job.job_id,
-            recipe=_absolute(job.recipe),
-            profile=_absolute(job.profile) if job.profile else job.machine.name,
-            backend=self.name,
-            command=[settings.python],
-            cwd=str(Path.cwd()),
-            runs_dir=str(runs_dir),
-            overrides=dict(job.overrides),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            id=job.job_id, recipe=_absolute(job.recipe), backend=self.name, command=[settings.python], cwd=str(Path.cwd()),
+            profile=_absolute(job.profile) if job.profile else job.machine.name, runs_dir=str(runs_dir),
+            overrides=dict(job.overrides), created=datetime.now(UTC).isoformat(timespec="seconds"),
             run=None if job.command == "evaluate" else f"{job.run_name}-rl",
-            handle=handle | {"own_profile": job.profile is None},
-            action=job.command,
-            arguments=job.arguments,
-        )
+            handle=handle | {"own_profile": job.profile is None}, action=job.command, arguments=list(job.arguments),
+        )  # fmt: skip
         # Saved first: if this process dies while the host submits, the job can still be found here.
         folder = JobFolder.of(runs_dir, job.job_id)
         folder.create()
@@ -123,14 +112,15 @@ class OverSsh(Backend):
             answer = ask(
                 agent_of(spec), "submit", Submitted, timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job.job_id,
                 **_request(job.recipe, job.machine, settings, job.overrides),
-                command=job.command, name=job.run_name, preflight=job.preflight, arguments=job.arguments,
+                command=job.command, name=job.run_name, preflight=job.preflight, arguments=list(job.arguments),
                 secrets={name: os.environ[name] for name in job.machine.secrets if name in os.environ},
             )  # fmt: skip
-        except ConnectionLost as error:
-            raise ConnectionLost(
-                f"{error}. It is unknown whether {job.job_id} was submitted: `rstar-lab jobs list` shows it when the host answers"
-            ) from error
-        except UserError:
+        except UserError as error:
+            if isinstance(error, ConnectionLost):
+                unknown = f"It is unknown whether {job.job_id} was submitted"
+                raise ConnectionLost(
+                    f"{error}. {unknown}: `rstar-lab jobs list` shows it when the host answers"
+                ) from error
             folder.delete()
             raise
         for message in answer.messages:
@@ -151,14 +141,8 @@ class OverSsh(Backend):
         """Run preflight on the host; return what the job requires."""
         settings, handle = connect(machine, host, lambda _: None)
         agent = agent_at(handle)
-        found = ask(
-            agent,
-            "describe",
-            dict,
-            timeout_s=SUBMIT_S,
-            **_request(recipe, machine, settings, overrides),
-            command=command,
-        )
+        request = _request(recipe, machine, settings, overrides)
+        found = ask(agent, "describe", dict, timeout_s=SUBMIT_S, **request, command=command)
         own = {"recipe": str(recipe), "profile": machine.name, "host": settings.host}
         return check_type(found | own, JobDescription, unreadable(agent))
 
@@ -270,26 +254,21 @@ def install_tree(connection: Connection, log: Callable[[str], None] = print) -> 
     """
     archive, package = pack_tar(tree_root())
     version = hashlib.sha256(archive).hexdigest()[:16]
-    folder = shlex.quote(connection.settings.remote_dir.removeprefix("~/"))
+    remote_dir = connection.settings.remote_dir
+    folder = shlex.quote(remote_dir.removeprefix("~/"))
     look = f"mkdir -p {folder}/code {folder}/runs; cd {folder}; pwd -P; [ -d code/{version} ] && echo present || echo missing"
-    *_, path, presence = _write_there(connection, look).splitlines()
-    if presence == "missing":
-        log(f"{connection.host}: receives {package}")
-        unpack = (
-            f"cd {shlex.quote(path)}/code; new=$(mktemp -d .{version}.XXXXXX); trap 'rm -rf $new' EXIT; tar -xzf - -C $new\n"
-            f"mv -T $new {version} 2>/dev/null || [ -d {version} ]"
-        )
-        _write_there(connection, unpack, content=archive, timeout_s=600)
-    return path, f"{path}/code/{version}"
-
-
-def _write_there(connection: Connection, script: str, **options: Any) -> str:
-    """Run a script that writes to `remote_dir`; options: those of `Connection.run`. Errors name the folder and the remedy."""
     try:
-        return connection.run(script, **options)
+        *_, path, presence = connection.run(look).splitlines()
+        if presence == "missing":
+            log(f"{connection.host}: receives {package}")
+            unpack = (
+                f"cd {shlex.quote(path)}/code; new=$(mktemp -d .{version}.XXXXXX); trap 'rm -rf $new' EXIT; tar -xzf - -C $new\n"
+                f"mv -T $new {version} 2>/dev/null || [ -d {version} ]"
+            )
+            connection.run(unpack, content=archive, timeout_s=600)
     except Refused as error:
-        folder = connection.settings.remote_dir
         raise UserError(
-            f"cannot write to {folder} on the host: {error}. Free space or quota there, or set ssh.remote_dir in the profile to a "
-            "folder in which you can write"
+            f"cannot write to {remote_dir} on the host: {error}. Free space or quota there, or set ssh.remote_dir in the profile to "
+            "a folder in which you can write"
         ) from error
+    return path, f"{path}/code/{version}"

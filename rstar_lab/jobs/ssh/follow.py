@@ -1,17 +1,17 @@
 """Copy the runs of a job from its host until it ends: `python -m rstar_lab.jobs.ssh.follow RUNS_DIR JOB_ID`."""
 
-import argparse
-import fcntl
+import math
+import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, exit_with_message
 from rstar_lab.jobs.job import Job, attach
 from rstar_lab.jobs.ssh.connection import ConnectionLost
-from rstar_lab.jobs.ssh.mirror import LOCK, NotACopy, pull
+from rstar_lab.jobs.ssh.mirror import NotACopy, pull
 
 EVERY_S = 2.0
+GIVE_UP_S = 600.0  # the process in the background ends; reading the status of the job starts it again
 
 
 def follow(
@@ -20,14 +20,17 @@ def follow(
     checkpoints: bool = False,
     transcripts: bool | None = None,
     every_s: float = EVERY_S,
+    give_up_s: float = math.inf,
     log: Callable[[str], None] = print,
 ) -> None:
     """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again.
 
     checkpoints, transcripts: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
+    Raises ConnectionLost if the host cannot be reached for `give_up_s` seconds.
     """
     known: dict[str, str] = {}
-    failure: type[Exception] | str = ""  # what was logged last
+    failure = ""  # what was logged last
+    reached = time.monotonic()
     while True:
         ended = None
         try:
@@ -36,33 +39,22 @@ def follow(
                 log(str(pulled))
             if ended:
                 return
-            failure = ""
-        except NotACopy as error:
-            log(f"{error}: not copied")
+            failure, reached = "", time.monotonic()
         except (UserError, OSError) as error:
-            lost = isinstance(error, ConnectionLost)
-            if ended is not False and not lost:  # a full disk here, for example, may be free at the next attempt
-                raise
-            new = ConnectionLost if lost else str(error)
-            if new != failure:
-                log(f"{error}; trying again")
+            lost, is_other_run = isinstance(error, ConnectionLost), isinstance(error, NotACopy)
+            if time.monotonic() - reached > give_up_s if lost else not is_other_run and ended is not False:
+                raise  # while the job runs, a full disk here, for example, may be free at the next attempt
+            if failure != (new := "lost" if lost else str(error)):
+                log(f"{error}: not copied" if is_other_run else f"{error}; trying again")
             failure = new
         time.sleep(every_s)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs_dir", type=Path)
-    parser.add_argument("job_id")
-    arguments = parser.parse_args()
-    job = attach(arguments.job_id, runs_dir=arguments.runs_dir)
-    with (job.folder.path / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        follow(job, log=lambda line: print(line, flush=True))
+def main(runs_dir: str, job_id: str) -> None:
+    """Follow a job in the background."""
+    with exit_with_message():
+        follow(attach(job_id, runs_dir=runs_dir), give_up_s=GIVE_UP_S, log=lambda line: print(line, flush=True))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

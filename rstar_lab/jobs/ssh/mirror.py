@@ -4,6 +4,8 @@ A copy is readable at any time. The files of new steps are copied first and the 
 the run has removed are deleted after their lines. Files are copied with `rsync`, which both sides must have.
 """
 
+import contextlib
+import fcntl
 import os
 import re
 import shlex
@@ -19,11 +21,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Base64Bytes
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, file_errors
+from rstar_lab.hardware.processes import start_detached
 from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, Refused, ask
 from rstar_lab.jobs.store import NAME, JobFolder, JobSpec, check_name
-from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, write_json
+from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, open_regular, write_json
 from rstar_lab.runs.info import MIRROR_FILE, read_mirror
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.schema import LEVELS, step_range_of
@@ -102,7 +105,8 @@ def pull_run(
         raise NotACopy(problem)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / LOCK):
-        _refuse_links(folder)
+        with file_errors(before=f"cannot copy to {folder}: "):
+            check_no_links(folder)
         for attempt in range(3):
             remote = ask(agent, "files", RemoteRun, run_id=run_id)
             if not (folder / MIRROR_FILE).exists():  # before run.json, so that an interrupted first copy can continue
@@ -116,13 +120,6 @@ def pull_run(
             break
         _mark(agent, remote, folder, transcripts, job_id)
     return Pulled(run_id, new, total, files, size, time.monotonic() - started)
-
-
-def _refuse_links(folder: Path) -> None:
-    try:
-        check_no_links(folder)
-    except OSError as error:
-        raise UserError(f"cannot copy to {folder}: {error}") from error
 
 
 def _mark(agent: Agent, remote: "RemoteRun", folder: Path, transcripts: bool, job_id: str | None) -> None:
@@ -258,17 +255,9 @@ def copy_files(agent: Agent, source: str, target: Path, names: list[str]) -> Non
         raise UserError("rsync is not installed here: install it (`apt install rsync`) to copy runs from another host")
     shell = shlex.join(["ssh", *connection.options()])
     # rsync writes each file under a hidden name and then renames it; readers ignore hidden files.
-    command = [
-        "rsync",
-        "--times",
-        "--ignore-times",  # a step that is written again within the same second can have the same size
-        "--files-from=-",
-        "-e",
-        shell,
-        "--",
-        f"{connection.host}:{shlex.quote(source)}/",
-        f"{target}/",
-    ]
+    # --ignore-times: a step that is written again within the same second can have the same size.
+    places = [f"{connection.host}:{shlex.quote(source)}/", f"{target}/"]
+    command = ["rsync", "--times", "--ignore-times", "--files-from=-", "-e", shell, "--", *places]
     # A file, not a pipe: the process that keeps the shared connection inherits stderr, so a pipe would never end.
     with tempfile.TemporaryFile() as errors:
         done = subprocess.run(command, input="\n".join(names).encode(), stdout=subprocess.DEVNULL, stderr=errors)
@@ -294,15 +283,12 @@ def copy_files(agent: Agent, source: str, target: Path, names: list[str]) -> Non
 
 
 def start_mirror(folder: JobFolder, spec: JobSpec) -> None:
-    """Start a process that follows the job's runs and outlives this process. Does nothing if such a process is running,
-    or if the job has ended."""
-    if folder.exit() is not None:
-        return
-    with (folder.path / "mirror.txt").open("ab") as log:
+    """Start a process that follows the job's runs and outlives this process. Does nothing if such a process is running."""
+    lock = open_regular(folder.path / LOCK, os.O_RDWR | os.O_CREAT)
+    with os.fdopen(lock, "rb"), contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the new process inherits the lock
         command = [sys.executable, "-m", "rstar_lab.jobs.ssh.follow", spec.runs_dir, spec.id]
-        subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=os.environ.copy()
-        )
+        start_detached(command, folder.path / "mirror.txt", keeps=lock)
 
 
 def fetch_transcripts(run_dir: Path, step: int) -> int:
@@ -334,6 +320,7 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
     ]
     if not names:
         raise UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
-    _refuse_links(run_dir)
+    with file_errors(before=f"cannot copy to {run_dir}: "):
+        check_no_links(run_dir)
     copy_files(agent, remote.folder, run_dir, names)
     return sum(remote.files[name][0] for name in names)
