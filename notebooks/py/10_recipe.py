@@ -50,21 +50,20 @@ print(recipe_file(recipe).read_text())
 # ## Memory and time of an update on a GPU
 #
 # A dry run executes one update of the real trainer on tensors without values, on this machine. It predicts the memory per GPU
-# by kind in each phase, and the time of each class of kernels if all run at the peak rate of the GPU. The last figure
-# compares sizes of a micro-batch. For the paper's recipe on 64 GPUs, which takes about a minute:
+# by kind in each phase, and the time of each class of kernels if all run at the peak rate of the GPU.
+# For the paper's recipe on 64 GPUs, which takes about a minute:
 # `rstar-lab preflight qwen3_14b_mi300x --profile mi300x_8x8 --dry-run`.
 
 # %%
 from IPython.display import display
 
-from rstar_lab.dry_run import dry_run_rows, plot_memory, plot_sweep, plot_time
+from rstar_lab.dry_run import dry_run_rows, plot_memory, plot_time
 from rstar_lab.hardware.profiles import load_profile
 
 if dry_run_profile:
     planned, gpu = load_recipe(recipe, overrides), load_profile(dry_run_profile)
     predicted = list(dry_run_rows(planned, gpu))
-    swept = list(dry_run_rows(planned, gpu, ["micro_batch_tokens"]))
-    display(plot_memory(predicted), plot_time(predicted), plot_sweep(swept))
+    display(plot_memory(predicted), plot_time(predicted))
 
 # %% [markdown]
 # ## Submit the job

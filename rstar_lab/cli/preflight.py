@@ -28,12 +28,6 @@ def preflight(
             "--dry-run", help="Instead, run one update on fake tensors; print memory, kernels and times per GPU."
         ),
     ] = False,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            help="With --dry-run: try values of micro_batch_tokens, fsdp_size, sequence_parallel (comma-separated)."
-        ),
-    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,8 +39,8 @@ def preflight(
     from rstar_lab.rl.preflight.run import run_preflight
 
     pairs = parse_overrides(overrides or [])
-    if dry_run or sweep is not None:
+    if dry_run:
         from rstar_lab.dry_run.run import run_dry_run
 
-        raise typer.Exit(run_dry_run(recipe, profile, pairs, trainer=trainer, sweep_keys=sweep, as_json=as_json))
+        raise typer.Exit(run_dry_run(recipe, profile, pairs, trainer=trainer, as_json=as_json))
     raise typer.Exit(run_preflight(recipe, profile, pairs, trainer=trainer, strict=strict, as_json=as_json))

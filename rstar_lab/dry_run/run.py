@@ -6,13 +6,12 @@ contexts, buffers of NCCL, workspaces and fragmentation of the allocator; `with_
 Times are bounds: every kernel at the peak rate of the GPU.
 """
 
-import itertools
 import json
 import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,6 @@ from rstar_lab.rl.recipe import LimitsSection, Recipe, RlSection, Stage
 from rstar_lab.untrusted.text import counted
 
 GB = estimate.GB
-SWEPT = ("micro_batch_tokens", "fsdp_size", "sequence_parallel")
 MEAN_CONVERSATION = 1024  # tokens of a conversation of SFT
 
 
@@ -124,16 +122,12 @@ def run_sft(recipe: Recipe, profile: Profile, shape: Architecture) -> DryRun:
 @contextmanager
 def _verl() -> Iterator[Any]:
     """Yield the module that runs verl's engine, without verl's warnings about accelerators and engines that are not installed."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from rstar_lab.dry_run import verl_engine
+    with warnings.catch_warnings(action="ignore"), ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
+        from rstar_lab.dry_run import verl_engine
 
-            yield verl_engine
-    finally:
-        logging.disable(disabled)
+        yield verl_engine
 
 
 def _lengths(tokens: int, rows: int) -> list[int]:
@@ -240,99 +234,29 @@ def _collective(key: Collective, count: int, meter: Meter, profile: Profile) -> 
     return key._asdict() | {"count": count, "gb": size / GB, "seconds": key.moved(size) / rate}
 
 
-def sweep(recipe: Recipe, profile: Profile, keys: list[str]) -> Iterator[tuple[dict[str, int], DryRun]]:
-    """Yield (values of the keys, result of the first stage) for combinations around the configured values.
-
-    Raises:
-        UserError: an unknown key, or one that the profile's trainer does not have.
-    """
-    shape = _shape(recipe, profile)
-    for key in keys:
-        if key not in SWEPT or (profile.trainer == "local" and key != "micro_batch_tokens"):
-            known = ", ".join(SWEPT if profile.trainer == "verl" else SWEPT[:1])
-            raise UserError(f"--sweep {key}: the {profile.trainer} trainer has {known}")
-    for values in itertools.product(*(_choices(key, recipe, profile, shape) for key in keys)):
-        chosen = dict(zip(keys, values, strict=True))
-        stage = recipe.stages[0]
-        if "micro_batch_tokens" in chosen and profile.trainer == "local":
-            stage = stage.model_copy(update={"rl": stage.rl | {"micro_batch_tokens": chosen["micro_batch_tokens"]}})
-        changes = {name.replace("micro_batch_tokens", "tokens_per_gpu"): value for name, value in chosen.items()}
-        parallel = profile.parallelism.model_copy(update=changes if profile.trainer == "verl" else {})
-        yield chosen, run_stage(recipe, stage, profile.model_copy(update={"parallelism": parallel}), shape)
+def dry_run_rows(recipe: Recipe, profile: Profile) -> Iterator[dict[str, Any]]:
+    """Yield a row of JSON for each stage and for SFT, also for the figures of `rstar_lab.dry_run.figures`."""
+    yield from ({"dry_run": result.name} | vars(result) for result in dry_run(recipe, profile))
 
 
-def _choices(key: str, recipe: Recipe, profile: Profile, shape: Architecture) -> list[int]:
-    gpus, node = profile.hardware.gpus, profile.hardware.gpus_per_node
-    if key == "fsdp_size":
-        return sorted({node, gpus})
-    if key == "sequence_parallel":
-        return [size for size in (1, 2, 4, 8) if shape.heads % size == 0 and node % size == 0]
-    now = profile.parallelism.tokens_per_gpu
-    if profile.trainer == "local":
-        now = recipe.settings(recipe.stages[0]).micro_batch_tokens
-    return [now // 2, now, 2 * now]
-
-
-def recommended(results: list[tuple[dict[str, int], DryRun]]) -> dict[str, int] | None:
-    """Return the values with the shortest update among those that fit; None if nothing fits."""
-    fitting = [(result.update_s, index) for index, (_, result) in enumerate(results) if result.fits]
-    return results[min(fitting)[1]][0] if fitting else None
-
-
-def dry_run_rows(recipe: Recipe, profile: Profile, sweep_keys: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the results as rows of JSON, also for the figures of `rstar_lab.dry_run.figures`.
-
-    Without `sweep_keys`, a row per stage and one for SFT. With it, a row per combination of values, in which `sweep` holds
-    the values, and last a row with the key `recommended`.
-    """
-    if sweep_keys is None:
-        yield from ({"dry_run": result.name} | vars(result) for result in dry_run(recipe, profile))
-        return
-    results = []
-    for values, result in sweep(recipe, profile, sweep_keys):
-        results.append((values, result))
-        yield {"dry_run": result.name} | vars(result) | values | {"sweep": values}
-    yield {"recommended": recommended(results)}
-
-
-def run_dry_run(
-    recipe: str,
-    profile: str,
-    overrides: Mapping[str, Any],
-    *,
-    trainer: str | None,
-    sweep_keys: str | None,
-    as_json: bool,
-) -> int:
-    """Print the results as text, or as one JSON object per line. Returns 1 if a result does not fit, or no
-    result of a sweep."""
+def run_dry_run(recipe: str, profile: str, overrides: Mapping[str, Any], *, trainer: str | None, as_json: bool) -> int:
+    """Print the results as text, or as one JSON object per line. Returns 1 if a result does not fit."""
     machine = load_profile(profile)
     machine = machine.model_copy(update={"trainer": trainer or machine.trainer})
-    keys = None if sweep_keys is None else [key.strip() for key in sweep_keys.split(",")]
     fits = True
-    for row in dry_run_rows(load_recipe(recipe, overrides, machine), machine, keys):
-        if "recommended" in row:
-            fits = row["recommended"] is not None
-        elif keys is None:
-            fits &= row["fits"]
+    for row in dry_run_rows(load_recipe(recipe, overrides, machine), machine):
+        fits &= row["fits"]
         print(json.dumps(row) if as_json else "\n".join(_text(row)), flush=True)
     return 0 if fits else 1
 
 
 def _text(row: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of text of a row: one for a combination of a sweep, several for a stage."""
-    if "recommended" in row:
-        best = row["recommended"]
-        yield f"recommended: {_values(best)} (the shortest update of those that fit)" if best else "nothing fits"
-        return
-    summary = (
+    """Yield the lines of text of a row."""
+    yield (
+        f"{row['name']} ({row['trainer']}, {counted(row['ranks'], 'rank')}, {row['micro_batch_tokens']} tokens): "
         f"peak {row['peak_gb']:.1f} GB per rank, with margin {row['with_margin_gb']:.1f} GB, engine {row['engine_gb']:.1f} GB "
         f"({'fits' if row['fits'] else 'does not fit'}); update at least {row['update_s']:.1f} s, MFU at most {row['mfu_bound']:.0%}"
     )
-    if "sweep" in row:
-        yield f"{_values(row['sweep'])}: {summary}"
-        return
-    yield f"{row['name']} ({row['trainer']}, {counted(row['ranks'], 'rank')}, {row['micro_batch_tokens']} tokens): {summary}"
     for phase, found in row["phases"].items():
         kinds = ", ".join(f"{kind} {gb:.2f}" for kind, gb in found["by_kind_gb"].items() if gb >= 0.005)
         yield (
@@ -352,7 +276,3 @@ def _text(row: dict[str, Any]) -> Iterator[str]:
         "  not included: GPU context, NCCL buffers, workspaces, fragmentation (the margin is 8% and "
         f"{_margin_gb(row['ranks'])} GB)"
     )
-
-
-def _values(sweep: Mapping[str, int]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in sweep.items())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rstar_lab.dry_run import plot_memory, plot_sweep, plot_time
+from rstar_lab.dry_run import plot_memory, plot_time
 from rstar_lab.dry_run.run import dry_run_rows
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe
@@ -31,16 +31,3 @@ def test_time_is_that_of_the_classes_of_kernels(rows):
         assert own.seconds.sum() == pytest.approx(sum(row["seconds"].values()))
         phases = sum(found["seconds"] for found in row["phases"].values())
         assert own.seconds.sum() == pytest.approx(phases)
-
-
-def test_a_sweep_shows_what_fits_and_the_recommended_values():
-    def row(tokens, fits, update):
-        values = {"micro_batch_tokens": tokens}
-        return values | {"sweep": values, "with_margin_gb": 10.0, "update_s": update, "mfu_bound": 0.5, "fits": fits}
-
-    figure = plot_sweep(
-        [row(1, True, 3.0), row(2, True, 2.0), row(4, False, 1.0), {"recommended": {"micro_batch_tokens": 2}}]
-    )
-    shown = {trace.name: [list(trace.y), [text for text, _ in trace.customdata]] for trace in figure.data}
-    assert shown["recommended"] == [[2.0], ["micro_batch_tokens 2"]]
-    assert shown["fits"] == [[3.0], ["micro_batch_tokens 1"]] and shown["does not fit"][0] == [1.0]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.models.config_facts import context_length, text_config
 from rstar_lab.rl.models.sources import ModelError, get_model, is_named
@@ -141,6 +142,19 @@ class CheckContext:
         UserError if a model by name cannot be found."""
         model = self.recipe.model
         return get_model(model, weights=False) if is_named(model) else Path(model)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model. Raises Skip if it is not on this machine."""
+        try:
+            folder = self.model_dir
+        except UserError:
+            raise Skip("the check `model` says why the model cannot be read") from None
+        if not (folder / "tokenizer_config.json").is_file():
+            raise Skip(f"the tokenizer of {self.recipe.model} is not on this machine")
+        from rstar_lab.rl.models.model import load_tokenizer
+
+        return load_tokenizer(folder)
 
     @property
     def architecture(self) -> Architecture:

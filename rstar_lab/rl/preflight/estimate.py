@@ -67,11 +67,8 @@ def served_tokens(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
     evaluated = recipe.evaluate.max_response_tokens
     if profile.trainer == "verl":
         return LONGEST_PROMPT_TOKENS + max(rl.limits.max_response_tokens, evaluated if recipe.evaluate.sets else 0)
-    responses = [
-        rl.limits.max_response_tokens,
-        *(recipe.settings(stage).limits.max_response_tokens for stage in recipe.stages),
-    ]
-    longest = LONGEST_PROMPT_TOKENS + max(*responses, evaluated)
+    sections = [rl, *map(recipe.settings, recipe.stages)]
+    longest = LONGEST_PROMPT_TOKENS + max(evaluated, *(keys.limits.max_response_tokens for keys in sections))
     return min(longest, model.positions or longest)
 
 
@@ -98,12 +95,11 @@ def _local_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: P
         base = LORA_BASE_BYTES if bf16 else 4
         state = base * model.parameters + STATE_BYTES * lora_parameters(model, rl.lora)
     copies = 0 if rl.lora is not None or not bf16 else 2 * model.parameters
-    of_layer = (
-        (2 if bf16 else 4) * model.hidden if rl.gradient_checkpointing else layer_activations(model, bf16, fused=True)
-    )
-    logits = min(tokens * model.vocabulary, LOCAL_LOGITS if rl.lora is None else LOCAL_FROZEN_LOGITS) * (
-        6 if bf16 else 4
-    )
+    of_layer = layer_activations(model, bf16, fused=True)
+    if rl.gradient_checkpointing:
+        of_layer = (2 if bf16 else 4) * model.hidden
+    chunk = min(tokens * model.vocabulary, LOCAL_LOGITS if rl.lora is None else LOCAL_FROZEN_LOGITS)
+    logits = chunk * (6 if bf16 else 4)
     reference = 4 * model.parameters if rl.method.kl_coefficient > 0 else 0
     weights = 2 * model.parameters
     engine = recipe.engine.gpu_memory_utilization * hbm * GB
@@ -134,12 +130,8 @@ def layer_activations(model: Architecture, bf16: bool, *, fused: bool) -> int:
 
 def lora_parameters(model: Architecture, lora: Lora) -> int:
     """Return the parameters of the adapters: rank x (inputs + outputs) of every target layer."""
-    query, key, hidden, inner = (
-        model.heads * model.head_dim,
-        model.kv_heads * model.head_dim,
-        model.hidden,
-        model.feed_forward,
-    )
+    query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    hidden, inner = model.hidden, model.feed_forward
     sizes = {
         "q_proj": hidden + query, "k_proj": hidden + key, "v_proj": hidden + key, "o_proj": query + hidden,
         "gate_proj": hidden + inner, "up_proj": hidden + inner, "down_proj": inner + hidden,
@@ -177,16 +169,8 @@ def _verl_memory(model: Architecture, recipe: Recipe, rl: RlSection, profile: Pr
     engine_gb = engine.memory_utilization * hardware.hbm_gb
     kept = (0 if parallel.offload_params else parameters) + (0 if parallel.offload_optimizer else moments)
     kv = (engine_gb * engine.tensor_parallel - weights - 4) * GB / model.kv_bytes(engine.kv_cache_dtype_bytes)
-    return Memory(
-        weights,
-        state,
-        state + (activations + max(logits, head, layer)) / GB,
-        engine_gb + kept,
-        max(0, int(kv)),
-        longest,
-        served_tokens(model, recipe, rl, profile),
-        hardware.hbm_gb,
-    )
+    training, served = state + (activations + max(logits, head, layer)) / GB, served_tokens(model, recipe, rl, profile)
+    return Memory(weights, state, training, engine_gb + kept, max(0, int(kv)), longest, served, hardware.hbm_gb)
 
 
 def shard_size(profile: Profile) -> int:
@@ -244,10 +228,7 @@ def exposed_communication(
     reduce = 4 * model.parameters * (shards - 1) / shards / rate
     kept = rl.problems_per_step * rl.group_size
     tokens = kept * (PROMPT_TOKENS + MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens)
-    per_rank = tokens * profile.parallelism.sequence_parallel / hardware.gpus
-    micro_batches = max(
-        rl.mini_batches, -(-per_rank // (profile.parallelism.tokens_per_gpu * profile.parallelism.sequence_parallel))
-    )
+    micro_batches = max(rl.mini_batches, -(-tokens // (hardware.gpus * profile.parallelism.tokens_per_gpu)))
     groups = hardware.gpus // shards
     between = 2 * (4 * model.parameters / shards) * (groups - 1) / groups / network
     totals = (micro_batches * gather, micro_batches * (2 * gather + reduce + between))
@@ -287,25 +268,21 @@ def replica_batch(model: Architecture, recipe: Recipe | None, rl: RlSection, pro
 
 def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Recipe | None = None) -> StepTime:
     """Estimate one step of a stage by FORMULA. recipe: read for the engine's memory, which limits its batch."""
-    hardware, engine, measured = profile.hardware, profile.engine, profile.measured
+    hardware, measured = profile.hardware, profile.measured
     kept = rl.problems_per_step * rl.group_size
     rollouts = kept * (1 if rl.method.roc.rule == "none" else rl.method.roc.oversample)
-    response = MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
-    replicas = max(1, hardware.gpus // engine.tensor_parallel)
-    flops = hardware.bf16_tflops * 1e12
-    decode_step = decode_seconds(model, rl, profile)
-    per_replica = rollouts / replicas
-    batch = max(1.0, min(per_replica, replica_batch(model, recipe, rl, profile)))
-    trained = model.forward_flops(kept * (PROMPT_TOKENS + response), PROMPT_TOKENS + response)
-    forward = trained / (max(1, hardware.gpus) * flops * measured.training_mfu)
+    generation, tail = rollout_seconds(model, rl, profile, recipe, rollouts)
+    length = PROMPT_TOKENS + MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
+    trained = model.forward_flops(kept * length, length)
+    forward = trained / (max(1, hardware.gpus) * hardware.bf16_tflops * 1e12 * measured.training_mfu)
     # The local trainer takes them from the forward pass of its only mini-batch.
     is_free = rl.old_log_probs == "engine" or (profile.trainer == "local" and rl.mini_batches == 1)
     old = 0.0 if is_free else forward
     exposed_old, exposed_update = exposed_communication(model, rl, profile, (old, 4 * forward))
     exposed_old = exposed_old if old else 0.0
     return StepTime(
-        generation=per_replica * response * decode_step(batch) / batch,
-        tail=(rl.limits.max_response_tokens - response) * decode_step(4),
+        generation=generation,
+        tail=tail,
         old_log_probs=old + exposed_old,
         update=4 * forward + exposed_update,
         weights=2 * model.parameters / (measured.weight_sync_gb_per_s * GB),
@@ -314,20 +291,16 @@ def step_time(model: Architecture, rl: RlSection, profile: Profile, recipe: Reci
     )
 
 
-def rollout_seconds(model: Architecture, recipe: Recipe, profile: Profile, rollouts: int, limit: int) -> float:
-    """Return the seconds of `generation` and `tail` (FORMULA) of rollouts outside of a step. limit: tokens of a response."""
-    rl = recipe.rl.model_copy(
-        update={
-            "limits": recipe.rl.limits.model_copy(update={"max_response_tokens": limit}),
-            "problems_per_step": 1,
-            "group_size": rollouts,
-            "method": recipe.rl.method.model_copy(
-                update={"roc": recipe.rl.method.roc.model_copy(update={"rule": "none"})}
-            ),
-        }
-    )
-    step = step_time(model, rl, profile, recipe)
-    return step.generation + step.tail
+def rollout_seconds(
+    model: Architecture, rl: RlSection, profile: Profile, recipe: Recipe | None, rollouts: float
+) -> tuple[float, float]:
+    """Return the seconds of `generation` and `tail` (FORMULA) of rollouts with the limit of `rl`."""
+    response = MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
+    per_replica = rollouts / max(1, profile.hardware.gpus // profile.engine.tensor_parallel)
+    decode_step = decode_seconds(model, rl, profile)
+    batch = max(1.0, min(per_replica, replica_batch(model, recipe, rl, profile)))
+    generation = per_replica * response * decode_step(batch) / batch
+    return generation, (rl.limits.max_response_tokens - response) * decode_step(4)
 
 
 @dataclass(frozen=True)
@@ -356,7 +329,11 @@ def gpu_costs(model: Architecture, recipe: Recipe, profile: Profile) -> Costs:
         rate = max(1, profile.hardware.gpus) * profile.hardware.bf16_tflops * 1e12 * profile.measured.training_mfu
         return 4 * model.forward_flops(tokens, SFT_TOKENS) / rate
 
-    return Costs(step, sft, functools.partial(rollout_seconds, model, recipe, profile))
+    def generate(rollouts: int, limit: int) -> float:
+        limits = recipe.rl.limits.model_copy(update={"max_response_tokens": limit})
+        return sum(rollout_seconds(model, recipe.rl.model_copy(update={"limits": limits}), profile, recipe, rollouts))
+
+    return Costs(step, sft, generate)
 
 
 @dataclass(frozen=True)

@@ -28,32 +28,23 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")  # loggers t
 
 def sandbox(context: CheckContext) -> str:
     """Check that the sandbox can be reached and runs a step's calls within its generation time."""
-    section = context.recipe.sandbox
-    calls = max(
-        rl.problems_per_step * rl.group_size * rl.method.roc.oversample * estimate.CALLS_PER_ROLLOUT
-        for rl in (context.recipe.settings(stage) for stage in context.recipe.stages)
-    ) if context.recipe.stages else 0  # fmt: skip
+    section, stages = context.recipe.sandbox, map(context.recipe.settings, context.recipe.stages)
+    rollouts = max((rl.problems_per_step * rl.group_size * rl.method.roc.oversample for rl in stages), default=0)
+    calls = rollouts * estimate.CALLS_PER_ROLLOUT
     hardware, settings = context.profile.hardware, context.profile.sandbox
-    workers = (
-        (section.workers or hardware.cpus_per_node)
-        if section.url == "local" and not settings.redis
-        else (settings.workers_per_node or hardware.cpus_per_node) * hardware.nodes
-    )
-    if settings.redis and section.url == "local":
-        return (
-            f"the job starts Redis, a service and {counted(workers, 'worker')} on {counted(hardware.nodes, 'node')}; "
-            f"{_load_message(context, calls, CALL_CPU_S, workers)}"
-        )
+    workers = (settings.workers_per_node or hardware.cpus_per_node) * hardware.nodes
     if section.url != "local":
         try:
-            seconds = asyncio.run(_probe_remote(section.url))
+            seconds = asyncio.run(_probe(section))
         except Exception as error:
             raise Skip(f"{section.url} does not answer from this machine ({type(error).__name__})") from error
-    elif context.profile.backend != "local":
+        return _load_message(context, calls, seconds, workers)
+    if settings.redis:
+        started = f"Redis, a service and {counted(workers, 'worker')} on {counted(hardware.nodes, 'node')}"
+        return f"the job starts {started}; {_load_message(context, calls, CALL_CPU_S, workers)}"
+    if context.profile.backend != "local":
         raise Skip(f"the sandbox of {context.profile.name} runs on its nodes; a step makes {calls:.0f} calls")
-    else:
-        seconds = asyncio.run(_probe_local(section))
-    return _load_message(context, calls, seconds, workers)
+    return _load_message(context, calls, asyncio.run(_probe(section)), section.workers or hardware.cpus_per_node)
 
 
 def _load_message(context: CheckContext, calls: float, seconds: float, workers: int) -> str:
@@ -61,12 +52,9 @@ def _load_message(context: CheckContext, calls: float, seconds: float, workers: 
     load = calls * seconds / max(1, workers)
     message = f"{seconds * 1e3:.1f} ms per call; {calls:.0f} calls in a step keep {counted(workers, 'worker')} busy for {load:.0f} s"
     if context.profile.hardware.gpus and context.recipe.stages:
-        longest = max(
-            estimate.step_time(
-                context.architecture, context.recipe.settings(stage), context.profile, context.recipe
-            ).generation
-            for stage in context.recipe.stages
-        )
+        sections = map(context.recipe.settings, context.recipe.stages)
+        shape, profile = context.architecture, context.profile
+        longest = max(estimate.step_time(shape, rl, profile, context.recipe).generation for rl in sections)
         if load > longest:
             raise UserError(
                 f"{message}, longer than the generation of {longest:.0f} s; increase sandbox.workers_per_node in the profile"
@@ -74,30 +62,24 @@ def _load_message(context: CheckContext, calls: float, seconds: float, workers: 
     return message
 
 
-async def _probe_local(section: Any) -> float:
-    from rstar_lab.sandbox import Limits, LocalSandbox
+async def _probe(section: Any, count: int = 5) -> float:
+    """Return the median seconds of a call. Raises UserError for a wrong result."""
+    from rstar_lab.sandbox import Limits, LocalSandbox, SandboxClient
 
-    limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
-    async with LocalSandbox(limits, 1, isolation=section.isolation) as box:
-        return await _probe(box)
-
-
-async def _probe_remote(url: str) -> float:
-    from rstar_lab.sandbox import SandboxClient
-
-    async with SandboxClient(url, deadline_s=10.0) as box:
-        await box.http.get(f"{box.url}/ping", timeout=10.0)  # without retries: a missing service is a result here
-        return await _probe(box)
-
-
-async def _probe(box: Any, count: int = 5) -> float:
+    box: Any = SandboxClient(section.url, deadline_s=10.0)
+    if section.url == "local":
+        limits = Limits(timeout_s=section.timeout_s, memory_mb=section.memory_mb)
+        box = LocalSandbox(limits, 1, isolation=section.isolation)
     seconds = []
-    for number in range(count):
-        started = time.monotonic()
-        result = await box.run(f"print({number} * 2)")
-        seconds.append(time.monotonic() - started)
-        if result.stdout.strip() != str(number * 2):
-            raise UserError(f"sandbox: it returned {result.outcome} {result.stdout!r}; expected {number * 2}")
+    async with box:
+        if section.url != "local":
+            await box.http.get(f"{box.url}/ping", timeout=10.0)  # without retries: a missing service is a result here
+        for number in range(count):
+            started = time.monotonic()
+            result = await box.run(f"print({number} * 2)")
+            seconds.append(time.monotonic() - started)
+            if result.stdout.strip() != str(number * 2):
+                raise UserError(f"sandbox: it returned {result.outcome} {result.stdout!r}; expected {number * 2}")
     return statistics.median(seconds)
 
 
@@ -140,14 +122,15 @@ def batches(context: CheckContext) -> str:
     if context.profile.trainer == "local":
         raise NotNeeded("the local trainer has one rank")
     profile = context.profile
-    ranks = max(1, profile.hardware.gpus // profile.parallelism.sequence_parallel)
-    if (
-        profile.hardware.gpus % (profile.parallelism.sequence_parallel * profile.engine.tensor_parallel)
-        and profile.hardware.gpus
-    ):
+    gpus, sequence, tensor = (
+        profile.hardware.gpus,
+        profile.parallelism.sequence_parallel,
+        profile.engine.tensor_parallel,
+    )
+    ranks = max(1, gpus // sequence)
+    if gpus % (sequence * tensor):
         raise UserError(
-            f"profile {profile.name}: {profile.hardware.gpus} GPUs do not divide by sequence_parallel "
-            f"{profile.parallelism.sequence_parallel} x tensor_parallel {profile.engine.tensor_parallel}"
+            f"profile {profile.name}: {gpus} GPUs do not divide by sequence_parallel {sequence} x tensor_parallel {tensor}"
         )
     lines = []
     for stage in context.recipe.stages:
@@ -172,16 +155,11 @@ def disk(context: CheckContext) -> tuple[str, dict[str, Any]]:
     """Compare checkpoints and transcripts with the free space; on a cluster with `disk_gb` of the profile."""
     checkpoints, store = estimate.disk_bytes(context.architecture, context.recipe, context.profile.trainer)
     needed = (checkpoints + store) / estimate.GB
-    folder = Path(context.profile.storage.runs)
-    is_local = context.profile.backend == "local"
-    if is_local:
-        folder = context.recipe.runs.absolute()
-        while not folder.exists():
-            folder = folder.parent
-        free = shutil.disk_usage(folder).free / estimate.GB
-    else:
-        free = context.profile.hardware.disk_gb
-    source = "free" if is_local else "in the profile"
+    free, source = context.profile.hardware.disk_gb, "in the profile"
+    if context.profile.backend == "local":
+        runs = context.recipe.runs.absolute()
+        folder = next(path for path in (runs, *runs.parents) if path.exists())
+        free, source = shutil.disk_usage(folder).free / estimate.GB, "free"
     message = f"checkpoints {checkpoints / estimate.GB:.1f} GB, run store {store / estimate.GB:.1f} GB; {free:.0f} GB {source}"
     if needed > free:
         raise UserError(

@@ -1,5 +1,6 @@
 """Preflight checks of a recipe: keys, verl configuration, model, tokens, data, own tools and reward."""
 
+import contextlib
 from collections.abc import Sequence
 from importlib import metadata
 from operator import attrgetter
@@ -114,27 +115,16 @@ def token_contract(context: CheckContext) -> str:
 
     if context.recipe.model == "tiny":
         raise NotNeeded("the run trains its own tokenizer")
-    try:
-        folder = context.model_dir
-    except UserError:
-        raise Skip("the check `model` says why the model cannot be read") from None
-    if not (folder / "tokenizer_config.json").is_file():
-        raise Skip(f"the tokenizer of {context.recipe.model} is not on this machine")
-    from rstar_lab.rl.models.model import load_tokenizer
-
-    tokenizer = load_tokenizer(folder)
+    tokenizer = context.tokenizer
     style = context.recipe.rl.prompt_style
     if renderer_type(style.prompt_format) is ModelRenderer:
         from rstar_lab.rl.rollout.codec import Codec
 
         own = Codec(tokenizer, {}, style).renderer
         assert isinstance(own, ModelRenderer)
-        where = (
-            f"tool calls in the syntax {own.syntax}"
-            if own.uses_tools
-            else "no place for tools: the system prompt lists them"
-        )
-        return f"{context.recipe.rl.prompt_style.chat_template or 'chat template of the model'}: a turn ends with {own.end}; {where}"
+        syntax = f"tool calls in the syntax {own.syntax}"
+        where = syntax if own.uses_tools else "no place for tools: the system prompt lists them"
+        return f"{style.chat_template or 'chat template of the model'}: a turn ends with {own.end}; {where}"
     for token in chat.SPECIAL_TOKENS:
         if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
             raise UserError(
@@ -183,23 +173,20 @@ def model(context: CheckContext) -> str:
 
 def positions(context: CheckContext) -> str:
     """Compare the longest sequence of a stage with the positions of the model."""
-    limit = context.architecture.positions
+    limit, recipe, under_verl = context.architecture.positions, context.recipe, context.profile.trainer == "verl"
     if not limit:
         raise Skip("config.json has no max_position_embeddings")
-    stages = {stage.name: context.recipe.settings(stage).limits.max_response_tokens for stage in context.recipe.stages}
-    if context.profile.trainer != "verl":
-        # The local engines shorten prompt + response to the model's positions.
-        too_long = {name: response for name, response in stages.items() if response >= limit}
-        if too_long:
-            name, response = next(iter(too_long.items()))
-            raise UserError(f"stages.{name}.limits.max_response_tokens: {response}; the model has {limit} positions")
-        return f"{limit} positions"
-
-    longest = {f"stages.{name}.limits.max_response_tokens": response for name, response in stages.items()}
-    if context.recipe.evaluate.sets:
-        longest["evaluate.max_response_tokens"] = context.recipe.evaluate.max_response_tokens
+    longest = {
+        f"stages.{stage.name}.limits.max_response_tokens": recipe.settings(stage).limits.max_response_tokens
+        for stage in recipe.stages
+    }
+    if under_verl and recipe.evaluate.sets:
+        longest["evaluate.max_response_tokens"] = recipe.evaluate.max_response_tokens
     for key, response in longest.items():
-        if MAX_PROMPT_TOKENS + response > limit:
+        # The local engines shorten prompt + response to the model's positions.
+        if not under_verl and response >= limit:
+            raise UserError(f"{key}: {response}; the model has {limit} positions")
+        if under_verl and MAX_PROMPT_TOKENS + response > limit:
             raise UserError(
                 f"{key}: {MAX_PROMPT_TOKENS} for the prompt + {response} exceed the {limit} "
                 "positions of the model; verl's engines would not start"
@@ -210,31 +197,24 @@ def positions(context: CheckContext) -> str:
 def data(context: CheckContext) -> str:
     """Check that every data file exists, the schema of the problems, and that a sample of true answers verifies."""
     from rstar_lab.rl.data.lint import lint_problems
-    from rstar_lab.rl.data.sources import is_problem_set, load_set
     from rstar_lab.verify import verify
 
     recipe = context.recipe
-    conversations = [entry.file for entry in (recipe.sft.conversations if recipe.sft else ())]
-    held_out = [section.file for section in recipe.evaluate.sets.values() if section.file]
-    traced = [recipe.sft.problems.file] if recipe.sft and recipe.sft.problems and recipe.sft.problems.file else []
-    files = [
-        *conversations,
-        *traced,
-        *held_out,
-        *(section.file for stage in recipe.stages for section in recipe.stage_problems(stage) if section.file),
-    ]
-    missing = [
-        str(file)
-        for file in dict.fromkeys(files)
-        if not (file.is_file() if file in conversations else is_problem_set(file))
-    ]
+    of_stages = [(stage, section) for stage in recipe.stages for section in recipe.stage_problems(stage)]
+    sections = [*recipe.evaluate.sets.values(), *(section for _, section in of_stages)]
+    missing = []
+    if recipe.sft:
+        sections += [recipe.sft.problems] if recipe.sft.problems else []
+        missing += [str(entry.file) for entry in recipe.sft.conversations if not entry.file.is_file()]
+    missing += [str(section.file) for section in sections if section.file and not is_problem_set(section.file)]
+    missing = list(dict.fromkeys(missing))
     if missing:
         raise UserError(
             f"missing: {', '.join(missing)}; relative paths are looked up in the profile's storage.data "
             f"({context.profile.storage.data})"
         )
     lines, texts = [], list[str]()
-    for stage, section in [(s, section) for s in recipe.stages for section in recipe.stage_problems(s)]:
+    for stage, section in of_stages:
         if section.file is None:
             lines.append(f"{stage.name}: synthetic problems")
             continue
@@ -287,9 +267,8 @@ def sizes(context: CheckContext) -> str:
             raise UserError(
                 f"stages.{stage.name}.problems: all {found:,} prompts are longer than {MAX_PROMPT_TOKENS:,} tokens"
             )
-        text = f"stages.{stage.name}.problems: {found - overlong:,} problems" + (
-            " before its filter" if stage.filter else ""
-        )
+        text = f"stages.{stage.name}.problems: {found - overlong:,} problems"
+        text += " before its filter" if stage.filter else ""
         text += f" ({overlong:,} overlong ones left out)" if overlong else ""
         if found - overlong < rl.problems_per_step:
             few.append(f"{text} for {rl.problems_per_step:,} per step, so a step repeats problems")
@@ -308,18 +287,13 @@ def _overlong(context: CheckContext, section: Problems, rl: RlSection) -> int:
     problems = _of_file(section)
     if not problems or context.recipe.model == "tiny":
         return 0
-    try:
-        folder = context.model_dir
-    except UserError:  # the check `model` says why
-        return 0
-    if not (folder / "tokenizer_config.json").is_file():
-        return 0
-    from rstar_lab.rl.models.model import load_tokenizer
     from rstar_lab.rl.rollout.checks import split_overlong
     from rstar_lab.rl.rollout.codec import Codec
 
-    codec = Codec(load_tokenizer(folder), {}, rl.prompt_style)
-    return len(split_overlong(problems, codec, MAX_PROMPT_TOKENS)[1])
+    with contextlib.suppress(Skip):
+        codec = Codec(context.tokenizer, {}, rl.prompt_style)
+        return len(split_overlong(problems, codec, MAX_PROMPT_TOKENS)[1])
+    return 0
 
 
 def repeated_problems(context: CheckContext) -> str:

@@ -24,6 +24,10 @@ class Status(StrEnum):
     FAIL = "fail"
 
 
+# What a check raises.
+STATUSES = {NotNeeded: Status.PASS, Skip: Status.SKIP, Warn: Status.WARN, UserError: Status.FAIL}
+
+
 @dataclass(frozen=True)
 class Finding:
     check: str
@@ -66,21 +70,16 @@ def preflight(
 
     trainer: local or verl; default: that of the profile.
     """
-    machine_profile = profile_error = None
+    part = "profile"
     try:
         machine_profile = _load_profile(profile, trainer)
-    except UserError as error:
-        profile_error = error
-    try:
+        part = "recipe"
         ours, own = split_overrides(overrides or {}, machine_profile)
         loaded = load_recipe(recipe, ours, machine_profile)
-        yield Finding("recipe", Status.PASS, f"{loaded.name}: {counted(len(loaded.stages), 'stage')}, all keys known")
     except UserError as error:
-        yield Finding("recipe", Status.FAIL, str(error))
+        yield Finding(part, Status.FAIL, str(error))
         return
-    if machine_profile is None:
-        yield Finding("profile", Status.FAIL, str(profile_error))
-        return
+    yield Finding("recipe", Status.PASS, f"{loaded.name}: {counted(len(loaded.stages), 'stage')}, all keys known")
     yield Finding("profile", Status.PASS, f"{machine_profile.name}: {machine_profile.description}")
     context = CheckContext(loaded, machine_profile, own, load_recipe(recipe, ours).model)
     for name, check in CHECKS.items():
@@ -88,14 +87,9 @@ def preflight(
             result = check(context)
             message, numbers = result if isinstance(result, tuple) else (result, {})
             yield Finding(name, Status.PASS, message, numbers)
-        except NotNeeded as reason:
-            yield Finding(name, Status.PASS, f"not needed: {reason}")
-        except Skip as reason:
-            yield Finding(name, Status.SKIP, str(reason))
-        except Warn as reason:
-            yield Finding(name, Status.WARN, str(reason))
-        except UserError as error:
-            yield Finding(name, Status.FAIL, str(error))
+        except (NotNeeded, Skip, Warn, UserError) as reason:
+            status = next(status for kind, status in STATUSES.items() if isinstance(reason, kind))
+            yield Finding(name, status, f"not needed: {reason}" if status is Status.PASS else str(reason))
 
 
 def _load_profile(name: str, trainer: str | None) -> Profile:
