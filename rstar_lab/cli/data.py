@@ -5,12 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import (
-    AsJson,
-    check_output,
-    examples,
-    print_result,
-)
+from rstar_lab.cli.shared import AsJson, check_output, examples, print_result
 from rstar_lab.common.errors import UserError
 from rstar_lab.untrusted.text import counted, printable
 
@@ -165,9 +160,13 @@ def lint(
     The exit code is 1 if there are faults.
     """
     from rstar_lab.rl.data.lint import lint as check
+    from rstar_lab.rl.problems import read_rows
     from rstar_lab.rl.renderers.conversations import read_conversations
 
-    if _has_problems(file):
+    first = next(read_rows(file), None)
+    if first is None:
+        raise UserError(f"{file}: no rows")
+    if isinstance(first[1], dict) and "messages" not in first[1]:
         raise typer.Exit(_lint_problems(file, fields, as_json))
     count = faulty = 0
     for conversation in read_conversations(file):
@@ -179,17 +178,6 @@ def lint(
             print_result(as_json, {**line, "text": finding.text}, f"{conversation.conversation_id}: {finding}")
     print_result(as_json, {"conversations": count, "faulty": faulty}, f"{faulty:,} of {count:,} faulty")
     raise typer.Exit(1 if faulty else 0)
-
-
-def _has_problems(file: Path) -> bool:
-    """Return whether the first row of a file is a problem and not a conversation."""
-    from rstar_lab.rl.problems import read_rows
-
-    row = next(read_rows(file), None)
-    if row is None:
-        raise UserError(f"{file}: no rows")
-    _, first = row
-    return isinstance(first, dict) and "messages" not in first
 
 
 def _lint_problems(file: Path, fields: str, as_json: bool) -> int:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples, print_result
+from rstar_lab.cli.shared import AsJson, examples, print_shipped
 
 app = typer.Typer()
 
@@ -19,10 +19,4 @@ def profiles(
     """List the hardware profiles in the package, or print one. Their names can be used as --profile."""
     from rstar_lab.hardware.profiles import load_profile, profile_file, profile_names
 
-    if name is not None:
-        text = profile_file(name).read_text(encoding="utf-8")
-        print_result(as_json, {"name": name, "text": text}, text.rstrip("\n"))
-        return
-    for profile in profile_names():
-        summary = load_profile(profile).description
-        print_result(as_json, {"name": profile, "summary": summary}, f"{profile:14} {summary}")
+    print_shipped(name, profile_file, as_json, {each: load_profile(each).description for each in profile_names()})

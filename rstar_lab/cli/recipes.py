@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples, print_result
+from rstar_lab.cli.shared import AsJson, examples, print_shipped
 
 app = typer.Typer()
 
@@ -19,9 +19,4 @@ def recipes(
     """List the recipes in the package, or print one. Their names can be used as RECIPE."""
     from rstar_lab.rl.overrides import recipe_file, shipped_recipes
 
-    if name is not None:
-        text = recipe_file(name).read_text(encoding="utf-8")
-        print_result(as_json, {"name": name, "text": text}, text.rstrip("\n"))
-        return
-    for recipe, summary in shipped_recipes().items():
-        print_result(as_json, {"name": recipe, "summary": summary}, f"{recipe:22} {summary}")
+    print_shipped(name, recipe_file, as_json, shipped_recipes())

@@ -88,16 +88,8 @@ def _summary(folder: Path) -> dict[str, Any]:
     rollup = reader.rollup().select(["rows_trajectories", "reward_mean"]).to_pylist()
     rewards = [row["reward_mean"] for row in rollup if row["reward_mean"] is not None]
     return {
-        "run_id": info["run_id"],
-        "kind": info["kind"],
-        "status": reader.status,
-        "created": info.get("created"),
-        "attempts": info.get("attempts"),
-        "stage": list(steps.values())[-1] if steps else None,
-        "steps": len(steps),
-        "last_step": max(steps, default=None),
-        "trajectories": sum(row["rows_trajectories"] for row in rollup),
-        "reward": rewards[-1] if rewards else None,
-        "checkpoints": list(reader.checkpoints()),
-        "path": str(folder),
-    }
+        "run_id": info["run_id"], "kind": info["kind"], "status": reader.status, "created": info.get("created"),
+        "attempts": info.get("attempts"), "stage": list(steps.values())[-1] if steps else None, "steps": len(steps),
+        "last_step": max(steps, default=None), "trajectories": sum(row["rows_trajectories"] for row in rollup),
+        "reward": rewards[-1] if rewards else None, "checkpoints": list(reader.checkpoints()), "path": str(folder),
+    }  # fmt: skip

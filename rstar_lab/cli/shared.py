@@ -5,7 +5,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -98,6 +98,18 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
 def print_result(as_json: bool, value: Mapping[str, Any], text: str) -> None:
     """Print the result of a command: one JSON object for programs, text for people."""
     print(json.dumps(value) if as_json else printable(text), flush=True)
+
+
+def print_shipped(
+    name: str | None, file_of: Callable[[str], Path], as_json: bool, summaries: Mapping[str, str]
+) -> None:
+    """Print a shipped file, or without a name the names and summaries of all."""
+    if name is not None:
+        text = file_of(name).read_text(encoding="utf-8")
+        print_result(as_json, {"name": name, "text": text}, text.rstrip("\n"))
+    else:
+        for each, summary in summaries.items():
+            print_result(as_json, {"name": each, "summary": summary}, f"{each:22} {summary}")
 
 
 def print_table(table: "Table", rows: Iterable[Iterable[object]]) -> None:

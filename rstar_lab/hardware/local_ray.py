@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -62,18 +61,15 @@ class LocalRay:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        for attempt in range(ATTEMPTS):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._open()
-                return self
-            except UserError:
+                break
+            except BaseException as error:
                 self.close()
-                if attempt + 1 == ATTEMPTS:
+                if attempt == ATTEMPTS or not isinstance(error, UserError):
                     raise
-            except BaseException:
-                self.close()
-                raise
-        raise AssertionError
+        return self
 
     def _open(self) -> None:
         # Ray's socket paths must stay under 108 bytes.
@@ -176,7 +172,5 @@ class LocalRay:
         end_processes(self._job_id, grace_s=0.5)
         self._locked.cleanup()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -28,11 +27,10 @@ def exit_with_parent() -> None:
 
 def alive(pid: int, created: float) -> bool:
     """Return whether the process runs. created: its start time, because process ids are reused."""
-    try:
+    with contextlib.suppress(*GONE):
         process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - created) < 1
-    except GONE:
-        return False
+        return _runs(process) and abs(process.create_time() - created) < 1
+    return False
 
 
 def processes_of(job_id: str, *, root: int | None = None) -> list[psutil.Process]:
@@ -53,10 +51,9 @@ def processes_of(job_id: str, *, root: int | None = None) -> list[psutil.Process
 
 
 def _runs(process: psutil.Process) -> bool:
-    try:
+    with contextlib.suppress(*GONE):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except GONE:
-        return False
+    return False
 
 
 def end_processes(job_id: str, *, root: int | None = None, grace_s: float = 3.0) -> None:
@@ -161,9 +158,7 @@ class PeakMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 

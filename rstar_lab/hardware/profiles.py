@@ -13,7 +13,6 @@ from rstar_lab.untrusted.files import parse_yaml
 FOLDER = resource_folder("cluster") / "profiles"
 # Environment variable of a job: the GPUs that its profile promises. The local trainer stops if torch finds none.
 EXPECTED_GPUS = "RSTAR_LAB_EXPECTED_GPUS"
-RENAMED = {"image": "container", "slurm.container": "container"}  # keys of earlier versions
 
 
 class ProfileSection(BaseModel):
@@ -183,9 +182,12 @@ def profile_file(name: str | Path) -> Path:
 
 def parse_profile(text: str, source: str) -> Profile:
     """Return the profile in a YAML text. source: where it comes from, for the error message. Raises UserError."""
+    content = parse_yaml(text, source)
+    if not isinstance(content, dict):
+        raise UserError(f"{source}: expected a mapping of profile keys")
     try:
-        return Profile(**parse_yaml(text, source))
-    except (ValidationError, TypeError) as error:
+        return Profile.model_validate(content)
+    except ValidationError as error:
         raise UserError(f"{source}: {_explain(error)}") from error
 
 
@@ -194,23 +196,15 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def _explain(error: ValidationError | TypeError) -> str:
-    if isinstance(error, TypeError):
-        return "expected a mapping of profile keys"
+def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
         key = ".".join(map(str, problem["loc"]))
-        hint = ""
-        if key in RENAMED:
-            lines.append(
-                f"{key}: replaced by `{RENAMED[key]}`, the image of the job on every backend; see docs/jobs.md"
-            )
-        elif problem["type"] == "extra_forbidden":
+        text = f"{key}: {problem['msg']}"
+        if problem["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(problem["loc"][-1]), sorted(_all_keys(Profile)), 1)
-            hint = f", did you mean {near[0]!r}?" if near else ""
-            lines.append(f"unknown key {key!r}{hint}")
-        else:
-            lines.append(f"{key}: {problem['msg']}")
+            text = f"unknown key {key!r}{f', did you mean {near[0]!r}?' if near else ''}"
+        lines.append(text)
     return "; ".join(lines)
 
 

@@ -2,14 +2,14 @@
 
 import shlex
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.jobs.preflight import JobDescription, preflight_rows, queue_state, summarize
-from rstar_lab.jobs.prepare import Submission, machine_of, plan_job, trainer_and_action, write_job
+from rstar_lab.jobs.prepare import Submission, machine_of, plan_job, write_job
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
 
@@ -59,28 +59,18 @@ class Backend(Protocol):
         """Return the script or manifest that `submit` would send, and the job's command, as text. Submits and writes nothing."""
         spec, _ = plan_job(job, self.name)
         folder = JobFolder.of(Path(spec.runs_dir), spec.id).path
-        return "\n".join(
-            filter(None, (self.rendered(machine_of(job), spec, folder), f"command: {shlex.join(spec.command)}"))
-        )
+        lines = [self.rendered(machine_of(job), spec, folder), f"command: {shlex.join(spec.command)}"]
+        return "\n".join(filter(None, lines))
 
     def rendered(self, machine: Profile, spec: JobSpec, folder: Path) -> str:
         """Return what `start` would send, as text; empty for a process of this machine."""
         return ""
 
-    def describe(
-        self,
-        recipe: str | Path,
-        profile: str | None,
-        machine: Profile,
-        overrides: Mapping[str, Any],
-        *,
-        host: str | None,
-        command: str | None,
-    ) -> JobDescription:
-        """Run preflight where the job would run; return what the job requires. The arguments are those of `submit`."""
-        trainer, _ = trainer_and_action(command, machine, overrides)
-        rows = preflight_rows(recipe, profile or "laptop", overrides, trainer)
-        return summarize(str(recipe), machine, rows, queue_state(machine.backend))
+    def describe(self, job: Submission) -> JobDescription:
+        """Run preflight where the job would run; return what the job requires."""
+        trainer, _ = job.trainer_and_action()
+        rows = preflight_rows(job.recipe, job.profile or "laptop", job.overrides, trainer)
+        return summarize(str(job.recipe), job.machine, rows, queue_state(job.machine.backend))
 
     def rows(self, jobs: Sequence[JobSpec]) -> dict[str, dict[str, Any]]:
         """Return {job id: row of the board} of jobs that can be read with few requests. Others are read one by one."""

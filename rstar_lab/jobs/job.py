@@ -417,5 +417,5 @@ def describe(
     With a host, or a profile with `backend: ssh`, preflight runs there. Raises UserError for an unknown profile or an
     unreachable host.
     """
-    machine, backend = choose(profile, host=host)
-    return backend.describe(recipe, profile, machine, dict(overrides or {}), host=host, command=command)
+    chosen, request = _request(recipe, profile, overrides, host=host, command=command)
+    return chosen.describe(request)

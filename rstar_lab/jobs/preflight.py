@@ -1,5 +1,6 @@
 """Run `rstar-lab preflight` for a job, and summarize what the job requires: time, GPU-hours, cost and disk."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing_extensions import TypedDict
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.untrusted.text import counted, escaped
+from rstar_lab.untrusted.text import counted, html, joined
 
 
 class Stage(TypedDict):
@@ -61,13 +62,8 @@ class JobDescription:
         where = f"{self.profile} ({self.backend})" + (f" on {self.host}" if self.host else "")
         rows = [("recipe", self.recipe), ("profile", where)]
         for stage in self.stages:
-            hours = stage["steps"] * stage["step_s"] / 3600
-            rows.append(
-                (
-                    f"stage {stage['name']}",
-                    f"{counted(stage['steps'], 'step')} of {stage['step_s']:.0f} s: {_duration(hours)}",
-                )
-            )
+            steps = f"{counted(stage['steps'], 'step')} of {stage['step_s']:.0f} s"
+            rows.append((f"stage {stage['name']}", f"{steps}: {_duration(stage['steps'] * stage['step_s'] / 3600)}"))
         rows += [(part, _duration(hours)) for part, hours in self.parts_h.items()]
         rows += [("not counted", part) for part in self.not_counted]
         if self.hours is not None and self.gpu_hours is not None:
@@ -86,14 +82,8 @@ class JobDescription:
         return "\n".join(f"{label:<{width}}  {text}" for label, text in self.rows())
 
     def _repr_html_(self) -> str:
-        lines = []
-        for label, text in self.rows():
-            mark = ' style="color:#c62828"' if label == "failed" else ""
-            lines.append(
-                f"<tr{mark}><th style='text-align:left;vertical-align:top'>{escaped(label)}</th>"
-                f"<td style='text-align:left'>{escaped(text)}</td></tr>"
-            )
-        return f"<table>{''.join(lines)}</table>"
+        row = "<tr><th style='text-align:left;vertical-align:top'>{}</th><td style='text-align:left'>{}</td></tr>"
+        return html("<table>{}</table>", joined(html(row, *line) for line in self.rows()))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"ready": self.ready}
@@ -102,10 +92,7 @@ class JobDescription:
 def summarize(recipe: str, profile: Profile, rows: list[dict[str, Any]], queue: str) -> JobDescription:
     """Return the description of a job from the rows of its preflight."""
     numbers = {row["check"]: row.get("numbers", {}) for row in rows if "check" in row}
-    messages: dict[str, list[str]] = {"fail": [], "warn": [], "skip": []}
-    for row in rows:
-        if row.get("status") in messages:
-            messages[row["status"]].append(f"{row['check']}: {row['message']}")
+    messages = {status: messages_of(rows, status) for status in ("fail", "warn", "skip")}
     time, disk, price = numbers.get("time", {}), numbers.get("disk", {}), profile.hardware.price_per_gpu_hour
     return JobDescription(
         recipe=recipe, profile=profile.name, host=None, backend=profile.backend, gpus=profile.hardware.gpus,
@@ -131,16 +118,18 @@ def run_preflight(
     runs_here: the job runs on this machine, so that missing GPUs are a failure.
     """
     rows = preflight_rows(recipe, profile, overrides, trainer)
-    for row in rows:
-        if row.get("status") == "warn":
-            log(f"preflight: {row['check']}: {row['message']}")
-    failed = [
-        f"{row['check']}: {row['message']}"
-        for row in rows
-        if row.get("status") == "fail" or (runs_here and row.get("check") == "devices" and row.get("status") == "skip")
-    ]
+    for message in messages_of(rows, "warn"):
+        log(f"preflight: {message}")
+    failed = messages_of(rows, "fail")
+    if runs_here:
+        failed += messages_of([row for row in rows if row.get("check") == "devices"], "skip")
     if failed:
         raise UserError("preflight failed: " + "; ".join(failed))
+
+
+def messages_of(rows: list[dict[str, Any]], status: str) -> list[str]:
+    """Return the messages of the checks with a status."""
+    return [f"{row['check']}: {row['message']}" for row in rows if row.get("status") == status]
 
 
 def preflight_rows(
@@ -167,13 +156,12 @@ def set_options(overrides: Mapping[str, Any]) -> list[str]:
 
 def queue_state(backend: str) -> str:
     """Return Slurm's lists of partitions and of this user's jobs; empty for another backend or without Slurm."""
-    if backend != "slurm":
-        return ""
     commands = [["sinfo", "-o", "%P %a %l %D %t %G"], ["squeue", "--me", "-o", "%i %j %T %M %l %D %R"]]
-    try:
-        return "\n".join(subprocess.run(c, capture_output=True, text=True, timeout=30).stdout.strip() for c in commands)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return ""
+    outputs = []
+    if backend == "slurm":
+        with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
+            outputs = [subprocess.run(c, capture_output=True, text=True, timeout=30).stdout.strip() for c in commands]
+    return "\n".join(outputs)
 
 
 def _duration(hours: float) -> str:

@@ -95,13 +95,6 @@ def _container(profile: Profile, spec: JobSpec, folder: Path) -> tuple[str, str,
     return "", " " + shlex.join(apptainer_words(profile, image, mounts, folder)), '"${inside[@]}"'
 
 
-def ray_start(profile: Profile, *, head: bool, address: str = "HEAD:6379") -> list[str]:
-    """Return the arguments of `ray` that start one node of the profile."""
-    hardware = profile.hardware
-    where = ["--head", "--port=6379"] if head else [f"--address={address}"]
-    return ["start", *where, f"--num-cpus={hardware.cpus_per_node}", f"--num-gpus={hardware.gpus_per_node}", "--block"]
-
-
 def ray_cluster(profile: Profile, code: str = "") -> dict[str, Any]:
     """Return a KubeRay RayCluster: a head without GPUs and one worker per node, with the same image, environment and volume.
 
@@ -173,14 +166,14 @@ def main(profile: str, kind: str) -> str:
         spec = JobSpec("JOB", "RECIPE", profile, "slurm", ["python3"], "/", machine.storage.runs, {}, "")
         return sbatch_script(machine, spec, JobFolder.of(Path(machine.storage.runs), spec.id).path)
     if kind == "ray":
-        first, others = (["ray", *ray_start(machine, head=head)] for head in (True, False))
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in machine.env.items()]
-        token = [
-            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/shared/ray.token  # the same file on every node, mode 600"
+        node = f"--num-cpus={machine.hardware.cpus_per_node} --num-gpus={machine.hardware.gpus_per_node} --block"
+        lines = [
+            *(f"export {name}={shlex.quote(value)}" for name, value in machine.env.items()),
+            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/shared/ray.token  # the same file on every node, mode 600",
+            f"# the first node\nray start --head --port=6379 {node}",
+            f"# every other node\nray start --address=HEAD:6379 {node}",
         ]
-        return "\n".join(
-            [*exports, *token, "# the first node", " ".join(first), "# every other node", " ".join(others)]
-        )
+        return "\n".join(lines)
     raise UserError(f"render {kind}: unknown; choose kuberay, ray or slurm")
 
 

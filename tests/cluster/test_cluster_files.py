@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.profiles import load_profile, parse_profile, profile_names
+from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.jobs.render import main, ray_cluster, sbatch_script
 from rstar_lab.jobs.store import JobSpec
 
@@ -95,15 +95,6 @@ def test_slurm_job_runs_in_the_container_of_the_profile(image, tmp_path):
     without = profile.model_copy(update={"container": None})
     text = sbatch_script(without, spec(without, tmp_path), tmp_path)
     assert "inside=(env -u ROCR_VISIBLE_DEVICES)" in text and "container-image" not in text
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"), [({"image": "rstar-lab:cuda"}, "image"), ({"slurm": {"container": "pyxis"}}, "slurm.container")]
-)
-def test_old_container_keys_are_rejected_with_the_new_key(changes, key):
-    text = (ROOT / "cluster/profiles/laptop.yaml").read_text()
-    with pytest.raises(UserError, match=rf"mine\.yaml: {key}: replaced by `container`"):
-        parse_profile(yaml.safe_dump(yaml.safe_load(text) | changes), "mine.yaml")
 
 
 def test_slurm_job_starts_the_sandbox_service_and_workers_on_every_node(tmp_path):

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rstar_lab.hardware.profiles import Ssh
-from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
+from rstar_lab.jobs.ssh.connection import Agent, Connection
 from rstar_lab.jobs.store import JobSpec
 
-__all__ = ["Agent", "Connection", "ConnectionLost", "agent_at", "agent_of", "forget_agents"]
 # One agent per host, code and runs folder; all jobs of a board use it.
 _agents: dict[tuple[str, str, str], Agent] = {}
 

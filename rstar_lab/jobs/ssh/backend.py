@@ -111,8 +111,7 @@ class OverSsh(Backend):
         try:
             answer = ask(
                 agent_of(spec), "submit", Submitted, timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job.job_id,
-                **_request(job.recipe, job.machine, settings, job.overrides),
-                command=job.command, name=job.run_name, preflight=job.preflight, arguments=list(job.arguments),
+                **_request(job, settings), command=job.command, name=job.run_name, preflight=job.preflight, arguments=list(job.arguments),
                 secrets={name: os.environ[name] for name in job.machine.secrets if name in os.environ},
             )  # fmt: skip
         except UserError as error:
@@ -128,22 +127,12 @@ class OverSsh(Backend):
         start_mirror(folder, spec)
         return folder
 
-    def describe(
-        self,
-        recipe: str | Path,
-        profile: str | None,
-        machine: Profile,
-        overrides: Mapping[str, Any],
-        *,
-        host: str | None,
-        command: str | None,
-    ) -> JobDescription:
+    def describe(self, job: Submission) -> JobDescription:
         """Run preflight on the host; return what the job requires."""
-        settings, handle = connect(machine, host, lambda _: None)
+        settings, handle = connect(job.machine, job.host, lambda _: None)
         agent = agent_at(handle)
-        request = _request(recipe, machine, settings, overrides)
-        found = ask(agent, "describe", dict, timeout_s=SUBMIT_S, **request, command=command)
-        own = {"recipe": str(recipe), "profile": machine.name, "host": settings.host}
+        found = ask(agent, "describe", dict, timeout_s=SUBMIT_S, **_request(job, settings), command=job.command)
+        own = {"recipe": str(job.recipe), "profile": job.machine.name, "host": settings.host}
         return check_type(found | own, JobDescription, unreadable(agent))
 
     def rows(self, jobs: Sequence[JobSpec]) -> dict[str, dict[str, Any]]:
@@ -180,12 +169,12 @@ class OverSsh(Backend):
         return {"host": spec.handle["ssh"]["host"]}
 
 
-def _request(recipe: str | Path, profile: Profile, settings: Ssh, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _request(job: Submission, settings: Ssh) -> dict[str, Any]:
     """Return recipe, profile and overrides in the agent's form: the content of files instead of their paths."""
-    behind = profile.model_copy(update={"backend": settings.backend, "ssh": Ssh()})
+    behind = job.machine.model_copy(update={"backend": settings.backend, "ssh": Ssh()})
     return {
-        "recipe": str(recipe), "recipe_text": Path(recipe).read_text() if Path(recipe).is_file() else None,
-        "profile_text": yaml.safe_dump(behind.model_dump(mode="json"), sort_keys=False), "overrides": dict(overrides),
+        "recipe": str(job.recipe), "recipe_text": Path(job.recipe).read_text() if Path(job.recipe).is_file() else None,
+        "profile_text": yaml.safe_dump(behind.model_dump(mode="json"), sort_keys=False), "overrides": job.overrides,
     }  # fmt: skip
 
 
