@@ -58,14 +58,9 @@ class LoopStep(LocalDriver):
         self, loop: "TrainingLoop", select: Callable[[list[Trajectory]], Selection], own: OwnUpdate | None = None
     ):
         """select: chooses among all rollouts that were sampled for the step. own: see `TrainingLoop.update`."""
+        rl = with_cpu_precision(loop.rl, loop.learner.device)
         super().__init__(
-            loop.learner,
-            with_cpu_precision(loop.rl, loop.learner.device),
-            loop._training,
-            seed=step_seed(loop.recipe.seed, loop.step + 1),
-            stage_step=loop.step,
-            mismatch_limit=loop.recipe.engine.resolved_mismatch_limit,
-            servers=loop._servers,
+            loop.learner, loop.recipe, rl, loop._training, loop._servers, number=loop.step + 1, stage_step=loop.step
         )
         self.loop, self.select, self.own = loop, select, own
 

@@ -7,7 +7,6 @@ keep the names that `algorithm.objective` gives them. Start reading at `run_step
 Source: rStar2-Agent (arXiv 2508.20722), sections 2 and 4. This module imports no torch, vLLM or verl.
 """
 
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.hardware.processes import PeakMemory
 from rstar_lab.rl.algorithm.hooks import ForwardPasses
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts, solved_groups
@@ -30,7 +29,6 @@ from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 Metrics = dict[str, Any]
-_EXCEPTION = re.compile(r"^(Traceback \(most recent call last\):|[\w.]*(Error|Exception)(:|$))", re.MULTILINE)
 
 
 class MismatchError(UserError):
@@ -316,8 +314,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     `metrics/<name>`: mean of a user's metric over the rollouts that have it, or the value of a user's function of all
     rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of
     rollouts whose answer equals the true answer as text, but whose reward is not above 0. `control_tokens`: share of
-    rollouts in which the model wrote a misplaced control token. `ok_with_exception`: number of calls of
-    `exceptions_in_ok_calls`, if there are any. `used_tool`, `answered`: share of rollouts with a tool call, and
+    rollouts in which the model wrote a misplaced control token. `ok_with_exception`: number of calls with
+    `hides_exception`, if there are any. `used_tool`, `answered`: share of rollouts with a tool call, and
     with an answer in the asked format. own: names of user functions,
     `module:name` (recipe key `rl.metrics`).
     """
@@ -351,21 +349,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     } | {name: _mean(values[name]) for name in sorted(values)}
     if failed := sum(t.stop_reason is StopReason.ENVIRONMENT_ERROR for t in trajectories):
         metrics["environment_failures"] = failed
-    if hidden := exceptions_in_ok_calls(trajectories):
+    if hidden := sum(call.hides_exception for t in trajectories for call in t.calls):
         metrics["ok_with_exception"] = hidden
     if undecided := sum(t.stop_reason is StopReason.UNDECIDED for t in trajectories):
         metrics["undecided"] = undecided
     metrics |= environment_metrics(trajectories)
     return metrics | {f"metrics/{name.partition(':')[2]}": user_metric(name)(trajectories) for name in own}
-
-
-def exceptions_in_ok_calls(trajectories: Sequence[Trajectory]) -> int:
-    """Count the tool calls that ended `ok` although their response shows an exception: the program caught and printed it.
-
-    A rising number means that the policy learns to hide errors, which lowers the tool-error penalty without better code.
-    """
-    calls = [call for t in trajectories for call in t.calls if call.outcome is Outcome.OK]
-    return sum(_EXCEPTION.search(call.response) is not None for call in calls)
 
 
 def environment_metrics(trajectories: Sequence[Trajectory]) -> Metrics:

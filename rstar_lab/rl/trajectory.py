@@ -1,10 +1,13 @@
 """Trajectory: the result of one rollout. Immutable; written by the agent loop, read by everything else."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome, count_errors
+
+_EXCEPTION = re.compile(r"^(Traceback \(most recent call last\):|[\w.]*(Error|Exception)(:|$))", re.MULTILINE)
 
 
 class StopReason(StrEnum):
@@ -60,6 +63,15 @@ class ToolCallRecord:
     queue_s: float
     run_s: float
     position: int
+
+    @property
+    def hides_exception(self) -> bool:
+        """Whether the call ended `ok` although its response shows an exception: the program caught and printed it.
+
+        A rising number of such calls means that the policy learns to hide errors, which lowers the tool-error penalty without
+        better code.
+        """
+        return self.outcome is Outcome.OK and _EXCEPTION.search(self.response) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ import torch
 from typing_extensions import TypedDict
 
 from rstar_lab.rl.models.lora import ADAPTER, full_state, has_lora, save_adapter
-from rstar_lab.rl.models.model_folder import check_readable
-from rstar_lab.rl.models.sources import ModelError, get_model, read_config
+from rstar_lab.rl.models.sources import ModelError, check_files, get_model, read_config
 from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.renderers.paper import control_tokens
@@ -197,8 +196,7 @@ def _check(folder: Path, trust_remote_code: bool) -> Path:
             raise ModelError(
                 f"model folder {folder}: {name}, listed in {_INDEX}, is missing: copy all files of the model"
             )
-    check_readable(folder)
-    return folder
+    return check_files(folder)
 
 
 class _Index(TypedDict):

@@ -32,16 +32,6 @@ def model_folder(model: str, runs_dir: Path) -> Path:
     )
 
 
-def check_readable(folder: Path) -> None:
-    """Raise PermissionError for the first file of a model folder that cannot be read.
-
-    transformers and vLLM would report such a file as missing, or try again.
-    """
-    for path in sorted(check_files(folder).iterdir()):
-        if path.is_file():
-            path.open("rb").close()
-
-
 def has_tied_embeddings(folder: Path) -> bool:
     """Return whether the LM head of the model shares the weights of the embeddings. Raises UserError for a broken config.json."""
     return bool(read_config(folder).get("tie_word_embeddings"))

@@ -76,9 +76,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path) -> Path:
-    """Return a model folder. Raises ModelError if it holds a pipe, a socket or a device: reading it would wait or never end."""
+    """Return a model folder.
+
+    Raises ModelError if it holds a pipe, a socket or a device, because reading it would wait or never end, and PermissionError
+    for a file that cannot be read, which transformers and vLLM would report as missing.
+    """
     for path in sorted(folder.iterdir()):
-        if path.exists() and not path.is_file() and not path.is_dir():
+        if path.is_file():
+            path.open("rb").close()
+        elif path.exists() and not path.is_dir():
             raise ModelError(f"{path} is not a regular file: remove it from the model folder")
     return folder
 
@@ -153,7 +159,7 @@ def _from_hub(name: str, revision: str | None, *, weights: bool) -> Path:
         "ignore_patterns": ["*/*", "consolidated*"],  # copies for other libraries
     }
     try:
-        _check_files(label, weights, snapshot_download(**options, dry_run=True))
+        _report_download(label, weights, snapshot_download(**options, dry_run=True))
     except (errors.DryRunError, errors.OfflineModeIsEnabled):
         pass  # the cache is used if it has the model
     except Exception as error:
@@ -164,7 +170,7 @@ def _from_hub(name: str, revision: str | None, *, weights: bool) -> Path:
         raise _hub_error(label, error) from error
 
 
-def _check_files(label: str, weights: bool, files: Any) -> None:
+def _report_download(label: str, weights: bool, files: Any) -> None:
     """Report the size of a download. Raises ModelError if the repository has no safetensors."""
     if weights and not any(file.filename.endswith(".safetensors") for file in files):
         raise ModelError(

@@ -24,8 +24,8 @@ from rstar_lab.rl.engines.devices import CPU_THREADS, end_of_log, environment_fo
 from rstar_lab.rl.engines.server import API_KEY
 from rstar_lab.rl.models.config_facts import context_length
 from rstar_lab.rl.models.model import chat_template_of, load_tokenizer
-from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
-from rstar_lab.rl.models.sources import read_config
+from rstar_lab.rl.models.model_folder import has_tied_embeddings
+from rstar_lab.rl.models.sources import check_files, read_config
 from rstar_lab.rl.renderers.formats import RENDERERS
 from rstar_lab.rl.serving.keeper import KILLED
 from rstar_lab.rl.serving.middleware import TOKEN
@@ -81,7 +81,7 @@ def check_options(options: ServeOptions) -> None:
         raise UserError(f"model {options.model}: no folder with a config.json")
     if options.model.resolve().name.startswith("-"):
         raise UserError(f"model {options.model}: vLLM reads the name of the folder as an option; rename the folder")
-    check_readable(options.model)
+    check_files(options.model)
     if options.api_key is None and options.host not in LOOPBACK:
         raise UserError(
             f"--host {options.host} can be reached by others: set a token with --api-key or the environment variable {API_KEY}"

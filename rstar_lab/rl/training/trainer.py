@@ -27,7 +27,6 @@ from rstar_lab.rl.rollout.checks import check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.words import nothing_learnt
-from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.step import PhaseTimer, Sampled, Update, run_step
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
@@ -53,15 +52,9 @@ class TrainerStep(LocalDriver):
     def __init__(self, trainer: "Trainer", stage: str, rl: RlSection, pool: Sequence[Problem], number: int):
         """stage, pool: name and problems of the stage. number: of the step in the run."""
         super().__init__(
-            trainer.learner,
-            rl,
-            trainer.context(rl),
-            seed=step_seed(trainer.recipe.seed, number),
-            stage_step=trainer.state.stage_step,
-            mismatch_limit=trainer.recipe.engine.resolved_mismatch_limit,
-            servers=trainer.servers,
-            in_thread=trainer.rollouts.stream is not None,
-        )
+            trainer.learner, trainer.recipe, rl, trainer.context(rl), trainer.servers,
+            number=number, stage_step=trainer.state.stage_step, in_thread=trainer.rollouts.stream is not None,
+        )  # fmt: skip
         self.trainer, self.stage, self.pool, self.number = trainer, stage, pool, number
 
     async def sample(self) -> Sampled:

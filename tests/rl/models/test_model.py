@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
-from rstar_lab.rl.models.model_folder import check_readable, has_tied_embeddings
+from rstar_lab.rl.models.model_folder import has_tied_embeddings
+from rstar_lab.rl.models.sources import check_files
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.preflight.context import architecture_of
 from rstar_lab.rl.renderers.formats import render_prompt
@@ -127,7 +128,7 @@ def test_a_pipe_in_a_model_folder_blocks_nobody(folder, tmp_path, name):
     os.mkfifo(folder / name)
     (tmp_path / "p.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
     evaluate = ["evaluate", str(folder), "--problems", str(tmp_path / "p.jsonl"), "--runs-dir", str(tmp_path / "runs")]
-    for read in (lambda: load_model(folder), lambda: load_tokenizer(folder), lambda: check_readable(folder)):
+    for read in (lambda: load_model(folder), lambda: load_tokenizer(folder), lambda: check_files(folder)):
         with pytest.raises(ModelError, match=f"{name} is not a regular file"):
             read()
     error = CliRunner().invoke(app, evaluate).exception
