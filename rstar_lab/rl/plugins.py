@@ -8,7 +8,8 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,15 +63,22 @@ def load_function(name: str, key: str, parameters: tuple[str, ...]) -> Callable[
         pass
 
     def checked(*arguments: Any) -> Any:
-        try:
+        with calling(f"{key}: {name}"):
             return function(*arguments)
-        except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            raise UserError(
-                f"{key}: {name} failed at {at.filename}:{at.lineno}: {type(error).__name__}: {error}"
-            ) from error
 
     return checked
+
+
+@contextmanager
+def calling(where: str) -> Iterator[None]:
+    """Convert an error of the user's code in the block to UserError, which starts with `where` and names the line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(f"{where} failed at {at.filename}:{at.lineno}: {type(error).__name__}: {error}") from error
 
 
 def finite_number(value: Any, where: str) -> float:

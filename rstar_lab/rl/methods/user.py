@@ -5,7 +5,6 @@ of the hooks `select`, `shape_reward`, `score_group`, `score_rollout`, `forward`
 """
 
 import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from rstar_lab.rl.algorithm.streams import Streams, check_streams
 from rstar_lab.rl.methods.grpo import Grpo
 from rstar_lab.rl.methods.method import Method
 from rstar_lab.rl.methods.opd import teacher_server
-from rstar_lab.rl.plugins import finite_number, load_function, load_named
+from rstar_lab.rl.plugins import calling, finite_number, load_function, load_named
 from rstar_lab.rl.section import Function
 from rstar_lab.rl.trajectory import Trajectory
 
@@ -44,10 +43,8 @@ def user_hooks(name: str, key: str) -> MethodHooks:
     target = load_named(name, key)
     if not inspect.isclass(target):
         return UserAdvantages(load_function(name, key, ("rewards", "trajectories")), f"{key}: {name}")
-    try:
+    with calling(f"{key}: {name}()"):
         instance = target()
-    except Exception as error:
-        raise UserError(f"{key}: {name}() failed: {type(error).__name__}: {error}") from error
     if not any(callable(getattr(instance, hook, None)) for hook in HOOKS):
         raise UserError(f"{key}: {name} has none of the hooks {', '.join(HOOKS)}")
     return UserHooks(instance, f"{key}: {name}")
@@ -85,12 +82,8 @@ class UserHooks(MethodHooks):
         self.forward_phase = "forward_s" if hasattr(target, "forward") else None  # type: ignore[misc]
 
     def _call(self, hook: str, *arguments: Any) -> Any:
-        try:
+        with calling(f"{self.where}.{hook}"):
             return getattr(self.target, hook)(*arguments)
-        except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{self.where}.{hook} failed at {at.filename}:{at.lineno}"
-            raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
     def select(self, rollouts: list[Trajectory], rng: np.random.Generator) -> list[Trajectory]:
         if not hasattr(self.target, "select"):
@@ -120,12 +113,8 @@ class UserHooks(MethodHooks):
         return None if found is None else as_streams([found], [rollout], f"{self.where}.score_rollout")[0]
 
     async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
-        try:
+        with calling(f"{self.where}.forward"):
             found = await self.target.forward(selection, rollouts, passes)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"{self.where}.forward failed: {type(error).__name__}: {error}") from error
         as_streams(found.streams, found.trajectories, f"{self.where}.forward")
         return found
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.renderers.base import PromptStyle, Render
+from rstar_lab.rl.renderers.base import PromptStyle, Render, Texts
 from rstar_lab.rl.renderers.model import ModelRenderer
 from rstar_lab.tool_calls import Syntax
 from rstar_lab.tool_calls.harmony import messages, parse_harmony
@@ -49,9 +49,7 @@ class GlmRenderer(FamilyRenderer):
     family_syntax = "glm"
     ends = ("<|user|>", "<|observation|>", "<|endoftext|>")
 
-    def continuation(
-        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
-    ) -> str:
+    def continuation(self, results: Texts, user_text: str | None = None, *, names: Texts = (), ended: str = "") -> str:
         messages = [{"role": "tool", "content": self._plain(text)} for text in results]
         if user_text is not None:
             messages.append({"role": "user", "content": self._plain(user_text)})
@@ -70,9 +68,7 @@ class Gemma4Renderer(FamilyRenderer):
         super()._probe()
         self.thinks_after_response = bool(self.options.get("enable_thinking"))
 
-    def continuation(
-        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
-    ) -> str:
+    def continuation(self, results: Texts, user_text: str | None = None, *, names: Texts = (), ended: str = "") -> str:
         blocks = [
             f'<|tool_response>response:{name}{{value:<|"|>{self._plain(text)}<|"|>}}<tool_response|>'
             for name, text in _with_names(results, names)
@@ -98,9 +94,7 @@ class GptOssRenderer(FamilyRenderer):
     family_syntax = "harmony"
     ends = ("<|return|>", "<|call|>")
 
-    def continuation(
-        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
-    ) -> str:
+    def continuation(self, results: Texts, user_text: str | None = None, *, names: Texts = (), ended: str = "") -> str:
         start = "<|start|>assistant"
         blocks = [
             f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.renderers.base import PromptStyle, Render, Renderer
+from rstar_lab.rl.renderers.base import PromptStyle, Render, Renderer, Texts
 from rstar_lab.rl.renderers.paper import ANSWER_REQUEST, TOOLS_INTRO, PaperRenderer, neutralise
 from rstar_lab.tool_calls import (
     SYNTAXES,
@@ -114,9 +114,7 @@ class ModelRenderer(Renderer):
             messages = [_user(f"{system}\n\n{question}")]
         return self._render(messages, schemas if self.uses_tools else (), generate=True)
 
-    def continuation(
-        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
-    ) -> str:
+    def continuation(self, results: Texts, user_text: str | None = None, *, names: Texts = (), ended: str = "") -> str:
         """Return the text that follows the token that ends a turn, up to the start of generation. Raises TemplateError."""
         results, user_text = [self._plain(text) for text in results], self._plain(user_text or "")
         if not self.uses_tools:

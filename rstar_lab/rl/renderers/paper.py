@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rstar_lab.rl.renderers import base
-from rstar_lab.rl.renderers.base import END_OF_TURN, QUESTION_WRAPPER, PromptFormat, Renderer
+from rstar_lab.rl.renderers.base import END_OF_TURN, QUESTION_WRAPPER, Messages, PromptFormat, Renderer, Schemas, Texts
 
 SPECIAL_TOKENS = ("<|im_start|>", END_OF_TURN, "<|endoftext|>")
 FORMAT_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -210,9 +210,7 @@ class PaperRenderer(Renderer):
         messages = [{"role": "system", "content": system}] if system else []
         return self._text([*messages, {"role": "user", "content": self.question_turn(question)}], schemas)
 
-    def continuation(
-        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
-    ) -> str:
+    def continuation(self, results: Texts, user_text: str | None = None, *, names: Texts = (), ended: str = "") -> str:
         messages = [{"role": "tool", "content": text} for text in results]
         if user_text is not None:
             messages.append({"role": "user", "content": user_text})
@@ -229,7 +227,5 @@ class PaperRenderer(Renderer):
         return chat_template(control_tokens)
 
     @classmethod
-    def segments(
-        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]], control_tokens: Sequence[str] = ()
-    ) -> list[tuple[str, bool]]:
+    def segments(cls, messages: Messages, tools: Schemas, control_tokens: Texts = ()) -> list[tuple[str, bool]]:
         return render_segments(messages, tools=tools, control_tokens=control_tokens)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl.renderers.base import END_OF_TURN, Renderer, TruncateSide
+from rstar_lab.rl.renderers.base import END_OF_TURN, Messages, Renderer, Schemas, Texts, TruncateSide
 from rstar_lab.rl.renderers.paper import (
     ANSWER_REQUEST,
     TOOL_CALLS_JINJA,
@@ -180,9 +180,7 @@ class ReleasedRenderer(Renderer):
         system = SYSTEM_PROMPT if self.style.system is None else self.style.system
         return f"<|im_start|>system\n{system}{render_tools(schemas)}{END_OF_TURN}{self.next_question(question)}"
 
-    def continuation(
-        self, results: Sequence[str], user_text: str | None = None, *, names: Sequence[str] = (), ended: str = ""
-    ) -> str:
+    def continuation(self, results: Texts, user_text: str | None = None, *, names: Texts = (), ended: str = "") -> str:
         """Return the text that follows the end-of-turn token directly: the rollout loop of the release adds no newline there."""
         if user_text is not None:
             raise UserError("prompt_format released: environments cannot speak; choose paper or model")
@@ -262,7 +260,5 @@ class ReleasedRenderer(Renderer):
         return CHAT_TEMPLATE
 
     @classmethod
-    def segments(
-        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]], control_tokens: Sequence[str] = ()
-    ) -> list[tuple[str, bool]]:
+    def segments(cls, messages: Messages, tools: Schemas, control_tokens: Texts = ()) -> list[tuple[str, bool]]:
         return render_segments(messages, tools=tools, control_tokens=control_tokens)
