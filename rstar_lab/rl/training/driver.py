@@ -61,7 +61,7 @@ class LocalDriver:
         whether the update runs in a thread, so that rollouts in flight continue."""
         self.learner, self.rl, self.context, self.servers = learner, rl, context, servers
         self.seed, self.scale = step_seed(recipe.seed, number), lr_scale(stage_step, rl.warmup_steps)
-        self.mismatch_limit = recipe.engine.resolved_mismatch_limit
+        self.mismatch_limit: float | None = recipe.engine.resolved_mismatch_limit
         self.version: int | None = None
         self.in_thread = in_thread
 
