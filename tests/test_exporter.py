@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -17,13 +18,13 @@ import yaml
 from helpers.run_rows import rows
 from prometheus_client.parser import text_string_to_metric_families
 
-from rstar_lab.cli.exporter import GAUGES, MAX_CONNECTIONS, make_exporter, serve_metrics
+from rstar_lab.cli.exporter import GAUGES, make_exporter, serve_metrics
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.service_tokens import find_token
 from rstar_lab.runs import RunWriter
 from rstar_lab.sandbox import http_limits
 from rstar_lab.sandbox.access import listen
-from rstar_lab.sandbox.service import Metrics
+from rstar_lab.sandbox.service import Service
 
 MONITORING = Path(__file__).parents[1] / "cluster" / "monitoring"
 LAST = {"correct": 0.5, "mismatch": 1e-6, "eval/held_out/pass1": 0.25, "reward": None, "loss": float("nan")}
@@ -77,10 +78,11 @@ def test_the_last_step_of_every_run_is_exported(runs_dir, serve):
 
 def test_connections_and_heads_are_limited_before_the_token(runs_dir, serve, monkeypatch):
     monkeypatch.setattr(http_limits, "HEADER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(http_limits, "MAX_STRANGERS", 64)
     token = "0123456789abcdef"
     url = serve(runs_dir, token)
     address = ("127.0.0.1", int(url.split(":")[2].split("/")[0]))
-    idle = [socket.create_connection(address, timeout=10) for _ in range(MAX_CONNECTIONS // 2 + 20)]
+    idle = [socket.create_connection(address, timeout=10) for _ in range(84)]
     assert scrape(url, Authorization=f"Bearer {token}").status_code == 200
     assert idle[0].recv(1) == b"", "the oldest is closed"
     with socket.create_connection(address, timeout=10) as connection:
@@ -129,7 +131,7 @@ def names_in(expression: str) -> set[str]:
 
 
 def test_every_query_uses_metrics_that_exist():
-    sandbox = Metrics({"workers": ("", lambda: 1.0)}, dict)
+    sandbox = Service(SimpleNamespace(gauges={}, events={}), max_calls=1, max_bytes=1)
     exported = set(GAUGES) | {"vllm:num_requests_running", "vllm:num_requests_waiting"}
     for family in sandbox.registry.collect():
         exported |= {family.name + suffix for suffix in ("", "_count", "_sum", "_bucket", "_total")}

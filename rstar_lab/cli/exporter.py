@@ -24,9 +24,8 @@ from rstar_lab.common.service_tokens import published_token
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader, run_folders
 from rstar_lab.sandbox.access import CONTENT_TYPE, AccessMiddleware, check_exposure, listen, refuse
-from rstar_lab.sandbox.http_limits import limited_protocol
+from rstar_lab.sandbox.http_limits import http_limits
 
-MAX_CONNECTIONS = 128  # at most half of them from clients that have not sent the token
 RECENT_S = 24 * 3600.0  # finished runs older than this are not exported
 GAUGES = {
     "rstar_lab_run_running": "1 while the run is running, else 0",
@@ -90,7 +89,7 @@ class _Unlimited:
 
     def reserve_bytes(self, size: int) -> None: ...
 
-    def release_bytes(self, size: int) -> None: ...
+    def hold_bytes(self, size: int) -> None: ...
 
 
 def make_exporter(runs_dir: Path, token: str | None) -> uvicorn.Server:
@@ -106,8 +105,8 @@ def make_exporter(runs_dir: Path, token: str | None) -> uvicorn.Server:
         await Response(page, media_type=CONTENT_TYPE)(scope, receive, send)
 
     app = AccessMiddleware(answer, token=token, max_body=0, loopback_only=True, budget=_Unlimited())
-    protocol = limited_protocol(MAX_CONNECTIONS)
-    return uvicorn.Server(uvicorn.Config(app, http=protocol, lifespan="off", log_level="warning", access_log=False))
+    options = {"lifespan": "off", "log_level": "warning", "access_log": False, **http_limits()}
+    return uvicorn.Server(uvicorn.Config(app, **options))
 
 
 def serve_metrics(

@@ -33,7 +33,6 @@ MemoryMb = Annotated[int, typer.Option(min=64, help="Default memory limit of a c
 QueueTimeout = Annotated[
     float, typer.Option("--queue-timeout", min=1, help="Seconds a call may wait before its outcome is queue_timeout.")
 ]
-MakeRoom = Annotated[bool, typer.Option(help="Preempt long calls while short ones wait and long ones are rare.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse to start if this machine does not support an isolation layer.")
 ]
@@ -68,7 +67,6 @@ def serve(
     workers: Workers = None,
     time_limit_s: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,
-    make_room: MakeRoom = True,
     queue_timeout_s: QueueTimeout = 600.0,
     max_queue: Annotated[
         int, typer.Option(min=1, help="Largest number of calls in flight; more are refused with status 429.")
@@ -126,7 +124,6 @@ def worker(
     workers: Workers = None,
     time_limit_s: TimeLimit = 10.0,
     memory_mb: MemoryMb = 2048,
-    make_room: MakeRoom = True,
     queue_timeout_s: QueueTimeout = 600.0,
     drain_s: Drain = 30.0,
     strict: Strict = False,

@@ -25,19 +25,17 @@ from rstar_lab.common.errors import UserError
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-def _folders() -> list[Path]:
-    """Return the folders of token files: in the user's home, else (if that cannot be written) in the temporary folder."""
-    state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
-    return [Path(state, "rstar-lab", "tokens"), Path(tempfile.gettempdir(), f"rstar-lab-tokens-{os.getuid()}")]
+def _folder() -> Path:
+    """Return the folder of token files."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser(), "rstar-lab", "tokens")
 
 
 def _is_private(path: Path) -> bool:
     """Return whether a file or folder belongs to this user, and no other user can access it."""
-    try:
+    with contextlib.suppress(OSError):
         status = path.lstat()
-    except OSError:
-        return False
-    return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    return False
 
 
 def _name(host: str, port: int) -> str:
@@ -67,12 +65,10 @@ def _is_stale(path: Path) -> bool:
     """Return whether a token file belongs to a service of this host that has ended. Locks of other hosts may not be visible here."""
     if not path.name.startswith(f"{socket.gethostname()}-"):
         return False
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # locked, or a file system without locks
-        return False
-    return True
+    with contextlib.suppress(OSError), path.open() as file:  # locked, or a file system without locks
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def find_token(url: str) -> str | None:
@@ -87,7 +83,7 @@ def find_token(url: str) -> str | None:
     except ValueError:
         return None
     names = [_exact_name(host, port), _name(host, port)] if host in LOOPBACK else [_name(host, port)]
-    for path in [folder / name for folder in _folders() for name in names]:
+    for path in [_folder() / name for name in names]:
         if "/" not in path.name and _is_private(path.parent) and _is_private(path) and not _is_stale(path):
             with contextlib.suppress(OSError, ValueError):
                 return path.read_text().strip() or None
@@ -123,23 +119,21 @@ def _store(name: str, token: str, stack: contextlib.ExitStack) -> Path:
 
     The file is open, and locked, until the stack closes.
     """
-    reasons = []
-    for folder in _folders():
-        try:
-            folder.mkdir(0o700, parents=True, exist_ok=True)
-            if not _is_private(folder):
-                raise PermissionError(f"{folder} belongs to another user, or others can access it")
-            fd, temporary = tempfile.mkstemp(prefix=".", dir=folder)  # mode 0600, never an existing file
-            file = stack.enter_context(os.fdopen(fd, "w"))
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.write(token)
-            file.flush()
-            path = Path(temporary).replace(folder / name)
-            for other in folder.iterdir():
-                if _is_private(other) and _is_stale(other):
-                    other.unlink(missing_ok=True)
-            return path
-        except OSError as error:
-            reasons.append(str(error))
-    raise UserError(f"no folder for the token file ({'; '.join(reasons)}); set XDG_STATE_HOME to a folder of yours")
+    folder = _folder()
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        if not _is_private(folder):
+            raise PermissionError(f"{folder} belongs to another user, or others can access it")
+        fd, temporary = tempfile.mkstemp(prefix=".", dir=folder)  # mode 0600, never an existing file
+    except OSError as error:
+        raise UserError(f"no folder for the token file ({error}); set XDG_STATE_HOME to a folder of yours") from error
+    file = stack.enter_context(os.fdopen(fd, "w"))
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    file.write(token)
+    file.flush()
+    path = Path(temporary).replace(folder / name)
+    for other in folder.iterdir():
+        if _is_private(other) and _is_stale(other):
+            other.unlink(missing_ok=True)
+    return path

@@ -28,13 +28,13 @@ LINGER_BYTES, LINGER_S = 16 * 1024**2, 2.0
 LOOPBACK_HOST = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:\d*)?", re.IGNORECASE)
 
 
-class BusyError(Exception):
+class BusyError(HTTPException):
     """The service has no room for a request; the client should retry after RETRY_AFTER_S seconds."""
 
     def __init__(self, *, stopping: bool = False) -> None:
         state = "the service is stopping" if stopping else "the queue is full"
-        super().__init__(f"{state}; try again in {RETRY_AFTER_S} s")
-        self.status = 503 if stopping else 429
+        headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
+        super().__init__(503 if stopping else 429, f"{state}; try again in {RETRY_AFTER_S} s", headers)
 
 
 class ByteBudget(Protocol):
@@ -43,7 +43,8 @@ class ByteBudget(Protocol):
     def reserve_bytes(self, size: int) -> None:
         """Raise BusyError if there is no room."""
 
-    def release_bytes(self, size: int) -> None: ...
+    def hold_bytes(self, size: int) -> None:
+        """Count bytes without checking the limit; a negative size releases them."""
 
 
 def check_exposure(host: str, token: str | None, remedy: str = "") -> None:
@@ -108,9 +109,9 @@ class AccessMiddleware:
             body.reserve(min(1, int(headers.get(b"content-length", b"0"))))
             await self.app(scope, body.receive, send)
         except BusyError as error:
-            await refuse(send, error.status, str(error), [(b"retry-after", b"%d" % RETRY_AFTER_S)])
+            await refuse(send, error.status_code, error.detail, [(b"retry-after", b"%d" % RETRY_AFTER_S)])
         finally:
-            body.release()
+            self.budget.hold_bytes(-body.reserved)
 
     def refusal(self, scope: Scope, headers: dict[bytes, bytes], authentic: bool) -> tuple[int, str] | None:
         """Return the status and message of a request that must not be answered; else None."""
@@ -139,21 +140,17 @@ class LimitedBody:
         self._budget = budget
         self._max_body = max_body
         self._deadline = time.monotonic() + BODY_TIMEOUT_S
-        self._read = self._reserved = 0
+        self._read = self.reserved = 0
         self._complete = False
 
     def reserve(self, size: int) -> None:
         """Reserve bytes of the budget so that `size` bytes are reserved in total. Raises BusyError if there is no room."""
-        if size > self._reserved:
-            self._budget.reserve_bytes(size - self._reserved)
-            self._reserved = size
-
-    def release(self) -> None:
-        self._budget.release_bytes(self._reserved)
-        self._reserved = 0
+        if size > self.reserved:
+            self._budget.reserve_bytes(size - self.reserved)
+            self.reserved = size
 
     async def receive(self) -> Message:
-        """Return the next ASGI message. Raises HTTPException for a body that is too large or too slow."""
+        """Return the next ASGI message. Raises HTTPException for a body that is too large or too slow, or without room."""
         if self._complete:
             return await self._receive()
         try:
@@ -166,11 +163,7 @@ class LimitedBody:
         self._complete = not message.get("more_body", False)
         if self._read > self._max_body:
             raise HTTPException(413, too_large(self._max_body), headers={"Connection": "close"})
-        try:
-            self.reserve(self._read)
-        except BusyError as error:
-            headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
-            raise HTTPException(error.status, str(error), headers=headers) from error
+        self.reserve(self._read)
         return message
 
 

@@ -2,11 +2,21 @@
 
 import asyncio
 import codecs
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal
+import logging
+import math
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
-from rstar_lab.common.outcomes import Outcome
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+
+# Of pydantic, which validates calls of clients: unknown keys are an error.
+FORBID: Any = {"extra": "forbid"}
+MAX_SEED = 2**63
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,18 @@ class Call:
     timeout_s: float | None = None
     memory_mb: int | None = None
     session: str | None = None
+    kind: Literal["code"] = field(default="code", kw_only=True, repr=False)
+    __pydantic_config__: ClassVar = FORBID
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and not -MAX_SEED <= self.seed < MAX_SEED:
+            raise ValueError("seed: must lie between -2**63 and 2**63")
+        if self.session is not None and not 0 < len(self.session) <= 256:
+            raise ValueError("session: the name must have 1 to 256 characters")
+        for name in ("timeout_s", "memory_mb"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}: {value!r} must be greater than 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +69,16 @@ class CallResult:
 def failure(outcome: Outcome, message: str = "", *, duration_s: float = 0.0, queue_s: float = 0.0) -> CallResult:
     """Return the result of a call that did not run or whose result is lost. The message goes to stderr."""
     return CallResult(outcome, "", message, None, duration_s, queue_s)
+
+
+async def result_of(work: Awaitable[CallResult]) -> CallResult:
+    """Return the result of a call. An exception becomes a result: ValueError the caller's fault, any other the sandbox's."""
+    try:
+        return await work
+    except (ValueError, RecursionError) as error:
+        return failure(Outcome.INVALID_ARGUMENTS, str(error))
+    except Exception as error:
+        return failure(Outcome.SANDBOX_ERROR, f"{type(error).__name__}: {error}")
 
 
 # The name of a copy of a session: the name of the first session, this separator, a random text.
@@ -102,3 +134,32 @@ async def stream_output(
         yield task.result()
     finally:
         task.cancel()
+
+
+_CALL_ID: ContextVar[str] = ContextVar("call_id", default="-")
+
+
+@contextmanager
+def call_id(name: str | None = None) -> Iterator[str]:
+    """Add this id to all log messages of the block; without a name, a random id. Yields the id."""
+    name = name or secrets.token_hex(4)
+    token = _CALL_ID.set(name)
+    try:
+        yield name
+    finally:
+        _CALL_ID.reset(token)
+
+
+def log_event(event: str, detail: str = "") -> None:
+    """Log a failure of the sandbox's own processes during the current call."""
+    log.warning("call %s: %s%s", _CALL_ID.get(), event, f": {detail}" if detail else "")
+
+
+def log_failure(result: CallResult) -> None:
+    """Log a result that is a failure of the infrastructure."""
+    if result.outcome in INFRASTRUCTURE_FAILURES:
+        reason = result.stderr.strip().splitlines()
+        times = f"queued {result.queue_s:.2f} s, ran {result.duration_s:.2f} s"
+        log.warning(
+            "call %s: %s (%s)%s", _CALL_ID.get(), result.outcome, times, f": {reason[-1][:200]}" if reason else ""
+        )

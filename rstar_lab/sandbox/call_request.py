@@ -34,8 +34,6 @@ def make_request(call: Call, limits: Limits, *, stream: bool = False) -> protoco
 
     Raises ValueError for a value out of its range.
     """
-    if call.seed is not None and abs(call.seed) >= protocol.MAX_SEED:
-        raise ValueError(f"seed: {call.seed} must lie between -2**63 and 2**63")
     return protocol.Request(
         seed=call.seed,
         session=call.session is not None,

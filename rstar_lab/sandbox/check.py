@@ -8,30 +8,50 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.sandbox.gvisor import GvisorPool, runsc_version
+from rstar_lab.sandbox.gvisor import GvisorPool, find_runsc
 from rstar_lab.sandbox.runtime import landlock
 from rstar_lab.sandbox.runtime.isolation import LAYERS
 from rstar_lab.sandbox.supervisor_pool import SupervisorPool
 
-_LEAVES_OPEN = {
-    "cgroup": "memory (with that of sockets) is checked every 50 ms, not limited by the kernel: a program that allocates fast can "
-    "harm other calls; CPU time is not limited either",
-    "pid_namespace": "programs see other processes of the same user and can signal them",
-    "mount_namespace": "only Landlock protects the host's files, and programs have no private folder to write to",
-    "network_namespace": "abstract sockets are shared with the host; seccomp still refuses every network socket",
-    "ipc_namespace": "programs can use System V shared memory of the host, which outlives a call",
-    "uts_namespace": "programs see the host's name",
-    "user_namespace": "programs share the kernel's per-user limits with each other",
-    "user_id": "programs run as the user who started the sandbox: only the other layers protect that user's files, and one program "
-    "can use up that user's limits on pipe buffers, descriptors in flight and epoll watches",
-    "private_proc": "programs have no /proc, or see the zygotes' /proc",
-    "landlock": "only the read-only root file system protects files, and abstract sockets are shared",
-    "landlock_abi": "without namespaces, only newer versions of Landlock keep calls from signalling each other and truncating files",
-    "seccomp": "programs can make every system call",
-}
 log = logging.getLogger(__name__)
 # Without root, programs can only run under the user's own id; the namespaces still separate them.
 _ACCEPTED = {"user_id"}
+
+# A guarantee holds if all layers of one of its alternatives are present.
+GUARANTEES: dict[str, list[set[str]]] = {
+    "cannot read or change files of the host": [{"mount_namespace"}, {"landlock"}],
+    "cannot reach a network": [{"network_namespace"}, {"seccomp"}],
+    "cannot see or signal processes of others": [{"pid_namespace", "private_proc"}],
+    "shares no sockets and no memory with concurrent calls": [
+        {"network_namespace", "ipc_namespace", "mount_namespace"}
+    ],
+    "has a user id of its own": [{"user_id"}],
+    "uses only listed system calls": [{"seccomp"}],
+    "number of processes limited by the kernel": [{"cgroup"}, {"user_namespace"}],
+    "memory of all its processes limited by the kernel": [{"cgroup"}],
+    "memory of its sockets and pipes limited by the kernel": [{"cgroup"}],
+    "CPU time limited by the kernel, so that other work runs": [{"cgroup"}],
+    "CPU time of its orphans counted by the kernel": [{"cgroup"}],
+    "timers and queued signals limited by the kernel": [{"user_namespace"}],
+    "leaves others their pipe buffers, descriptors in flight and epoll watches": [{"user_id"}],
+    "gives way to short calls (CPU weight)": [{"cgroup", "preemption"}],
+    "ends with all its processes": [set()],
+    "makes no system call to the host's kernel": [{"gvisor"}],
+}
+
+# What an isolation does not provide on any machine.
+NOT_PROVIDED: dict[str, set[str]] = {"namespaces": {"gvisor"}, "gvisor": {"preemption"}}
+
+
+def holds(guarantee: str, missing: Collection[str]) -> bool:
+    """Return whether a guarantee holds on a machine without the layers in `missing`."""
+    return any(not needed & set(missing) for needed in GUARANTEES[guarantee])
+
+
+def risk(layer: str, missing: Collection[str]) -> str:
+    """Return the guarantees that need a layer and do not hold on a machine without the layers in `missing`."""
+    lost = [name for name, needed in GUARANTEES.items() if layer in set().union(*needed) and not holds(name, missing)]
+    return f"not guaranteed: {'; '.join(lost)}" if lost else "no guarantee is lost"
 
 
 Pool = SupervisorPool | GvisorPool  # these classes have the same methods
@@ -67,10 +87,9 @@ def layers(missing: dict[str, str]) -> list[Layer]:
         if name not in missing:
             detail = f"present, ABI {landlock.abi()}" if name == "landlock" else "present"
             reported.append(Layer(label, True, detail, ""))
-        elif name in _ACCEPTED and os.geteuid() != 0:
-            reported.append(Layer(label, True, missing[name], _LEAVES_OPEN[name]))
         else:
-            reported.append(Layer(label, False, missing[name], _LEAVES_OPEN.get(name, "unknown")))
+            accepted = name in _ACCEPTED and os.geteuid() != 0
+            reported.append(Layer(label, accepted, missing[name], risk(name, missing)))
     return reported
 
 
@@ -105,37 +124,6 @@ def check(isolation: str = "namespaces") -> list[Layer]:
         # In another thread, because a notebook already runs an event loop in this one.
         missing = thread.submit(lambda: asyncio.run(_probe(isolation))).result()
     if isolation == "gvisor":
-        kernel = Layer("gVisor kernel", True, f"present, runsc {runsc_version()}", "")
+        kernel = Layer("gVisor kernel", True, f"present, {find_runsc()}", "")
         return [kernel, *(layer for layer in layers(missing) if layer.name == "cgroup")]
     return layers(missing)
-
-
-# A guarantee holds if all layers of one of its alternatives are present.
-GUARANTEES: dict[str, list[set[str]]] = {
-    "cannot read or change files of the host": [{"mount_namespace"}, {"landlock"}],
-    "cannot reach a network": [{"network_namespace"}, {"seccomp"}],
-    "cannot see or signal processes of others": [{"pid_namespace", "private_proc"}],
-    "shares no sockets and no memory with concurrent calls": [
-        {"network_namespace", "ipc_namespace", "mount_namespace"}
-    ],
-    "has a user id of its own": [{"user_id"}],
-    "uses only listed system calls": [{"seccomp"}],
-    "number of processes limited by the kernel": [{"cgroup"}, {"user_namespace"}],
-    "memory of all its processes limited by the kernel": [{"cgroup"}],
-    "memory of its sockets and pipes limited by the kernel": [{"cgroup"}],
-    "CPU time limited by the kernel, so that other work runs": [{"cgroup"}],
-    "CPU time of its orphans counted by the kernel": [{"cgroup"}],
-    "timers and queued signals limited by the kernel": [{"user_namespace"}],
-    "leaves others their pipe buffers, descriptors in flight and epoll watches": [{"user_id"}],
-    "gives way to short calls (CPU weight)": [{"cgroup", "preemption"}],
-    "ends with all its processes": [set()],
-    "makes no system call to the host's kernel": [{"gvisor"}],
-}
-
-# What an isolation does not provide on any machine.
-NOT_PROVIDED: dict[str, set[str]] = {"namespaces": {"gvisor"}, "gvisor": {"preemption"}}
-
-
-def holds(guarantee: str, missing: Collection[str]) -> bool:
-    """Return whether a guarantee holds on a machine without the layers in `missing`."""
-    return any(not needed & set(missing) for needed in GUARANTEES[guarantee])

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -20,16 +20,7 @@ from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.common.service_tokens import find_token
 from rstar_lab.sandbox.call import Call, CallResult, ForkError, Output, failure
 from rstar_lab.sandbox.interface import Sandbox
-from rstar_lab.sandbox.wire import (
-    SessionEnd,
-    SessionFork,
-    Verification,
-    Work,
-    dumps,
-    line_from_json,
-    session_of,
-    work_to_dict,
-)
+from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Work, dumps, line_from_json, session_of, work_to_dict
 
 BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # of a batch; calls without a result are sent again
@@ -115,7 +106,7 @@ class SandboxClient(Sandbox):
         end = asyncio.get_running_loop().time() + self.deadline_s
         result = failure(Outcome.SANDBOX_ERROR, f"{self.url}: the response ended before the result")
         try:
-            async with aclosing(self._lines([{**work_to_dict(call), "stream": True}])) as lines:
+            async with aclosing(self._lines([call], stream=True)) as lines:
                 while True:
                     async with asyncio.timeout_at(end):
                         line = await anext(lines, None)
@@ -129,16 +120,16 @@ class SandboxClient(Sandbox):
             result = self._failure(error)
         yield result
 
-    async def _lines(self, calls: list[dict[str, Any]]) -> AsyncGenerator[tuple[int, CallResult | Output], None]:
+    async def _lines(
+        self, calls: list[Work], *, stream: bool = False
+    ) -> AsyncGenerator[tuple[int, CallResult | Output], None]:
         """Send calls in one request; yield (index, result or output) as they arrive.
 
         Raises httpx.HTTPError or OSError for a failure that may be transient, ValueError for invalid calls, and UserError if
         the server refuses the token or is not a sandbox service.
         """
-        request = self.http.stream(
-            "POST", f"{self.url}/calls", content=dumps({"calls": calls}), headers=self._headers()
-        )
-        async with request as response:
+        body = dumps({"calls": [work_to_dict(call) for call in calls], "stream": stream})
+        async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=self._headers()) as response:
             if response.status_code != 200:
                 raise_refusal(self.url, response, await response.aread())
             async for line in response.aiter_lines():
@@ -159,13 +150,6 @@ class SandboxClient(Sandbox):
             raise ForkError(result.stderr or str(result.outcome))
         return _NAMES.validate_json(result.value)
 
-    async def verify(self, response_text: str, answer: str) -> bool:
-        """Run rstar_lab.verify.verify on the service. Raises RuntimeError if there is no result before the deadline."""
-        result = await self.submit(Verification(response_text, answer))
-        if result.outcome is not Outcome.OK:
-            raise RuntimeError(f"the answer could not be verified: {result.outcome}: {result.stderr}")
-        return result.value == "True"
-
     async def submit(self, work: Work) -> CallResult:
         if self.closed:
             raise RuntimeError("this SandboxClient is closed")
@@ -173,13 +157,9 @@ class SandboxClient(Sandbox):
         self.enqueue(item)
         try:
             await asyncio.wait({item.future}, timeout=self.deadline_s + 1)
-        except asyncio.CancelledError:
+            return item.future.result() if item.future.done() else item.last or self._late()
+        finally:
             item.future.cancel()
-            raise
-        if item.future.done():
-            return item.future.result()
-        item.future.cancel()
-        return item.last or self._late()
 
     def _late(self) -> CallResult:
         return failure(Outcome.QUEUE_TIMEOUT, f"no result from {self.url} within {self.deadline_s:g} s")
@@ -235,12 +215,11 @@ class SandboxClient(Sandbox):
                     item.last = item.last if item.last and isinstance(error, TimeoutError) else result
                     if item.in_session and not unsent:
                         item.future.set_result(result)
-        except ValueError as error:
-            if len(batch) > 1:  # one call is invalid: send each in its own request to find out which
+        except Exception as error:
+            if isinstance(error, ValueError) and len(batch) > 1:
+                # One call is invalid: send each in its own request to find out which.
                 await asyncio.gather(*(self.send([item]) for item in batch))
                 return
-            batch[0].future.set_exception(error)
-        except Exception as error:
             for item in batch:
                 if not item.future.done():
                     item.future.set_exception(error)
@@ -252,7 +231,7 @@ class SandboxClient(Sandbox):
         """Send a batch and set its results. Raises what `_lines` raises, and TimeoutError after the last deadline of the batch."""
         # httpx ends an answer that arrives too slowly at the deadline itself, with the reason.
         left_s = max(item.deadline for item in batch) - time.monotonic() + 0.5
-        async with asyncio.timeout(left_s), aclosing(self._lines([work_to_dict(item.work) for item in batch])) as lines:
+        async with asyncio.timeout(left_s), aclosing(self._lines([item.work for item in batch])) as lines:
             answered = 0
             async for index, result in lines:
                 if isinstance(result, CallResult):
@@ -316,23 +295,15 @@ def retry_after(response: httpx.Response) -> float:
     return min(60.0, float(seconds)) if seconds.isdecimal() else 0.0
 
 
-class _Problem(BaseModel):
-    loc: list[str | int] = []
-    msg: str = ""
-
-
 class _Error(BaseModel):
     """The body of an error of a service."""
 
-    detail: str | list[_Problem]
+    detail: str
 
 
 def error_detail(body: bytes) -> str:
     """Return the message of an error of a service; of another server, the start of its answer."""
     try:
-        detail = _Error.model_validate_json(body).detail
+        return _Error.model_validate_json(body).detail
     except ValidationError:
         return body[:200].decode(errors="replace")
-    if isinstance(detail, str):
-        return detail
-    return "; ".join(f"{'.'.join(map(str, problem.loc))}: {problem.msg}" for problem in detail)

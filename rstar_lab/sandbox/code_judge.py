@@ -6,7 +6,6 @@ not printed).
 
 import base64
 import uuid
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -43,19 +42,12 @@ class BatchSubmission(BaseModel):
     submissions: list[Submission] = Field(min_length=1, max_length=MAX_BATCH)
 
 
-class ResultReason(StrEnum):
-    UNSPECIFIED = ""
-    INTERNAL_ERROR = "internal_error"
-    WORKER_TIMEOUT = "worker_timeout"
-    QUEUE_TIMEOUT = "queue_timeout"
-    INVALID_INPUT = "invalid_input"
-
-
-REASONS = {
-    Outcome.TIMEOUT: ResultReason.WORKER_TIMEOUT,
-    Outcome.QUEUE_TIMEOUT: ResultReason.QUEUE_TIMEOUT,
-    Outcome.SANDBOX_ERROR: ResultReason.INTERNAL_ERROR,
-    Outcome.INVALID_ARGUMENTS: ResultReason.INVALID_INPUT,
+Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
+REASONS: dict[Outcome, Reason] = {
+    Outcome.TIMEOUT: "worker_timeout",
+    Outcome.QUEUE_TIMEOUT: "queue_timeout",
+    Outcome.SANDBOX_ERROR: "internal_error",
+    Outcome.INVALID_ARGUMENTS: "invalid_input",
 }
 
 
@@ -66,7 +58,7 @@ class SubmissionResult(BaseModel):
     success: bool = Field(description="run_success, and the output equals expected_output if that is set")
     run_success: bool = Field(description="the program ended without error")
     cost: float = Field(description="seconds")
-    reason: ResultReason = ResultReason.UNSPECIFIED
+    reason: Reason = ""
     outcome: Outcome
     value: str | None = None
     stdout: str | None = None
@@ -130,7 +122,7 @@ def to_result(submission: Submission, result: CallResult) -> SubmissionResult:
         success=ran and right,
         run_success=ran,
         cost=result.duration_s,
-        reason=REASONS.get(result.outcome, ResultReason.UNSPECIFIED),
+        reason=REASONS.get(result.outcome, ""),
         outcome=result.outcome,
         value=result.value,
         stdout=result.stdout,

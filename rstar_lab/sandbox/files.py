@@ -5,39 +5,61 @@ never leave the sandbox's file system. The program can forge what is read, becau
 """
 
 import base64
-import binascii
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
+from pydantic import TypeAdapter, ValidationError
+
+from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult, failure
-from rstar_lab.sandbox.session_files import SessionFileError, SessionFiles
 from rstar_lab.sandbox.sessions import ENDED
 from rstar_lab.sandbox.wire import SessionEnd, Work
 
-# Bytes of all files that one call returns.
+# Bytes of all files that one call returns: as base64 they must fit into the output of a cell.
 FETCH_BYTES = 700_000
-# Flushes the files that the program did not close, and returns which of the requested ones exist.
-_FIND = """
-import contextlib, gc, io, os
+STEP_TIMEOUT_S = 10.0
+
+# These scripts run in the sandbox; their variables are separate from those of the session.
+_WRITE = """
+import base64, os, sys
+os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+with open(name, "wb") as file:
+    file.write(base64.b64decode(sys.stdin.read()))
+"""
+# Flushes the files that the program did not close, and prints (name -> base64, name -> why it cannot be read).
+_READ = """
+import base64, contextlib, gc, io, json, os
 for item in gc.get_objects():
     with contextlib.suppress(Exception):
         if isinstance(item, io.IOBase):
             item.flush()
+files, errors = {}, {}
+for name in names:
+    try:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                content = file.read(left + 1)
+            if len(content) > left:
+                raise ValueError(f"more than {left} bytes")
+            files[name] = base64.b64encode(content).decode()
+            left -= len(content)
+    except Exception as error:
+        errors[name] = repr(error)
 with open(1, "w", closefd=False) as out:
-    out.write("\\0".join(name for name in names if os.path.isfile(os.path.join(folder, name))))
+    json.dump([files, errors], out)
 """
+_FOUND: TypeAdapter[tuple[dict[str, str], dict[str, str]]] = TypeAdapter(tuple[dict[str, str], dict[str, str]])
+Run = Callable[[Work], Awaitable[CallResult]]
 
 
-class ServiceFiles(SessionFiles):
-    """Files of the sessions of a service. run: runs work on the service."""
+class FileError(RuntimeError):
+    """Files cannot be written or read. outcome: of the cell that failed."""
 
-    def __init__(self, run: Callable[[Work], Awaitable[CallResult]]) -> None:
-        self.run = run
-
-    async def run_call(self, call: Call) -> CallResult:
-        return await self.run(call)
+    def __init__(self, message: str, outcome: Outcome) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,59 +71,53 @@ class FilesResult:
     message: str = ""
 
 
-def decode_files(files: Mapping[str, str | None]) -> dict[str, bytes]:
-    """Return the contents of files (name -> base64; None: no file). Raises ValueError for a file that is not base64."""
-    contents: dict[str, bytes] = {}
-    for name, content in files.items():
-        try:
-            contents |= {name: base64.b64decode(content)} if content is not None else {}
-        except (binascii.Error, ValueError) as error:
-            raise ValueError(f"files: {name!r} is not base64 ({error})") from error
-    return contents
+async def run_with_files(run: Run, call: Call, files: Mapping[str, str | None], fetch: Sequence[str]) -> FilesResult:
+    """Run a call with input files (name -> base64; None: no file) and return the files named in `fetch`.
 
-
-async def run_with_files(
-    run: Callable[[Work], Awaitable[CallResult]], call: Call, files: Mapping[str, bytes], fetch: Sequence[str]
-) -> FilesResult:
-    """Run a call with input files (name -> content) and return the files named in `fetch`.
-
-    Names are paths relative to the working folder. Raises ValueError if a file cannot be written.
+    Names are paths relative to the working folder. run: runs work on the service. Raises ValueError if a file cannot be written.
     """
     if not files and not fetch:
         return FilesResult(await run(call), {})
-    session, service = f"staged-{uuid.uuid4().hex}", ServiceFiles(run)
+    session = f"staged-{uuid.uuid4().hex}"
     try:
-        folder = (await service.run_script(session, "import os; print(os.getcwd(), end='')")).stdout
-        await service.write_files(session, files)
-    except SessionFileError as error:
-        await run(SessionEnd(session))
-        if error.outcome in INFRASTRUCTURE_FAILURES:
-            return FilesResult(failure(error.outcome, str(error)), {})
-        raise ValueError(f"files: {error}") from error
-    try:
+        folder = await _run_script(run, session, "import os; print(os.getcwd(), end='')")
+        for name, content in files.items():
+            if content is not None:
+                await _run_script(run, session, _WRITE, content, name=name)
         result = await run(replace(call, session=session))
         if result.stderr.startswith(ENDED):
             message = "fetch_files: the program ended its interpreter, so its files are lost" if fetch else ""
             return FilesResult(replace(result, stderr=result.stderr.removeprefix(ENDED)), {}, message)
-        return FilesResult(result, *await _fetch(service, session, folder, fetch))
+        return FilesResult(result, *await _fetch(run, session, folder, fetch))
+    except FileError as error:
+        if error.outcome in INFRASTRUCTURE_FAILURES:
+            return FilesResult(failure(error.outcome, str(error)), {})
+        raise ValueError(f"files: {error}") from error
     finally:
         await run(SessionEnd(session))
 
 
-async def _fetch(service: ServiceFiles, session: str, folder: str, fetch: Sequence[str]) -> tuple[dict[str, str], str]:
+async def _run_script(run: Run, session: str, script: str, stdin: str = "", **names: object) -> str:
+    """Run a script as a cell of the session, with variables of its own, and return its output. Raises FileError if it fails."""
+    result = await run(Call(f"exec({script!r}, {names!r})", stdin, timeout_s=STEP_TIMEOUT_S, session=session))
+    if result.outcome is not Outcome.OK:
+        # The reason is the last line of its stderr.
+        reason = [str(result.outcome), *result.stderr.strip().splitlines()][-1]
+        raise FileError(f"{names.get('name', 'files')!r}: {reason}", result.outcome)
+    return result.stdout
+
+
+async def _fetch(run: Run, session: str, folder: str, fetch: Sequence[str]) -> tuple[dict[str, str], str]:
     """Return the requested files that exist (name -> base64), and a message about those that cannot be returned."""
-    files: dict[str, str] = {}
-    left, messages = FETCH_BYTES, []
+    if not fetch:
+        return {}, ""
     try:
-        found = (await service.run_script(session, _FIND, names=[*fetch], folder=folder)).stdout if fetch else ""
-    except SessionFileError as error:
-        return {}, f"fetch_files: {error}"
-    for name in [name for name in fetch if name in found.split("\0")]:
-        try:
-            content = await service.read_file(session, f"{folder}/{name}", left)
-        except SessionFileError as error:
-            messages.append(f"fetch_files: {[name]} left out, of at most {FETCH_BYTES} bytes ({str(error)[-100:]})")
-            continue
-        left -= len(content)
-        files[name] = base64.b64encode(content).decode()
-    return files, "; ".join(messages)
+        text = await _run_script(run, session, _READ, names=[*fetch], folder=folder, left=FETCH_BYTES)
+        found, errors = _FOUND.validate_json(text)
+        for content in found.values():
+            base64.b64decode(content, validate=True)
+    except (FileError, ValueError) as error:
+        reason = "the session did not return them" if isinstance(error, ValidationError) else error
+        return {}, f"fetch_files: {reason}"
+    messages = [f"fetch_files: {[name]} left out ({errors[name][-100:]})" for name in fetch if name in errors]
+    return {name: found[name] for name in fetch if name in found}, "; ".join(messages)

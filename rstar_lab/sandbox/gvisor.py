@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,16 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.sandbox.call import failure
 from rstar_lab.sandbox.call_request import TIERS, Answer
-from rstar_lab.sandbox.runtime import cgroup, crowd, kernel, pressure, protocol, rootfs
+from rstar_lab.sandbox.runtime import cgroup, kernel, pressure, protocol, rootfs
 from rstar_lab.sandbox.supervisor_pool import (
     END_S,
     ENVIRONMENT,
     START_TIMEOUT_S,
+    OnEvent,
     SupervisorConnection,
     SupervisorDied,
+    View,
+    wait_or_kill,
 )
 
 RUNSC = "runsc"
@@ -36,11 +38,11 @@ INSTALL = "https://gvisor.dev/docs/user_guide/install"
 _SOURCE = "/opt/rstar_lab"
 _BOOT = f"""import sys
 sys.path.insert(0, {_SOURCE!r})
-from rstar_lab.sandbox.runtime.gvisor_guest import main
+from rstar_lab.sandbox.runtime.zygote import run_guest
 sys.path[0] = ""
 tier = sys.argv[1]
 sys.argv = ["main.py"]
-main(tier)
+run_guest(tier)
 """
 # MiB and processes of the host that a container uses in addition to its program: gVisor's kernel and file server.
 OWN_MEMORY_MB, OWN_PROCESSES = 512, 256
@@ -57,18 +59,12 @@ def find_runsc() -> str:
     return path
 
 
-def runsc_version() -> str:
-    """Return the release of runsc. Raises UserError if it is not installed."""
-    lines = subprocess.run([find_runsc(), "--version"], capture_output=True, text=True).stdout.splitlines()
-    return lines[0].removeprefix("runsc version ") if lines else "unknown"
-
-
-def bundle_config(root: Path, tier: str, readable: Sequence[str], packages: str | None) -> dict[str, Any]:
+def bundle_config(root: Path, tier: str, view: View) -> dict[str, Any]:
     """Return the OCI configuration of a container.
 
-    root: folder with the small files and links of its file system. readable, packages: those of LocalSandbox.
+    root: folder with the small files and links of its file system.
     """
-    folders = [*rootfs.readable(), *readable, *([packages] if packages else [])]
+    folders = [*rootfs.readable(), *view.readable, *([view.packages] if view.packages else [])]
     binds = {path: path for path in folders if not Path(path).is_symlink()}
     binds[f"{_SOURCE}/rstar_lab"] = str(Path(__file__).parents[1])
     mounts = [
@@ -81,7 +77,7 @@ def bundle_config(root: Path, tier: str, readable: Sequence[str], packages: str 
     ]
     # The supervisor requires these capabilities to run the program as another user. Programs have none.
     capabilities = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SYS_RESOURCE"]
-    environment = ENVIRONMENT | ({"PYTHONPATH": packages} if packages else {})
+    environment = ENVIRONMENT | ({"PYTHONPATH": view.packages} if view.packages else {})
     return {
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
@@ -104,13 +100,13 @@ class Container(SupervisorConnection):
     process: subprocess.Popen[bytes]
     group: cgroup.Group | None
 
-    async def call(self, message: bytes, wall_s: float) -> Answer:
+    async def call(self, message: bytes, wall_s: float, on_event: OnEvent | None = None) -> Answer:
         """Run a call; see SupervisorConnection. The outcome is `memory` if the OOM killer ended the container."""
         request = protocol.unpack_limits(message)
         if self.group:
             self.group.limit(request.memory_mb + OWN_MEMORY_MB, request.processes + OWN_PROCESSES)
         try:
-            return await super().call(message, wall_s)
+            return await super().call(message, wall_s, on_event)
         except SupervisorDied:
             if self.group and self.group.out_of_memory():
                 return Answer(failure(Outcome.MEMORY), False, False)
@@ -123,20 +119,13 @@ class GvisorPool:
     Raises UserError if runsc is not installed, or for `preload`, which is not supported.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        readable: Sequence[str] = (),
-        packages: str | None = None,
-        preload: Sequence[str] = (),
-    ) -> None:
-        if preload:
+    def __init__(self, workers: int, view: View = View()) -> None:
+        if view.preload:
             raise UserError("isolation: gvisor does not support preload; use namespaces")
         self.missing: dict[str, str] = {}
         self._runsc = find_runsc()
         self._workers = workers
-        self._view = readable, packages
+        self._view = view
         self._containers: set[Container] = set()
         self._idle: dict[str, list[Container]] = {tier: [] for tier in TIERS}
         self._starting: dict[str, set[asyncio.Task[None]]] = {tier: set() for tier in TIERS}
@@ -159,8 +148,7 @@ class GvisorPool:
         cgroup.remove_stale_groups()
         self._locked = LockedFolder("gvisor")
         self._folder = self._locked.path
-        self._name = f"{cgroup.PREFIX}-{os.getpid()}-{self._folder.name[-8:]}"
-        self._group = cgroup.create(self._name)
+        self._group = cgroup.create(f"{cgroup.PREFIX}-{self._folder.name}")
         if self._group:
             pressure.limit_sandbox(self._group)
         else:
@@ -207,9 +195,6 @@ class GvisorPool:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def release(self, container: SupervisorConnection) -> None:
-        self.discard(container)
-
-    def discard(self, container: SupervisorConnection) -> None:
         """Close the connection. The container then ends; it is killed if it does not."""
         container.close()
 
@@ -218,11 +203,11 @@ class GvisorPool:
         number = next(self._numbers)
         bundle = self._folder / f"bundle-{number}"
         bundle.mkdir()
-        (bundle / "config.json").write_text(json.dumps(bundle_config(self._folder / "root", tier, *self._view)))
+        (bundle / "config.json").write_text(json.dumps(bundle_config(self._folder / "root", tier, self._view)))
         container = Container(tier, tier, number)
         container.group = self._group.child(str(number)) if self._group else None
         if self._group and container.group:
-            container.group.limit_cpus(crowd.CALL_SHARE * crowd.available_cpus(self._group))
+            container.group.limit_cpus(pressure.CALL_SHARE * pressure.available_cpus(self._group))
         ours, theirs = socket.socketpair()
         with theirs:
             container.process = self._run(bundle, number, theirs, container.group)
@@ -278,11 +263,7 @@ class GvisorPool:
         task.add_done_callback(self._ending.discard)
 
     def _reap(self, container: Container) -> None:
-        try:
-            container.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            container.process.kill()
-            container.process.wait()
+        wait_or_kill(container.process, END_S)
         shutil.rmtree(self._folder / f"bundle-{container.number}", ignore_errors=True)
         if container.group and self._group:
             container.group.close()
@@ -300,5 +281,5 @@ class GvisorPool:
             self._end(container)
         await asyncio.gather(*self._ending)
         if self._group:
-            cgroup.destroy(self._group, self._name)
+            cgroup.destroy(self._group)
         self._locked.cleanup()

@@ -1,4 +1,4 @@
-"""Limits of HTTP connections that uvicorn does not have: bytes of headers, time, and number of connections."""
+"""Limits of HTTP connections that uvicorn does not have: bytes of headers, time, and connections without the token."""
 
 import asyncio
 import logging
@@ -17,79 +17,44 @@ MAX_FRAMING_BYTES = 1024 * 1024
 HEADER_TIMEOUT_S = 20.0
 # Seconds in which a client must read the data sent to it, except for the last 64 KiB.
 READ_TIMEOUT_S = 120.0
-# Connections that have not sent a request with the token yet (at most half of all).
+# Connections that have not sent a request with the token yet.
 MAX_STRANGERS = 1024
-# Most connections, and descriptors that are left for everything else (at most half of all).
-MAX_CONNECTIONS, OTHER_DESCRIPTORS = 16_384, 512
 # Seconds between two lines of the log about closed connections.
 LOG_EVERY_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class Connections:
-    """All connections of one server, at most `most`.
-
-    If there are more, or too many that have not sent the token, the oldest of the latter is closed. So clients with the token can
-    always connect.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = max(1, most)
-        self.open = 0
-        # In the order in which they were opened.
-        self._strangers: dict[LimitedHTTPProtocol, None] = {}
-        self._logged = -LOG_EVERY_S
-
-    def add(self, connection: "LimitedHTTPProtocol") -> None:
-        """Count a new connection, and close one without the token, perhaps the new one, if there are too many."""
-        self.open += 1
-        self._strangers[connection] = None
-        if self.open > self.most or len(self._strangers) > min(MAX_STRANGERS, max(1, self.most // 2)):
-            oldest = next(iter(self._strangers))
-            self.trust(oldest)
-            oldest.transport.abort()
-            if time.monotonic() - self._logged > LOG_EVERY_S:
-                self._logged = time.monotonic()
-                log.warning(
-                    "%d connections are open, at most %d are accepted, half of them without the token: closing the oldest",
-                    self.open,
-                    self.most,
-                )
-
-    def trust(self, connection: "LimitedHTTPProtocol") -> None:
-        """Record that a connection has sent a request with the token, or that it is closed."""
-        self._strangers.pop(connection, None)
-
-    def remove(self, connection: "LimitedHTTPProtocol") -> None:
-        self.open -= 1
-        self.trust(connection)
-
-
 class LimitedHTTPProtocol(HttpToolsProtocol):
     """Closes connections with too many bytes of headers, and those that do not send headers or read a response in time.
 
-    registry: all connections of the server; set in a subclass for each server (`limited_protocol`).
+    Of the connections of a server that have not sent the token, at most `most_strangers` stay open: the oldest is closed. So
+    clients with the token can always connect. The attributes are set in a subclass for each server (`http_limits`).
     """
 
-    registry = Connections(MAX_CONNECTIONS)
+    most_strangers = MAX_STRANGERS
+    strangers: dict["LimitedHTTPProtocol", None]  # in the order in which they were opened
+    logged = -LOG_EVERY_S
     _in_headers = True
     # Bytes that are not part of a body, since the start of the headers or since their end.
     _framing_bytes = 0
-    _counted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._counted = True
-        self.registry.add(self)
+        self.strangers[self] = None
         self._update_header_timer()
+        if len(self.strangers) > self.most_strangers:
+            oldest = next(iter(self.strangers))
+            self.strangers.pop(oldest)
+            oldest.transport.abort()
+            if time.monotonic() - self.logged > LOG_EVERY_S:
+                type(self).logged = time.monotonic()
+                log.warning("%d connections without the token are open: closing the oldest", self.most_strangers)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._counted:
-            self._counted = False
-            self._stop_timer("headers")
-            self._stop_timer("reading")
-            self.registry.remove(self)
+        self._stop_timer("headers")
+        self._stop_timer("reading")
+        self.strangers.pop(self, None)
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
@@ -105,7 +70,7 @@ class LimitedHTTPProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = True
-        self.scope[ON_AUTHENTICATED] = lambda: self.registry.trust(self)  # type: ignore[literal-required]
+        self.scope[ON_AUTHENTICATED] = lambda: self.strangers.pop(self, None)  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -128,10 +93,10 @@ class LimitedHTTPProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _update_header_timer(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_timer("headers")
-        else:
+        if self.cycle is None or self.cycle.response_complete:
             self._start_timer("headers", HEADER_TIMEOUT_S)
+        else:
+            self._stop_timer("headers")
 
     def _start_timer(self, name: str, seconds: float) -> None:
         """Close the connection in `seconds`, unless the timer runs already or is stopped."""
@@ -143,16 +108,15 @@ class LimitedHTTPProtocol(HttpToolsProtocol):
             timer.cancel()
 
 
-def limited_protocol(most: int = MAX_CONNECTIONS) -> type[LimitedHTTPProtocol]:
-    """Return a protocol class for one server.
+def http_limits() -> dict[str, Any]:
+    """Return the options of uvicorn for one server. The log says if this process may open only few files.
 
-    most: connections at once. If this process may not open as many files, fewer are accepted, and the log says so.
+    At most a quarter of the files are connections without the token, and half of them are connections. More are answered with
+    status 503.
     """
     files = raise_open_files()
-    possible = files - min(OTHER_DESCRIPTORS, files // 2)
-    if possible < min(most, MAX_STRANGERS):
-        log.warning(
-            "this process may open only %d files (ulimit -n), so it accepts only %d connections", files, possible
-        )
-    attributes: dict[str, Any] = {"registry": Connections(min(most, possible))}
-    return type("LimitedHTTPProtocol", (LimitedHTTPProtocol,), attributes)
+    if files < 4 * MAX_STRANGERS:
+        log.warning("this process may open only %d files (ulimit -n), half of which can be connections", files)
+    attributes: dict[str, Any] = {"strangers": {}, "most_strangers": min(MAX_STRANGERS, files // 4)}
+    protocol = type("LimitedHTTPProtocol", (LimitedHTTPProtocol,), attributes)
+    return {"http": protocol, "limit_concurrency": files // 2}

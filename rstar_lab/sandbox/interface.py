@@ -1,15 +1,14 @@
 """The interface of LocalSandbox and SandboxClient."""
 
 import asyncio
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from typing import Self
 
 from rstar_lab.sandbox.call import Call, CallResult, Output
-from rstar_lab.sandbox.session_files import SessionFiles
 
 
-class Sandbox(SessionFiles):
+class Sandbox(ABC):
     """Runs model-written code on this machine (LocalSandbox) or on a service (SandboxClient).
 
     Errors of the code are outcomes of the result, not exceptions.
@@ -68,15 +67,7 @@ class Sandbox(SessionFiles):
     ) -> AsyncGenerator[Output | CallResult, None]:
         """Run code; yield its output while it runs (every 50 to 200 ms), then its result, which contains all output.
 
-        A streamed call is not retried. Close the generator to cancel the call. Errors: as for `run`.
-
-        Args:
-            code: The program.
-            stdin: Its standard input.
-            seed: Seeds the program's random numbers. None: fresh ones in every call.
-            timeout_s: Limit of time. Default: the sandbox's.
-            memory_mb: Limit of memory. Default: the sandbox's.
-            session: Name of a session whose state the program uses.
+        Arguments and errors are those of `run`. A streamed call is not retried. Close the generator to cancel the call.
         """
         return self.stream_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
 
@@ -92,12 +83,12 @@ class Sandbox(SessionFiles):
         return list(await asyncio.gather(*map(self.run_call, calls)))
 
     @abstractmethod
-    def stream_call(self, call: Call) -> AsyncGenerator[Output | CallResult, None]:
-        """Run a call; see `stream`.
+    async def run_call(self, call: Call) -> CallResult:
+        """Run a call; see `run`."""
 
-        Args:
-            call: The call.
-        """
+    @abstractmethod
+    def stream_call(self, call: Call) -> AsyncGenerator[Output | CallResult, None]:
+        """Run a call; see `stream`."""
 
     @abstractmethod
     async def close_session(self, name: str) -> None:

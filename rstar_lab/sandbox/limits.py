@@ -17,8 +17,6 @@ class Limits:
     memory_mb: MiB, including temporary files. processes: number of processes and threads.
     open_files: descriptors of one process. file_mb: MiB of one file; all files of a call may have four times as much.
     output_bytes: bytes of stdout, and of stderr. value_bytes: bytes of the repr of the last expression.
-    make_room: preempt long calls while calls are queued and long ones are rare. A preempted call gets its CPU weight back when no
-    call has arrived for half a second. It ends as `timeout` when its slack is used up, even if it did not get its CPU seconds.
     queue_timeout_s: seconds in the queue after which the outcome is `queue_timeout`.
     session_idle_s: seconds without use after which a session is dropped. max_sessions: if there are more, the least
     recently used one is dropped.
@@ -32,14 +30,13 @@ class Limits:
     file_mb: int = 64
     output_bytes: int = 1024 * 1024
     value_bytes: int = 64 * 1024
-    make_room: bool = True
     queue_timeout_s: float = 600.0
     session_idle_s: float = 900.0
     max_sessions: int = 1024
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.type is not bool and not getattr(self, field.name) > 0:
+            if not getattr(self, field.name) > 0:
                 raise ValueError(f"{field.name}: {getattr(self, field.name)!r} must be greater than 0")
         check_timeout(self.timeout_s)
         check_memory(self.memory_mb)

@@ -8,17 +8,18 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.sandbox.call import Call, CallResult, ForkError, OnOutput, Output, failure, stream_output
-from rstar_lab.sandbox.call_log import log_event
+from rstar_lab.sandbox.call import Call, CallResult, ForkError, OnOutput, Output, failure, log_event, stream_output
 from rstar_lab.sandbox.call_request import Answer, Job, make_job, make_request, tier_of
 from rstar_lab.sandbox.check import POOLS, Pool, check_isolation, check_layers
 from rstar_lab.sandbox.interface import Sandbox
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.packages import check_readable, install_packages
+from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.monitor import STARVED_TIMEOUTS
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
 from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Forker, Session, Sessions
@@ -28,6 +29,7 @@ from rstar_lab.sandbox.supervisor_pool import (
     SupervisorDied,
     SupervisorPool,
     SupervisorUnresponsive,
+    View,
 )
 
 ATTEMPTS = 4
@@ -77,41 +79,25 @@ class LocalSandbox(Sandbox):
         self.strict = strict
         self.isolation = check_isolation(isolation)
         self._packages, self._preload = packages, list(preload)
-        self._pool_options: dict[str, Any] = {
-            "readable": [check_readable(path) for path in readable],
-            "preload": self._preload,
-        }
+        self._readable = [check_readable(path) for path in readable]
         self.outcomes: Counter[Outcome] = Counter()
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
-        self.in_flight = 0
-        self._scheduler = Scheduler(self.workers, limits.make_room)
+        self._scheduler = Scheduler(self.workers)
         self._sessions = Sessions(limits.session_idle_s, limits.max_sessions)
         self._pool: Pool | None = None
         self._starting = asyncio.Lock()
         self._closed = False
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._session_cleaner: asyncio.Task[None] | None = None
 
     @property
-    def retries(self) -> int:
-        """Times that a call ran again because its supervisor died."""
-        return self.events["retry"]
-
-    @property
-    def queue_depth(self) -> int:
-        """Calls in the queue."""
-        return self._scheduler.depth
-
-    @property
-    def zygotes(self) -> int:
-        """Zygotes that are ready."""
-        return self._pool.zygotes if self._pool else 0
-
-    @property
-    def sessions(self) -> int:
-        """Live sessions."""
-        return len(self._sessions)
+    def gauges(self) -> dict[str, int]:
+        """Calls in the queue, workers, zygotes that are ready, and live sessions."""
+        return {
+            "queue_depth": self._scheduler.depth,
+            "workers": self.workers,
+            "zygotes": self._pool.zygotes if self._pool else 0,
+            "sessions": len(self._sessions),
+        }
 
     @property
     def missing_layers(self) -> dict[str, str]:
@@ -125,10 +111,6 @@ class LocalSandbox(Sandbox):
         """
         await self._running_pool()
         return self
-
-    async def drain(self) -> None:
-        """Wait until no call is in flight."""
-        await self._idle.wait()
 
     async def aclose(self) -> None:
         """End all processes of the sandbox. Queued calls raise RuntimeError. Closing twice has no effect."""
@@ -162,26 +144,21 @@ class LocalSandbox(Sandbox):
         try:
             async with original.lock, self._slot() as slot:
                 request = make_request(Call("", session=session), self.limits)
-                forker = Forker(pool, self._sessions, request)
-                forker.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
-                names = await forker.fork(original, n)
+                on_waiting = partial(self._scheduler.mark_waiting, slot)
+                names = await Forker(pool, self._sessions, request, on_waiting).fork(original, n)
                 self.events["session_forked"] += n
                 return names
         finally:
             self._sessions.done(original)
 
     async def run_call(self, call: Call, on_output: OnOutput | None = None) -> CallResult:
-        """Run a call; see `run`. on_output: receives output while the call runs."""
+        """Run a call; see `run`. on_output: receives output while it runs."""
         job = make_job(call, self.limits, on_output)
-        self.in_flight += 1
-        self._idle.clear()
+        queued = time.monotonic()
         try:
-            run = self._run_once if call.session is None else self._run_cell
-            result = await run(job)
-        finally:
-            self.in_flight -= 1
-            if not self.in_flight:
-                self._idle.set()
+            result = await (self._run_once(job) if call.session is None else self._run_cell(job))
+        except TimeoutError:
+            result = failure(Outcome.QUEUE_TIMEOUT, queue_s=time.monotonic() - queued)
         self.outcomes[result.outcome] += 1
         return result
 
@@ -193,36 +170,24 @@ class LocalSandbox(Sandbox):
         queued = time.monotonic()
         tier = tier_of(job.call.code, self._preload)
         await self._wait_for_tier(tier)
-        try:
-            async with self._slot() as slot:
-                started, outcome = time.monotonic(), Outcome.SANDBOX_ERROR
-                for attempt in range(1 if job.on_output else ATTEMPTS):
-                    if attempt:
-                        self._count("retry", f"attempt {attempt + 1} of {ATTEMPTS}")
-                        await asyncio.sleep(RETRY_PAUSE_S * attempt)
-                    try:
-                        answer = await self._run_on_supervisor(tier, job, slot)
-                        return replace(answer.result, queue_s=started - queued)
-                    except SupervisorDied:
-                        self._count("supervisor_died")
-                    except SupervisorUnresponsive as error:
-                        self._count("supervisor_unresponsive")
-                        outcome = error.outcome
+        async with self._slot() as slot:
+            started, outcome = time.monotonic(), Outcome.SANDBOX_ERROR
+            for attempt in range(1 if job.on_output else ATTEMPTS):
+                if attempt:
+                    self._count("retry", f"attempt {attempt + 1} of {ATTEMPTS}")
+                    await asyncio.sleep(RETRY_PAUSE_S * attempt)
+                try:
+                    pool = await self._running_pool()
+                    connection = await pool.acquire(tier)
+                    answer = await self._call(connection, job, slot)
+                    pool.release(connection)
+                    return replace(answer.result, queue_s=started - queued)
+                except SupervisorDied as error:
+                    self._count(error.event)
+                    outcome = error.outcome
+                    if isinstance(error, SupervisorUnresponsive):
                         break
-                return failure(outcome, duration_s=time.monotonic() - started, queue_s=started - queued)
-        except TimeoutError:
-            return failure(Outcome.QUEUE_TIMEOUT, queue_s=time.monotonic() - queued)
-
-    async def _run_on_supervisor(self, tier: str, job: Job, slot: Slot) -> Answer:
-        pool = await self._running_pool()
-        connection = await pool.acquire(tier)
-        try:
-            answer = await self._call(connection, job, slot)
-        except BaseException:
-            pool.discard(connection)
-            raise
-        pool.release(connection)
-        return answer
+            return failure(outcome, duration_s=time.monotonic() - started, queue_s=started - queued)
 
     async def _run_cell(self, job: Job) -> CallResult:
         call = job.call
@@ -234,59 +199,50 @@ class LocalSandbox(Sandbox):
         try:
             async with session.lock, self._slot() as slot:
                 started = time.monotonic()
-                note = ""
-                if session.connection is not None and not session.alive:
-                    self._sessions.record_loss(
-                        session.name, IDLE_ENDED if session.connection.session_ended else "it was lost"
-                    )
-                    session.end()
-                if session.connection is None:
-                    reason = self._sessions.pop_loss(session.name)
-                    note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
-                try:
-                    answer = await self._on_session(session, tier, job, slot)
-                except SessionRefused:
-                    self._count("session_refused")
-                    session.connection = None
-                    refused = "[session not started: the sandbox is short of memory or processes; close sessions or try later]\n"
-                    return failure(Outcome.SANDBOX_ERROR, refused, queue_s=started - queued)
-                except (SupervisorDied, SupervisorUnresponsive) as error:
-                    died = isinstance(error, SupervisorDied)
-                    self._count("supervisor_died" if died else "supervisor_unresponsive", f"session {call.session}")
-                    session.connection = None
-                    self._sessions.record_loss(session.name, "it was lost")
-                    outcome = Outcome.SANDBOX_ERROR if isinstance(error, SupervisorDied) else error.outcome
-                    return failure(outcome, note, duration_s=time.monotonic() - started, queue_s=started - queued)
-                result = answer.result
-                if not answer.alive and session.connection is not None:
-                    session.end()
-                    self._sessions.record_loss(session.name, f"its interpreter ended ({result.outcome})")
-                    note += ENDED
-                return replace(result, stderr=note + result.stderr, queue_s=started - queued)
-        except TimeoutError:
-            return failure(Outcome.QUEUE_TIMEOUT, queue_s=time.monotonic() - queued)
+                result = await self._run_in_session(session, tier, job, slot)
+                duration_s = result.duration_s or time.monotonic() - started
+                return replace(result, duration_s=duration_s, queue_s=started - queued)
         finally:
             self._sessions.done(session)
 
-    async def _on_session(self, session: Session, tier: str, job: Job, slot: Slot) -> Answer:
-        pool = await self._running_pool()
+    async def _run_in_session(self, session: Session, tier: str, job: Job, slot: Slot) -> CallResult:
+        note = ""
+        if session.connection is not None and not session.alive:
+            self._sessions.record_loss(session.name, IDLE_ENDED if session.connection.session_ended else "it was lost")
+            session.end()
         if session.connection is None:
-            session.connection = await pool.start_supervisor(tier, session=True)
-        connection = session.connection
+            reason = self._sessions.pop_loss(session.name)
+            note = f"[session restarted, earlier state is gone: {reason}]\n" if reason else ""
         try:
-            return await self._call(connection, job, slot)
-        except BaseException:
-            pool.discard(connection)
-            raise
+            if session.connection is None:
+                pool = await self._running_pool()
+                session.connection = await pool.start_supervisor(tier, session=True)
+            answer = await self._call(session.connection, job, slot)
+        except SupervisorDied as error:
+            self._count(error.event, f"session {session.name}")
+            session.connection = None
+            if not isinstance(error, SessionRefused):
+                self._sessions.record_loss(session.name, "it was lost")
+            return failure(error.outcome, note + error.message)
+        if not answer.alive and session.connection is not None:
+            session.end()
+            self._sessions.record_loss(session.name, f"its interpreter ended ({answer.result.outcome})")
+            note += ENDED
+        return replace(answer.result, stderr=note + answer.result.stderr)
 
     async def _call(self, connection: SupervisorConnection, job: Job, slot: Slot) -> Answer:
-        connection.on_long = lambda: self._scheduler.mark_long(slot)
-        connection.on_waiting = lambda waiting: self._scheduler.mark_waiting(slot, waiting)
-        if job.on_output:
-            connection.on_output = job.on_output
-        slot.on_preempt, slot.on_resume = connection.preempt, connection.resume
+        def on_event(kind: bytes, body: bytes) -> None:
+            if kind == protocol.LONG:
+                self._scheduler.mark_long(slot)
+            elif kind == protocol.OUTPUT and job.on_output:
+                job.on_output(body[0], body[1:])
+            elif kind in (protocol.WAITING, protocol.ACTIVE):
+                self._scheduler.mark_waiting(slot, kind == protocol.WAITING)
+
+        slot.on_preempt = partial(connection.send, protocol.YIELD)
+        slot.on_resume = partial(connection.send, protocol.RESUME)
         starved_s = STARVED_TIMEOUTS * job.wall_s if "cgroup" in self.missing_layers else 0.0
-        return await connection.call(job.message, job.wall_s + starved_s)
+        return await connection.call(job.message, job.wall_s + starved_s, on_event)
 
     async def _wait_for_tier(self, tier: str) -> None:
         """Wait until the tier's zygote is ready. Called before a call takes a slot, so that imports delay no other call."""
@@ -314,7 +270,7 @@ class LocalSandbox(Sandbox):
                 await pool.close()
             if self._pool is None:
                 folder = await asyncio.to_thread(install_packages, self._packages) if self._packages else None
-                pool = POOLS[self.isolation](self.workers, packages=folder, **self._pool_options)
+                pool = POOLS[self.isolation](self.workers, View(self._readable, folder, self._preload))
                 try:
                     await pool.start()
                     check_layers(pool.missing, strict=self.strict)

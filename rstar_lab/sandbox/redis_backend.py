@@ -6,8 +6,9 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Self
 
 from redis.exceptions import RedisError
@@ -16,7 +17,7 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import transport
 from rstar_lab.sandbox.call import CallResult, OnOutput, failure
 from rstar_lab.sandbox.limits import MAX_TIMEOUT_S
-from rstar_lab.sandbox.transport import InvalidSignatureError, Signer
+from rstar_lab.sandbox.transport import InvalidSignatureError, Signer, end, forever
 from rstar_lab.sandbox.wire import Work, dumps, result_from_json, session_of, work_to_dict
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,6 @@ class RedisBackend:
     """Runs work on the workers of a Redis, which are started with `rstar-lab sandbox worker`."""
 
     # The workers have the zygotes, the sessions and the counts of events; this process has none.
-    zygotes = sessions = 0
     events: Mapping[str, int] = {}
 
     def __init__(self, url: str, *, wait_s: float) -> None:
@@ -93,23 +93,16 @@ class RedisBackend:
         await self.aclose()
 
     @property
-    def queued(self) -> int:
-        """Calls of this client that no worker has taken yet."""
-        return sum(self.is_waiting(pending) for pending in self.pending.values())
-
-    @property
-    def capacity(self) -> int:
-        return sum(self.workers.values())
+    def gauges(self) -> dict[str, int]:
+        waiting = sum(self.is_waiting(pending) for pending in self.pending.values())
+        return {"queue_depth": waiting, "workers": sum(self.workers.values())}
 
     async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
-        """Return one result for the work, even if workers or Redis fail. `on_output` is not called."""
+        """Return one result for the work, even if workers fail. `on_output` is not called. Raises RedisError for a session."""
         session = session_of(work)
         if session is None:
             return await self.submit(work, transport.CALLS)
-        try:
-            holder, lost = await self.worker_of_session(session)
-        except (RedisError, OSError) as error:
-            return failure(Outcome.SANDBOX_ERROR, f"Redis: {error}")
+        holder, lost = await self.worker_of_session(session)
         if holder is None:
             return failure(
                 Outcome.QUEUE_TIMEOUT,
@@ -169,21 +162,20 @@ class RedisBackend:
 
     async def send_batch(self) -> None:
         await self.something_to_send.wait()
-        batch = [self.to_send.popleft() for _ in range(min(BATCH, len(self.to_send)))]
-        batch = [pending for pending in batch if pending.call_id in self.pending]
-        try:
-            async with self.redis.pipeline(transaction=False) as pipe:
-                for pending in batch:
-                    fields = {"id": pending.call_id, "client": self.client, "wait": self.wait_s, "body": pending.body}
-                    fields["sig"] = self.signer.sign("call", pending.call_id, self.client, pending.body)
-                    pipe.xadd(pending.stream, fields)  # type: ignore[arg-type]
-                entries = await pipe.execute() if batch else []
-        except BaseException:
-            # Redis may have received the calls in spite of the error. They then run twice, and the second result is ignored.
-            self.to_send.extendleft(reversed(batch))
-            raise
+        # The calls stay in the queue until they are sent. If Redis has received them in spite of an error, they run twice, and
+        # the second result is ignored.
+        taken = list(islice(self.to_send, BATCH))
+        batch = [pending for pending in taken if pending.call_id in self.pending]
+        async with self.redis.pipeline(transaction=False) as pipe:
+            for pending in batch:
+                fields = {"id": pending.call_id, "client": self.client, "wait": self.wait_s, "body": pending.body}
+                fields["sig"] = self.signer.sign("call", pending.call_id, self.client, pending.body)
+                pipe.xadd(pending.stream, fields)  # type: ignore[arg-type]
+            entries = await pipe.execute() if batch else []
         for pending, entry in zip(batch, entries, strict=True):
             pending.entry = entry
+        for _ in taken:
+            self.to_send.popleft()
         if not self.to_send:
             self.something_to_send.clear()
 
@@ -191,10 +183,9 @@ class RedisBackend:
         await asyncio.sleep(transport.HEARTBEAT_S)
         try:
             await self.refresh_workers()
-            self.fail_calls_of_dead_workers()
             await self.resend_lost_calls()
         finally:
-            self.expire_calls()
+            self.end_hopeless_calls()
 
     async def refresh_workers(self) -> None:
         await transport.make_group(self.redis, transport.CALLS)
@@ -208,22 +199,19 @@ class RedisBackend:
         """Return whether no worker has taken the call, as of the last refresh. Calls of sessions count as taken once sent."""
         return pending.entry is None or (not pending.session and entry_number(pending.entry) > self.last_delivered)
 
-    def expire_calls(self) -> None:
-        now = time.monotonic()
+    def end_hopeless_calls(self) -> None:
+        """End calls that waited or ran too long, or whose session's worker has died, as of the last refresh."""
+        alive = {transport.calls_of(worker) for worker in self.workers}
         for pending in list(self.pending.values()):
-            age = now - pending.submitted
+            age = time.monotonic() - pending.submitted
             if age > self.wait_s and self.is_waiting(pending):
                 why = "all workers were busy" if self.workers else "no worker is running"
                 self.answer(pending, failure(Outcome.QUEUE_TIMEOUT, f"not started within {self.wait_s:g} s: {why}"))
-            elif age > self.wait_s + MAX_TIMEOUT_S + ANSWER_GRACE_S:
-                self.answer(pending, failure(Outcome.SANDBOX_ERROR, f"no answer from the workers within {age:.0f} s"))
-
-    def fail_calls_of_dead_workers(self) -> None:
-        alive = {transport.calls_of(worker) for worker in self.workers}
-        for pending in list(self.pending.values()):
-            if pending.session and pending.stream not in alive:
+            elif pending.session and pending.stream not in alive:
                 why = "the worker that held this session has died, and the session's state with it"
                 self.answer(pending, failure(Outcome.SANDBOX_ERROR, why))
+            elif age > self.wait_s + MAX_TIMEOUT_S + ANSWER_GRACE_S:
+                self.answer(pending, failure(Outcome.SANDBOX_ERROR, f"no answer from the workers within {age:.0f} s"))
 
     async def resend_lost_calls(self) -> None:
         """Send calls again that Redis has lost because it restarted without its append-only file."""
@@ -264,10 +252,8 @@ class RedisBackend:
                 try:
                     self.signer.check(fields.get(b"sig", b""), "result", fields[b"id"], fields[b"body"])
                     result = result_from_json(fields[b"body"])
-                except InvalidSignatureError as error:
-                    result = failure(Outcome.SANDBOX_ERROR, f"a result has {error}")
-                except (KeyError, ValueError) as error:
-                    why = f"cannot read the result; does the worker have another version? {error}"
+                except (InvalidSignatureError, KeyError, ValueError) as error:
+                    why = f"cannot read the result; does the worker have another version or key? {error}"
                     result = failure(Outcome.SANDBOX_ERROR, why)
                 self.answer(pending, result)
         if reply:
@@ -278,32 +264,3 @@ def entry_number(entry: bytes) -> tuple[int, int]:
     """Return the id of an entry as (milliseconds, sequence number), which can be compared."""
     ms, _, sequence = entry.partition(b"-")
     return int(ms), int(sequence or 0)
-
-
-async def forever(step: Callable[[], Awaitable[None]], what: str) -> None:
-    """Repeat `step` until cancelled. After an error of Redis, wait and continue; calls stay in the streams."""
-    delay = 0.05
-    while True:
-        try:
-            await step()
-            if delay > 0.05:
-                log.warning("Redis answers again (%s)", what)
-            delay = 0.05
-        except (RedisError, OSError) as error:
-            if delay == 0.05:
-                log.warning("cannot %s: %s; trying again", what, error)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, 1.0)
-        except Exception:
-            # A bug here must not stop the task, because calls would wait for ever.
-            log.exception("cannot %s", what)
-            await asyncio.sleep(1.0)
-
-
-async def end(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks repeatedly until all have ended, because the Redis client can swallow a cancellation during a timeout."""
-    left = set(tasks)
-    while left:
-        for task in left:
-            task.cancel()
-        _, left = await asyncio.wait(left, timeout=0.5)

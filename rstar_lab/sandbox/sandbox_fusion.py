@@ -1,6 +1,6 @@
 """SandboxFusion's POST /run_code for python and cpp, as used by verl's tools and rewards."""
 
-from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -23,20 +23,8 @@ class RunCodeRequest(BaseModel):
     fetch_files: list[str] = Field([], description="paths of files to return after the program")
 
 
-class RunStatus(StrEnum):
-    SUCCESS = "Success"
-    FAILED = "Failed"
-    SANDBOX_ERROR = "SandboxError"
-
-
-class CommandRunStatus(StrEnum):
-    FINISHED = "Finished"
-    ERROR = "Error"
-    TIME_LIMIT_EXCEEDED = "TimeLimitExceeded"
-
-
 class CommandRunResult(BaseModel):
-    status: CommandRunStatus
+    status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None = None
     return_code: int | None = Field(None, description="0 or 1 for python; -9 if the program was killed")
     stdout: str | None = None
@@ -44,7 +32,7 @@ class CommandRunResult(BaseModel):
 
 
 class RunCodeResponse(BaseModel):
-    status: RunStatus
+    status: Literal["Success", "Failed", "SandboxError"]
     message: str
     compile_result: CommandRunResult | None = None
     run_result: CommandRunResult | None = None
@@ -72,7 +60,7 @@ def to_call(request: RunCodeRequest, max_timeout_s: float) -> Call:
 
 
 def refused(message: str) -> RunCodeResponse:
-    return RunCodeResponse(status=RunStatus.SANDBOX_ERROR, message=message, outcome=Outcome.INVALID_ARGUMENTS)
+    return RunCodeResponse(status="SandboxError", message=message, outcome=Outcome.INVALID_ARGUMENTS)
 
 
 def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse:
@@ -82,14 +70,12 @@ def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse
         result = cpp_outcome(result)
         compiled = command_result(built.return_code, built.seconds, "", built.stderr) if built else None
     if result.outcome in INFRASTRUCTURE_FAILURES:
-        return RunCodeResponse(
-            status=RunStatus.SANDBOX_ERROR, message=result.stderr or result.outcome, outcome=result.outcome
-        )
+        return RunCodeResponse(status="SandboxError", message=result.stderr or result.outcome, outcome=result.outcome)
     ran = None
     if compiled is None or compiled.return_code == 0:
         ran = command_result(return_code(result.outcome), result.duration_s, result.stdout, result.stderr)
     return RunCodeResponse(
-        status=RunStatus.SUCCESS if result.outcome is Outcome.OK else RunStatus.FAILED,
+        status="Success" if result.outcome is Outcome.OK else "Failed",
         message=staged.message,
         compile_result=compiled,
         run_result=ran,
@@ -101,7 +87,7 @@ def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse
 
 def command_result(code: int | None, seconds: float, stdout: str, stderr: str) -> CommandRunResult:
     """Return how a command ended. code: None for a timeout."""
-    status = CommandRunStatus.TIME_LIMIT_EXCEEDED if code is None else CommandRunStatus.FINISHED
+    status = "TimeLimitExceeded" if code is None else "Finished"
     return CommandRunResult(status=status, execution_time=seconds, return_code=code, stdout=stdout, stderr=stderr)
 
 

@@ -51,9 +51,8 @@ class Scheduler:
     running calls than slots.
     """
 
-    def __init__(self, workers: int, make_room: bool) -> None:
+    def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.make_room = make_room
         self._max_waiting = max_waiting_calls()
         self._counts = dict.fromkeys(SlotState, 0)
         self._queue: deque[asyncio.Future[Slot]] = deque()
@@ -138,7 +137,7 @@ class Scheduler:
         limit = PREEMPTED_PER_WORKER * self.workers
         for slot in [slot for slot in self._long if slot.state is SlotState.RUNNING]:
             preempted = self._counts[SlotState.PREEMPTED]
-            crowded = self.make_room and self._counts[SlotState.RUNNING] > self.workers
+            crowded = self._counts[SlotState.RUNNING] > self.workers
             if preempted >= limit or not (crowded or (rare and (self.depth or preempted))):
                 return
             del self._long[slot]
@@ -149,7 +148,7 @@ class Scheduler:
 
     def _long_calls_are_rare(self) -> bool:
         """Return whether short calls may take the slots of long ones."""
-        return self.make_room and len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
+        return len(self._recent) >= ENOUGH and sum(self._recent) <= RARE * len(self._recent) + 1
 
     def _slots(self) -> int:
         """Return the number of calls that may run now."""

@@ -24,7 +24,7 @@ from rstar_lab.common.service_tokens import published_token
 from rstar_lab.hardware.processes import raise_open_files
 from rstar_lab.sandbox.access import LOOPBACK, check_exposure, listen
 from rstar_lab.sandbox.call import CallResult, OnOutput
-from rstar_lab.sandbox.http_limits import limited_protocol
+from rstar_lab.sandbox.http_limits import http_limits
 from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.server import make_app
@@ -45,8 +45,9 @@ class LocalBackend:
 
     def __init__(self, sandbox: LocalSandbox) -> None:
         self.sandbox, self.events = sandbox, sandbox.events
-        self.workers = self.capacity = sandbox.workers
-        # `slow` is for answers that have used up QUICK_CPU_S, so that they do not delay ordinary ones.
+        self.workers = sandbox.workers
+        # Calls that a worker takes from Redis at once: enough to keep all cores busy, few enough to share the load.
+        self.prefetch_limit = 4 * self.workers + 8
         self.quick = ThreadPoolExecutor(max(4, 2 * self.workers), thread_name_prefix="verify")
         self.slow = ThreadPoolExecutor(max(2, self.workers), thread_name_prefix="verify-slow")
 
@@ -67,6 +68,10 @@ class LocalBackend:
         for threads in (self.quick, self.slow):
             threads.shutdown(wait=False, cancel_futures=True)
 
+    @property
+    def gauges(self) -> dict[str, int]:
+        return self.sandbox.gauges
+
     async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
         if isinstance(work, Verification):
             return await self.verify(work)
@@ -81,37 +86,16 @@ class LocalBackend:
     async def verify(self, work: Verification) -> CallResult:
         requested = time.monotonic()
 
-        def timed(slice_s: float | None) -> tuple[bool, float, float]:
+        def timed(slice_s: float | None) -> CallResult:
             started = time.monotonic()
             right = verify(work.response_text, work.answer, slice_s=slice_s)
-            return right, started - requested, time.monotonic() - started
+            return CallResult(Outcome.OK, "", "", str(right), time.monotonic() - started, started - requested)
 
         loop = asyncio.get_running_loop()
         try:
-            right, queue_s, duration_s = await loop.run_in_executor(self.quick, timed, QUICK_CPU_S)
+            return await loop.run_in_executor(self.quick, timed, QUICK_CPU_S)
         except Undecided:
-            try:
-                right, queue_s, duration_s = await loop.run_in_executor(self.slow, timed, None)
-            except Undecided as undecided:
-                return CallResult(Outcome.SANDBOX_ERROR, "", str(undecided), None, time.monotonic() - requested)
-        return CallResult(Outcome.OK, "", "", str(right), duration_s, queue_s)
-
-    @property
-    def queued(self) -> int:
-        return self.sandbox.queue_depth
-
-    @property
-    def zygotes(self) -> int:
-        return self.sandbox.zygotes
-
-    @property
-    def sessions(self) -> int:
-        return self.sandbox.sessions
-
-    @property
-    def prefetch_limit(self) -> int:
-        """Calls that a worker takes from Redis at once: enough to keep all cores busy, few enough to share the load."""
-        return 4 * self.workers + 8
+            return await loop.run_in_executor(self.slow, timed, None)
 
 
 # Bytes of all unanswered requests and unread responses.
@@ -130,7 +114,6 @@ class Options:
     workers: int | None
     time_limit_s: float
     memory_mb: int
-    make_room: bool
     queue_timeout_s: float
     drain_s: float
     strict: bool
@@ -158,7 +141,6 @@ class DrainingServer(uvicorn.Server):
         self.service = service
         self.drain_s = drain_s
         self.announce = announce
-        self.draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -167,22 +149,28 @@ class DrainingServer(uvicorn.Server):
         self.announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.draining:
-            self.service.draining = True
-            drain = self.service.drain(self.drain_s)
-            asyncio.get_event_loop().call_soon_threadsafe(
-                lambda: setattr(self, "draining", asyncio.ensure_future(drain))
-            )
-        elif sig == signal.SIGINT:
-            self.force_exit = True
+        # Not that of uvicorn, which raises the signal again at the end.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        drain = asyncio.create_task(self.service.drain(self.drain_s))
+        await super().shutdown(sockets)
+        drain.cancel()
+
+
+def prepare(options: Options) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    raise_open_files()
+    if options.redis and options.redis_tls:
+        require_tls(options.redis)
 
 
 def run_server(options: Options, announce: Announce) -> None:
     """Run the service until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
     check_exposure(options.host, options.token)
     listener = listen(options.host, options.port)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    prepare(options)
     with contextlib.ExitStack() as stack:
         token_file = None
         if options.own_token and not options.token:
@@ -193,8 +181,6 @@ def run_server(options: Options, announce: Announce) -> None:
 
 async def serve(options: Options, listener: socket.socket, announce: Announce) -> None:
     if options.redis:
-        if options.redis_tls:
-            require_tls(options.redis)
         from rstar_lab.sandbox.redis_backend import RedisBackend
 
         backend: Any = await RedisBackend(options.redis, wait_s=options.queue_timeout_s).start()
@@ -205,7 +191,6 @@ async def serve(options: Options, listener: socket.socket, announce: Announce) -
     app = make_app(service, time_limit_s=options.time_limit_s, token=options.token, loopback_only=loopback_only)
     config = uvicorn.Config(
         app,
-        http=limited_protocol(),
         lifespan="off",
         log_level="warning",
         access_log=False,
@@ -213,10 +198,11 @@ async def serve(options: Options, listener: socket.socket, announce: Announce) -
         backlog=4096,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(options.drain_s) + 5,
+        **http_limits(),
     )
     host, port = listener.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
-    ready = {"url": f"http://{name}:{port}", "workers": backend.capacity}
+    ready = {"url": f"http://{name}:{port}", "workers": backend.gauges["workers"]}
     try:
         await DrainingServer(config, service, options.drain_s, lambda: announce(ready)).serve(sockets=[listener])
     finally:
@@ -227,7 +213,6 @@ async def local_backend(options: Options) -> LocalBackend:
     limits = Limits(
         timeout_s=options.time_limit_s,
         memory_mb=options.memory_mb,
-        make_room=options.make_room,
         queue_timeout_s=options.queue_timeout_s,
     )
     return await LocalBackend(
@@ -245,7 +230,7 @@ async def local_backend(options: Options) -> LocalBackend:
 
 def run_worker(options: Options, announce: Announce) -> None:
     """Run a worker until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    prepare(options)
     uvloop.run(work(options, announce))
 
 
@@ -253,9 +238,6 @@ async def work(options: Options, announce: Announce) -> None:
     from rstar_lab.sandbox.worker import Worker
 
     assert options.redis is not None
-    raise_open_files()
-    if options.redis_tls:
-        require_tls(options.redis)
     backend = await local_backend(options)
     try:
         worker = Worker(options.redis, backend, drain_s=options.drain_s)

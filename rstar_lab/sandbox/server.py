@@ -2,27 +2,26 @@
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import Field
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
-from rstar_lab.sandbox.access import CONTENT_TYPE, RETRY_AFTER_S, AccessMiddleware, BusyError
-from rstar_lab.sandbox.call import OnOutput, OutputDecoder, failure
-from rstar_lab.sandbox.files import decode_files, run_with_files
+from rstar_lab.sandbox.access import CONTENT_TYPE, AccessMiddleware
+from rstar_lab.sandbox.call import FORBID, OutputDecoder, failure
+from rstar_lab.sandbox.files import run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.service import Service
-from rstar_lab.sandbox.wire import MAX_BATCH, Body, Work, WorkModel, dumps, result_to_dict, work_of
+from rstar_lab.sandbox.wire import MAX_BATCH, Work, dumps
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # JSON bytes of the outputs in one response; a streamed response counts only bytes that are not sent yet. Results beyond this
@@ -41,10 +40,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Calls(Body):
+class Calls(BaseModel):
     """Request body of POST /calls."""
 
-    calls: list[WorkModel] = Field(min_length=1, max_length=MAX_BATCH)
+    model_config = FORBID
+    calls: list[Work] = Field(min_length=1, max_length=MAX_BATCH)
+    stream: bool = Field(False, description="send output while the calls run")
 
 
 def example_request(url: str, token: str = "") -> str:
@@ -52,10 +53,6 @@ def example_request(url: str, token: str = "") -> str:
     header = f'-H "Authorization: Bearer {token}" ' if token else ""
     body = json.dumps({"type": "python", "solution": "print(6 * 7)"})
     return f"curl {url}/run {header}-H 'Content-Type: application/json' -d '{body}'"
-
-
-class GoneError(Exception):
-    """The client has disconnected."""
 
 
 def make_app(
@@ -82,19 +79,11 @@ def make_app(
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         # Without the input, which can be large or not representable in JSON.
-        detail = [{key: item[key] for key in ("type", "loc", "msg")} for item in error.errors()[:20]]
+        detail = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:20])
         return JSONResponse({"detail": detail, "help": "GET / shows a request that works"}, status_code=422)
 
-    @app.exception_handler(BusyError)
-    async def busy(_: Request, error: BusyError) -> Response:
-        return JSONResponse({"detail": str(error)}, error.status, headers={"Retry-After": str(RETRY_AFTER_S)})
-
-    @app.exception_handler(GoneError)
-    async def gone(_: Request, __: GoneError) -> Response:
-        return Response(status_code=499)
-
     async def admitted(request: Request, calls: int, run: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `run` once the queue has room for its calls. Raises BusyError or GoneError."""
+        """Return the result of `run` once the queue has room for its calls. Raises BusyError."""
         service.admit(calls)
         try:
             return await while_connected(request, run())
@@ -148,33 +137,28 @@ def make_app(
 
     @app.get("/status", tags=["code-judge"], response_model=code_judge.Status)
     async def status() -> Response:
-        backend = service.backend
-        return reply({"queue": backend.queued, "num_workers": backend.capacity})
+        gauges = service.backend.gauges
+        return reply({"queue": gauges["queue_depth"], "num_workers": gauges["workers"]})
 
-    @app.post("/run", tags=["code-judge"], response_model=code_judge.SubmissionResult)
-    async def run(request: Request, submission: code_judge.Submission) -> Response:
-        return reply((await submit(request, [submission], outputs=True))[0])
+    def add_code_judge(path: str, *, outputs: bool) -> None:
+        @app.post(path, tags=["code-judge"], response_model=code_judge.SubmissionResult)
+        async def one(request: Request, submission: code_judge.Submission) -> Response:
+            return reply((await submit(request, [submission], outputs=outputs))[0])
 
-    @app.post("/judge", tags=["code-judge"], response_model=code_judge.SubmissionResult)
-    async def judge(request: Request, submission: code_judge.Submission) -> Response:
-        return reply((await submit(request, [submission], outputs=False))[0])
+        # code-judge limits how long a short batch waits; here both kinds of batch wait for the queue.
+        @app.post(f"{path}/batch", tags=["code-judge"], response_model=code_judge.BatchResult)
+        @app.post(f"{path}/long-batch", tags=["code-judge"], response_model=code_judge.BatchResult)
+        async def batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
+            return reply({"sub_id": batch.sub_id, "results": await submit(request, batch.submissions, outputs=outputs)})
 
-    # code-judge limits how long a short batch waits; here both kinds of batch wait for the queue.
-    @app.post("/run/batch", tags=["code-judge"], response_model=code_judge.BatchResult)
-    @app.post("/run/long-batch", tags=["code-judge"], response_model=code_judge.BatchResult)
-    async def run_batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
-        return reply({"sub_id": batch.sub_id, "results": await submit(request, batch.submissions, outputs=True)})
-
-    @app.post("/judge/batch", tags=["code-judge"], response_model=code_judge.BatchResult)
-    @app.post("/judge/long-batch", tags=["code-judge"], response_model=code_judge.BatchResult)
-    async def judge_batch(request: Request, batch: code_judge.BatchSubmission) -> Response:
-        return reply({"sub_id": batch.sub_id, "results": await submit(request, batch.submissions, outputs=False)})
+    add_code_judge("/run", outputs=True)
+    add_code_judge("/judge", outputs=False)
 
     @app.post("/run_code", tags=["SandboxFusion"], response_model=sandbox_fusion.RunCodeResponse)
     async def run_code(request: Request, body: sandbox_fusion.RunCodeRequest) -> Response:
         try:
-            call, files = sandbox_fusion.to_call(body, MAX_TIMEOUT_S), decode_files(body.files)
-            staged = await admitted(request, 1, lambda: run_with_files(service.run, call, files, body.fetch_files))
+            call = sandbox_fusion.to_call(body, MAX_TIMEOUT_S)
+            staged = await admitted(request, 1, lambda: run_with_files(service.run, call, body.files, body.fetch_files))
         except ValueError as error:
             return reply(sandbox_fusion.refused(str(error)).model_dump(mode="json"))
         return reply(sandbox_fusion.to_response(body, staged).model_dump(mode="json"))
@@ -182,60 +166,53 @@ def make_app(
     @app.post("/calls", tags=["calls"], response_class=StreamingResponse)
     async def calls(body: Calls) -> Response:
         """Run calls. The response has one line of JSON for each call, in the order in which they finish:
-        `{"index", "outcome", "stdout", "stderr", "value", "duration_s", "queue_s"}`. A call with `stream` has additional lines
-        before that, `{"index", "stream", "text"}`, with the output since the previous line."""
-        work = [work_of(model) for model in body.calls]
-        streamed = {index for index, model in enumerate(body.calls) if getattr(model, "stream", False)}
-        service.admit(len(work))
-        lines = result_lines(service, work, streamed)
+        `{"index", "outcome", "stdout", "stderr", "value", "duration_s", "queue_s"}`. With `stream`, lines with the output since the
+        previous one, `{"index", "stream", "text"}`, come before it."""
+        service.admit(len(body.calls))
+        lines = result_lines(service, body.calls, stream=body.stream)
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
-        return Response(service.metrics.page(), media_type=CONTENT_TYPE)
+        return Response(service.metrics_page(), media_type=CONTENT_TYPE)
 
     return app
 
 
-async def result_lines(service: Service, work: list[Work], streamed: Collection[int] = ()) -> AsyncIterator[bytes]:
+async def result_lines(service: Service, work: list[Work], *, stream: bool = False) -> AsyncIterator[bytes]:
     """Yield the body of a response to /calls; then release the calls, which were admitted.
 
-    streamed: indices of the calls whose output is sent while they run.
+    stream: send the output of the calls while they run.
     """
     done: asyncio.Queue[bytes] = asyncio.Queue()
     unsent = unfinished = 0
 
-    def has_room(line: bytes) -> bool:
-        return unsent + len(line) <= MAX_RESPONSE_BYTES and service.has_room(len(line))
-
-    def put(line: bytes) -> None:
+    def put(content: dict[str, Any], *, always: bool = False) -> bool:
+        """Send a line. Returns False if too many bytes are not read yet."""
         nonlocal unsent
+        line = dumps(content) + b"\n"
+        if not always and (unsent + len(line) > MAX_RESPONSE_BYTES or not service.has_room(len(line))):
+            return False
         unsent += len(line)
         service.hold_bytes(len(line))
         done.put_nowait(line)
-
-    def output_sender(index: int) -> OnOutput:
-        decoder = OutputDecoder()
-
-        def send(number: int, data: bytes) -> None:
-            line = dumps({"index": index, **asdict(decoder.decode(number, data))}) + b"\n"
-            if has_room(line):  # if not, this output is only in the result
-                put(line)
-
-        return send
+        return True
 
     async def run_one(index: int, item: Work) -> None:
         nonlocal unfinished
-        result = await service.run(item, output_sender(index) if index in streamed else None)
-        line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
-        if not has_room(line):
+        decoder = OutputDecoder()
+
+        def send(number: int, data: bytes) -> None:  # without room, the output is only in the result
+            put({"index": index, **asdict(decoder.decode(number, data))})
+
+        result = await service.run(item, send if stream else None)
+        sent = put({"index": index, **asdict(result)})
+        unfinished -= 1
+        if not sent:
             note = (
                 f"[output left out: {unsent} bytes of results are not read yet; read faster or send smaller batches]\n"
             )
-            result = replace(result, stdout="", stderr=note, value=None)
-            line = dumps({"index": index, **result_to_dict(result)}) + b"\n"
-        unfinished -= 1
-        put(line)
+            put({"index": index, **asdict(replace(result, stdout="", stderr=note, value=None))}, always=True)
 
     unfinished = len(work)
     tasks = [asyncio.create_task(run_one(index, item)) for index, item in enumerate(work)]
@@ -247,11 +224,11 @@ async def result_lines(service: Service, work: list[Work], streamed: Collection[
             body = b"".join(lines)
             yield body
             unsent -= len(body)
-            service.release_bytes(len(body))
+            service.hold_bytes(-len(body))
     finally:
         for task in tasks:
             task.cancel()
-        service.release_bytes(unsent)
+        service.hold_bytes(-unsent)
         unsent = 0
         service.release(len(work))
 
@@ -262,13 +239,13 @@ def json_size(text: str) -> int:
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of `work`. If the client disconnects first, cancel it and raise GoneError."""
+    """Return the result of `work`. If the client disconnects first, cancel it."""
     running = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({running, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            raise GoneError
+            raise HTTPException(499, "the client has disconnected")
         return running.result()
     finally:
         for future in (running, disconnected):
@@ -291,4 +268,4 @@ class CountedResponse(Response):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._service.release_bytes(len(self.body))
+            self._service.hold_bytes(-len(self.body))

@@ -2,86 +2,39 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.access import BusyError
-from rstar_lab.sandbox.call import CallResult, OnOutput, failure
-from rstar_lab.sandbox.call_log import call_id, log_failure
+from rstar_lab.sandbox.call import CallResult, OnOutput, call_id, failure, log_failure, result_of
 from rstar_lab.sandbox.wire import Work
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-
-
-class _Events(Collector):
-    """Counts events of the sandbox: failures of its processes, retries, refused and forked sessions."""
-
-    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
-        self.read = read
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        family = CounterMetricFamily("rstar_lab_sandbox_events", "events of this process's sandbox", labels=["event"])
-        for event, count in self.read().items():
-            family.add_metric([event], count)
-        yield family
-
-
-class Metrics:
-    """Metrics with the prefix rstar_lab_sandbox_. Gauges are read at each scrape."""
-
-    def __init__(
-        self, gauges: dict[str, tuple[str, Callable[[], float]]], events: Callable[[], Mapping[str, int]]
-    ) -> None:
-        """gauges: name -> (description, function that returns the value). events: returns event -> count."""
-        self.registry = registry = CollectorRegistry()
-        prefix = "rstar_lab_sandbox_"
-        arrival = "seconds from the arrival of a call to its"
-        self.latency = Histogram(
-            f"{prefix}call_seconds", f"{arrival} result", ["outcome"], buckets=SECONDS, registry=registry
-        )
-        self.queueing = Histogram(f"{prefix}queue_seconds", f"{arrival} start", buckets=SECONDS, registry=registry)
-        self.refused = Counter(f"{prefix}refused", "calls refused because the queue was full", registry=registry)
-        for name, (description, read) in gauges.items():
-            Gauge(f"{prefix}{name}", description, registry=registry).set_function(read)
-        registry.register(_Events(events))
-
-    def observe(self, result: CallResult, seconds: float) -> None:
-        """Count a result. seconds: from the arrival of its call."""
-        self.latency.labels(result.outcome.value).observe(seconds)
-        self.queueing.observe(result.queue_s)
-
-    def page(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
-        return generate_latest(self.registry)
+PREFIX = "rstar_lab_sandbox_"
+GAUGES = {
+    "queue_depth": "calls that have not started",
+    "in_flight": "calls accepted and not answered",
+    "workers": "calls that run at full priority at once",
+    "zygotes": "live zygotes of this process",
+    "sessions": "sessions of this process whose state is kept",
+}
 
 
 class Backend(Protocol):
     """Runs the work: on this machine (serve.LocalBackend) or on the workers of a Redis (redis_backend.py)."""
 
     @property
-    def queued(self) -> int:
-        """Calls that have not started."""
-
-    @property
-    def capacity(self) -> int:
-        """Calls that run at full priority at once."""
-
-    @property
-    def zygotes(self) -> int:
-        """Running zygotes of this process; 0 if the backend has none."""
-
-    @property
-    def sessions(self) -> int:
-        """Live sessions of this process; 0 if the backend has none."""
+    def gauges(self) -> Mapping[str, int]:
+        """Values of GAUGES; at least `queue_depth` and `workers`."""
 
     @property
     def events(self) -> Mapping[str, int]:
-        """Event -> how often it happened in this process; empty if the backend has none."""
+        """Event -> how often it happened in this process."""
 
     async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
         """Run work. on_output: receives output while it runs; a backend can ignore it."""
@@ -90,8 +43,8 @@ class Backend(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Service:
-    """A backend with a bounded queue and metrics.
+class Service(Collector):
+    """A backend with a bounded queue and metrics, of which gauges and events are read at each scrape.
 
     max_calls: calls in flight. max_bytes: bytes of all requests and unread responses that are held in memory.
     """
@@ -104,16 +57,27 @@ class Service:
         self.bytes = 0
         self.draining = False
         self.running: set[asyncio.Task[CallResult]] = set()
-        self.metrics = Metrics(
-            {
-                "queue_depth": ("calls that have not started", lambda: backend.queued),
-                "in_flight": ("calls accepted and not answered", lambda: self.calls),
-                "workers": ("calls that run at full priority at once", lambda: backend.capacity),
-                "zygotes": ("live zygotes of this process", lambda: backend.zygotes),
-                "sessions": ("sessions of this process whose state is kept", lambda: backend.sessions),
-            },
-            lambda: backend.events,
+        self.registry = registry = CollectorRegistry()
+        arrival = "seconds from the arrival of a call to its"
+        self.latency = Histogram(
+            f"{PREFIX}call_seconds", f"{arrival} result", ["outcome"], buckets=SECONDS, registry=registry
         )
+        self.queueing = Histogram(f"{PREFIX}queue_seconds", f"{arrival} start", buckets=SECONDS, registry=registry)
+        self.refused = Counter(f"{PREFIX}refused", "calls refused because the queue was full", registry=registry)
+        registry.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        values = {**self.backend.gauges, "in_flight": self.calls}
+        for name, description in GAUGES.items():
+            yield GaugeMetricFamily(f"{PREFIX}{name}", description, value=values.get(name, 0))
+        family = CounterMetricFamily(f"{PREFIX}events", "events of this process's sandbox", labels=["event"])
+        for event, count in self.backend.events.items():
+            family.add_metric([event], count)
+        yield family
+
+    def metrics_page(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
+        return generate_latest(self.registry)
 
     def admit(self, calls: int) -> None:
         """Count calls as accepted, or raise BusyError if the queue is full or the service stops.
@@ -138,41 +102,31 @@ class Service:
         return not self.bytes or self.bytes + size <= self.max_bytes
 
     def hold_bytes(self, size: int) -> None:
-        """Count bytes as held without checking the limit."""
+        """Count bytes as held without checking the limit; a negative size releases them."""
         self.bytes += size
 
-    def release_bytes(self, size: int) -> None:
-        self.bytes -= size
-
     def _refuse(self, calls: int) -> None:
-        self.metrics.refused.inc(calls)
+        self.refused.inc(calls)
         raise BusyError(stopping=self.draining)
 
     async def run(self, work: Work, on_output: OnOutput | None = None) -> CallResult:
         """Run admitted work and return its result. Exceptions of the backend become results with an outcome."""
-        with call_id():
-            result = await self._run(work, on_output)
-            log_failure(result)
-        return result
-
-    async def _run(self, work: Work, on_output: OnOutput | None) -> CallResult:
         started = time.monotonic()
-        task = asyncio.create_task(self.backend.run(work, on_output))
-        self.running.add(task)
-        try:
-            result = await task
-        except asyncio.CancelledError:
-            if not task.cancelled() or not self.draining:
+        with call_id():
+            task = asyncio.create_task(result_of(self.backend.run(work, on_output)))
+            self.running.add(task)
+            try:
+                result = await task
+            except asyncio.CancelledError:
+                if not task.cancelled() or not self.draining:
+                    raise
+                result = failure(Outcome.SANDBOX_ERROR, "the service stopped before this call was done")
+            finally:
+                self.running.discard(task)
                 task.cancel()
-                raise
-            result = failure(Outcome.SANDBOX_ERROR, "the service stopped before this call was done")
-        except ValueError as error:
-            result = failure(Outcome.INVALID_ARGUMENTS, str(error))
-        except Exception as error:
-            result = failure(Outcome.SANDBOX_ERROR, f"{type(error).__name__}: {error}")
-        finally:
-            self.running.discard(task)
-        self.metrics.observe(result, time.monotonic() - started)
+            log_failure(result)
+        self.latency.labels(result.outcome.value).observe(time.monotonic() - started)
+        self.queueing.observe(result.queue_s)
         return result
 
     async def drain(self, seconds: float) -> None:

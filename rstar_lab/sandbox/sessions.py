@@ -1,6 +1,7 @@
 """Live sessions, their forks, and the reasons why earlier ones ended."""
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
@@ -10,13 +11,7 @@ from collections.abc import Callable
 from rstar_lab.sandbox.call import COPY_SEPARATOR, ForkError, first_session
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.protocol import END
-from rstar_lab.sandbox.supervisor_pool import (
-    SessionRefused,
-    SupervisorConnection,
-    SupervisorDied,
-    SupervisorPool,
-    SupervisorUnresponsive,
-)
+from rstar_lab.sandbox.supervisor_pool import SessionRefused, SupervisorConnection, SupervisorDied, SupervisorPool
 
 # Ended sessions whose reason is kept.
 REMEMBERED = 10_000
@@ -118,12 +113,10 @@ class Sessions:
 
     def drop(self, name: str, reason: str | None) -> None:
         """End a session. With a reason, the next result of that name states on stderr that the state is gone."""
-        session = self._live.pop(name, None)
-        if session is None:
-            return
-        if session.connection is not None and reason:
-            self.record_loss(name, reason)
-        session.end()
+        if session := self._live.pop(name, None):
+            if session.connection is not None and reason:
+                self.record_loss(name, reason)
+            session.end()
 
     def record_loss(self, name: str, reason: str) -> None:
         self._lost[name] = reason
@@ -162,36 +155,35 @@ BLOCKED_S = 0.1
 class Forker:
     """Forks sessions of one sandbox: the interpreter forks the copies itself, and each gets its own supervisor.
 
-    request: limits of the copies.
+    request: limits of the copies. on_waiting: called with True after BLOCKED_S without an answer of the session's interpreter, and
+    with False when the request ends.
     """
 
-    def __init__(self, pool: SupervisorPool, sessions: Sessions, request: protocol.Request) -> None:
+    def __init__(
+        self, pool: SupervisorPool, sessions: Sessions, request: protocol.Request, on_waiting: Callable[[bool], None]
+    ) -> None:
         self.pool = pool
         self.sessions = sessions
         self.request = request._replace(timeout_s=ANSWER_S)
-        # Called with True after BLOCKED_S without an answer of the session's interpreter, and with False when the request ends.
-        self.on_waiting: Callable[[bool], None] = lambda waiting: None
+        self.on_waiting = on_waiting
 
     async def fork(self, original: Session, n: int) -> list[str]:
         """Fork `n` copies and return their names. Raises ForkError; then no copy remains."""
-        copies: list[Session] = []
-        try:
-            while len(copies) < n:
-                copies += await self._fork_some(original, min(AT_ONCE, n - len(copies)))
-        except BaseException:
-            for copy in copies:
-                self.sessions.drop(copy.name, None)
-            raise
-        return [copy.name for copy in copies]
+        names: list[str] = []
+        with contextlib.ExitStack() as undo:
+            while len(names) < n:
+                names += await self._fork_some(original, min(AT_ONCE, n - len(names)), undo)
+            undo.pop_all()
+        return names
 
-    async def _fork_some(self, original: Session, count: int) -> list[Session]:
+    async def _fork_some(self, original: Session, count: int, undo: contextlib.ExitStack) -> list[str]:
         connection = original.connection
         if connection is None or not connection.alive:
             raise ForkError("the session has ended")
         timer = asyncio.get_running_loop().call_later(BLOCKED_S, self.on_waiting, True)
         try:
             answer = await connection.call(self._message(protocol.FORK, str(count)), ANSWER_S)
-        except (SupervisorDied, SupervisorUnresponsive) as error:
+        except SupervisorDied as error:
             raise ForkError("the session has ended") from error
         finally:
             timer.cancel()
@@ -199,37 +191,31 @@ class Forker:
         offered = [protocol.Copy(*fields) for fields in json.loads(answer.result.value or "[]")]
         if offered and original.fork_group is None:
             ForkGroup(original).join(original)
-        adopted = await asyncio.gather(*(self._adopt(original, copy) for copy in offered), return_exceptions=True)
+        adopted = await asyncio.gather(*(self._adopt(original, copy, undo) for copy in offered), return_exceptions=True)
         connection.send(protocol.RELEASE)
-        copies = [session for session in adopted if isinstance(session, Session)]
-        if len(copies) < count:
-            for session in copies:
-                self.sessions.drop(session.name, None)
-            errors = [error for error in adopted if isinstance(error, BaseException)]
-            if errors and isinstance(errors[0], SessionRefused):
-                raise ForkError("the sandbox is short of memory or processes; close sessions or try later")
+        if any(isinstance(result, SessionRefused) for result in adopted):
+            raise ForkError("the sandbox is short of memory or processes; close sessions or try later")
+        names = [result for result in adopted if isinstance(result, str)]
+        if len(names) < count:
             raise ForkError(
                 "the interpreter did not fork: it does not answer, or reached its limit of memory or processes"
             )
-        return copies
+        return names
 
-    async def _adopt(self, original: Session, copy: protocol.Copy) -> Session:
-        """Start the supervisor of a copy and register its session."""
+    async def _adopt(self, original: Session, copy: protocol.Copy, undo: contextlib.ExitStack) -> str:
+        """Start the supervisor of a copy, register its session and return its name. undo: ends the session again."""
         assert original.connection is not None and original.fork_group is not None
         connection: SupervisorConnection = await self.pool.start_supervisor(original.connection.zygote, session=True)
-        try:
-            answer = await connection.call(self._message(protocol.ADOPT, json.dumps(copy)), ANSWER_S)
-        except BaseException:
-            self.pool.discard(connection)
-            raise
+        answer = await connection.call(self._message(protocol.ADOPT, json.dumps(copy)), ANSWER_S)
         if not answer.alive:
-            self.pool.discard(connection)
+            connection.close()
             raise ForkError("the copy has ended")
         session = Session(f"{first_session(original.name)}{COPY_SEPARATOR}{uuid.uuid4().hex[:16]}")
         session.connection = connection
         original.fork_group.join(session)
         self.sessions.add(session)
-        return session
+        undo.callback(self.sessions.drop, session.name, None)
+        return session.name
 
     def _message(self, kind: bytes, text: str) -> bytes:
         return protocol.pack_request(self.request, text.encode(), b"", kind)

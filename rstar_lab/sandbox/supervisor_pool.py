@@ -7,12 +7,12 @@ import itertools
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
@@ -51,20 +51,44 @@ main(*{arguments!r})
 """
 
 
+def wait_or_kill(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Wait until a process has ended; kill it after `grace_s` seconds."""
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class SupervisorDied(Exception):
-    """A supervisor or its zygote ended without an answer."""
+    """A supervisor or its zygote gave no answer. event: the kind of failure. outcome, message: of its call."""
+
+    event, message = "supervisor_died", ""
+    outcome = Outcome.SANDBOX_ERROR
 
 
-class SupervisorUnresponsive(Exception):
+class SupervisorUnresponsive(SupervisorDied):
     """A supervisor did not answer in time and is killed. outcome: of the limit that it had reported as exceeded."""
+
+    event = "supervisor_unresponsive"
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
         self.outcome = outcome
 
 
-class SessionRefused(Exception):
+class SessionRefused(SupervisorDied):
     """The sandbox has too little memory or too many processes for another session."""
+
+    event = "session_refused"
+    message = "[session not started: the sandbox is short of memory or processes; close sessions or try later]\n"
+
+
+OnEvent = Callable[[bytes, bytes], object]
+
+
+def _ignore(kind: bytes, body: bytes) -> None:
+    pass
 
 
 class SupervisorConnection(asyncio.Protocol):
@@ -84,9 +108,8 @@ class SupervisorConnection(asyncio.Protocol):
         self.dying = False
         # The outcome of the running call without an answer: that of a limit that it has exceeded.
         self.exceeded = Outcome.SANDBOX_ERROR
-        self.on_long: Callable[[], None] = lambda: None
-        self.on_waiting: Callable[[bool], None] = lambda waiting: None
-        self.on_output: Callable[[int, bytes], None] = lambda number, data: None
+        # Receives the messages of the running call about its state and output: kind and body.
+        self.on_event: OnEvent = _ignore
         self.on_ready: Callable[[], None] = lambda: None
         self.on_late: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
@@ -100,9 +123,12 @@ class SupervisorConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.alive = False
-        if self._pending_result and not self._pending_result.done():
-            self._pending_result.set_exception(SupervisorDied())
+        self._fail(SupervisorDied())
         self.on_lost()
+
+    def _fail(self, error: SupervisorDied) -> None:
+        if self._pending_result and not self._pending_result.done():
+            self._pending_result.set_exception(error)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -113,18 +139,12 @@ class SupervisorConnection(asyncio.Protocol):
                 return
             body = bytes(self._buffer[protocol.HEAD.size : end])
             del self._buffer[:end]
-            if kind == protocol.LONG:
-                self.on_long()
-            elif kind in (protocol.WAITING, protocol.ACTIVE):
-                self.on_waiting(kind == protocol.WAITING)
-            elif kind == protocol.REFUSED:
+            if kind == protocol.REFUSED:
                 self.refused = True
-                if self._pending_result and not self._pending_result.done():
-                    self._pending_result.set_exception(SessionRefused())
+                self._fail(SessionRefused())
+                self.close()
             elif kind == protocol.EXCEEDED:
                 self.exceeded = Outcome(protocol.OUTCOMES[body[0]])
-            elif kind == protocol.OUTPUT:
-                self.on_output(body[0], body[1:])
             elif kind == protocol.ENDED:
                 self.session_ended = True
             elif kind == protocol.READY:
@@ -134,51 +154,38 @@ class SupervisorConnection(asyncio.Protocol):
                 answer = unpack_answer(body, self._output_bytes)
                 self.dying = answer.dying
                 self._pending_result.set_result(answer)
+            else:
+                self.on_event(kind, body)
 
-    async def call(self, message: bytes, wall_s: float) -> Answer:
-        """Send a packed request and return its answer. wall_s: seconds after which the supervisor ends the call.
+    async def call(self, message: bytes, wall_s: float, on_event: OnEvent | None = None) -> Answer:
+        """Send a packed request and return its answer.
 
-        Raises SupervisorDied, or SupervisorUnresponsive if no result arrives in time.
+        wall_s: seconds after which the supervisor ends the call. on_event: receives LONG, WAITING, ACTIVE and OUTPUT (protocol.py).
+        Raises SupervisorDied, SessionRefused, or SupervisorUnresponsive if no result arrives in time. The connection is closed then.
         """
-        if self.refused:
-            raise SessionRefused
-        if not self.alive or self._transport is None:
-            raise SupervisorDied
+        if self.refused or not self.alive or self._transport is None:
+            raise SessionRefused if self.refused else SupervisorDied
         loop = asyncio.get_running_loop()
         self.on_ready = lambda: None
+        self.on_event = on_event or _ignore
         self.exceeded = Outcome.SANDBOX_ERROR
         self._pending_result = loop.create_future()
         self._output_bytes = protocol.unpack_limits(message).output_bytes
         self._transport.write(message)
         late = loop.call_later(wall_s + LATE_S, lambda: self.on_late())
-        timer = loop.call_later(wall_s + SILENCE_S, self._on_no_answer)
+        timer = loop.call_later(wall_s + SILENCE_S, lambda: self._fail(SupervisorUnresponsive(self.exceeded)))
         try:
             answer = await self._pending_result
-        except asyncio.CancelledError:
+            if answer.result.outcome is Outcome.KILLED and loop.time() > late.when():  # perhaps by `on_late`
+                raise SupervisorUnresponsive(self.exceeded)
+            return answer
+        except BaseException:
             self.close()
             raise
         finally:
             late.cancel()
             timer.cancel()
-            self.on_long = lambda: None
-            self.on_waiting = lambda waiting: None
-            self.on_output = lambda number, data: None
-        if answer.result.outcome is Outcome.KILLED and loop.time() > late.when():  # perhaps by `on_late`
-            raise SupervisorUnresponsive(self.exceeded)
-        return answer
-
-    def _on_no_answer(self) -> None:
-        if self._pending_result and not self._pending_result.done():
-            self._pending_result.set_exception(SupervisorUnresponsive(self.exceeded))
-        self.close()
-
-    def preempt(self) -> None:
-        """Tell the supervisor to lower the priority of its call."""
-        self.send(protocol.YIELD)
-
-    def resume(self) -> None:
-        """Tell the supervisor that no call waits for the CPU time of its preempted call."""
-        self.send(protocol.RESUME)
+            self.on_event = _ignore
 
     def send(self, kind: bytes) -> None:
         """Send a message without a body."""
@@ -186,31 +193,32 @@ class SupervisorConnection(asyncio.Protocol):
             self._transport.write(protocol.HEAD.pack(0, kind))
 
     def close(self) -> None:
+        """Close the connection. The supervisor then ends its program and exits; it is killed if it does not."""
         self.alive = False
         if self._transport is not None:
             self._transport.abort()
 
 
-class SupervisorPool:
-    """The zygotes and supervisors of one sandbox. All of them end with `close`, or when this process ends.
+class View(NamedTuple):
+    """What programs can use in addition.
 
-    readable: additional files and folders that programs can read. packages: folder with additional packages.
-    preload: modules that an additional zygote imports.
+    readable: files and folders that they can read. packages: folder of packages. preload: modules that an additional zygote imports.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        readable: Sequence[str] = (),
-        packages: str | None = None,
-        preload: Sequence[str] = (),
-    ) -> None:
+    readable: Sequence[str] = ()
+    packages: str | None = None
+    preload: Sequence[str] = ()
+
+
+class SupervisorPool:
+    """The zygotes and supervisors of one sandbox. All of them end with `close`, or when this process ends."""
+
+    def __init__(self, workers: int, view: View = View()) -> None:
         self.missing: dict[str, str] = {}
         self.supervisors: set[SupervisorConnection] = set()
         self._workers = workers
-        self._view = {"readable": list(readable), "packages": packages, "preload": list(preload)}
-        self._tiers = (*TIERS, PRELOAD) if preload else TIERS
+        self._view = view
+        self._tiers = (*TIERS, PRELOAD) if view.preload else TIERS
         self._preload_error = ""
         self._idle: dict[str, list[SupervisorConnection]] = {tier: [] for tier in self._tiers}
         self._broken = False
@@ -237,14 +245,14 @@ class SupervisorPool:
         loop = asyncio.get_running_loop()
         theirs = []
         for tier in self._tiers:
-            ours, other = socket.socketpair()
+            ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
             self._controls[tier] = ours
             self._ready[tier] = loop.create_future()
             theirs.append(other)
         root = str(Path(__file__).parents[2])
         fds = [sock.fileno() for sock in theirs]
-        boot = _BOOT.format(root=root, arguments=(os.getpid(), self._workers, self._view, fds))
+        boot = _BOOT.format(root=root, arguments=(os.getpid(), self._workers, *self._view, fds))
         self._process = subprocess.Popen(  # noqa: ASYNC220  (returns at once)
             [sys.executable, "-I", "-"], env=ENVIRONMENT, pass_fds=fds, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
@@ -255,23 +263,17 @@ class SupervisorPool:
             sock.close()
         for tier, control in self._controls.items():
             loop.add_reader(control, self._on_control_message, tier, control)
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                started = await asyncio.shield(self._ready["bare"])
-        except TimeoutError:
-            started = False
-        if not started:
+        first = self._ready["bare"]
+        await asyncio.wait([first], timeout=START_TIMEOUT_S)
+        if not first.done() or not first.result():
             raise RuntimeError("the sandbox could not start its first process; its error is printed above, on stderr")
         if PRELOAD in self._ready and not await self._ready[PRELOAD]:
             raise UserError(f"--preload: {self._preload_error or 'its import ended the process; see stderr'}")
 
     def _on_control_message(self, tier: str, control: socket.socket) -> None:
-        try:
+        message = b""
+        with contextlib.suppress(OSError):  # the zygote has ended
             message = control.recv(65536)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            message = b""
         ready = self._ready[tier]
         if not message:
             asyncio.get_running_loop().remove_reader(control)
@@ -333,11 +335,7 @@ class SupervisorPool:
         if len(self._idle[connection.tier]) < IDLE_PER_WORKER * self._workers:
             self._idle[connection.tier].append(connection)
         else:
-            self.discard(connection)
-
-    def discard(self, connection: SupervisorConnection) -> None:
-        """Close the connection. The supervisor then ends its program and exits; it is killed if it does not."""
-        connection.close()
+            connection.close()
 
     def _forget(self, connection: SupervisorConnection) -> None:
         """Handle a closed connection."""
@@ -394,10 +392,5 @@ class SupervisorPool:
             if not ready.done():
                 ready.set_result(False)
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.to_thread(self._process.wait, 10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                await asyncio.to_thread(self._process.wait)
+            self._process.terminate()
+            await asyncio.to_thread(wait_or_kill, self._process, 10)

@@ -7,20 +7,24 @@ come from Redis (entry ids), so the clocks of nodes need not agree. If RSTAR_LAB
 that write access to Redis alone allows neither running code nor forging results. Without it, everyone with the password of Redis can.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from rstar_lab.common.errors import UserError
 
+log = logging.getLogger(__name__)
 PREFIX = "rstar_lab:sandbox:1:"
 CALLS = PREFIX + "calls"
 WORKERS = PREFIX + "workers"  # sorted set: name|capacity -> Redis time of its last heartbeat, in ms
@@ -111,12 +115,14 @@ async def check(redis: aioredis.Redis, url: str) -> None:
     try:
         await redis.ping()
         protected = await needs_password(url)
-    except (AuthenticationError, NoPermissionError) as error:
-        raise UserError(f"{where}: wrong password: {error}") from error
-    except ResponseError as error:
-        raise UserError(f"{where}: {error}; give the password as redis://:PASSWORD@HOST:PORT/0") from error
     except (RedisError, OSError) as error:
-        raise UserError(f"no Redis at {where}: {error}; start `redis-server`, or correct --redis") from error
+        refused = isinstance(error, (AuthenticationError, ResponseError))
+        remedy = (
+            "give the password as redis://:PASSWORD@HOST:PORT/0"
+            if refused
+            else "start `redis-server`, or correct --redis"
+        )
+        raise UserError(f"no Redis at {where}: {error}; {remedy}") from error
     if not protected:
         raise UserError(
             f"{where} does not require a password, so anyone who can connect could run code on every worker: "
@@ -137,13 +143,38 @@ async def needs_password(url: str) -> bool:
         socket_timeout=SOCKET_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
-    try:
-        await stranger.ping()
-    except (AuthenticationError, NoPermissionError, ResponseError):
-        return True
-    finally:
-        await stranger.aclose()
+    async with stranger:
+        try:
+            await stranger.ping()
+        except (AuthenticationError, ResponseError):
+            return True
     return False
+
+
+async def forever(step: Callable[[], Awaitable[None]], what: str) -> None:
+    """Repeat `step` until cancelled. After an error, wait and continue: calls stay in the streams, and would wait for ever."""
+    delay = 0.05
+    while True:
+        try:
+            await step()
+            if delay > 0.05:
+                log.warning("Redis answers again (%s)", what)
+            delay = 0.05
+        except Exception as error:
+            if delay == 0.05:
+                ours = not isinstance(error, (RedisError, OSError))
+                log.warning("cannot %s: %s; trying again", what, error, exc_info=ours)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, 1.0)
+
+
+async def end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks repeatedly until all have ended, because the Redis client can swallow a cancellation during a timeout."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=0.5)
 
 
 async def make_group(redis: aioredis.Redis, stream: str) -> None:
@@ -182,7 +213,7 @@ KEY = "RSTAR_LAB_SANDBOX_KEY"
 MIN_KEY = 16
 
 
-class InvalidSignatureError(Exception):
+class InvalidSignatureError(RuntimeError):
     """A call or result was not signed with the key of this process."""
 
 

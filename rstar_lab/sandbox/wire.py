@@ -8,21 +8,14 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 from pydantic_core import from_json
 
-from rstar_lab.sandbox.call import Call, CallResult, Output, first_session
+from rstar_lab.sandbox.call import FORBID, Call, CallResult, Output, first_session
 
 MAX_BATCH = 4096  # calls in one request
 # A model's response contains tags of the chat format; an answer alone does not.
 RESPONSE_TAGS = re.compile(r"</?(answer|reason|tool_call)>")
-FORBID = ConfigDict(extra="forbid")
-
-
-class Body(BaseModel):
-    """A part of a request. Unknown keys are an error."""
-
-    model_config = FORBID
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,46 +62,21 @@ class SessionFork:
     __pydantic_config__: ClassVar = FORBID
 
 
-Work = Call | Verification | SessionEnd | SessionFork
-
-
-class CallModel(Body):
-    """A Call received from a client."""
-
-    kind: Literal["code"] = "code"
-    code: str = Field(description="the Python program")
-    stdin: str = Field("", description="its standard input")
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="makes the call reproducible")
-    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False, description="CPU seconds; default: the service's")
-    memory_mb: int | None = Field(None, gt=0, le=2**40, description="default: the service's")
-    session: str | None = Field(
-        None, min_length=1, max_length=256, description="name of a live interpreter whose state is kept between calls"
-    )
-    stream: bool = Field(False, description="send output while the call runs")
-
-
 def _kind_of(work: Any) -> str:
     """Return the kind of work that is not validated yet; default: code."""
     return str(work.get("kind", "code") if isinstance(work, dict) else getattr(work, "kind", ""))
 
 
-WorkModel = Annotated[
-    Annotated[CallModel, Tag("code")]
+Work = Annotated[
+    Annotated[Call, Tag("code")]
     | Annotated[Verification, Tag("math")]
     | Annotated[SessionEnd, Tag("end")]
     | Annotated[SessionFork, Tag("fork")],
     Discriminator(_kind_of),
 ]
-_WORK: TypeAdapter[CallModel | Verification | SessionEnd | SessionFork] = TypeAdapter(WorkModel)
+_WORK: TypeAdapter[Work] = TypeAdapter(Work)
 _RESULT = TypeAdapter(CallResult)
 _OUTPUT = TypeAdapter(Output)
-
-
-def work_of(model: CallModel | Verification | SessionEnd | SessionFork) -> Work:
-    """Return validated work."""
-    if not isinstance(model, CallModel):
-        return model
-    return Call(model.code, model.stdin, model.seed, model.timeout_s, model.memory_mb, model.session)
 
 
 def session_of(work: Work) -> str | None:
@@ -125,16 +93,12 @@ def dumps(value: Any) -> bytes:
 
 
 def work_to_dict(work: Work) -> dict[str, Any]:
-    return {"kind": "code", **{name: value for name, value in asdict(work).items() if value is not None}}
+    return {name: value for name, value in asdict(work).items() if value is not None}
 
 
 def work_from_json(body: bytes) -> Work:
     """Parse work. Raises ValueError or RecursionError for invalid input."""
-    return work_of(_WORK.validate_python(json.loads(body)))
-
-
-def result_to_dict(result: CallResult) -> dict[str, Any]:
-    return asdict(result)
+    return _WORK.validate_python(json.loads(body))
 
 
 def result_from_json(body: bytes) -> CallResult:

@@ -8,20 +8,20 @@ import os
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import transport
-from rstar_lab.sandbox.call import failure
-from rstar_lab.sandbox.call_log import call_id, log_failure
-from rstar_lab.sandbox.redis_backend import end, forever
+from rstar_lab.sandbox.call import CallResult, call_id, failure, log_failure, result_of
 from rstar_lab.sandbox.serve import LocalBackend
-from rstar_lab.sandbox.transport import InvalidSignatureError, Signer
-from rstar_lab.sandbox.wire import dumps, result_to_dict, work_from_json
+from rstar_lab.sandbox.transport import Signer, end, forever
+from rstar_lab.sandbox.wire import dumps, work_from_json
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,8 @@ class Delivery:
         wait_s = float(fields[b"wait"])
         if not math.isfinite(wait_s):
             raise ValueError(f"wait: {wait_s}")
-        return cls(
-            stream, entry, fields[b"id"], fields[b"client"].decode(), wait_s, fields[b"body"], fields.get(b"sig", b"")
-        )
+        signature = fields.get(b"sig", b"")
+        return cls(stream, entry, fields[b"id"], fields[b"client"].decode(), wait_s, fields[b"body"], signature)
 
 
 class Worker:
@@ -63,7 +62,8 @@ class Worker:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}|{backend.workers}"
         self.own_stream = transport.calls_of(self.name)
         self.in_flight: dict[tuple[str, bytes], asyncio.Task[None]] = {}
-        self.results: asyncio.Queue[tuple[Delivery, bytes]] = asyncio.Queue()
+        self.results: deque[tuple[Delivery, bytes]] = deque()
+        self.something_to_send = asyncio.Event()
         self.room_changed = asyncio.Event()
         self.clock_offset_ms = 0.0
         self.stopping = asyncio.Event()
@@ -75,7 +75,6 @@ class Worker:
         Raises UserError if Redis is unreachable or has no password.
         """
         await transport.check(self.redis, self.url)
-        await self.make_groups()
         await self.heartbeat()
         announce()
         reading = asyncio.create_task(forever(self.read_calls, "read calls"))
@@ -92,26 +91,16 @@ class Worker:
             await self.deregister()
         await self.redis.aclose()
 
-    async def make_groups(self) -> None:
-        for stream in (transport.CALLS, self.own_stream):
-            await transport.make_group(self.redis, stream)
-
     async def read_calls(self) -> None:
         room = self.backend.prefetch_limit - len(self.in_flight)
         if room <= 0:
             self.room_changed.clear()
             await self.room_changed.wait()
             return
-        try:
-            reply: Any = await self.redis.xreadgroup(
-                transport.GROUP, self.name, {transport.CALLS: ">", self.own_stream: ">"},
-                count=room, block=transport.BLOCK_MS,
-            )  # fmt: skip
-        except RedisError as error:
-            if "NOGROUP" in str(error):  # Redis has lost its data
-                await self.make_groups()
-                return
-            raise
+        reply: Any = await self.redis.xreadgroup(
+            transport.GROUP, self.name, {transport.CALLS: ">", self.own_stream: ">"},
+            count=room, block=transport.BLOCK_MS,
+        )  # fmt: skip
         for stream, entries in reply:
             for entry, fields in entries:
                 self.accept(stream.decode(), entry, fields)
@@ -121,7 +110,7 @@ class Worker:
             return
         try:
             delivery = Delivery.of(stream, entry, fields)
-        except (KeyError, ValueError, UnicodeDecodeError) as error:
+        except (KeyError, ValueError) as error:
             log.error("dropped entry %s of %s: not a valid call (%s)", entry.decode(), stream, error)
             task = asyncio.create_task(self.drop(stream, entry))
         else:
@@ -145,49 +134,46 @@ class Worker:
         if waited_s > delivery.wait_s:
             result = failure(Outcome.QUEUE_TIMEOUT, f"not started within {delivery.wait_s:g} s", queue_s=waited_s)
         else:
-            try:
-                self.signer.check(delivery.signature, "call", delivery.call_id, delivery.client, delivery.body)
-                with call_id(delivery.call_id.decode(errors="replace")):
-                    result = await self.backend.run(work_from_json(delivery.body))
-                    log_failure(result)
-            except InvalidSignatureError as error:
-                log.error("call %s was not run: it has %s", delivery.call_id.decode(errors="replace"), error)
-                result = failure(Outcome.SANDBOX_ERROR, f"the call has {error}")
-            except (ValueError, RecursionError) as error:
-                result = failure(Outcome.INVALID_ARGUMENTS, f"{type(error).__name__}: {error}")
-            except Exception as error:
-                log.exception("call %s failed in this worker", delivery.call_id.decode(errors="replace"))
-                result = failure(Outcome.SANDBOX_ERROR, f"{type(error).__name__}: {error}")
-        self.results.put_nowait((delivery, dumps(result_to_dict(result))))
+            with call_id(delivery.call_id.decode(errors="replace")):
+                result = await result_of(self.run_signed(delivery))
+                log_failure(result)
+        self.answer(delivery, result)
+
+    async def run_signed(self, delivery: Delivery) -> CallResult:
+        self.signer.check(delivery.signature, "call", delivery.call_id, delivery.client, delivery.body)
+        return await self.backend.run(work_from_json(delivery.body))
+
+    def answer(self, delivery: Delivery, result: CallResult) -> None:
+        self.results.append((delivery, dumps(asdict(result))))
+        self.something_to_send.set()
 
     async def publish_results(self) -> None:
-        batch = [await self.results.get()]
-        while len(batch) < RESULTS_BATCH and not self.results.empty():
-            batch.append(self.results.get_nowait())
-        try:
-            async with self.redis.pipeline(transaction=False) as pipe:
-                for delivery, body in batch:
-                    pipe.eval(
-                        transport.PUBLISH, 2, delivery.stream, transport.results_of(delivery.client),
-                        transport.GROUP, delivery.entry, delivery.call_id, body, transport.RESULTS_KEPT_MS,
-                        self.signer.sign("result", delivery.call_id, body),
-                    )  # fmt: skip
-                published = await pipe.execute()
-        except BaseException:
-            # Redis may have executed the commands in spite of the error. The second attempt then has no effect.
-            for item in batch:
-                self.results.put_nowait(item)
-            raise
-        self.answered += sum(published)
+        await self.something_to_send.wait()
+        # The results stay in the queue until they are sent. If Redis has received them in spite of an error, the second attempt has
+        # no effect.
+        batch = list(islice(self.results, RESULTS_BATCH))
+        async with self.redis.pipeline(transaction=False) as pipe:
+            for delivery, body in batch:
+                pipe.eval(
+                    transport.PUBLISH, 2, delivery.stream, transport.results_of(delivery.client),
+                    transport.GROUP, delivery.entry, delivery.call_id, body, transport.RESULTS_KEPT_MS,
+                    self.signer.sign("result", delivery.call_id, body),
+                )  # fmt: skip
+            self.answered += sum(await pipe.execute())
         for delivery, _ in batch:
+            self.results.popleft()
             self.done(delivery.stream, delivery.entry)
+        if not self.results:
+            self.something_to_send.clear()
 
     async def send_heartbeats(self) -> None:
         await asyncio.sleep(transport.HEARTBEAT_S)
         await self.heartbeat()
 
     async def heartbeat(self) -> None:
-        """Send a heartbeat and renew the claim on all calls in flight."""
+        """Send a heartbeat, renew the claim on all calls in flight, and create the groups again if Redis has lost its data."""
+        for stream in (transport.CALLS, self.own_stream):
+            await transport.make_group(self.redis, stream)
         before = time.time() * 1000
         server = await transport.now_ms(self.redis)
         self.clock_offset_ms = server - (before + time.time() * 1000) / 2
@@ -218,14 +204,10 @@ class Worker:
             for its_entry, fields in claimed:
                 log.warning("taking over call %s of %s", its_entry.decode(), item["consumer"].decode())
                 if item["times_delivered"] >= transport.MAX_DELIVERIES and fields:
-                    delivery = Delivery.of(transport.CALLS, its_entry, fields)
                     why = f"{item['times_delivered']} workers died while they ran this call"
-                    self.in_flight[transport.CALLS, its_entry] = asyncio.create_task(self.refuse(delivery, why))
+                    self.answer(Delivery.of(transport.CALLS, its_entry, fields), failure(Outcome.SANDBOX_ERROR, why))
                 else:
                     self.accept(transport.CALLS, its_entry, fields)
-
-    async def refuse(self, delivery: Delivery, why: str) -> None:
-        self.results.put_nowait((delivery, dumps(result_to_dict(failure(Outcome.SANDBOX_ERROR, why)))))
 
     async def drain(self) -> None:
         """Wait up to `drain_s` for running calls."""

@@ -56,7 +56,7 @@ async def test_sleeping_calls_do_not_slow_other_calls(sleepers):
             alone = await rate_of_short_calls(sandbox, 1.5)
             sleeping = [asyncio.create_task(sandbox.run(SLEEPER)) for _ in range(sleepers)]
             await asyncio.sleep(0.5)
-            while sandbox.queue_depth:  # noqa: ASYNC110
+            while sandbox.gauges["queue_depth"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             await asyncio.sleep(1.0)
             shares.append(await rate_of_short_calls(sandbox, 1.5) / alone)
@@ -272,7 +272,7 @@ def limit_file(sandbox: LocalSandbox, *names: str) -> Path:
     while True:
         with contextlib.suppress(FileNotFoundError):  # another sandbox has removed a group meanwhile
             for name in names:
-                for path in Path("/sys/fs/cgroup").rglob(f"rstar-sandbox-{sandbox._pool._process.pid}/{name}"):
+                for path in Path("/sys/fs/cgroup").rglob(f"rstar-lab-sandbox-{sandbox._pool._process.pid}/{name}"):
                     return path
             pytest.skip("no control groups here")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rstar_lab.sandbox.call_request import Answer
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.supervisor_pool import SupervisorConnection, SupervisorPool
 
@@ -39,7 +40,7 @@ def cpu_groups(owner: int) -> list[Path]:
     """Return the folders of a sandbox's groups in the CPU hierarchy."""
     while True:
         with contextlib.suppress(FileNotFoundError):  # another sandbox has removed a group meanwhile
-            return [path.parent for path in GROUPS.rglob("cpu.idle") if f"rstar-sandbox-{owner}" in str(path)]
+            return [path.parent for path in GROUPS.rglob("cpu.idle") if f"rstar-lab-sandbox-{owner}" in str(path)]
 
 
 def first_group(owner: int) -> Path:
@@ -75,6 +76,16 @@ def supervisors_outside(owner: int) -> int:
     return sum(len(file.read_text().split()) for file in files if file.exists())
 
 
+async def preempted(connection: SupervisorConnection, limits: protocol.Request, code: bytes, wall_s: float) -> Answer:
+    """Run a call that is preempted as soon as it is long."""
+
+    def on_event(kind: bytes, _: bytes) -> None:
+        if kind == protocol.LONG:
+            connection.send(protocol.YIELD)
+
+    return await connection.call(protocol.pack_request(limits, code, b""), wall_s, on_event)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "alone"), [(LOOP, True), (BOMB, False)], ids=["loop", "fork bomb"])
 async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone: bool):
@@ -83,10 +94,9 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
         await pool.start()
         connection = await pool.start_supervisor("bare")
         assert pool._process is not None
-        connection.on_long = connection.preempt
         with busy():
             began = time.monotonic()
-            call = asyncio.create_task(connection.call(protocol.pack_request(LIMITS, code, b""), 3.0))
+            call = asyncio.create_task(preempted(connection, LIMITS, code, 3.0))
             seen, light, left = False, False, 0
             while not call.done():
                 seen |= in_background(pool._process.pid)
@@ -113,13 +123,12 @@ async def test_preempted_calls_end_in_time_on_a_busy_machine(code: bytes, alone:
 
 @contextlib.asynccontextmanager
 async def giving_way() -> AsyncIterator[tuple[SupervisorConnection, int]]:
-    """Yield a supervisor whose calls are preempted as soon as they are long, and the owner of its control group; both cores are busy."""
+    """Yield a supervisor and the owner of its control group; both cores are busy."""
     pool = SupervisorPool(1)
     try:
         await pool.start()
         connection = await pool.start_supervisor("bare")
         assert pool._process is not None
-        connection.on_long = connection.preempt
         with busy():
             yield connection, pool._process.pid
     finally:
@@ -131,7 +140,7 @@ async def test_a_preempted_call_gets_an_eighth_of_its_limit_on_a_busy_machine():
     limits = LIMITS._replace(timeout_s=8.0)
     code = b"import time\nwhile time.process_time() < 0.8: pass\nprint('done')"
     async with giving_way() as (connection, _):
-        result = (await connection.call(protocol.pack_request(limits, code, b""), 9.0)).result
+        result = (await preempted(connection, limits, code, 9.0)).result
     assert (result.outcome, result.stdout) == ("ok", "done\n")
 
 
@@ -140,7 +149,7 @@ async def test_a_preempted_call_waits_in_the_background_for_its_share():
     code = b"import time\nwhile time.process_time() < 0.6: pass\nprint('done')"
     async with giving_way() as (connection, owner):
         limits = LIMITS._replace(timeout_s=40.0)  # five seconds are guaranteed
-        call = asyncio.create_task(connection.call(protocol.pack_request(limits, code, b""), 41.0))
+        call = asyncio.create_task(preempted(connection, limits, code, 41.0))
         for expected in (True, False):
             while in_background(owner) is not expected:
                 assert not call.done(), "it was not in the background, or stayed there"
@@ -154,11 +163,11 @@ async def test_a_call_that_gets_its_slot_back_leaves_the_background():
     limits = LIMITS._replace(wall_slack_s=8.0)
     code = b"import time\nwhile time.process_time() < 1: pass\nprint('done')"
     async with giving_way() as (connection, owner):
-        call = asyncio.create_task(connection.call(protocol.pack_request(limits, code, b""), 10.0))
+        call = asyncio.create_task(preempted(connection, limits, code, 10.0))
         while not call.done() and not in_background(owner):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         assert not call.done(), "it needs more than the eighth of its limit"
-        connection.resume()
+        connection.send(protocol.RESUME)
         result = (await call).result
         assert not in_background(owner)
     assert (result.outcome, result.stdout) == ("ok", "done\n")

@@ -8,8 +8,7 @@ import pytest
 
 from rstar_lab.sandbox.runtime import cgroup
 from rstar_lab.sandbox.runtime.cgroup import BACKGROUND, BOOSTED, NORMAL, PREEMPTED, Group
-from rstar_lab.sandbox.runtime.crowd import Crowds, available_cpus
-from rstar_lab.sandbox.runtime.pressure import Pressure
+from rstar_lab.sandbox.runtime.pressure import Crowds, Pressure, available_cpus
 from rstar_lab.sandbox.runtime.zygote import Zygote
 
 FILES = {
@@ -118,16 +117,18 @@ def test_a_supervisor_leaves_the_group_of_a_crowd_and_returns(folder, group, tmp
 
 def test_groups_of_killed_sandboxes_are_removed_where_they_were_created(tmp_path, monkeypatch):
     """A group that contains processes cannot have groups with controllers, so a group above it gets them."""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    stale = tmp_path / "user" / f"{cgroup.PREFIX}-{ended.pid}"
-    live = tmp_path / "user" / f"{cgroup.PREFIX}-{os.getpid()}"
+    stale = tmp_path / "user" / f"{cgroup.PREFIX}-{os.getpid()}"  # the process id may be that of another process by now
+    live = tmp_path / "user" / f"{cgroup.PREFIX}-1"
     for path in (stale / "supervisors", live, tmp_path / "user" / "app"):
         path.mkdir(parents=True)
     monkeypatch.setattr(cgroup, "_own_paths", lambda: {"": "/user/app"})
     monkeypatch.setattr(cgroup, "_mounts", lambda: [("cgroup2", "/", str(tmp_path), set())])
+    lock = cgroup.lock_group(str(live))
     cgroup.remove_stale_groups()
     assert not stale.exists() and live.exists()
+    os.close(lock)
+    cgroup.remove_stale_groups()
+    assert not live.exists()
 
 
 def test_limits_are_written_through_files_opened_before_the_namespace(folder, group, tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import CallResult, Limits, LocalSandbox
-from rstar_lab.sandbox.runtime import cgroup, crowd, pressure
-from rstar_lab.sandbox.runtime.crowd import Crowds
+from rstar_lab.sandbox.runtime import cgroup, pressure
+from rstar_lab.sandbox.runtime.pressure import Crowds
 
 TIMEOUT_S, SLACK_S = 3.0, 2.0
 # The threads of a process wait for the interpreter's lock and wake up every few milliseconds. The program ends itself, so that
@@ -82,10 +82,10 @@ def test_all_crowds_together_leave_cpu_time_to_others():
     assert crowds.first_cpus <= crowds.call_cpus
     for active in range(1, 20):
         crowds.mark(100 + active, True)
-        assert crowds.cpus_each() * active == pytest.approx(crowd.CROWDS_SHARE * 8.0)
+        assert crowds.cpus_each() * active == pytest.approx(pressure.CROWDS_SHARE * 8.0)
     for active in range(1, 20):
         crowds.mark(100 + active, False)
-    assert crowds.cpus_each() == pytest.approx(crowd.CROWDS_SHARE * 8.0)
+    assert crowds.cpus_each() == pytest.approx(pressure.CROWDS_SHARE * 8.0)
 
 
 def test_a_single_cpu_is_not_given_to_one_call():
@@ -94,21 +94,20 @@ def test_a_single_cpu_is_not_given_to_one_call():
 
 @pytest.fixture
 def group():
-    name = f"{cgroup.PREFIX}-test-crowds"
-    group = cgroup.create(name)
+    group = cgroup.create(f"{cgroup.PREFIX}-test-crowds")
     if group is None:
         pytest.skip("requires control groups")
     yield group
-    cgroup.destroy(group, name)
+    cgroup.destroy(group)
 
 
 def test_cpu_limits_of_the_groups_above_count(group):
     child = group.child("inner")
-    assert 0 < crowd.available_cpus(child) <= os.cpu_count()
+    assert 0 < pressure.available_cpus(child) <= os.cpu_count()
     if group.above:  # the CPU groups of children are beside this one
         return
     group.limit_cpus(0.5)
-    assert crowd.available_cpus(child) == pytest.approx(0.5)
+    assert pressure.available_cpus(child) == pytest.approx(0.5)
 
 
 def test_the_kernel_enforces_the_cpu_limit(group):

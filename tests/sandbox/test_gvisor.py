@@ -14,6 +14,7 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Limits, LocalSandbox
 from rstar_lab.sandbox.call import ForkError
 from rstar_lab.sandbox.gvisor import GvisorPool, find_runsc
+from rstar_lab.sandbox.supervisor_pool import View
 
 needs_runsc = pytest.mark.skipif(
     shutil.which("runsc") is None or os.geteuid() != 0, reason="runsc is not installed, or this is not root"
@@ -45,7 +46,7 @@ async def test_a_container_gets_read_only_files_and_no_network(monkeypatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
     data = tmp_path / "data"
     data.mkdir()
-    pool = GvisorPool(1, readable=[str(data)])
+    pool = GvisorPool(1, View([str(data)]))
     with pytest.raises(RuntimeError, match="could not start a container: no platform"):
         await pool.start()
     arguments = json.loads((tmp_path / "arguments").read_text())

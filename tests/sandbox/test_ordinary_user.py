@@ -16,7 +16,6 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, SandboxClient
 from rstar_lab.sandbox.call import failure
 from rstar_lab.sandbox.client import MOST_SANDBOX_ERRORS, Waiting
-from rstar_lab.sandbox.runtime.monitor import exceeds_user_limits
 from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
 
 pytestmark = pytest.mark.slow
@@ -329,7 +328,9 @@ async def test_a_call_that_always_fails_is_not_repeated_for_ever():
         assert waiting.future.result().outcome is Outcome.SANDBOX_ERROR
 
 
-def test_sockets_of_a_process_that_has_just_ended_are_not_hidden():
-    sockets = dict.fromkeys(range(10**9, 10**9 + 50), 1)
-    assert exceeds_user_limits(lambda: [os.getpid()], sockets, lambda: sockets)
-    assert not exceeds_user_limits(lambda: [os.getpid()], sockets, dict)
+def test_sockets_of_a_process_that_has_just_ended_are_not_hidden(monkeypatch):
+    sockets, memory = dict.fromkeys(range(10**9, 10**9 + 50), 1), SocketMemory()
+    monkeypatch.setattr(memory, "bytes_by_socket", lambda: sockets)
+    assert memory.exceeds_user_limits(lambda: [os.getpid()], sockets)
+    monkeypatch.setattr(memory, "bytes_by_socket", dict)
+    assert not memory.exceeds_user_limits(lambda: [os.getpid()], sockets)

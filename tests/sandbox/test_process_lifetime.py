@@ -84,7 +84,7 @@ async def test_calls_are_retried_when_zygotes_and_supervisors_are_killed():
         results = await sandbox.run_many(calls)
         await killer
         assert [result.stdout for result in results] == [f"{i}\n" for i in range(40)]
-        assert sandbox.retries > 0
+        assert sandbox.events["retry"] > 0
         assert sandbox.outcomes == {Outcome.OK: 42}
 
 
@@ -134,7 +134,7 @@ async def test_control_groups_are_removed():
     if "memory" not in groups:
         pytest.skip("no version 1 control groups here")
     base = Path("/sys/fs/cgroup/pids")
-    before = set(base.glob("rstar-sandbox-*"))  # other sandboxes of this process
+    before = set(base.glob("rstar-lab-sandbox-*"))  # other sandboxes of this process
     async with LocalSandbox(workers=1) as sandbox:
         await sandbox.run("1")
         for i in range(5):
@@ -142,7 +142,7 @@ async def test_control_groups_are_removed():
             await sandbox.close_session(str(i))
         await asyncio.sleep(0.5)
         await sandbox.run("x = 1", session="last")
-        new = set(base.glob("rstar-sandbox-*")) - before
+        new = set(base.glob("rstar-lab-sandbox-*")) - before
         (mine,) = [path for path in new if psutil.Process().pid in _owners(path)]
         slots = [path.name for path in mine.iterdir() if path.is_dir()]
         assert len(slots) <= 4

@@ -70,7 +70,7 @@ def calm():
 
 async def test_results_and_errors_are_returned_over_redis(calm):
     async with backend(calm) as client:
-        assert client.capacity == 2
+        assert client.gauges["workers"] == 2
         assert await run_all(client, numbered(200)) == all_right(200)
         broken = await client.run(Call("1/0"))
         assert broken.outcome is Outcome.EXCEPTION and "ZeroDivisionError" in broken.stderr

@@ -59,7 +59,7 @@ def left(home: Path, processes: list[psutil.Process]) -> list[str]:
     """Wait up to 10 s for the end of the processes; return what is left of them."""
     _, alive = psutil.wait_procs(processes, timeout=10)
     owners = {str(process.pid) for process in processes}
-    groups = glob.glob("/sys/fs/cgroup/**/rstar-sandbox-*", recursive=True)  # noqa: PTH207
+    groups = glob.glob("/sys/fs/cgroup/**/rstar-lab-sandbox-*", recursive=True)  # noqa: PTH207
     folders = [*glob.glob("/tmp/rstar-programs-*"), *groups]  # noqa: PTH207
     own = [path for path in folders if owners & set(Path(path).name.split("-"))]
     return [*map(str, alive), *own, *(str(path) for path in home.rglob("*") if not path.is_dir())]

@@ -40,7 +40,7 @@ def test_an_endless_program_has_status_time_limit_exceeded(http):
     ("language", "more", "word"),
     [
         ("rust", {}, "'rust'"),
-        ("python", {"files": {"a.bin": "YQ="}}, "'a.bin' is not base64"),
+        ("python", {"files": {"a.bin": "YQ="}}, "'a.bin': binascii.Error"),
         ("python", {"files": {"/etc/a": "YQ=="}}, "/etc/a"),
     ],
 )
@@ -94,13 +94,12 @@ def test_an_unreadable_file_does_not_lose_the_others(http):
 
 def test_a_program_cannot_forge_fetched_files(http):
     lies = [
-        "[1, 2, 3]",
-        '[{"a": 1}, [], {}]',
-        '[{"a": null}, [], {}]',
-        '[{"a": []}, [], {}]',
-        '[{"a": "YQ="}, [], {}]',
-        '[{"b": "YQ=="}, [], {}]',
-        "[[], {}, {}]",
+        "[1, 2]",
+        '[{"a": 1}, {}]',
+        '[{"a": null}, {}]',
+        '[{"a": "YQ="}, {}]',
+        '[{"b": "YQ=="}, {}]',
+        "[[], {}]",
         "[" * 10_000,
     ]
     for lie in lies:

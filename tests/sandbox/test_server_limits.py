@@ -22,9 +22,8 @@ from rstar_lab.sandbox.service import Service
 class EchoBackend:
     """A backend that returns the code of a call as its output."""
 
-    queued = zygotes = sessions = 0
     events: ClassVar[dict[str, int]] = {}
-    capacity = 1
+    gauges: ClassVar[dict[str, int]] = {"queue_depth": 0, "workers": 1}
 
     async def run(self, work, on_output=None) -> CallResult:
         return CallResult(Outcome.OK, work.code, "", None, 0.0)
@@ -124,7 +123,7 @@ def test_a_rejected_request_has_a_retry_after_header(echo_service):
     echo_service.draining = True
     with pytest.raises(BusyError) as error:
         echo_service.admit(1)
-    assert error.value.status == 503
+    assert error.value.status_code == 503
 
 
 def test_the_body_of_a_rejected_request_is_not_read(echo_service):

@@ -180,7 +180,7 @@ async def test_a_fork_is_refused_before_calls_run_out_of_memory():
     async with LocalSandbox(Limits(timeout_s=5.0), workers=2) as sandbox:
         await sandbox.run("x = bytearray(300 << 20)", session="large")
         assert sandbox._pool and sandbox._pool._process
-        group = f"rstar-sandbox-{sandbox._pool._process.pid}"
+        group = f"rstar-lab-sandbox-{sandbox._pool._process.pid}"
         names = ("memory.limit_in_bytes", "memory.max")
         files = [file for name in names for file in Path("/sys/fs/cgroup").rglob(f"{group}/{name}")]
         if not files:
@@ -189,7 +189,7 @@ async def test_a_fork_is_refused_before_calls_run_out_of_memory():
         with pytest.raises(ForkError, match="short of memory"):
             await sandbox.fork("large", 4)
         assert (await sandbox.run("len(x) >> 20", session="large")).value == "300"
-        assert sandbox.sessions == 1
+        assert sandbox.gauges["sessions"] == 1
 
 
 async def test_sessions_are_forked_over_http(service):

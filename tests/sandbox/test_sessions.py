@@ -7,6 +7,7 @@ import pytest_asyncio
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, Limits, LocalSandbox
+from rstar_lab.sandbox.scheduler import SlotState
 from rstar_lab.sandbox.sessions import Sessions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -148,7 +149,7 @@ async def test_idle_sessions_are_dropped_with_a_note():
     async with LocalSandbox(Limits(session_idle_s=0.4, max_sessions=3), workers=1) as sandbox:
         await cells(sandbox, "idle", "x = 1")
         await asyncio.sleep(1.5)
-        assert sandbox.sessions == 0
+        assert sandbox.gauges["sessions"] == 0
         (result,) = await cells(sandbox, "idle", "'x' in globals()")
         assert result.value == "False"
         assert "earlier state is gone: idle for 0.4 s" in result.stderr
@@ -159,7 +160,7 @@ async def test_too_many_sessions_drop_the_least_recently_used():
     async with LocalSandbox(Limits(max_sessions=2), workers=1) as sandbox:
         for name in ("a", "b", "a", "c"):
             await cells(sandbox, name, "x = 1")
-        assert sandbox.sessions == 2
+        assert sandbox.gauges["sessions"] == 2
         (kept,) = await cells(sandbox, "a", "x")
         assert kept.value == "1"
         (dropped,) = await cells(sandbox, "b", "'x' in globals()")
@@ -176,7 +177,7 @@ async def test_a_cancelled_call_frees_its_slot():
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert (await sandbox.run("1 + 1", session=session)).value == "2"
-        assert sandbox.in_flight == sandbox.queue_depth == 0
+        assert sandbox.gauges["queue_depth"] == sandbox._scheduler.count(SlotState.RUNNING) == 0
 
 
 def test_the_sweep_of_idle_sessions_leaves_those_in_use():

@@ -36,9 +36,9 @@ class SlotMachine(RuleBasedStateMachine):
         self.preempted: list[int] = []  # calls that lost their slot to shorter calls and wait for it
         self.returned = 0  # calls that ran again after they waited, while all slots were taken
 
-    @initialize(workers=st.integers(1, 3), make_room=st.booleans(), max_waiting=st.integers(0, 3))
-    def open(self, workers: int, make_room: bool, max_waiting: int) -> None:
-        self.scheduler = Scheduler(workers, make_room)
+    @initialize(workers=st.integers(1, 3), max_waiting=st.integers(0, 3))
+    def open(self, workers: int, max_waiting: int) -> None:
+        self.scheduler = Scheduler(workers)
         self.scheduler._max_waiting = self.max_waiting = max_waiting
 
     def run_loop(self) -> None:
@@ -171,9 +171,9 @@ def test_no_slot_is_lost_and_no_call_is_starved():
     run_state_machine_as_test(SlotMachine)
 
 
-async def four_calls(make_room: bool, short_calls: int) -> tuple[Scheduler, list[asyncio.Task[Slot]]]:
+async def four_calls(short_calls: int) -> tuple[Scheduler, list[asyncio.Task[Slot]]]:
     """Start four calls on two workers after `short_calls` short ones."""
-    queue = Scheduler(2, make_room)
+    queue = Scheduler(2)
     for _ in range(short_calls):
         queue.free(await queue.take(1.0))
     calls = [asyncio.create_task(queue.take(3600)) for _ in range(4)]
@@ -181,16 +181,16 @@ async def four_calls(make_room: bool, short_calls: int) -> tuple[Scheduler, list
     return queue, calls
 
 
-@pytest.mark.parametrize(("make_room", "short_calls", "running"), [(True, 3, 3), (True, 2, 2), (False, 3, 2)])
-async def test_one_more_short_call_runs_while_long_ones_are_rare(make_room, short_calls, running):
-    queue, calls = await four_calls(make_room, short_calls)
+@pytest.mark.parametrize(("short_calls", "running"), [(3, 3), (2, 2)])
+async def test_one_more_short_call_runs_while_long_ones_are_rare(short_calls, running):
+    queue, calls = await four_calls(short_calls)
     assert queue.count(SlotState.RUNNING) == running
     for call in calls:
         call.cancel()
 
 
 async def test_no_extra_call_runs_beside_a_long_one():
-    queue, calls = await four_calls(make_room=True, short_calls=64)
+    queue, calls = await four_calls(64)
     queue.mark_long(calls[0].result())
     queue.mark_long(calls[1].result())
     await asyncio.sleep(0)
@@ -207,7 +207,7 @@ async def test_no_extra_call_runs_beside_a_long_one():
 
 async def test_a_preempted_call_gets_its_slot_back_when_no_call_arrives(monkeypatch):
     monkeypatch.setattr(scheduler, "QUIET_S", 0.05)
-    queue = Scheduler(1, make_room=True)
+    queue = Scheduler(1)
     for _ in range(64):
         queue.free(await queue.take(1.0))
     events: list[str] = []

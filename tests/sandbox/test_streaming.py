@@ -8,6 +8,7 @@ import pytest
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import CallResult, Limits, LocalSandbox, SandboxClient
 from rstar_lab.sandbox.call import Output
+from rstar_lab.sandbox.scheduler import SlotState
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 
@@ -53,7 +54,9 @@ async def test_a_closed_generator_cancels_the_call_and_limits_apply():
         stream = sandbox.stream("print(1, flush=True)\nimport time\ntime.sleep(99)")
         assert await anext(stream) == Output("stdout", "1\n")
         await stream.aclose()
-        await asyncio.wait_for(sandbox.drain(), 5)
+        async with asyncio.timeout(5):
+            while sandbox._scheduler.count(SlotState.RUNNING):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         items = [item async for item in sandbox.stream("while True: print('x' * 1000)")]
         text = "".join(item.text for item in items if isinstance(item, Output))
         assert isinstance(items[-1], CallResult) and items[-1].outcome == Outcome.OUTPUT_LIMIT

@@ -2,16 +2,16 @@
 
 import contextlib
 import errno
+import fcntl
 import math
 import os
 import re
-import signal
 import time
 
-from rstar_lab.sandbox.runtime import procfs
+from rstar_lab.sandbox.runtime import kernel, procfs
 
-# The group of a sandbox is named PREFIX-PID, with the process id of its owner.
-PREFIX = "rstar-sandbox"
+# Groups of a sandbox are named PREFIX-PID and PREFIX-PID-..., and locked while they are used (`lock_group`).
+PREFIX = "rstar-lab-sandbox"
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 # CPU shares; an ordinary process has 1024. A call gets four times that, because rollouts wait for it. A preempted call gets less
 # than the service. A background call runs only while no other process wants the CPU (cpu.idle, Linux 5.15 or later).
@@ -21,6 +21,7 @@ BACKGROUND, PREEMPTED, NORMAL, BOOSTED = 2, 512, 4096, 32768
 PERIOD_US, LEAST_QUOTA_US = 100_000, 1000
 # Seconds in which killed processes of a group must end.
 KILL_S = 2.0
+_CONTROL = b"+memory +pids +cpu"
 MEMORY_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
@@ -29,11 +30,7 @@ _WRITTEN_FILES = ("memory.max", "memory.swap.max", "pids.max", "cpu.weight", "cp
 
 
 def write_file(folder: int, name: str, text: str) -> None:
-    fd = os.open(name, os.O_WRONLY, dir_fd=folder)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+    kernel.write_file(name, text.encode(), folder)
 
 
 def read_file(folder: int, name: str) -> str:
@@ -73,6 +70,24 @@ def _folder(root: str, point: str, path: str) -> str:
     return os.path.join(point, inside.lstrip("/"))
 
 
+def lock_group(folder: str, parent: int | None = None) -> int:
+    """Create a folder if it does not exist, and return a descriptor. The group is in use while a process has a copy of it.
+
+    Other users cannot open the folder, so they cannot lock it. parent: descriptor of the folder to which a relative path belongs.
+    """
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o711, dir_fd=parent)
+        with contextlib.suppress(FileNotFoundError):  # another process has removed the group before it was locked
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(folder, dir_fd=parent)
+                return lock
+            os.close(lock)
+
+
 class Group:
     """A control group: a folder in each hierarchy (version 1) or one folder (version 2).
 
@@ -101,12 +116,9 @@ class Group:
 
     def child(self, name: str) -> "Group":
         """Create a child group, or open it if it exists."""
-        folders: dict[str, int] = {}
-        for controller, (folder, full) in self._child_folders(name).items():
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(full, 0o755, dir_fd=folder)
-            folders[controller] = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-        return Group(self.version, folders)
+        found = self._child_folders(name)
+        opened = {place: lock_group(place[1], place[0]) for place in set(found.values())}
+        return Group(self.version, {controller: opened[place] for controller, place in found.items()})
 
     def _child_folders(self, child: str) -> dict[str, tuple[int, str]]:
         """Return controller -> (parent folder, name) of a child."""
@@ -119,18 +131,18 @@ class Group:
 
     def remove(self, name: str) -> bool:
         """Remove a child group. Returns False if it still contains processes."""
+        left = False
         for folder, full in set(self._child_folders(name).values()):
             try:
-                os.rmdir(full, dir_fd=folder)
-            except FileNotFoundError:
-                pass
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(full, dir_fd=folder)
             except OSError:
-                return False
-        return True
+                left = True
+        return not left
 
     def close(self) -> None:
-        """Close the folder descriptors; the group itself stays."""
-        for folder in set(self.folders.values()):
+        """Close the folder descriptors; the group itself stays, and is stale if no other process uses it."""
+        for folder in {*self.folders.values(), *self.above.values()}:
             os.close(folder)
 
     @property
@@ -191,8 +203,7 @@ class Group:
         deadline = time.monotonic() + KILL_S
         while (others := set(self.tasks()) - kept) and time.monotonic() < deadline:
             for task in others:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(task, signal.SIGKILL)
+                procfs.kill(task)
             time.sleep(0.001)
 
     def _open_procs_file(self) -> int:
@@ -343,91 +354,59 @@ class Group:
         return [int(line) for line in read_file(next(iter(self.folders.values())), "cgroup.procs").split()]
 
 
-def _version_1(name: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Create a group; return controller -> its folder, and controller -> parent folder for CPU-only hierarchies."""
+def _version_1(name: str) -> Group:
+    """Create a group, in the hierarchies in which this user can."""
     own = _own_paths()
     folders, above = {}, {}
     for kind, root, point, options in _mounts():
         for controller in CONTROLLERS:
             if kind == "cgroup" and controller in options and controller in own and controller not in folders:
-                folder = os.path.join(_folder(root, point, own[controller]), name)
+                parent = _folder(root, point, own[controller])
                 with contextlib.suppress(OSError):
-                    with contextlib.suppress(FileExistsError):  # two controllers in one hierarchy
-                        os.mkdir(folder)
-                    folders[controller] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    folders[controller] = lock_group(os.path.join(parent, name))
                     if controller.startswith("cpu") and not {"memory", "pids"} & options:
-                        above[controller] = os.open(
-                            os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                        )
-    return folders, above
+                        above[controller] = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return Group(1, folders, name, above)
 
 
-def _version_2(name: str) -> dict[str, int]:
-    """Create a group; return controller -> its folder, or an empty dict if no parent group allows it."""
+def _version_2(name: str) -> Group | None:
+    """Create a group; return None if no parent group allows it."""
     own = _own_paths().get("", "/")
-    for kind, root, point, _ in _mounts():
-        if kind != "cgroup2":
-            continue
+    for root, point in [(root, point) for kind, root, point, _ in _mounts() if kind == "cgroup2"]:
         parent = _folder(root, point, own).rstrip("/")
         # A group that contains processes cannot enable controllers for children; search upwards for one that can.
         while parent.startswith(point):
-            folder = os.path.join(parent, name)
-            try:
-                at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    write_file(at, "cgroup.subtree_control", "+memory +pids +cpu")
-                finally:
-                    os.close(at)
-                os.mkdir(folder)
-            except OSError:
-                parent = os.path.dirname(parent)
-                continue
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                write_file(fd, "cgroup.subtree_control", "+memory +pids +cpu")
-            except OSError:
-                os.rmdir(folder)
-                return {}
-            return {controller: fd for controller in CONTROLLERS}
-    return {}
+            with contextlib.suppress(OSError):
+                kernel.write_file(f"{parent}/cgroup.subtree_control", _CONTROL)
+                folder = lock_group(f"{parent}/{name}")
+                group = Group(2, dict.fromkeys(CONTROLLERS, folder), name)
+                with contextlib.suppress(OSError):
+                    write_file(folder, "cgroup.subtree_control", _CONTROL.decode())
+                    return group
+                destroy(group)
+                return None
+            parent = os.path.dirname(parent)
+    return None
 
 
 def create(name: str) -> Group | None:
     """Create the group of a sandbox below that of this process. Returns None if this user cannot create one with all controllers."""
-    try:
-        version, folders = 2, _version_2(name)
-        above: dict[str, int] = {}
-        if "memory" not in folders:
-            version, (folders, above) = 1, _version_1(name)
-    except OSError:
-        return None
-    group = Group(version, folders, name, above)
-    if set(folders) != set(CONTROLLERS):
-        destroy(group, name)
-        return None
-    return group
+    with contextlib.suppress(OSError):
+        group = _version_2(name) or _version_1(name)
+        if set(group.folders) == set(CONTROLLERS):
+            return group
+        destroy(group)
+    return None
 
 
-def destroy(group: Group, name: str) -> None:
+def destroy(group: Group) -> None:
     """Remove a sandbox's group and its children, which must have no processes left."""
-    for folder in set(group.above.values()):
-        for entry in os.listdir(folder):
-            if entry.startswith(f"{name}-"):
-                with contextlib.suppress(OSError):
-                    os.rmdir(entry, dir_fd=folder)
-        os.close(folder)
-    for folder in set(group.folders.values()):
-        for child in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                os.rmdir(child, dir_fd=folder)
-        path = os.readlink(f"/proc/self/fd/{folder}")
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
-        os.close(folder)
+    group.close()
+    remove_stale_groups()
 
 
 def remove_stale_groups() -> None:
-    """Remove the groups of sandboxes that were killed. Their names start with `PREFIX-PID`, with the owner's process id."""
+    """Remove the groups of sandboxes that were killed."""
     own = _own_paths()
     for kind, root, point, options in _mounts():
         names = [c for c in CONTROLLERS if c in options and c in own] if kind == "cgroup" else [""]
@@ -437,15 +416,17 @@ def remove_stale_groups() -> None:
                 parents.append(os.path.dirname(parents[-1]))
         for parent in parents:
             with contextlib.suppress(OSError):
-                for entry in os.listdir(parent):
-                    owner = entry.removeprefix(PREFIX + "-").split("-")[0]
-                    if not entry.startswith(PREFIX + "-") or (
-                        owner.isdigit() and procfs.state(int(owner)) not in ("", "Z")
-                    ):
-                        continue
-                    stale = os.path.join(parent, entry)
-                    with contextlib.suppress(OSError):
-                        for child in os.listdir(stale):
-                            with contextlib.suppress(OSError):
-                                os.rmdir(os.path.join(stale, child))
-                        os.rmdir(stale)
+                for name in os.listdir(parent):
+                    if name.startswith(f"{PREFIX}-"):
+                        _remove(f"{parent}/{name}")
+
+
+def _remove(folder: str) -> None:
+    """Remove a group that no process uses and its children, as far as they contain no processes."""
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for child in [f"{folder}/{name}" for name in os.listdir(folder)] + [folder]:
+            with contextlib.suppress(OSError):
+                os.rmdir(child)

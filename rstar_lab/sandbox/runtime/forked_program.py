@@ -125,15 +125,13 @@ class Program:
                 self.init = kernel.new_pid_namespace()
                 os.setpgid(self.init, self.init)
             self.pid = fork_into(self.init, environment.own_pid_namespace)
-        except OSError:
-            if self.init:
-                os.kill(self.init, signal.SIGKILL)
-                os.waitpid(self.init, 0)
-            self._close()
-            raise
         finally:
             if theirs is not None and self.pid:
                 theirs.close()
+            if self.pid < 0:
+                if self.init:
+                    kernel.kill_child(self.init)
+                self._close()
         if self.pid == 0:
             try:
                 self._become(environment, request, code, theirs)
@@ -197,14 +195,11 @@ class Program:
         Returns None for a message that does not answer this cell, because any code of the session can write to the channel.
         """
         assert self.channel is not None
-        try:
+        with contextlib.suppress(BlockingIOError):
             if not self.channel.recv(4096):
                 return False
-        except BlockingIOError:
-            return None
-        except OSError:
-            return False
-        return True if self.report.answered(self._secret) else None
+            return True if self.report.answered(self._secret) else None
+        return None
 
     def fork(self, count: int, within_s: float) -> list[tuple[int, list[int]]]:
         """Have a session's interpreter fork itself; return (process id, descriptors) of each copy.
@@ -217,10 +212,8 @@ class Program:
         copies = []
         for first in range(0, count, program.COPIES_PER_MESSAGE):
             files = [_CopyFiles() for _ in range(min(program.COPIES_PER_MESSAGE, count - first))]
-            try:
+            with contextlib.suppress(OSError):  # then no copy arrives
                 socket.send_fds(self.channel, [b"f"], [fd for file in files for fd in file.theirs])
-            except OSError:
-                deadline = 0.0
             for file in files:
                 pid = file.wait(deadline)
                 if pid:
@@ -232,8 +225,7 @@ class Program:
         if self.has_copies:
             self._kill_group()
         elif self.init or self._status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.init or self.pid, signal.SIGKILL)
+            procfs.kill(self.init or self.pid)
 
     def gone(self, within_s: float) -> bool:
         """Wait up to `within_s` seconds; return whether all killed processes have ended."""
@@ -264,10 +256,8 @@ class Program:
         elif self.init:
             os.waitpid(self.init, 0)
         else:
-            procfs.end_all(os.getpid())
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            procfs.end_all()
+        procfs.reap()
         os.close(self.pidfd)
         self._close()
         return status
@@ -278,8 +268,7 @@ class Program:
             self.group.kill({os.getpid(), self.init})
             return
         for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            procfs.kill(pid)
 
     def _close(self) -> None:
         self._started.close()

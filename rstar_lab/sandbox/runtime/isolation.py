@@ -34,19 +34,11 @@ def _attempt(missing: Missing, layer: str, step: Callable[..., object], *argumen
     return layer not in missing
 
 
-def _write(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
-
-
 def map_ids(inside: int, outside_uid: int, outside_gid: int) -> None:
     """Write the id maps of this process, which has just entered a new user namespace."""
-    _write("/proc/self/setgroups", b"deny")
-    _write("/proc/self/uid_map", b"%d %d 1" % (inside, outside_uid))
-    _write("/proc/self/gid_map", b"%d %d 1" % (inside, outside_gid))
+    kernel.write_file("/proc/self/setgroups", b"deny")
+    kernel.write_file("/proc/self/uid_map", b"%d %d 1" % (inside, outside_uid))
+    kernel.write_file("/proc/self/gid_map", b"%d %d 1" % (inside, outside_gid))
 
 
 def create_pid_namespace(missing: Missing) -> bool:
@@ -54,39 +46,29 @@ def create_pid_namespace(missing: Missing) -> bool:
 
     Layers that fail are added to `missing`. Returns whether programs can run under user ids of their own.
     """
-    try:
-        kernel.unshare(kernel.CLONE_NEWPID)
+    if _attempt({}, "", kernel.unshare, kernel.CLONE_NEWPID):
         return True
-    except OSError:
-        uid, gid = os.geteuid(), os.getegid()
-        try:
-            kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
-            map_ids(0, uid, gid)
-        except OSError as error:
-            reason = f"user namespaces are refused ({error.strerror})"
-            missing.update(dict.fromkeys((layer for layer in LAYERS if "namespace" in layer), reason))
-            missing["private_proc"] = reason
-            return os.geteuid() == 0
-        return False
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
+        map_ids(0, uid, gid)
+    except OSError as error:
+        reason = f"user namespaces are refused ({error.strerror})"
+        missing.update(dict.fromkeys(["private_proc", *(layer for layer in LAYERS if "namespace" in layer)], reason))
+    return "private_proc" in missing and uid == 0
 
 
 def create_namespaces(missing: Missing) -> None:
     """Create the other namespaces and the read-only root file system. Called in the first zygote before its imports."""
     if "pid_namespace" in missing:
         return
-    for layer, flag in (
-        ("network_namespace", kernel.CLONE_NEWNET),
-        ("ipc_namespace", kernel.CLONE_NEWIPC),
-        ("uts_namespace", kernel.CLONE_NEWUTS),
-        ("mount_namespace", kernel.CLONE_NEWNS),
+    _attempt(missing, "network_namespace", kernel.unshare, kernel.CLONE_NEWNET)
+    _attempt(missing, "ipc_namespace", kernel.unshare, kernel.CLONE_NEWIPC)
+    if _attempt(missing, "uts_namespace", kernel.unshare, kernel.CLONE_NEWUTS):
+        _attempt({}, "", socket.sethostname, "sandbox")
+    if not _attempt(missing, "mount_namespace", kernel.unshare, kernel.CLONE_NEWNS) or not _attempt(
+        missing, "mount_namespace", rootfs.build
     ):
-        _attempt(missing, layer, kernel.unshare, flag)
-    if "uts_namespace" not in missing:
-        with contextlib.suppress(OSError):
-            socket.sethostname("sandbox")
-    if "mount_namespace" not in missing:
-        _attempt(missing, "mount_namespace", rootfs.build)
-    if "mount_namespace" in missing:
         missing.setdefault("private_proc", "requires the mount namespace")
 
 
@@ -140,10 +122,10 @@ class Isolation:
                 )
         else:
             self.missing.setdefault("landlock", "the kernel does not support Landlock")
-        try:
+        if seccomp.is_supported():
             self._filter = seccomp.Filter(kernel_memory=self.has("cgroup"))
-        except OSError as error:
-            self.missing.setdefault("seccomp", str(error))
+        else:
+            self.missing.setdefault("seccomp", "no filter for this architecture")
 
     def enter(
         self,
@@ -158,11 +140,8 @@ class Isolation:
         scratch: writable folder on the host, used if there is no mount namespace. first_fd: close descriptors from here on.
         report: called with (layer, error) for a layer that fails. Without it the first failure raises OSError.
         """
-        # The OOM killer kills programs before their supervisor.
-        try:
-            _write("/proc/self/oom_score_adj", b"1000")
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):  # the OOM killer kills programs before their supervisor
+            kernel.write_file("/proc/self/oom_score_adj", b"1000")
         flags = kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0
         self._apply(report, "mount_namespace", self._scratch, request, flags)
         self._apply(report, "private_proc", self._proc)
@@ -178,10 +157,8 @@ class Isolation:
             os.chdir(scratch or "/")
             os.environ["HOME"] = os.environ["TMPDIR"] = scratch
         self._resources(request)
-        try:
+        with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, 0 if self.root else 5)
-        except OSError:
-            pass
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
@@ -263,10 +240,8 @@ class Isolation:
 
 
 def _bound(kind: int, value: int) -> None:
-    try:
+    with contextlib.suppress(ValueError):  # the value is above this process's hard limit, which then applies
         resource.setrlimit(kind, (value, value))
-    except ValueError:
-        pass  # the value is above this process's hard limit, which then applies
 
 
 def dry_run(isolation: Isolation, request: Request) -> Missing:
@@ -285,8 +260,7 @@ def dry_run(isolation: Isolation, request: Request) -> Missing:
             os._exit(0)
     os.waitpid(pid, 0)
     if init:
-        os.kill(init, signal.SIGKILL)
-        os.waitpid(init, 0)
+        kernel.kill_child(init)
     os.close(own)
     os.close(writing)
     text = os.read(reading, 65536)

@@ -22,6 +22,7 @@ CLONE_NEWIPC = 0x8000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
+CLONE_NAMESPACES = 0x7E020000  # all of these
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
@@ -110,6 +111,21 @@ def drop_capabilities() -> None:
 def pidfd_getfd(pidfd: int, fd: int) -> int:
     """Return a duplicate of another process's descriptor."""
     return _checked(libc.syscall(SYS_PIDFD_GETFD, pidfd, fd, 0), "pidfd_getfd")
+
+
+def write_file(path: str, data: bytes, folder: int | None = None) -> None:
+    """Write an existing file. folder: descriptor of the folder to which a relative path belongs."""
+    fd = os.open(path, os.O_WRONLY, dir_fd=folder)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def kill_child(pid: int) -> None:
+    """Kill a child of this process and wait until it has ended."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def end_descriptor(child: int) -> int:

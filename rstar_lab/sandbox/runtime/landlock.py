@@ -26,8 +26,6 @@ class Rules:
     """A Landlock rule set: the listed files and folders with their access rights; everything else is denied."""
 
     def __init__(self, version: int, read: list[str], write: list[str], devices: list[str]) -> None:
-        if version < 1:
-            raise OSError("the kernel does not support Landlock")
         everything = _RIGHTS[min(version, 5)]
         self._attributes = struct.pack(
             "=QQQ", everything, _TCP if version >= 4 else 0, _SCOPES if version >= ABI_WITH_SCOPES else 0
@@ -40,10 +38,9 @@ class Rules:
         self._write = write
 
     def _rule(self, path: str, rights: int) -> list[bytes]:
-        try:
-            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:
+        if not os.path.exists(path):
             return []
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         if not os.path.isdir(path):
             rights &= _FILE_RIGHTS & self._everything
         return [struct.pack("=Qi", rights, fd)]

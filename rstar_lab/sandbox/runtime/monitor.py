@@ -4,13 +4,11 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Iterator
 
 from rstar_lab.sandbox.runtime import procfs
 from rstar_lab.sandbox.runtime.cgroup import BOOSTED, NORMAL, PREEMPTED, Group
-from rstar_lab.sandbox.runtime.crowd import CROWD_TASKS
 from rstar_lab.sandbox.runtime.forked_program import Program
-from rstar_lab.sandbox.runtime.pressure import Pressure
+from rstar_lab.sandbox.runtime.pressure import CROWD_TASKS, Pressure
 from rstar_lab.sandbox.runtime.protocol import Request
 from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
 
@@ -52,8 +50,8 @@ class CallMonitor:
     that falls behind gets a higher CPU weight; without a control group it gets more wall time instead. If the slack is used up,
     the outcome is `sandbox_error` if the code of the program is not started yet, or if the call waited for a CPU for at least
     half of the slack because of other work (run delay in schedstat); else `timeout`. The threads of a crowd wait for each other
-    and for the CPU limit of the call: a crowd has
-    waited because of other work only while the call used less than a quarter of the CPU time that it was allowed.
+    and for the CPU limit of the call: a crowd has waited because of other work only while the call used less than a quarter of the
+    CPU time that it was allowed.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class CallMonitor:
         self._tick_s = 0.0
         self._starved_s = 0.0
         self._granted_s = 0.0
-        # Whether the call has been a crowd (crowd.py), and how many CPUs it may use since then.
+        # Whether the call has been a crowd (pressure.py), and how many CPUs it may use since then.
         self._crowd = False
         self._cpus = 1.0
         self._schedstat: dict[int, tuple[float, float]] = {}
@@ -152,11 +150,8 @@ class CallMonitor:
             if self.pressure and (outcome := self.pressure.exceeded_limit(self.group, len(tree))):
                 return outcome
         # While the first process ends, it has sockets but no descriptors any more. All others end with it.
-        if (
-            self.sockets
-            and exceeds_user_limits(self.running.processes, sockets, self.sockets.bytes_by_socket)
-            and procfs.has_memory(procfs.living_thread(self.pid))
-        ):
+        too_much = self.sockets is not None and self.sockets.exceeds_user_limits(self.running.processes, sockets)
+        if too_much and procfs.has_memory(procfs.living_thread(self.pid)):
             return "killed"
         if any(os.fstat(fd).st_size > request.output_bytes for fd in self.outputs):
             return "output_limit"
@@ -243,10 +238,6 @@ class CallMonitor:
             self._starved_s = min(self._starved_s + self._longest_s - before_s, self.wall_s())
         self._schedstat = {task: stat for task, stat in stats.items() if stat is not None}
 
-    def _belongs_in_background(self) -> bool:
-        """Return whether a preempted call has used enough CPU time to move to the background."""
-        return self.preempted and self.last_cpu_s > self._guaranteed_s()
-
     def _was_in_background(self) -> bool:
         """Return whether the call waited for a CPU because it had been preempted by shorter ones."""
         return self._gave_way and self.last_cpu_s > self._guaranteed_s()
@@ -261,7 +252,7 @@ class CallMonitor:
         others: its threads except the first. needed_s: time limit that is left. left_s: wall time that is left.
         """
         if self.group is None:
-            if self._belongs_in_background():
+            if self.preempted and self.last_cpu_s > self._guaranteed_s():
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, self.pid, 19)
             return
@@ -282,84 +273,3 @@ class CallMonitor:
         self._light = (gives_way and not behind) or (self.waiting and self.last_cpu_s > LONG_CPU_S)
         self.group.in_background = False
         self.group.set_weight(PREEMPTED if self._light else BOOSTED if behind else NORMAL)
-
-
-# Pipes of one call: 6,144 pages of 16,384 that a user has by default (/proc/sys/fs/pipe-user-pages-soft).
-MOST_PIPES = 384
-# Descriptors of one call that are in flight, of 512 that make sending fail.
-MOST_IN_FLIGHT = 128
-# epoll instances of all processes of one call. Each watches up to 512 descriptors, with 200 bytes of kernel memory for each, and a
-# user has a limit of them (/proc/sys/fs/epoll/max_user_watches).
-MOST_EPOLLS = 256
-# Sockets that no process of the call has: those of its supervisor, and those that are in flight themselves. Each of the latter can
-# contain descriptors that are not visible, so it counts as this many.
-OTHER_SOCKETS, IN_HIDDEN_SOCKET = 8, 32
-# A call with fewer descriptors in all its processes, and without data in sockets, is not examined.
-FEW_DESCRIPTORS = 256
-
-
-# --- limits of the kernel per user: pipe buffers, descriptors in flight and descriptors that epoll watches
-
-
-def exceeds_user_limits(
-    processes: Callable[[], Collection[int]], sockets: dict[int, int], read_sockets: Callable[[], dict[int, int]]
-) -> bool:
-    """Return whether the processes of a call use too much of what all programs of a user share.
-
-    Args:
-        processes: Returns the process ids of the call.
-        sockets: Inode -> bytes in its buffers, of all sockets of the call.
-        read_sockets: Reads `sockets` again.
-    """
-    pids = [*map(procfs.living_thread, processes())]
-    if sum(map(_descriptors, pids)) <= FEW_DESCRIPTORS and not any(sockets.values()):
-        return False
-    hidden = set(sockets)
-    for _ in range(2):
-        pipes, visible, in_flight, epolls = set(), set(), 0, 0
-        for path, target in _links(pids):
-            epolls += target == "anon_inode:[eventpoll]"
-            if target.startswith("pipe:"):
-                pipes.add(target)
-            elif target.startswith("socket:[") and (inode := int(target[8:-1])) not in visible:
-                visible.add(inode)
-                in_flight += _in_flight(path)
-        if len(pipes) > MOST_PIPES or in_flight > MOST_IN_FLIGHT or epolls > MOST_EPOLLS:
-            return True
-        hidden -= visible
-        if in_flight + IN_HIDDEN_SOCKET * max(0, len(hidden) - OTHER_SOCKETS) <= MOST_IN_FLIGHT:
-            return False
-        # The sockets of a process that started or ended meanwhile are in no process that was read. Look again.
-        pids, hidden = [*map(procfs.living_thread, processes())], hidden & read_sockets().keys()
-    return in_flight + IN_HIDDEN_SOCKET * max(0, len(hidden) - OTHER_SOCKETS) > MOST_IN_FLIGHT
-
-
-def _descriptors(pid: int) -> int:
-    """Return the number of open descriptors of a process; before Linux 6.2, a number above FEW_DESCRIPTORS."""
-    with contextlib.suppress(OSError):
-        return os.stat(f"/proc/{pid}/fd").st_size or FEW_DESCRIPTORS + 1
-    return 0
-
-
-def _links(pids: Collection[int]) -> Iterator[tuple[str, str]]:
-    """Yield (path below /proc, target) of all descriptors."""
-    for pid in pids:
-        try:
-            names = os.listdir(f"/proc/{pid}/fd")
-        except PermissionError:
-            # It ends, or executes a file that it may not read: then each descriptor may be that of a pipe.
-            if procfs.has_memory(pid):
-                yield from (("", f"pipe:{pid}-{number}") for number in range(_descriptors(pid)))
-            continue
-        except OSError:
-            continue
-        for name in names:
-            with contextlib.suppress(OSError):
-                yield f"/proc/{pid}/fdinfo/{name}", os.readlink(f"/proc/{pid}/fd/{name}")
-
-
-def _in_flight(path: str) -> int:
-    """Return the number of descriptors in the queue of a socket. path: of its file in `fdinfo`."""
-    with contextlib.suppress(OSError, ValueError), open(path) as lines:
-        return next((int(line.split()[1]) for line in lines if line.startswith("scm_fds:")), 0)
-    return 0

@@ -2,10 +2,10 @@
 
 import contextlib
 import math
+import mmap
 import os
 
 from rstar_lab.sandbox.runtime.cgroup import MEMORY_LIMIT, Group, read_file, write_file
-from rstar_lab.sandbox.runtime.crowd import Crowds, available_cpus
 
 # Limits of a sandbox: this share of the memory and of the processes that are available when it starts, but at least these.
 SANDBOX_SHARE, LEAST_PROCESSES, LEAST_MEMORY_MB = 0.8, 1024, 1024
@@ -18,6 +18,18 @@ LARGEST_SHARE = 0.1
 # Calls that sleep or are blocked use memory. One may wait for each of these MiB of the machine's memory, up to a maximum.
 MEMORY_PER_WAITING_MB = 32
 MAX_WAITING = 1024
+
+# Limits on the CPU time of calls with many threads (crowds).
+# Some kernels (measured: Linux 6.18, version 1 of control groups) give a group of many threads that wake up often all CPU time,
+# whatever the weights of the groups are. Supervisors, zygotes and the embedding program would then stand still for many seconds.
+# A limit on CPU time holds where weights do not, so no call, and no number of calls with many threads, may use all CPUs.
+# A call with more processes and threads is a crowd.
+CROWD_TASKS = 16
+# CPUs that a call may use until its supervisor has counted its threads: a little more than one thread needs.
+FIRST_CPUS = 1.1
+# CPU time that one call may use, and that all crowds together may use, as shares of the CPUs that the sandbox has.
+CALL_SHARE, CROWDS_SHARE = 0.9, 0.8
+_SLOTS = 4096
 
 _MEMORY_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _PROCESS_MEMORY = {1: ("total_rss", "total_shmem"), 2: ("anon", "shmem")}
@@ -102,14 +114,17 @@ def _limit(text: str) -> float:
     return math.inf if text.strip() == "max" else float(text)
 
 
+def _texts_above(folder: str, name: str) -> list[str]:
+    """Return the contents of the files of this name in all groups above `folder`."""
+    texts = []
+    while len(folder := os.path.dirname(folder)) > 1:
+        with contextlib.suppress(OSError), open(f"{folder}/{name}") as file:
+            texts.append(file.read())
+    return texts
+
+
 def _read_numbers(folder: str, name: str) -> list[float]:
-    """Return the numbers in the files of this name in all groups above `folder`."""
-    numbers = []
-    while len(folder) > 1:
-        folder = os.path.dirname(folder)
-        with contextlib.suppress(OSError, ValueError), open(f"{folder}/{name}") as file:
-            numbers.append(_limit(file.read()))
-    return numbers
+    return [_limit(text) for text in _texts_above(folder, name)]
 
 
 def _available_processes(folder: str) -> float:
@@ -129,3 +144,37 @@ def _available_memory_mb(folder: str) -> float:
     with open("/proc/meminfo") as file:
         available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     return min([available, *_read_numbers(folder, MEMORY_LIMIT[1]), *_read_numbers(folder, MEMORY_LIMIT[2])]) / 2**20
+
+
+class Crowds:
+    """Counts the crowds of a sandbox in memory that all its supervisors share. Created before they are forked.
+
+    cpus: CPUs that the sandbox has.
+    """
+
+    def __init__(self, cpus: float) -> None:
+        self.cpus = cpus
+        # CPUs that a call may use at first, and later if it is not a crowd.
+        self.first_cpus, self.call_cpus = min(FIRST_CPUS, CALL_SHARE * cpus), CALL_SHARE * cpus
+        self._map = mmap.mmap(-1, _SLOTS)
+
+    def mark(self, supervisor: int, active: bool) -> None:
+        """Record whether the supervisor with this process id runs a crowd that uses CPU time."""
+        self._map[supervisor % _SLOTS] = active
+
+    def hide_from_children(self) -> None:
+        """Unmap the memory in processes that this process, a supervisor, forks: they become programs."""
+        self._map.madvise(mmap.MADV_DONTFORK)
+
+    def cpus_each(self) -> float:
+        """Return the CPUs that each crowd may use."""
+        return CROWDS_SHARE * self.cpus / max(1, self._map[:].count(1))
+
+
+def available_cpus(group: Group) -> float:
+    """Return the CPUs that this process may use, or the smallest limit of the groups above `group` if that is less."""
+    folder = os.readlink(f"/proc/self/fd/{group.folders['cpu']}")
+    texts = [_texts_above(folder, name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    quotas = [*(text.split() for text in _texts_above(folder, "cpu.max")), *zip(*texts, strict=False)]
+    limits = [float(quota) / float(period) for quota, period in quotas if quota.strip() not in ("max", "-1")]
+    return min([float(len(os.sched_getaffinity(0))), *limits])

@@ -6,13 +6,11 @@ import platform
 import signal
 
 from rstar_lab.sandbox.runtime import kernel
-from rstar_lab.sandbox.runtime.seccomp import COLUMN
-from rstar_lab.sandbox.runtime.syscalls import REFUSED_NUMBERS
 
 # The proportional size of shared memory is read for at most this many processes.
 EXACT_PROCESSES = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
-_KCMP = REFUSED_NUMBERS["kcmp"][COLUMN[platform.machine()]] if platform.machine() in COLUMN else None
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 _KCMP_VM = 1
 # Missing in gVisor.
 _CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
@@ -24,6 +22,13 @@ def _read(path: str) -> str:
         return os.read(fd, 65536).decode("utf-8", "replace")
     finally:
         os.close(fd)
+
+
+def _stat(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on, the state; an empty list if the process is gone."""
+    with contextlib.suppress(OSError):
+        return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return []
 
 
 def children(pid: int) -> list[int]:
@@ -39,11 +44,9 @@ def children(pid: int) -> list[int]:
     return pids
 
 
-def _parent(pid: str) -> int:
-    try:
-        return int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return -1
+def _parent(pid: int | str) -> int:
+    fields = _stat(pid)
+    return int(fields[1]) if fields else -1
 
 
 def descendants(pid: int) -> list[int]:
@@ -56,12 +59,7 @@ def descendants(pid: int) -> list[int]:
 
 def cpu_s(pids: list[int]) -> float:
     """Return CPU seconds (with those of reaped children), summed over these processes."""
-    ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-            ticks += sum(int(field) for field in fields[11:15])
-    return ticks / _TICKS
+    return sum(int(field) for pid in pids for field in _stat(pid)[11:15]) / _TICKS
 
 
 def exceeds_memory(pids: list[int], memory_mb: int) -> bool:
@@ -74,7 +72,7 @@ def exceeds_memory(pids: list[int], memory_mb: int) -> bool:
     pids = [*map(living_thread, pids)]
     if _sum_kb(pids, "status", ("RssAnon:", "RssShmem:")) <= memory_mb << 10:
         return False
-    pids = [pid for pid in pids if not shares_memory(pid, _parent(str(pid)))]
+    pids = [pid for pid in pids if not shares_memory(pid, _parent(pid))]
     if len(pids) > EXACT_PROCESSES:
         return _sum_kb(pids, "status", ("RssAnon:", "RssShmem:")) > memory_mb << 10
     return _sum_kb(pids, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) > memory_mb << 10
@@ -118,10 +116,9 @@ def living_thread(pid: int) -> int:
 
 def threads(pid: int) -> int:
     """Return the number of threads of a process; 0 if it is gone."""
-    try:
+    with contextlib.suppress(OSError):
         return len(os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return 0
+    return 0
 
 
 def threads_of_user(uid: int) -> int:
@@ -140,32 +137,35 @@ def state(task: int) -> str:
     R: it runs or waits for a CPU. D: it waits in the kernel for a lock or a disk. A thread in state D that has children counts
     as S (asleep), because it waits for its own child (vfork).
     """
-    try:
-        letter = _read(f"/proc/{task}/stat").rpartition(")")[2][1]
-    except (OSError, IndexError):
-        return ""
-    return "S" if letter == "D" and children(task) else letter
+    letter = _stat(task)[:1]
+    return "S" if letter == ["D"] and children(task) else "".join(letter)
 
 
 def schedstat(task: int) -> tuple[float, float] | None:
     """Return (seconds a thread has run, seconds it was ready and waited for a CPU); None if it is gone."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         ran_ns, delayed_ns = _read(f"/proc/{task}/schedstat").split()[:2]
-    except (OSError, ValueError):
-        return None
-    return int(ran_ns) / 1e9, int(delayed_ns) / 1e9
+        return int(ran_ns) / 1e9, int(delayed_ns) / 1e9
+    return None
 
 
-def end_all(pid: int) -> None:
+def kill(pid: int) -> None:
+    """Kill a process. Has no effect if it is gone, or belongs to another user."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def reap() -> bool:
+    """Reap the children of this process that have ended. Returns whether others still run."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
+def end_all() -> None:
     """Kill all descendants of this process (a subreaper) until none is left. Used if the sandbox has no PID namespace."""
-    while True:
-        for child in descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)
-        try:
-            while True:
-                done, _ = os.waitpid(-1, os.WNOHANG)
-                if not done:
-                    break
-        except ChildProcessError:
-            return
+    while reap():
+        for pid in descendants(os.getpid()):
+            kill(pid)

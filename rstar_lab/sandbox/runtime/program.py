@@ -48,10 +48,9 @@ class Report:
 
     def clear(self) -> None:
         """Free the pages, so that nothing of the previous program remains."""
-        try:
+        self.write(NOTHING, None)
+        with contextlib.suppress(OSError):  # gVisor, whose containers run one call or session
             self._map.madvise(mmap.MADV_REMOVE)
-        except OSError:  # gVisor
-            self._map[:] = bytes(REPORT_BYTES)
 
     def write(self, ending: int, value: bytes | None) -> None:
         body = value or b""
@@ -173,11 +172,9 @@ def print_exception(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
+    text = f"{type(error).__name__}\n"
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))
-    except BaseException:
-        text = f"{type(error).__name__}\n"
-    try:
         sys.stderr.write(text)
         sys.stderr.flush()
     except BaseException:
@@ -419,7 +416,6 @@ def run_program(code: bytes, seed: int | None, max_bytes: int, report: Report) -
         save_main(code)
         run_cell(code, namespace, max_bytes, report_of(me, report))
         finish()
-    except BaseException:
-        os._exit(1)
-    finally:
         os._exit(0)
+    finally:
+        os._exit(1)

@@ -41,7 +41,6 @@ _BUFFER = 1 << 16
 
 # The outcomes that a supervisor can report; sent as positions in this tuple.
 OUTCOMES = ("ok", "syntax_error", "exception", "timeout", "memory", "output_limit", "killed", "sandbox_error")
-MAX_SEED = 2**63
 # Sent to a zygote instead of the number of a supervisor: it sends a byte back.
 PING = 0
 # Flags in the number of a supervisor: a requested one is for a session; of a running one, the program is killed.
@@ -87,12 +86,8 @@ def unpack_limits(message: bytes) -> Request:
     return Request(seed if seeded else None, *rest)
 
 
-class Closed(Exception):
-    """The other end of the socket is closed."""
-
-
 class Channel:
-    """A supervisor's end of the socket. Methods raise Closed if the other end is closed."""
+    """A supervisor's end of the socket. Methods raise ConnectionError if the other end is closed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -111,7 +106,7 @@ class Channel:
     def receive(self, stdin: int | None = None) -> tuple[bytes, Request | None, memoryview]:
         """Return the next message: its kind and, if it has a body, the limits and the code.
 
-        The input is written to the file `stdin`. The code is valid until `wipe`. Raises Closed.
+        The input is written to the file `stdin`. The code is valid until `wipe`.
         """
         self._fill(HEAD.size)
         size, kind = HEAD.unpack_from(self._buffer)
@@ -134,12 +129,9 @@ class Channel:
             self._used += self._receive_into(memoryview(self._buffer)[self._used :])
 
     def _receive_into(self, buffer: memoryview) -> int:
-        try:
-            got = self.sock.recv_into(buffer)
-        except OSError as error:
-            raise Closed from error
+        got = self.sock.recv_into(buffer)
         if not got:
-            raise Closed
+            raise ConnectionResetError
         return got
 
     def _shift(self, size: int) -> None:
@@ -185,7 +177,7 @@ class Channel:
         outputs: tuple[int, int],
         max_bytes: int,
     ) -> None:
-        """Send a result with the content of the two output files, at most `max_bytes` of each. Raises Closed."""
+        """Send a result with the content of the two output files, at most `max_bytes` of each."""
         sizes = [os.fstat(fd).st_size for fd in outputs]
         kept = [min(size, max_bytes) for size in sizes]
         body = memoryview(b"") if value is None else value
@@ -205,10 +197,7 @@ class Channel:
         for fd, size in zip(outputs, kept, strict=True):
             at = 0
             while at < size:
-                try:
-                    sent = os.sendfile(self.sock.fileno(), fd, at, size - at)
-                except OSError as error:
-                    raise Closed from error
+                sent = os.sendfile(self.sock.fileno(), fd, at, size - at)
                 if not sent:
                     # The file can shrink while it is read if the program's processes live on, as in a session.
                     self._send(bytes(size - at))
@@ -216,11 +205,8 @@ class Channel:
                 at += sent
 
     def _send(self, data: bytes, more: memoryview | bytes = b"") -> None:
-        try:
-            sent = self.sock.sendmsg([data, more])
-            for part in (data, more):
-                if sent < len(part):
-                    self.sock.sendall(memoryview(part)[sent:])
-                sent = max(0, sent - len(part))
-        except OSError as error:
-            raise Closed from error
+        sent = self.sock.sendmsg([data, more])
+        for part in (data, more):
+            if sent < len(part):
+                self.sock.sendall(memoryview(part)[sent:])
+            sent = max(0, sent - len(part))

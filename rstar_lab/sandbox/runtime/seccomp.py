@@ -10,39 +10,7 @@ import struct
 import sys
 
 from rstar_lab.sandbox.runtime import kernel
-from rstar_lab.sandbox.runtime.syscalls import NUMBERS
-
-ALLOWED = {
-    "files": "access chdir chmod chown close copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 "
-    "fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fstat fstatfs ftruncate futimesat getcwd "
-    "getdents getdents64 lchown link linkat lseek lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64 "
-    "preadv preadv2 pwrite64 pwritev pwritev2 read readlink readlinkat readv rename renameat renameat2 rmdir sendfile splice "
-    "stat statfs statx symlink symlinkat tee truncate umask unlink unlinkat utime utimensat utimes write writev",
-    "memory": "brk get_mempolicy madvise mincore mprotect mremap munmap",
-    "processes": "execve exit exit_group fork getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority "
-    "getresgid getresuid getrusage getsid gettid getuid kill pidfd_open pidfd_send_signal sched_get_priority_max "
-    "sched_get_priority_min sched_getaffinity sched_getparam sched_getscheduler sched_rr_get_interval sched_yield "
-    "set_robust_list get_robust_list set_tid_address setpgid setsid tgkill tkill vfork wait4 waitid getrlimit",
-    "signals": "alarm pause restart_syscall rt_sigaction rt_sigpending rt_sigprocmask rt_sigreturn rt_sigsuspend "
-    "rt_sigtimedwait sigaltstack signalfd signalfd4",
-    "events and time": "clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_pwait "
-    "epoll_pwait2 epoll_wait eventfd eventfd2 futex getitimer gettimeofday nanosleep pipe pipe2 poll ppoll pselect6 rseq "
-    "select setitimer time timer_create timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create "
-    "timerfd_gettime timerfd_settime times",
-    "Unix sockets": "accept accept4 bind connect getpeername getsockname getsockopt listen shutdown",
-    "System V IPC": "semctl semget semop semtimedop shmat shmctl shmdt",
-    "information": "arch_prctl getcpu getrandom sysinfo uname",
-}
-# Examples of refused calls by reason. A test checks that they are refused.
-REFUSED = {
-    "new namespaces and mounts": "unshare setns mount umount2 pivot_root chroot fsopen open_tree mount_setattr",
-    "access to other processes": "ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp",
-    "a large kernel attack surface": "io_uring_setup bpf perf_event_open userfaultfd keyctl add_key vmsplice",
-    "change of identity": "setuid setgid setresuid setgroups capset personality",
-    "scheduling, so that no program can starve itself": "setpriority sched_setaffinity sched_setscheduler sched_setattr",
-    "channels between calls": "setxattr msgget mq_open inotify_init fanotify_init",
-    "administration": "init_module kexec_load reboot syslog quotactl settimeofday mlock",
-}
+from rstar_lab.sandbox.runtime.syscalls import ALLOWED, CHECKED, NUMBERS
 
 _LAST = 460
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -55,17 +23,7 @@ _LOAD, _RETURN, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT = 0x20, 0x06, 0x15, 0
 _CLONE_FILES, _CLONE_VFORK, _CLONE_THREAD = 0x400, 0x4000, 0x10000
 _CLOSE_RANGE_UNSHARE = 0x2
 # CLONE_PARENT makes children that the program's supervisor would have to reap; CLONE_PTRACE hands over the tracer.
-_CLONE_REFUSED = (
-    0x8000
-    | 0x2000
-    | kernel.CLONE_NEWNS
-    | kernel.CLONE_NEWCGROUP
-    | kernel.CLONE_NEWUTS
-    | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUSER
-    | kernel.CLONE_NEWPID
-    | kernel.CLONE_NEWNET
-)
+_CLONE_REFUSED = 0x8000 | 0x2000 | kernel.CLONE_NAMESPACES
 _AF_UNIX = 1
 # PR_GET_PDEATHSIG, GET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, GET_TIMERSLACK, GET_NO_NEW_PRIVS, SET_VMA
 _PRCTL = (2, 3, 15, 16, 21, 23, 30, 39, 0x53564D41)
@@ -88,6 +46,7 @@ _S_IFIFO = 0x1000
 _MSG_OOB, _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x1, 0x40000, 0x4, 0o4000
 
 Instruction = tuple[int, int, int, int]
+_SKIP: Instruction = (0x05, 0, 0, 1)
 
 
 def _errno(number: int) -> list[Instruction]:
@@ -103,14 +62,17 @@ def _argument(index: int, *, high: bool = False) -> Instruction:
     return (_LOAD, 0, 0, 16 + 8 * index + 4 * high)
 
 
+def _tests(values: tuple[int, ...]) -> list[Instruction]:
+    """Skip the instruction that follows the tests if the loaded argument is one of the values."""
+    return [(_JUMP_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
+
+
 def _allow_values(index: int, values: tuple[int, ...], errno: int) -> list[Instruction]:
-    tests = [(_JUMP_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
-    return [_argument(index), *tests, *_errno(errno), *_allow()]
+    return [_argument(index), *_tests(values), *_errno(errno), *_allow()]
 
 
 def _refuse_values(index: int, values: tuple[int, ...], errno: int) -> list[Instruction]:
-    tests = [(_JUMP_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
-    return [_argument(index), *tests, *_allow(), *_errno(errno)]
+    return [_argument(index), *_tests(values), *_allow(), *_errno(errno)]
 
 
 def _refuse_bits(index: int, mask: int, errno: int) -> list[Instruction]:
@@ -120,9 +82,7 @@ def _refuse_bits(index: int, mask: int, errno: int) -> list[Instruction]:
 def _fcntl() -> list[Instruction]:
     """Allow some commands; report success for locks without taking them."""
     commands = _allow_values(1, _FCNTL, _EINVAL)
-    locks = [(_JUMP_EQUAL, len(_FCNTL_LOCKS) - i, 0, value) for i, value in enumerate(_FCNTL_LOCKS)]
-    skip: Instruction = (0x05, 0, 0, 1)
-    return [commands[0], *locks, skip, *_errno(_SUCCESS), *commands[1:]]
+    return [commands[0], *_tests(_FCNTL_LOCKS), _SKIP, *_errno(_SUCCESS), *commands[1:]]
 
 
 def _clone() -> list[Instruction]:
@@ -182,16 +142,15 @@ def _argument_rules() -> dict[str, list[Instruction]]:
 def allowed_numbers(machine: str) -> set[int]:
     """Return the numbers of the calls that are allowed with any arguments."""
     column = COLUMN[machine]
-    numbers = {NUMBERS[name][column] for names in ALLOWED.values() for name in names.split()}
-    return {number for number in numbers if number is not None}
+    return {
+        number for group in ALLOWED.values() for numbers in group.values() if (number := numbers[column]) is not None
+    }
 
 
 def describe() -> str:
-    """Return the filter as text: allowed calls by group, calls with checked arguments, and examples of refused ones."""
-    lines = [f"allowed ({group}): {names}" for group, names in ALLOWED.items()]
-    lines.append("arguments are checked: " + " ".join(sorted(_argument_rules())))
-    lines += [f"refused ({reason}): {names}" for reason, names in REFUSED.items()]
-    return "\n".join(lines)
+    """Return the filter as text: allowed calls by group, and calls with checked arguments. All others are refused."""
+    lines = [f"allowed ({group}): {' '.join(names)}" for group, names in ALLOWED.items()]
+    return "\n".join([*lines, "arguments are checked: " + " ".join(CHECKED)])
 
 
 def _without_kernel_memory(column: int) -> dict[int, list[Instruction]]:
@@ -210,8 +169,8 @@ def _without_kernel_memory(column: int) -> dict[int, list[Instruction]]:
         "fcntl": [_argument(1), (_JUMP_EQUAL, 0, 1, _F_SETPIPE_SZ), *_errno(_EPERM), *_fcntl()],
         "setsockopt": [
             _argument(2),
-            *((_JUMP_EQUAL, len(_SOCKET_BUFFERS) - i, 0, value) for i, value in enumerate(_SOCKET_BUFFERS)),
-            (0x05, 0, 0, 1),
+            *_tests(_SOCKET_BUFFERS),
+            _SKIP,
             *_errno(_SUCCESS),
             *_refuse_values(2, _SOCKET_FILTERS, _EPERM),
         ],
@@ -261,14 +220,16 @@ def build(machine: str, *, kernel_memory: bool = True) -> bytes:
     return b"".join(struct.pack("=HBBI", code, yes, no, k) for code, yes, no, k in program)
 
 
+def is_supported() -> bool:
+    """Return whether there is a filter for this architecture."""
+    return platform.machine() in COLUMN and sys.maxsize > 2**32
+
+
 class Filter:
     """A compiled filter that many forks can install."""
 
     def __init__(self, *, kernel_memory: bool) -> None:
-        machine = platform.machine()
-        if machine not in COLUMN or sys.maxsize < 2**32:
-            raise OSError(f"no seccomp filter for {machine}")
-        program = build(machine, kernel_memory=kernel_memory)
+        program = build(platform.machine(), kernel_memory=kernel_memory)
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(self._code)))
 

@@ -12,32 +12,13 @@ import signal
 import socket
 import time
 
-from rstar_lab.sandbox.runtime import kernel, procfs, program
+from rstar_lab.sandbox.runtime import kernel, procfs, program, protocol
 from rstar_lab.sandbox.runtime.cgroup import PREEMPTED, Group
 from rstar_lab.sandbox.runtime.forked_program import AdoptedProgram, Program, ProgramEnvironment, Streams
 from rstar_lab.sandbox.runtime.isolation import Isolation
 from rstar_lab.sandbox.runtime.monitor import LONG_CPU_S, CallMonitor
 from rstar_lab.sandbox.runtime.pressure import Pressure
-from rstar_lab.sandbox.runtime.protocol import (
-    ACTIVE,
-    ADOPT,
-    END,
-    ENDED,
-    EXCEEDED,
-    FORK,
-    LONG,
-    OUTCOMES,
-    OUTPUT,
-    READY,
-    RELEASE,
-    RESUME,
-    WAITING,
-    YIELD,
-    Channel,
-    Closed,
-    Copy,
-    Request,
-)
+from rstar_lab.sandbox.runtime.protocol import Channel, Copy, Request
 from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
 
 ENDINGS = {
@@ -51,8 +32,6 @@ OWN_MEMORY_MB = 16
 GRACE_S = 0.5
 # If killed processes take longer to die, the result is sent before they are gone.
 DEATH_S = 1.0
-
-
 # Seconds between two checks of an idle session.
 IDLE_TICK_S = 10.0
 # A session that uses more than this many CPU seconds in the first second after a cell gets a low CPU weight.
@@ -60,39 +39,6 @@ FIRST_TICK_S, FIRST_CPU_S = 1.0, 0.1
 # Between its cells a session may use this many CPU seconds per interval, and keep this many processes and threads.
 IDLE_CPU_S = 1.0
 IDLE_TASKS = 64
-
-
-def usage(running: Program, group: Group | None) -> tuple[float, int]:
-    """Return the CPU seconds so far and the number of processes and threads of a session."""
-    if group:
-        return group.cpu_s(), len(group.tasks()) - group.own_processes
-    tree = running.processes()
-    return procfs.cpu_s(tree), sum(procfs.threads(pid) for pid in tree)
-
-
-def wait_for_message(channel: Channel, running: Program, group: Group | None, pressure: Pressure | None) -> bool:
-    """Wait for the session's next message.
-
-    Returns False if the session must end: it uses CPU time, keeps many processes, or uses much memory or many processes while
-    the sandbox is short of them.
-    """
-    poller = select.poll()
-    poller.register(channel, select.POLLIN)
-    cpu_s, tasks = usage(running, group)
-    if tasks > IDLE_TASKS:
-        return False
-    tick_s = FIRST_TICK_S
-    while not poller.poll(tick_s * 1000):
-        before_s = cpu_s
-        cpu_s, tasks = usage(running, group)
-        if group and tick_s == FIRST_TICK_S and cpu_s - before_s > FIRST_CPU_S:
-            group.set_weight(PREEMPTED)
-        tick_s = IDLE_TICK_S
-        if cpu_s - before_s > IDLE_CPU_S or tasks > IDLE_TASKS:
-            return False
-        if group and pressure and pressure.exceeded_limit(group, tasks):
-            return False
-    return True
 
 
 class Supervisor:
@@ -127,7 +73,7 @@ class Supervisor:
 
     def serve(self) -> None:
         """Run calls until the socket closes."""
-        try:
+        with contextlib.suppress(ConnectionError):
             while True:
                 if self.running is not None and not self.channel.pending:
                     self._wait_between_cells(self.running)
@@ -135,40 +81,48 @@ class Supervisor:
                 kind, request, code = self.channel.receive(streams.stdin)
                 if request is None:
                     self._manage_copies(kind)
-                elif kind == FORK:
+                elif kind == protocol.FORK:
                     self._run_fork(request, code, streams)
-                elif kind == ADOPT:
+                elif kind == protocol.ADOPT:
                     self._adopt(request, code, streams)
                 else:
                     run = self._run_cell if request.session else self._run_call
                     run(request, code, streams)
                 if self.running is None or self.running.streams is not streams:
                     streams.close()
-        except Closed:
-            if self.running is not None:
-                self.running.end()
-                self._keep_namespace(self.running)
-            # The copies of this session end with the PID namespace.
-            for init in self.inits:
-                os.kill(init, signal.SIGKILL)
-                os.waitpid(init, 0)
-            if self.scratch:
-                import shutil
+        if self.running is not None:
+            self.running.end()
+            self._keep_namespace(self.running)
+        for init in self.inits:  # the copies of this session end with the PID namespace
+            kernel.kill_child(init)
+        if self.scratch:
+            import shutil
 
-                shutil.rmtree(self.scratch, ignore_errors=True)
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _run_call(self, request: Request, code: memoryview, streams: Streams) -> None:
         """Run one call in its own process."""
         self._prepare(request)
-        try:
-            self.running = running = Program(self._environment(), request, code, streams)
-        except OSError:
-            self._report_failed_fork(request, streams)
+        running = self._start(request, code, streams, streams)
+        if running is None:
             return
         self.channel.wipe()
         monitor = CallMonitor(request, running, self.group, self.pressure, self.sockets)
         exceeded, _ = self._wait(monitor, running)
         self._finish_call(request, exceeded, running, monitor)
+
+    def _start(self, request: Request, code: memoryview, own: Streams, streams: Streams) -> Program | None:
+        """Fork a program with its own streams. If that fails, send the result: its memory limit, or a limit of the host."""
+        environment = ProgramEnvironment(
+            self.isolation, self.group, self.report, self.own_pid_namespace, self.number, self.scratch
+        )
+        try:
+            self.running = Program(environment, request, code, own)
+        except OSError:
+            self.channel.wipe()
+            out_of_memory = self.group is not None and self.group.limit_was_reached()
+            self._send_result(request, "memory" if out_of_memory else "sandbox_error", None, streams, 0.0)
+        return self.running
 
     def _run_cell(self, request: Request, code: memoryview, streams: Streams) -> None:
         """Run one cell of a session; the first one starts the interpreter."""
@@ -179,12 +133,10 @@ class Supervisor:
         self._prepare(request)
         if self.running is None:
             session_streams = Streams(sealable=False)
-            try:
-                self.running = Program(self._environment(), request, code, session_streams)
-            except OSError:
+            if self._start(request, code, session_streams, streams) is None:
                 session_streams.close()
-                self._report_failed_fork(request, streams)
                 return
+        assert self.running is not None
         running = self.running
         running.submit(request, code, streams.stdin)
         self.channel.wipe()
@@ -203,11 +155,10 @@ class Supervisor:
         outcome = exceeded or ENDINGS.get(ending, "killed")
         duration_s = monitor.wall_s()
         monitor.leave_crowd()
-        alive = usage(running, self.group)[1] <= IDLE_TASKS
+        alive = self._usage(running)[1] <= IDLE_TASKS
         if not alive:
             running.end()
             self._keep_namespace(running)
-            self.running = None
         self._send_result(request, outcome, value, running.streams, duration_s, alive=alive)
         if not alive:
             running.streams.close()
@@ -240,34 +191,55 @@ class Supervisor:
 
     def _manage_copies(self, kind: bytes) -> None:
         """Handle the messages that follow a fork."""
-        if kind == RELEASE:
+        if kind == protocol.RELEASE:
             for fd in self.offered:
                 os.close(fd)
             self.offered.clear()
-        elif kind == END and self.running is not None:
+        elif kind == protocol.END and self.running is not None:
             self._end_session(self.running)
 
     def _wait_between_cells(self, running: Program) -> None:
-        if not wait_for_message(self.channel, running, self.group, self.pressure):
+        """Wait for the session's next message.
+
+        End the session if it uses CPU time, keeps many processes, or uses much memory or many processes while the sandbox is
+        short of them.
+        """
+        poller = select.poll()
+        poller.register(self.channel, select.POLLIN)
+        cpu_s, tasks = self._usage(running)
+        too_much = tasks > IDLE_TASKS
+        tick_s = FIRST_TICK_S
+        while not too_much and not poller.poll(tick_s * 1000):
+            before_s = cpu_s
+            cpu_s, tasks = self._usage(running)
+            if self.group and tick_s == FIRST_TICK_S and cpu_s - before_s > FIRST_CPU_S:
+                self.group.set_weight(PREEMPTED)
+            tick_s = IDLE_TICK_S
+            too_much = cpu_s - before_s > IDLE_CPU_S or tasks > IDLE_TASKS
+            if self.group and self.pressure and self.pressure.exceeded_limit(self.group, tasks):
+                too_much = True
+        if too_much:
             self._end_session(running)
             self.session_ended = True
-            self.channel.send_message(ENDED)
+            self.channel.send_message(protocol.ENDED)
+
+    def _usage(self, running: Program) -> tuple[float, int]:
+        """Return the CPU seconds so far and the number of processes and threads of a session."""
+        if self.group:
+            return self.group.cpu_s(), len(self.group.tasks()) - self.group.own_processes
+        tree = running.processes()
+        return procfs.cpu_s(tree), sum(procfs.threads(pid) for pid in tree)
 
     def _end_session(self, running: Program) -> None:
         running.end()
         running.streams.close()
         self._keep_namespace(running)
-        self.running = None
 
     def _keep_namespace(self, ended: Program) -> None:
-        """Keep the PID namespace of an interpreter that has ended if copies of it can live on."""
+        """Forget an interpreter that has ended, but keep its PID namespace if copies of it can live on."""
+        self.running = None
         if ended.has_copies and ended.init:
             self.inits.append(ended.init)
-
-    def _environment(self) -> ProgramEnvironment:
-        return ProgramEnvironment(
-            self.isolation, self.group, self.report, self.own_pid_namespace, self.number, self.scratch
-        )
 
     def _prepare(self, request: Request) -> None:
         self.report.clear()
@@ -283,12 +255,6 @@ class Supervisor:
             self.group.leave_background()
             if self.pressure:
                 self.group.limit_cpus(self.pressure.crowds.first_cpus)
-
-    def _report_failed_fork(self, request: Request, streams: Streams) -> None:
-        """Send the result of a call whose program could not be forked: its own memory limit, or a limit of the host."""
-        self.channel.wipe()
-        out_of_memory = self.group is not None and self.group.limit_was_reached()
-        self._send_result(request, "memory" if out_of_memory else "sandbox_error", None, streams, 0.0)
 
     def _wait(self, monitor: CallMonitor, running: Program) -> tuple[str | None, bool]:
         """Wait until the program or its cell ends, or exceeds a limit.
@@ -309,9 +275,9 @@ class Supervisor:
             for fd, _ in poller.poll(wait_s * 1000):
                 if fd == self.channel.fileno():
                     kind = self.channel.receive()[0]
-                    if kind == YIELD:
+                    if kind == protocol.YIELD:
                         monitor.preempt()
-                    elif kind == RESUME:
+                    elif kind == protocol.RESUME:
                         monitor.resume()
                 elif fd == running.pidfd:
                     return None, False
@@ -327,10 +293,10 @@ class Supervisor:
                 return exceeded, False
             if not reported_long and monitor.last_cpu_s > LONG_CPU_S:
                 reported_long = True
-                self.channel.send_message(LONG)
+                self.channel.send_message(protocol.LONG)
             if monitor.waiting != reported_waiting:
                 reported_waiting = monitor.waiting
-                self.channel.send_message(WAITING if reported_waiting else ACTIVE)
+                self.channel.send_message(protocol.WAITING if reported_waiting else protocol.ACTIVE)
             checked = time.monotonic()
             tick_s = monitor.next_tick_s(checked - before)
 
@@ -349,7 +315,7 @@ class Supervisor:
         """End the program and send its result."""
         if exceeded:
             # Sent first, so that the outcome is known even if it takes too long to end the processes.
-            self.channel.send_message(EXCEEDED, bytes([OUTCOMES.index(exceeded)]))
+            self.channel.send_message(protocol.EXCEEDED, bytes([protocol.OUTCOMES.index(exceeded)]))
         duration_s = monitor.wall_s()
         # Killed before the limit on the CPU time of a crowd is lifted: its threads could otherwise get all CPU time.
         running.kill()
@@ -363,9 +329,8 @@ class Supervisor:
             self._send_result(request, exceeded, None, running.streams, duration_s, dying=True)
         outcome, value = self._ending(request, exceeded, running)
         self._keep_namespace(running)
-        self.running = None
         if dying:
-            self.channel.send_message(READY)
+            self.channel.send_message(protocol.READY)
         else:
             self._send_result(request, outcome, value, running.streams, duration_s)
 
@@ -390,7 +355,7 @@ class Supervisor:
 
     def _send_new_output(self, request: Request, streams: Streams) -> None:
         for part in streams.new_output(request.output_bytes):
-            self.channel.send_message(OUTPUT, part)
+            self.channel.send_message(protocol.OUTPUT, part)
 
     def _send_result(
         self,
@@ -442,11 +407,7 @@ def run_supervisor(
             sockets = None if isolation.has("user_id") else SocketMemory()
     # The OOM killer kills the program, never the supervisor. Requires CAP_SYS_RESOURCE, which containers and users lack.
     with contextlib.suppress(OSError):
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        try:
-            os.write(fd, b"-1000")
-        finally:
-            os.close(fd)
+        kernel.write_file("/proc/self/oom_score_adj", b"-1000")
     # Higher priority than programs, so that a fork bomb cannot delay its own end.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)

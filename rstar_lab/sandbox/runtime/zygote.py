@@ -16,12 +16,11 @@ import socket
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from rstar_lab.common import temporary
 from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs
-from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, KILL_PROGRAM, PING, REFUSED, Request
-from rstar_lab.sandbox.runtime.supervisor import run_supervisor
+from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, KILL_PROGRAM, PING, READY, REFUSED, Request
+from rstar_lab.sandbox.runtime.supervisor import Supervisor, run_supervisor
 
 COMMON = ["bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools"]
 COMMON += ["heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "time", "typing"]
@@ -90,11 +89,6 @@ class Zygote:
         self.stale: set[str] = set()
         self.refused: deque[socket.socket] = deque(maxlen=64)
 
-    def warm_up(self) -> None:
-        """Run typical code once, so that programs need not repeat first-time work."""
-        program.open_streams()
-        program.warm_up(WARM_UP_PROGRAMS[self.tier])
-
     def serve(self) -> None:
         """Fork a supervisor for every received socket, until the control socket closes."""
         # Orphans of a killed supervisor become children of this process, and SIGCHLD wakes it.
@@ -131,24 +125,17 @@ class Zygote:
                     self._kill(number)
 
     def _receive(self) -> tuple[bytes, list[int]]:
-        """Return the next message (a supervisor's number, 4 bytes) and its descriptors; b"" at the end of the stream."""
-        try:
+        """Return the next message (a supervisor's number, 4 bytes) and its descriptors; b"" after the last one."""
+        with contextlib.suppress(ConnectionResetError):  # the other side closed with messages unread
             data, fds, _flags, _address = socket.recv_fds(self.control, 4, 1)
-        except ConnectionResetError:  # the other side closed with messages unread
-            return b"", []
-        while data and len(data) < 4:
-            more = self.control.recv(4 - len(data))
-            if not more:
-                return b"", fds
-            data += more
-        return data, fds
+            return data, fds
+        return b"", []
 
     def _kill(self, number: int) -> None:
         """Kill a supervisor that did not end by itself. Its processes become orphans and are then killed too."""
         for pid, name in self.supervisors.items():
             if name == f"{self.tier}-{number}":
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                procfs.kill(pid)
 
     def _kill_program(self, number: int) -> None:
         """Kill the program of a supervisor that may wait for memory of the group that both are in (version 2)."""
@@ -195,8 +182,7 @@ class Zygote:
                         self.pressure.crowds.mark(pid, False)
         for pid in procfs.children(os.getpid()):
             if pid not in self.supervisors and pid not in self.zygotes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                procfs.kill(pid)
         if self.group:
             self.stale = {name for name in self.stale if not self.group.remove(name)}
 
@@ -226,7 +212,9 @@ def run_zygotes(
     if names[0] == PRELOAD:
         layers.prepare_imports(_DRY)
     failure = import_all(TIERS[names[0]])
-    zygote.warm_up()  # before the fork, so that the other zygotes need not do it
+    # Run typical code once, so that programs need not repeat first-time work. Before the fork: the other zygotes have it too.
+    program.open_streams()
+    program.warm_up(WARM_UP_PROGRAMS[names[0]])
     if names[1:]:
         pid = os.fork()
         if pid == 0:
@@ -261,18 +249,19 @@ def run_first_zygote(
     run_zygotes(controls, list(TIERS), layers, usage, json.dumps(missing))
 
 
-def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> None:
+def main(
+    parent: int, workers: int, readable: list[str], packages: str | None, preload: list[str], fds: list[int]
+) -> None:
     """Run the launcher: start the first zygote, and end all zygotes when the embedding program (`parent`) ends.
 
     The launcher stays outside of the zygotes' PID namespace. At the end it removes their control groups and temporary folder; if it
     is killed, the next launcher of the user does.
-    view: `readable`: additional files and folders that programs can read. `packages`: folder of additional packages, or None.
-    `preload`: modules of an additional zygote.
+    readable, packages, preload: `supervisor_pool.View`.
     """
-    rootfs.additional += view["readable"]
-    if view["preload"]:
-        TIERS[PRELOAD], WARM_UP_PROGRAMS[PRELOAD] = view["preload"], ""
-    if packages := view["packages"]:
+    rootfs.additional += readable
+    if preload:
+        TIERS[PRELOAD], WARM_UP_PROGRAMS[PRELOAD] = preload, ""
+    if packages:
         # Installed packages take precedence. The variable is for interpreters that programs start.
         sys.path.append(packages)
         os.environ["PYTHONPATH"] = packages
@@ -293,8 +282,7 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     cgroup.remove_stale_groups()
     temporary.remove_stale_folders(TEMPORARY)
     folder, _ = temporary.make_locked_folder(TEMPORARY, FOLDER, 0o711)  # other users can enter it but not list it
-    name = f"{cgroup.PREFIX}-{os.getpid()}"
-    group, usage = cgroup.create(name), None
+    group, usage = cgroup.create(f"{cgroup.PREFIX}-{os.getpid()}"), None
     if group is None:
         missing["cgroup"] = "this user cannot create a control group with a memory and a pids controller"
     else:
@@ -311,10 +299,25 @@ def main(parent: int, workers: int, view: dict[str, Any], fds: list[int]) -> Non
     for fd in (parent_fd, stopping, os.pidfd_open(pid)):
         poller.register(fd, select.POLLIN)
     poller.poll()
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    kernel.kill_child(pid)
     shutil.rmtree(folder, ignore_errors=True)
     if group:
-        cgroup.destroy(group, name)
-    cgroup.remove_stale_groups()  # again: the processes of a killed sandbox may not have been gone at the start
+        group.close()
+    cgroup.remove_stale_groups()  # its own, and those of a killed sandbox whose processes were not gone at the start
+
+
+def run_guest(tier: str) -> None:
+    """Be the first process in a gVisor container: import the libraries of a tier, send READY, and serve the socket on stdin."""
+    # Layers that the container replaces or that gVisor does not support.
+    outside = [layer for layer in isolation.LAYERS if layer not in ("user_id", "seccomp")]
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=os.dup(0))
+    for name, modules in TIERS.items():
+        import_all(modules)
+        if name == tier:
+            break
+    layers = isolation.Isolation(dict.fromkeys(outside, "outside of gVisor"), True, [])
+    layers.prepare()
+    program.open_streams()
+    isolation.freeze_heap()
+    channel.sendall(HEAD.pack(0, READY))
+    Supervisor(channel, layers, None, None, 0).serve()
