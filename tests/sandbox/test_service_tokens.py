@@ -140,7 +140,7 @@ def test_the_monitor_has_a_token(tmp_path):
             assert find_token(url) == file.read_text()
         finally:
             process.send_signal(signal.SIGTERM)
-    assert process.returncode == 0 and not file.exists()
+    assert process.returncode == 143 and not file.exists()
 
 
 def connect(url: str) -> socket.socket:
