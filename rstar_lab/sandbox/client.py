@@ -295,15 +295,23 @@ def retry_after(response: httpx.Response) -> float:
     return min(60.0, float(seconds)) if seconds.isdecimal() else 0.0
 
 
+class _Problem(BaseModel):
+    loc: list[str | int] = []
+    msg: str = ""
+
+
 class _Error(BaseModel):
     """The body of an error of a service."""
 
-    detail: str
+    detail: str | list[_Problem]
 
 
 def error_detail(body: bytes) -> str:
     """Return the message of an error of a service; of another server, the start of its answer."""
     try:
-        return _Error.model_validate_json(body).detail
+        detail = _Error.model_validate_json(body).detail
     except ValidationError:
         return body[:200].decode(errors="replace")
+    if isinstance(detail, str):
+        return detail
+    return "; ".join(f"{'.'.join(map(str, problem.loc))}: {problem.msg}" for problem in detail)

@@ -79,7 +79,7 @@ def make_app(
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         # Without the input, which can be large or not representable in JSON.
-        detail = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:20])
+        detail = [{key: item[key] for key in ("type", "loc", "msg")} for item in error.errors()[:20]]
         return JSONResponse({"detail": detail, "help": "GET / shows a request that works"}, status_code=422)
 
     async def admitted(request: Request, calls: int, run: Callable[[], Awaitable[T]]) -> T:
