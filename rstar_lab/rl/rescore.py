@@ -116,7 +116,6 @@ def _write(
     digest = hashlib.sha256(f"{reward} {answer}".encode()).hexdigest()[:6]
     runs_dir, run_id = source.run_dir.parent, f"{source.run_id}-rescored-{digest}"
     columns = {level: source.read(level) for level in ("calls", "transcripts")}
-    filled = ("run_id", "attempt", "stage", "step")
     parent = {"run": source.run_id, "step": max(steps)}
     sets = (info.get("extra") or {}).get("sets") or {}
     extra = {"rescored": {"reward": reward, "answer": answer}} | ({"sets": sets} if sets else {})
@@ -136,10 +135,6 @@ def _write(
             rows = {"trajectories": [row for row in trajectories.values() if row["step"] == step]}
             for level, table in columns.items():
                 rows[level] = table.filter(pc.equal(table["step"], step)).to_pylist()
-            rows = {
-                level: [{name: value for name, value in row.items() if name not in filled} for row in level_rows]
-                for level, level_rows in rows.items()
-            }
             mean = sum(row["reward"] for row in rows["trajectories"]) / max(1, len(rows["trajectories"]))
             writer.write_step(stage, step, **rows, metrics={"rollouts": len(rows["trajectories"]), "reward": mean})
         scored = list(trajectories.values())

@@ -13,10 +13,7 @@ TRAJECTORIES = pa.schema(
         ("traj_id", pa.string()),  # unique over all runs
         ("run_id", pa.string()),
         ("attempt", pa.int16()),  # number of the start of the run that wrote this row, from 1
-        (
-            "policy_version",
-            pa.int32(),
-        ),  # version that generated the last tokens; `messages` has the versions of each turn
+        ("policy_version", pa.int32()),  # that generated the last tokens; `messages` has the versions of each turn
         ("stage", pa.string()),
         ("step", pa.int32()),  # counts up over all stages of a run
         ("group_id", pa.string()),  # the rollouts of one problem in one step
@@ -46,10 +43,7 @@ TRAJECTORIES = pa.schema(
         ("queue_s", pa.float32()),
         ("engine", pa.string()),
         ("environment", pa.string()),  # entry of `rl.environments`; null for the task of `rl.tools` and `rl.reward`
-        (
-            "metrics",
-            pa.map_(pa.string(), pa.float64()),
-        ),  # metrics of the user's reward or environment; null if there are none
+        ("metrics", pa.map_(pa.string(), pa.float64())),  # of the user's reward or environment; null if there are none
     ]
 )
 # Files written before a column existed lack it; readers return null.

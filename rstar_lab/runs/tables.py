@@ -55,7 +55,7 @@ ROLLUP = pa.schema(
 def table_of(level: str, rows: Sequence[dict[str, Any]], fill: dict[str, Any]) -> pa.Table:
     """Return the sorted Arrow table of a level from dicts. Missing columns are null.
 
-    fill: values of columns that the rows leave out (run, attempt, stage, step). Token arrays may be lists or numpy
+    fill: values of columns of all rows (run, attempt, stage, step). Token arrays may be lists or numpy
     arrays. NaN in a number column becomes null. Raises ValueError for an unknown column or outcome and a missing traj_id.
     """
     schema = schema_with_metadata(level)
@@ -71,7 +71,7 @@ def table_of(level: str, rows: Sequence[dict[str, Any]], fill: dict[str, Any]) -
                 raise ValueError(
                     f"{level} row {number}: unknown outcome {outcome!r}; expected one of {', '.join(sorted(_OUTCOMES))}"
                 )
-    full = [fill | row for row in rows]
+    full = [row | fill for row in rows]
     for name in _SORT[level][::-1]:  # stable sorts, from the last key to the first
         full.sort(
             key=lambda row: (

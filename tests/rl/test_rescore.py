@@ -71,17 +71,8 @@ def test_rewards_of_environments_are_not_replaced(tmp_path):
 @pytest.mark.slow
 def test_command_line_lists_the_changes(run, tmp_path):
     (tmp_path / "my_rewards.py").write_text(SOURCE)
-    command = [
-        sys.executable,
-        "-m",
-        "rstar_lab.cli",
-        "rescore",
-        run.name,
-        "--reward",
-        "my_rewards:long",
-        "--dry-run",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "rstar_lab.cli", "rescore", run.name]
+    command += ["--reward", "my_rewards:long", "--dry-run", "--json"]
     done = subprocess.run(
         [*command, "--runs-dir", str(run.parent)], capture_output=True, text=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},

@@ -116,9 +116,7 @@ def call_event(call: ToolCall) -> Event:
 
 
 def _code(arguments: dict[str, Any]) -> str:
-    code, others = arguments.get("code"), {name: value for name, value in arguments.items() if name != "code"}
+    code, others = arguments.get("code"), {name: value for name, value in arguments.items() if value and name != "code"}
     if not isinstance(code, str):
         return json.dumps(arguments, ensure_ascii=False, indent=1)
-    if stdin := others.pop("input", ""):
-        code += "".join(f"\n# {line}" for line in ("standard input:", *str(stdin).splitlines()))
     return code + (f"\n# {json.dumps(others, ensure_ascii=False)}" if others else "")

@@ -75,16 +75,6 @@ class Reply:
     seconds: float
 
     @property
-    def response_tokens(self) -> int:
-        """Tokens of all turns and tool responses."""
-        return len(self.trajectory.response_ids)
-
-    @property
-    def text(self) -> str:
-        """All text that the model wrote."""
-        return self.trajectory.text
-
-    @property
     def answer(self) -> str | None:
         """The content of the last box in the last answer."""
         return self.trajectory.answer
@@ -96,13 +86,13 @@ class Reply:
             for call in self.trajectory.calls
         ]
         return {
-            "text": self.text,
+            "text": self.trajectory.text,
             "answer": self.answer,
             "said": "".join(event.text for event in self.events if event.kind in (Kind.ANSWER, Kind.TEXT)).strip(),
             "calls": calls,
             "turns": len(self.trajectory.turns),
             "stop_reason": str(self.trajectory.stop_reason),
-            "response_tokens": self.response_tokens,
+            "response_tokens": len(self.trajectory.response_ids),
             "seconds": round(self.seconds, 3),
         }
 

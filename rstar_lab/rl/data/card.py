@@ -20,11 +20,6 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def text_hash(text: str) -> str:
-    """Return the first 16 hex digits of the sha256 of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def card_path(out: Path) -> Path:
     """Return the file of the card of `out`: NAME.card.md beside it, as train.parquet.card.md."""
     return out.with_name(f"{out.name}.card.md")
@@ -39,7 +34,6 @@ class DroppedProblem:
     why: str
     answer: str
     question: str
-    question_hash: str
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data import filters
-from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, DroppedProblem, FilterCount, card_path, file_hash, text_hash
+from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, DroppedProblem, FilterCount, card_path, file_hash
 from rstar_lab.rl.data.filters import Drops
 from rstar_lab.rl.data.similarity import Corpus, Texts
 from rstar_lab.rl.data.sources import Candidate, ParsedSource, parse_source, read_source
@@ -290,9 +290,7 @@ def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, tup
 def _example(candidate: Candidate, why: str) -> DroppedProblem:
     problem = candidate.problem
     question = problem.question if len(problem.question) <= EXCERPT else problem.question[:EXCERPT] + " …"
-    return DroppedProblem(
-        problem.problem_id, candidate.where, why, problem.answer[:EXCERPT], question, text_hash(problem.question)
-    )
+    return DroppedProblem(problem.problem_id, candidate.where, why, problem.answer[:EXCERPT], question)
 
 
 def _summary(card: Card) -> str:

@@ -34,12 +34,8 @@ class TokenGuard:
         elif scope["path"] != "/health":
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self.expected):
-                await send(
-                    {"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]}
-                )
-                await send(
-                    {"type": "http.response.body", "body": b'{"error": {"message": "the token is missing or wrong"}}'}
-                )
+                refused = JSONResponse({"error": {"message": "the token is missing or wrong"}}, status_code=401)
+                await refused(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

@@ -128,7 +128,6 @@ class Replica:
         # A server that listens on all addresses is reached over loopback.
         host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self.port = port
         self.token = options.api_key or ""
         self.port, self.log = port, folder / f"server-{number}.log"
         self.restarts = 0

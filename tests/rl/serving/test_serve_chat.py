@@ -94,14 +94,16 @@ async def test_the_conversation_continues(served):
         assert kinds(by_tokens.events) == CONVERSATION
         again = await chat.ask("And once more?")
         assert again.trajectory.prompt_ids[: len(by_tokens.trajectory.prompt_ids)] == by_tokens.trajectory.prompt_ids
-        assert len(again.trajectory.prompt_ids) > len(by_tokens.trajectory.prompt_ids) + by_tokens.response_tokens
+        assert len(again.trajectory.prompt_ids) > len(by_tokens.trajectory.prompt_ids) + len(
+            by_tokens.trajectory.response_ids
+        )
         chat.reset()
         assert (await chat.ask(QUESTION)).trajectory.response_ids == by_tokens.trajectory.response_ids
 
     # A truncated reply is reported as truncated.
     async with open_chat(served.urls[0], ChatOptions(temperature=0.0, max_tokens=3)) as chat:
         reply = await chat.ask(QUESTION)
-        assert reply.trajectory.stop_reason == "length" and reply.response_tokens == 3
+        assert reply.trajectory.stop_reason == "length" and len(reply.trajectory.response_ids) == 3
 
 
 @pytest.mark.slow
@@ -125,20 +127,6 @@ async def test_a_chat_shows_the_selected_tools_to_the_model(memorized_model):
         expected = render_prompt("How many?", tools=["python_released", "jupyter"], prompt_format="released")
         assert codec.decode(codec.prompt_ids("How many?")) == expected
         assert set(chat.tools) == {"python_code_with_standard_io", "jupyter_code"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        pytest.param(["--prompt-format", "old"], "choose from paper, released", marks=pytest.mark.soak),
-        pytest.param(["--tools", "python,python"], "two tools are called execute_python_code", marks=pytest.mark.soak),
-        (["--tools", "calculator"], "calculator"),
-    ],
-)
-def test_chat_refuses_wrong_tools_and_formats(memorized_model, tmp_path, flags, message):
-    done = run("chat", str(memorized_model[0]), "--prompt", "q", "--engine", "transformers", *flags, cwd=tmp_path)
-    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
