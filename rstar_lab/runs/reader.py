@@ -116,7 +116,7 @@ class RunReader:
 
     def _files(self, level: str) -> tuple[list[StoredFile], list[Damage]]:
         steps = self.steps()
-        rows = self._rollup(steps).select(["step", f"rows_{level}"]).to_pydict()
+        rows = self.rollup(steps).select(["step", f"rows_{level}"]).to_pydict()
         expected = dict(zip(rows["step"], rows[f"rows_{level}"], strict=True))
         stored, damages = self._scan(level, steps)
         for file in stored:
@@ -175,12 +175,9 @@ class RunReader:
             stored.append(StoredFile(path, stage, tuple(inside), set(held) != set(inside), footer.rows, footer.lacking))
         return sorted(stored, key=lambda file: file.steps), damages
 
-    def rollup(self) -> pa.Table:
-        """Return n, mean and sd of each number column, one row per committed step (schema: tables.ROLLUP)."""
-        return self._rollup(self.steps())
-
-    def _rollup(self, steps: dict[int, str]) -> pa.Table:
-        path = self.run_dir / "rollup.parquet"
+    def rollup(self, steps: dict[int, str] | None = None) -> pa.Table:
+        """Return n, mean and sd of each number column, one row per committed step (schema: tables.ROLLUP). steps: of `steps`."""
+        path, steps = self.run_dir / "rollup.parquet", self.steps() if steps is None else steps
         if not steps:
             return ROLLUP.empty_table()
         if not path.exists():

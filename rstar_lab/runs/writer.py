@@ -210,7 +210,7 @@ class RunWriter:
             )
         for level, table in tables.items():
             if table.num_rows:
-                write_table(step_file(self.run_dir, level, stage, step), level, table)
+                write_parts(step_file(self.run_dir, level, stage, step), level, [table])
         counts = {level: tables[level].num_rows if level in tables else written.get(level, 0) for level in LEVELS}
         where = {"run_id": self._info["run_id"], "stage": stage, "step": step, "attempt": self.attempt}
         row = rollup_row(tables["trajectories"], counts, where)
@@ -346,11 +346,6 @@ def _check_that_it_can_continue(run_dir: Path, kind: str) -> None:
     raise RunStoreError(f"{found.damages[0]}; {remedy}")
 
 
-def write_table(path: Path, level: str, table: pa.Table, steps: Sequence[int] | None = None) -> None:
-    """Write a Parquet file of a level. steps: steps of a merged file."""
-    write_parts(path, level, [table], steps)
-
-
 def write_parts(path: Path, level: str, tables: Iterable[pa.Table], steps: Sequence[int] | None = None) -> int:
     """Write a Parquet file of a level from tables, one after the other in memory; return the number of rows.
 
@@ -411,7 +406,7 @@ def rewrite_with_steps(path: Path, level: str, steps: Sequence[int]) -> None:
     table = with_all_columns(filter_steps(read_parquet(path), steps), check_file(path, level).lacking)
     stage = path.parent.name.removeprefix("stage=")
     smaller = step_file(path.parents[2], level, stage, min(steps), max(steps))
-    write_table(smaller, level, table, steps)
+    write_parts(smaller, level, [table], steps)
     if smaller != path:
         path.unlink()
 

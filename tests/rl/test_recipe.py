@@ -125,10 +125,6 @@ def test_errors_in_a_typed_section_name_key_and_type(override, message):
         ("model.path", "set model"),
         ("config.host_addr", r"set sandbox\.url"),
         ("augmentaton.down_sampling_config.down_sample_to_n", r"set rl\.group_size"),
-        (
-            "augmentation.down_sampling_config.Down_sample_too_n",
-            r"did you mean down_sample_to_n\? .*set rl\.group_size",
-        ),
         ("trainer.max_actor_ckpt_to_keep", r"no counterpart; under verl, set verl\.trainer\.max_actor_ckpt_to_keep"),
         ("MAX_EXECUTION_TIME", r"set sandbox\.timeout_s"),
         ("REDIS_URI", r"set sandbox\.url"),

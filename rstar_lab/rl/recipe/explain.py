@@ -40,11 +40,8 @@ def release_line(key: str) -> str | None:
     return f"{key}: a key of microsoft/rStar; {found} ({PAGE})" if (found := advice(key)) else None
 
 
-def _near_release_line(key: str) -> str:
+def _unknown_release_line(key: str) -> str:
     """Return the line of an error about a key in a section of the release that the release does not set."""
-    last = {name.rpartition(".")[2].lower(): name for name in RELEASE_KEYS}
-    if near := difflib.get_close_matches(key.rpartition(".")[2].lower(), last, n=1, cutoff=0.85):
-        return f"{key}: unknown key; did you mean {last[near[0]]}? Of microsoft/rStar; {RELEASE_KEYS[last[near[0]]]} ({PAGE})"
     bare = key.lstrip("+~")
     verl = f"; under verl, set verl.{bare}" if "." in bare and bare.split(".")[0] in VERL_ROOTS else ""
     return f"{key}: a key of microsoft/rStar; it has no counterpart{verl} ({PAGE})"
@@ -79,7 +76,7 @@ def _line(item: Any, root: type[Section], stage: type[Section] | None) -> str:
         return f"{key}: not a key of {place.kind}; it belongs to {', '.join(owners)}"
     unset = list(leaves(key, item["input"]))
     if place.section is root and name.lstrip("+~") in ROOTS:
-        return "; ".join(release_line(leaf) or _near_release_line(leaf) for leaf in unset)
+        return "; ".join(release_line(leaf) or _unknown_release_line(leaf) for leaf in unset)
     keys = {known: known for known in (place.section.model_fields if place.section else FIELDS)}
     if place.section in (RlSection, stage):
         keys |= _keys_inside(RlSection) | {known: known for known in RlSection.model_fields}
