@@ -16,8 +16,6 @@ import torch
 from helpers.vllm_servers import COMMAND, KEY, serve, wait_until
 from openai import OpenAI
 
-from rstar_lab.analysis.counterfactual_lab import counterfactual
-from rstar_lab.rl.fork import fork
 from rstar_lab.rl.models.model import load_model, load_tokenizer
 from rstar_lab.rl.models.sources import SMOLLM2, get_model
 from rstar_lab.rl.problems import write_problems
@@ -76,22 +74,6 @@ def test_sft_and_grpo_roc_train_the_model_that_the_engine_serves(run):
     assert tied.lm_head.weight.data_ptr() == tied.model.embed_tokens.weight.data_ptr()
 
 
-@pytest.mark.parametrize("schedule", ["one_step_off", "async"])
-def test_the_other_modes_train(folder, run, schedule):
-    name = f"mode-{schedule}"
-    keys = [f"name={name}", f"rl.schedule.type={schedule}", "rl.correction.type=tis", "rl.old_log_probs=trainer",
-            f"model={folder / 'runs/smol-sft/sft/model'}", "sft=null"]  # fmt: skip
-    rstar_lab("train", "smol.yaml", *(word for key in keys for word in ("--set", key)), cwd=folder)
-    assert [line["step"] for line in RunReader(folder / "runs" / f"{name}-rl").metrics()] == [1, 2]
-
-
-def test_sft_and_rl_with_adapters(folder, run):
-    keys = ["name=lora", "sft.lora.rank=4", "rl.lora.rank=4", "stages.0.steps=1"]
-    rstar_lab("train", "smol.yaml", *(word for key in keys for word in ("--set", key)), cwd=folder)
-    (line,) = RunReader(folder / "runs" / "lora-rl").metrics()
-    assert not line["kept"] or line["mismatch"] < 1e-3
-
-
 def test_sft_and_grpo_roc_under_verl_on_a_cpu_rank(folder, monkeypatch):
     pytest.importorskip("verl")
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")  # where length_reward.py is
@@ -110,17 +92,6 @@ def test_sft_and_grpo_roc_under_verl_on_a_cpu_rank(folder, monkeypatch):
     assert tied.lm_head.weight.data_ptr() == tied.model.embed_tokens.weight.data_ptr()
     before = load_model(folder / "runs" / "verl-sft" / "sft" / "model").state_dict()
     assert any(not torch.equal(tensor, before[name]) for name, tensor in tied.state_dict().items())
-
-
-def test_stored_rollouts_can_be_forked_compared_and_reported(folder, run, monkeypatch):
-    monkeypatch.chdir(folder)  # where length_reward.py is
-    known = ["length_reward:reward"]
-    row = RunReader(run).read("trajectories").to_pylist()[0]
-    forked = fork(run, row["traj_id"], row["step"], turn=0, k=2, functions=known)
-    assert RunReader(forked.run).read("trajectories").num_rows == 2
-    assert len(counterfactual(run, 1, draws=2, gradients=False, functions=known).summary) > 1
-    rstar_lab("report", run, "--out", "report.html", cwd=folder)
-    assert "<html" in (folder / "report.html").read_text()[:2000].lower()
 
 
 def test_greedy_evaluation_equals_an_independent_one(folder):

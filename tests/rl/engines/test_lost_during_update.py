@@ -148,13 +148,6 @@ async def test_an_error_of_a_healthy_server_ends_the_update(tmp_path, model, mon
         assert not group.engines[0].lost and not failing.paused
 
 
-async def test_an_error_of_an_unhealthy_server_does_not(tmp_path, model, monkeypatch):
-    async with two_servers(tmp_path, monkeypatch) as (group, (failing, working)):
-        failing.status |= {"/collective_rpc": 500, "/health": 503}
-        await group.load(model, 1)
-        assert group.engines[0].lost and working.version == 1
-
-
 async def test_a_local_engine_that_cannot_be_restarted_is_left_out(tmp_path, model, monkeypatch):
     async with two_servers(tmp_path, monkeypatch) as (group, servers):
         local = VllmEngine()
