@@ -255,12 +255,11 @@ def _hub_errors(source: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # datasets also raises the errors of huggingface_hub and of its HTTP library
-        remedy = f"the same command continues; or give {source.name}=FILE"
-        if isinstance(error, ImportError):
-            raise ProblemError(
-                f"{source.name}: reading from the hub requires datasets: {install_hint('hub')}"
-            ) from None
-        raise ProblemError(f"{source.hub}: could not be read from the hub ({_first_line(error)}); {remedy}") from None
+        missing = isinstance(error, ImportError)
+        reason = f"it requires datasets: {install_hint('hub')}" if missing else _first_line(error)
+        raise ProblemError(
+            f"{source.hub}: could not be read from the hub ({reason}); the same command continues; or give {source.name}=FILE"
+        ) from None
 
 
 def _hub_rows(source: Source) -> Iterator[Any]:
