@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.schema import TRAJECTORIES, TRANSCRIPTS, schema_with_metadata, step_file
 from rstar_lab.runs.tables import ROLLUP, rollup_row
-from rstar_lab.runs.writer import write_rollup, write_table
+from rstar_lab.runs.writer import write_parts, write_rollup
 
 STAGE = "rl"
 _VOCABULARY = 1024
@@ -68,7 +68,7 @@ def make_store(folder: Path, size: Size, progress: Callable[[int, int], None] = 
                 ("trajectories", trajectories, steps),
                 ("transcripts", transcripts, steps[: size.written_steps]),
             ):
-                write_table(step_file(writer.run_dir, level, STAGE, held[0], held[-1]), level, table, held)
+                write_parts(step_file(writer.run_dir, level, STAGE, held[0], held[-1]), level, [table], held)
             rows = []
             for step in steps:
                 part = trajectories.slice((step - 1) * size.rollouts, size.rollouts)
