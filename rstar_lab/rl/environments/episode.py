@@ -102,6 +102,5 @@ class MathsEpisode(Episode):
         """Return (reward, metrics) of the reward function. An error of a user's function raises UserError, which stops the run."""
         if not isinstance(self.reward, RolloutReward):
             return float(await asyncio.to_thread(self.reward, trajectory.text, self.problem.answer)), {}
-        tools = {name: getattr(tool, "tool", tool) for name, tool in self.tools.items()}  # verl wraps tools
-        states = {name: tool.state(self.traj_id) for name, tool in tools.items() if isinstance(tool, UserTool)}
+        states = {name: tool.state(self.traj_id) for name, tool in self.tools.items() if isinstance(tool, UserTool)}
         return await self.reward.score_rollout(trajectory.text, self.problem, calls=trajectory.calls, tools=states)

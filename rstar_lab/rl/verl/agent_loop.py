@@ -13,7 +13,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.mixture import load_environments, make_environments
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward import HiddenTests, UserReward, make_reward, warm_up
+from rstar_lab.rl.reward import make_reward, warm_up
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
@@ -21,12 +21,10 @@ from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.run import retry_failed, score_groups
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.session import make_sandbox, needs_sandbox, program_runner, tool_maker
-from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ScheduledClient, ScheduledEngine
 from rstar_lab.rl.verl.settings import Settings
 from rstar_lab.rl.verl.transcripts import RolloutNumbers, find_writer, split
-from rstar_lab.rl.verl.watchdog import PENDING, WatchedTool
 
 Generate = Callable[[RolloutTask], Awaitable[Trajectory]]
 
@@ -114,9 +112,8 @@ class WorkerState:
             return sandbox
 
         make_tools, run = tool_maker(settings.recipe, sandbox), program_runner(settings.recipe, opened)
-        tools = watch(make_tools(keys.tools))
-        made = make_environments(keys, load_environments(keys), make_tools, run)
-        environments = {name: replace(one, tools=watch(one.tools)) for name, one in made.items()}
+        tools = make_tools(keys.tools)
+        environments = make_environments(keys, load_environments(keys), make_tools, run)
         if keys.reward in REWARDS:
             await asyncio.to_thread(warm_up)  # otherwise the first answers could time out while the verifier starts
         codec = Codec(tokenizer, tools, keys.prompt_style)
@@ -127,11 +124,6 @@ class WorkerState:
             evaluation = RolloutContext.for_evaluation(codec, tools, reward, settings.recipe, section)
             evaluations[kind] = evaluation.with_environments(environments)
         return cls(settings, context, evaluations, find_writer(settings.run))
-
-
-def watch(tools: Mapping[str, Tool]) -> dict[str, Tool]:
-    """Return the tools with their running calls recorded for the watchdog."""
-    return {name: WatchedTool(tool) for name, tool in tools.items()}
 
 
 _worker_state: asyncio.Future[WorkerState] | None = None
@@ -174,17 +166,6 @@ class RstarAgentLoop(AgentLoopBase):
         if not run:
             rollout_context = replace(
                 rollout_context, temperature=sampling_params["temperature"], top_p=sampling_params["top_p"]
-            )
-        reward = rollout_context.reward
-        function = reward.function if isinstance(reward, UserReward) else reward
-
-        def watched(*values: Any, **named: Any) -> Any:
-            with PENDING.of(task.traj_id, "reward"):
-                return function(*values, **named)
-
-        if not isinstance(reward, HiddenTests):  # its calls have the time limits of the sandbox
-            rollout_context = replace(
-                rollout_context, reward=replace(reward, function=watched) if isinstance(reward, UserReward) else watched
             )
         versions: list[int] = []
 

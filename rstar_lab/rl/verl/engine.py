@@ -69,23 +69,23 @@ class ScheduledEngine:
         }
         token_ids, log_probs, parts = list[int](), list[float](), list[tuple[int, int]]()
         self._server = ""
+        PENDING.begin(self.traj_id, "generation")
         try:
-            with PENDING.of(self.traj_id, "generation"):
-                while True:
-                    output = await self._send(prompt_ids + token_ids, parameters)
-                    version = output.extra_fields.get("global_steps") or 0
-                    if output.token_ids and output.log_probs is None:
-                        raise EngineError("the server returned no log-probs: set rollout.calculate_log_probs")
-                    token_ids += output.token_ids
-                    log_probs += output.log_probs or []
-                    if output.token_ids:
-                        parts.append((version, len(output.token_ids)))
-                    if output.stop_reason not in ABORTED or len(token_ids) >= sampling.max_tokens:
-                        break
-                    # A weight sync interrupted the request. The new weights generate its other tokens.
-                    parameters["max_tokens"] = sampling.max_tokens - len(token_ids)
-                    if sampling.seed is not None and token_ids:
-                        parameters["seed"] = derive_seed(sampling.seed, "continued", len(token_ids))
+            while True:
+                output = await self._send(prompt_ids + token_ids, parameters)
+                version = output.extra_fields.get("global_steps") or 0
+                if output.token_ids and output.log_probs is None:
+                    raise EngineError("the server returned no log-probs: set rollout.calculate_log_probs")
+                token_ids += output.token_ids
+                log_probs += output.log_probs or []
+                if output.token_ids:
+                    parts.append((version, len(output.token_ids)))
+                if output.stop_reason not in ABORTED or len(token_ids) >= sampling.max_tokens:
+                    break
+                # A weight sync interrupted the request. The new weights generate its other tokens.
+                parameters["max_tokens"] = sampling.max_tokens - len(token_ids)
+                if sampling.seed is not None and token_ids:
+                    parameters["seed"] = derive_seed(sampling.seed, "continued", len(token_ids))
         except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
             raise EngineError(str(error)) from error
         ended = bool(token_ids) and token_ids[-1] in sampling.stop_token_ids
@@ -120,12 +120,14 @@ class ScheduledEngine:
 
     def on_turn(self, text: str, last: bool) -> None:
         """Report the end of a turn to the scheduler, before its tools run."""
+        PENDING.begin(self.traj_id, "reward" if last else "tools")
         if self.new_tokens is not None:
             self._reported = self.client.scheduler.finish.remote(self.traj_id, self.new_tokens, done=last)
             self.new_tokens, self.done = None, last
 
     def leave(self) -> None:
         """Report the end of the rollout to the scheduler, also after an error."""
+        PENDING.end(self.traj_id)
         if not self.done:
             self.client.scheduler.abandon.remote(self.traj_id)
 

@@ -6,11 +6,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from rstar_lab.rl.tools.base import Tool, ToolResult
 from rstar_lab.runs.files import write_json
 from rstar_lab.runs.writer import RunWriter
 from rstar_lab.untrusted.text import counted
@@ -19,23 +17,21 @@ EXIT_CODE = 70
 
 
 class PendingOperations:
-    """Operations in progress, by trajectory: generation, tools or reward."""
+    """What each rollout waits for: generation, tools (with the environment) or reward."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], float] = {}
+        self._open: dict[str, tuple[str, float]] = {}
 
-    @contextmanager
-    def of(self, traj_id: str, operation: str) -> Iterator[None]:
-        self._open[traj_id, operation] = time.monotonic()
-        try:
-            yield
-        finally:
-            self._open.pop((traj_id, operation), None)
+    def begin(self, traj_id: str, operation: str) -> None:
+        self._open[traj_id] = operation, time.monotonic()
+
+    def end(self, traj_id: str) -> None:
+        self._open.pop(traj_id, None)
 
     def report(self) -> dict[str, Any]:
         """Return {"host", "pid", "waits": {operation: {"count", "longest_s", "traj_id"}}}."""
         now, waits = time.monotonic(), dict[str, dict[str, Any]]()
-        for (traj_id, operation), since in list(self._open.items()):
+        for traj_id, (operation, since) in list(self._open.items()):
             entry = waits.setdefault(operation, {"count": 0, "longest_s": 0.0, "traj_id": traj_id})
             entry["count"] += 1
             if now - since > entry["longest_s"]:
@@ -44,20 +40,6 @@ class PendingOperations:
 
 
 PENDING = PendingOperations()
-
-
-class WatchedTool:
-    """A tool whose running calls are recorded as pending operations."""
-
-    def __init__(self, tool: Tool):
-        self.tool, self.schema = tool, tool.schema
-
-    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
-        with PENDING.of(traj_id, "tools"):
-            return await self.tool(arguments, seed=seed, traj_id=traj_id)
-
-    async def close(self, traj_id: str) -> None:
-        await self.tool.close(traj_id)
 
 
 class Watchdog:

@@ -16,10 +16,10 @@ from rstar_lab.runs.writer import RunWriter
 @pytest.mark.parametrize("operation", ["generation", "tools", "reward"])
 def test_the_watchdog_reports_what_a_hung_step_waits_for(tmp_path, operation):
     waits, gave_up = PendingOperations(), threading.Event()
-    with (
-        RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer,
-        waits.of("run-000001-0000-03", operation),
-    ):
+    waits.begin("run-000001-0000-02", operation)
+    waits.end("run-000001-0000-02")
+    waits.begin("run-000001-0000-03", operation)
+    with RunWriter.open(tmp_path, "run", kind="train", recipe={}, seed=0) as writer:
         watchdog = Watchdog(0.2, writer, lambda: [waits.report()], gave_up.set)
         watchdog.enter("generation, tools and reward", 1)
         assert gave_up.wait(60)
