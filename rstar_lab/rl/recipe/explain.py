@@ -126,43 +126,41 @@ class _Place:
         self.parts: list[str] = []
         self.section: type[Section] | None = root
         self.kind, self.others = "", dict[str, type[Section]]()
-        self.below: type[Section] | None = None  # the section that the value should be
-        annotation: Any = root
+        value: Any = root  # the section, or the union of sections, of the value at this place
+        by_type, in_container = None, False
         for part in location:
-            annotation, by_type = _bare(annotation)
-            if by_type is not None:
-                members = by_type.members(annotation)
-                annotation = members[str(part)]
-                self.kind = f"{by_type.key}: {part}"
-                self.others = {name: other for name, other in members.items() if other is not annotation}
-                self.section = annotation
-                continue
             if str(part).startswith(("literal[", "function-after[")):  # one of several types of a value
                 continue
+            if in_container:  # an index or a key of a mapping
+                self.parts.append(str(part))
+                in_container = False
+                continue
+            if by_type is not None:
+                members = by_type.members(value)
+                self.section = value = members[str(part)]
+                self.kind, by_type = f"{by_type.key}: {part}", None
+                self.others = {name: other for name, other in members.items() if other is not value}
+                continue
             self.parts.append(str(part))
-            if isinstance(annotation, type) and issubclass(annotation, Section):
-                if annotation is not self.section:
-                    self.kind, self.others = "", {}
-                self.section = annotation
-                field = annotation.model_fields.get(str(part))
-                annotation = Annotated[field.annotation, *field.metadata] if field and field.metadata else field
-                annotation = field.annotation if field and not field.metadata else annotation
-            elif get_origin(annotation) in (tuple, dict):
-                annotation = get_args(annotation)[0 if get_origin(annotation) is tuple else 1]
-            else:
-                annotation, self.section = None, None
-        below = _bare(annotation)[0]
-        self.below = below if isinstance(below, type) and issubclass(below, Section) else None
+            if value is not self.section:
+                self.kind, self.others = "", {}
+            self.section = value
+            field = value.model_fields.get(str(part)) if value else None
+            in_container = field is not None and get_origin(field.annotation) in (tuple, dict)
+            value, by_type = section_in(field.annotation, field.metadata) if field else (None, None)
+        self.below: type[Section] | None = None if by_type else value  # the section that the value should be
 
 
-def _bare(annotation: Any) -> tuple[Any, ByType | None]:
-    """Return an annotation without its metadata and without None, and the ByType of a union."""
-    by_type = None
+def section_in(annotation: Any, metadata: Sequence[Any]) -> tuple[Any, ByType | None]:
+    """Return the section of a value, of the items of a list or of the values of a mapping, or a union of sections and its ByType.
+
+    Returns None if there is no section.
+    """
+    if get_origin(annotation) in (tuple, dict):
+        annotation = get_args(annotation)[0 if get_origin(annotation) is tuple else 1]
     if get_origin(annotation) is Annotated:
         annotation, *metadata = get_args(annotation)
-        by_type = next((item for item in metadata if isinstance(item, ByType)), None)
-    if by_type is None:
-        sections = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Section)]
-        if sections and get_origin(annotation) not in (tuple, dict):
-            annotation = sections[0]
-    return annotation, by_type
+    if by_type := next((item for item in metadata if isinstance(item, ByType)), None):
+        return annotation, by_type
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None), None

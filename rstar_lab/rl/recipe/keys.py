@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from rstar_lab.rl.recipe.explain import section_in
 from rstar_lab.rl.recipe.recipe import Recipe
 from rstar_lab.rl.section import ByType, Section
 
@@ -38,30 +39,17 @@ def sections_of(root: type[Section]) -> dict[str, tuple[Any, ByType | None]]:
 
     def walk(section: type[Section], path: str) -> None:
         for name, field in section.model_fields.items():
-            is_item = get_origin(field.annotation) is tuple
-            below = f"{path}.{name}".lstrip(".") + ("[]" if is_item else "")
-            metadata = [item for item in field.metadata if isinstance(item, ByType)]
-            inner = get_args(field.annotation)[0] if is_item else field.annotation
-            if get_origin(inner) is Annotated:
-                inner, *more = get_args(inner)
-                metadata += [item for item in more if isinstance(item, ByType)]
-            sections: list[Any] = [inner] if metadata else [*_models_in(inner)]
-            for entry in sections:
-                if entry in seen:
-                    continue
-                seen.add(entry)
-                found[below] = (entry, metadata[0] if metadata else None)
-                for model in dict.fromkeys(metadata[0].members(entry).values()) if metadata else [entry]:
-                    walk(model, below)
+            entry, by_type = section_in(field.annotation, field.metadata)
+            if entry is None or entry in seen:
+                continue
+            seen.add(entry)
+            below = f"{path}.{name}".lstrip(".") + ("[]" if get_origin(field.annotation) is tuple else "")
+            found[below] = (entry, by_type)
+            for model in dict.fromkeys(by_type.members(entry).values()) if by_type else [entry]:
+                walk(model, below)
 
     walk(root, "")
     return found
-
-
-def _models_in(annotation: Any) -> list[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
 
 def type_text(annotation: Any) -> str:
