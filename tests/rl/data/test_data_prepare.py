@@ -113,17 +113,10 @@ def test_answers_and_rollouts_from_files(tmp_path):
 def test_difficulty_of_a_run(tmp_path):
     from rstar_lab.runs import TRAJECTORIES, RunWriter
 
-    empty, answers = dict.fromkeys(TRAJECTORIES.names), (None, "7", "1", None)
+    empty = dict.fromkeys(TRAJECTORIES.names)
     rows = [
-        {
-            **empty,
-            "traj_id": f"t{n}",
-            "step": 1,
-            "problem_id": str(n % 2),
-            "reward": float(n == 0),
-            "answer": answers[n],
-        }
-        for n in range(4)
+        empty | {"traj_id": f"t{n}", "problem_id": str(n % 2), "reward": float(n == 0), "answer": answer}
+        for n, answer in enumerate((None, "7", "1", None))
     ]
     rows += [rows[0] | {"traj_id": f"x{n}", "reward": 0.0, "stop_reason": "undecided"} for n in range(2)]
     with RunWriter.open(tmp_path, "r", kind="evaluate", recipe={}, seed=0) as run:
