@@ -118,12 +118,13 @@ class WorkerState:
             await asyncio.to_thread(warm_up)  # otherwise the first answers could time out while the verifier starts
         codec = Codec(tokenizer, tools, keys.prompt_style)
         reward = make_reward(keys.reward, keys.answer, keys.reward_timeout_s, run)
-        context = RolloutContext.for_training(codec, tools, reward, keys).with_environments(environments)
+        top_p = float(config.actor_rollout_ref.rollout.top_p)  # a key of verl, which no recipe key sets
+        context = replace(RolloutContext.for_training(codec, tools, reward, keys), top_p=top_p)
         evaluations = {}
         for kind, section in (("during", settings.recipe.evaluate.in_training()), ("model", settings.recipe.evaluate)):
             evaluation = RolloutContext.for_evaluation(codec, tools, reward, settings.recipe, section)
             evaluations[kind] = evaluation.with_environments(environments)
-        return cls(settings, context, evaluations, find_writer(settings.run))
+        return cls(settings, context.with_environments(environments), evaluations, find_writer(settings.run))
 
 
 _worker_state: asyncio.Future[WorkerState] | None = None
@@ -142,14 +143,14 @@ class RstarAgentLoop(AgentLoopBase):
         numbers, and the transcript is sent to the writer of the run.
         """
         try:
-            return await self._run(sampling_params, **kwargs)
+            return await self._run(**kwargs)
         except Exception as error:
             text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             writer = find_writer(Settings.of(self.config.rstar).run)
             await writer.add_error.remote(f"rollout of problem {kwargs['problem']['problem_id']}: {text}")
             raise
 
-    async def _run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+    async def _run(self, **kwargs: Any) -> AgentLoopOutput:
         global _worker_state
         if _worker_state is None:
             _worker_state = asyncio.ensure_future(WorkerState.open(self.config, self.tokenizer))
@@ -162,17 +163,11 @@ class RstarAgentLoop(AgentLoopBase):
             step, group = int(kwargs["group_step"]), int(kwargs["group"])
             task = rollout_task(problem, run=worker.settings.run, seed=seed, step=step, group=group, sample=sample)
             context, group_size = worker.context, worker.settings.rl.rollouts_per_group
-        rollout_context = context.of(problem)
-        if not run:
-            rollout_context = replace(
-                rollout_context, temperature=sampling_params["temperature"], top_p=sampling_params["top_p"]
-            )
         versions: list[int] = []
 
         async def generate(task: RolloutTask) -> Trajectory:
             engine = ScheduledEngine(self.server_manager, task.traj_id, task.problem.problem_id)
             try:
-                context = replace(rollout_context, others={problem.environment: rollout_context})
                 return await run_rollout(task, engine, context, on_turn=engine.on_turn)
             finally:
                 engine.leave()
