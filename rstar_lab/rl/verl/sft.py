@@ -19,9 +19,9 @@ from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.pipeline import SFT_KEYS, base_folder, sft_data, sft_finished
-from rstar_lab.rl.recipe import Recipe, SftConfig
+from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.renderers.conversations import Example, encode
-from rstar_lab.rl.resolved import resolve
+from rstar_lab.rl.resolved import ResolvedRecipe, resolve
 from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy
@@ -47,20 +47,22 @@ def main(
     loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())}, load_profile(profile))
     if loaded.sft is None:
         raise UserError("sft: the recipe has no sft section")
-    session = RunSession(resolve(loaded), Reporter())
+    resolved = resolve(loaded)
+    session = RunSession(resolved, Reporter())
     with open_run(session, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
         if not sft_finished(loaded, writer.run_dir):
-            fine_tune(loaded, loaded.sft, load_profile(profile), writer)
+            fine_tune(resolved, loaded.sft, load_profile(profile), writer)
         writer.finish("finished")
 
 
-def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWriter) -> None:
+def fine_tune(resolved: ResolvedRecipe, sft: SftConfig, profile: Profile, writer: RunWriter) -> None:
     """Run SFT. Raises UserError for options that verl does not support, or if no conversation is left."""
+    recipe = resolved.recipe
     if unsupported := unsupported_sft_options(recipe):
         raise UserError(f"verl does not support: {'; '.join(unsupported)}")
     started, run_dir = time.monotonic(), writer.run_dir
-    examples, left_out = asyncio.run(read_examples(recipe, sft, run_dir))
     base = base_folder(recipe, run_dir)
+    examples, left_out = asyncio.run(read_examples(resolved, sft, base, run_dir))
     check_architecture(base)
     variables = environment(profile, run_dir)
     os.environ.update(variables)  # before verl is imported: it selects its platform then
@@ -97,11 +99,13 @@ def fine_tune(recipe: Recipe, sft: SftConfig, profile: Profile, writer: RunWrite
     writer.finish("finished", result=result)
 
 
-async def read_examples(recipe: Recipe, sft: SftConfig, run_dir: Path) -> tuple[list[Example], int]:
-    """Return the local trainer's examples, and how many conversations were dropped."""
-    async with RunSession.open(resolve(recipe), Reporter()) as session:
+async def read_examples(
+    resolved: ResolvedRecipe, sft: SftConfig, base: Path, run_dir: Path
+) -> tuple[list[Example], int]:
+    """Return the local trainer's examples, and how many conversations were dropped. base: folder of the base model."""
+    async with RunSession.open(resolved, Reporter()) as session:
         dataset = await sft_data(session, run_dir)
-    return encode(dataset, load_tokenizer(base_folder(recipe, run_dir)), sft.max_tokens)
+    return encode(dataset, load_tokenizer(base), sft.max_tokens)
 
 
 if __name__ == "__main__":

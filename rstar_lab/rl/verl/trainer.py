@@ -5,9 +5,11 @@ import json
 import os
 import shutil
 import time
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,22 @@ from verl.utils.seqlen_balancing import calculate_workload
 
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.selection import Selection, cut_mini_batches
+from rstar_lab.rl.evaluation import Generate
 from rstar_lab.rl.models.model import export_chat_template
-from rstar_lab.rl.pipeline import RL_KEYS
+from rstar_lab.rl.pipeline import RL_KEYS, evaluate_sets
+from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.step import BufferedGroups, Sampled, Step, check_mismatch_limit
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.group_stream import CorrectionLimit
-from rstar_lab.rl.training.stages import keep_stage_model, link_or_copy, stage_table
+from rstar_lab.rl.training.stages import (
+    difficulty_file,
+    filter_problems,
+    filter_run,
+    keep_stage_model,
+    link_or_copy,
+    stage_table,
+)
 from rstar_lab.rl.training.teacher import TeacherPasses, open_servers
 from rstar_lab.rl.training.trainer import HeldOut
 from rstar_lab.rl.training.update import check_finite
@@ -38,7 +49,7 @@ from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.checkpoints import write_stored_dtype
 from rstar_lab.rl.verl.engine import ScheduledClient, start_scheduler
-from rstar_lab.rl.verl.evaluation_steps import EvaluationSteps
+from rstar_lab.rl.verl.evaluation_steps import ServerRollouts
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
 from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.objective import (
@@ -61,7 +72,7 @@ from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.schema import step_file
 
 
-class RecipeTrainer(EvaluationSteps, PPOTrainer):
+class RecipeTrainer(PPOTrainer):
     """Trains one stage of a recipe. `replay_buffer` selects the rollouts; this class writes the run store.
 
     Use it as the first base class of a trainer, before one of verl's.
@@ -374,6 +385,69 @@ class RecipeTrainer(EvaluationSteps, PPOTrainer):
         )
         metrics |= {name: value for name, value in row.items() if value is not None}
         self.lines.append({"stage": self.settings.stage.name, "step": self.global_steps} | row)
+
+    # Rollouts outside of the steps
+
+    @abstractmethod
+    def _begin_evaluation(self) -> None:
+        """Make the servers generate with the weights after this step."""
+
+    @abstractmethod
+    def _end_evaluation(self) -> None:
+        """Restore the state that the servers have between the rollouts and the end of a step."""
+
+    @property
+    def other_rollouts(self) -> ServerRollouts:
+        """The generator of rollouts outside of steps. It keeps as many rollouts in flight as one step has."""
+        window = self.settings.rl.problems_per_step * self.settings.rl.rollouts_per_group
+        return ServerRollouts(self.agent_loop_manager, self.replay_buffer, window)
+
+    def _begin_stage(self) -> None:
+        """Evaluate the model that RL starts from before the first step, and write the difficulty table of the stage's filter.
+
+        Raises UserError if a rollout fails; a resumed run generates only the rollouts that are not stored.
+        """
+        settings, step = self.settings, self.settings.first_step - 1
+        if self.global_steps == 0 and settings.first_step == 1:
+            self._evaluate_served("sft" if settings.recipe.sft else "base")
+        stage = settings.stage
+        if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():
+            return
+        self.watchdog.enter("filter", step)
+        run, on_progress = filter_run(settings.run, stage.name), partial(self.watchdog.enter, "filter", step)
+        generate = self.other_rollouts.generator(run, step=step, sampling="stage", on_progress=on_progress)
+        asyncio.run(
+            filter_problems(
+                settings.problems, stage.filter, generate,
+                stage=stage.name, step=step, recipe=settings.recipe, run_dir=settings.run_dir,
+            )
+        )  # fmt: skip
+        self.watchdog.leave()
+
+    def _evaluate(self, model: str | None = None) -> HeldOut:
+        """Evaluate the recipe's sets with the weights after this step. model: see `evaluate_sets`."""
+        if not self.session.held_out:
+            return {}
+        self.watchdog.enter("evaluation", self.global_steps)
+        self._begin_evaluation()
+        held_out = self._evaluate_served(model)
+        self._end_evaluation()
+        self.watchdog.enter("update", self.global_steps)
+        return held_out
+
+    def _evaluate_served(self, model: str | None) -> HeldOut:
+        """Evaluate the weights that the servers hold. A model that is evaluated already is not evaluated again."""
+        session, step = self.session, self.global_steps
+        runs = [session.runs_dir / session.run_id(f"{name}-{model}") for name in session.held_out]
+        if model and all((run / "run.json").exists() and RunReader(run).status == "finished" for run in runs):
+            return {}
+
+        def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
+            on_progress = partial(self.watchdog.enter, "evaluation", step)
+            sampling = "model" if model else "during"
+            return self.other_rollouts.generator(run, step=step, sampling=sampling, on_progress=on_progress)
+
+        return asyncio.run(evaluate_sets(session, rollouts_of, parent=self.writer.run_dir.name, step=step, model=model))
 
 
 @register_trainer("rstar")
