@@ -168,10 +168,6 @@ class Parser(Cursor):
 
     def power(self, base: Any) -> Any:
         self.take()
-        if self.is_sign("*"):
-            self.at += 1
-            if self.item_end(self.at):
-                return ("sym", f"{base[1]}*") if isinstance(base, tuple) and base[0] == "sym" else base
         if isinstance(base, Group | Matrix):
             transposed = self.is_symbol("T") or self.is_command("top", "intercal", "mathsf")
             if transposed or (self.is_sign("{") and self.is_symbol("T", offset=1)):
@@ -188,8 +184,8 @@ class Parser(Cursor):
 
     def exponent(self) -> Any:
         """Read an exponent: braces, or a sign and the next number, letter or bracket, which can have an exponent too."""
-        if self.is_sign("'"):
-            return self.marks()
+        if self.accept("'"):
+            return ("sym", "'")
         negative = False
         while self.is_sign("-", "+"):
             negative ^= self.take().text == "-"
@@ -204,12 +200,6 @@ class Parser(Cursor):
             self.at += twice
             value = self.power(value)
         return ("neg", value) if negative else value
-
-    def marks(self) -> Formula:
-        start = self.at
-        while self.accept("'"):
-            pass
-        return ("sym", "'" * (self.at - start))
 
     def factorial(self, value: Any) -> Any:
         self.take()
@@ -363,7 +353,7 @@ class Parser(Cursor):
 
     def command(self, name: str) -> Any:
         if name == "frac":
-            return self.fraction()
+            return ("/", self.argument(), self.argument())
         if name == "pi":
             return ("sym", "pi" + self.subscript()) if self.is_sign("_") else ("const", "pi")
         if name == "infty":
@@ -405,16 +395,6 @@ class Parser(Cursor):
         while name in ("angle", "triangle") and self.peek().kind in ("symbol", "word") and self.peek().text.isupper():
             text += self.take().text
         return text
-
-    def fraction(self) -> Any:
-        start = self.at
-        if self.is_sign("{") and re.fullmatch("d[A-Za-z]?", self.peek(1).text):
-            above = "".join(token.text for token in self.braced())
-            below = "".join(token.text for token in self.braced()) if self.is_sign("{") else ""
-            if re.fullmatch(r"d\w+", above) and re.fullmatch(r"d\w", below):
-                return ("sym", f"{above}/{below}")
-            self.at = start
-        return ("/", self.argument(), self.argument())
 
     def function(self, name: str) -> Any:
         exponent = base = None

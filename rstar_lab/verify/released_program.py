@@ -37,7 +37,8 @@ def compile_checked(source: Any, *_: Any) -> types.CodeType:
     Args:
         source: Its text or syntax tree.
     """
-    code: types.CodeType = compile(source if isinstance(source, ast.AST) else str(source).strip(), _CHECKED, "eval")
+    expression: Any = source if isinstance(source, ast.AST) else str(source).strip()
+    code: types.CodeType = compile(expression, _CHECKED, "eval")
     if other := set(code.co_names) - NAMES:
         raise NotArithmetic(f"the name {min(other)}")
     if any(isinstance(constant, types.CodeType) for constant in code.co_consts):

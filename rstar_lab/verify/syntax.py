@@ -25,7 +25,7 @@ _PHRASES = {name: text.strip().split("\n") for name, text in units.TABLES["phras
 _INTRODUCTIONS = tuple(tuple(phrase.split()) for phrase in _PHRASES["introductions"])
 _QUALIFIERS = frozenset(("for", "where", "forall", "with"))
 _DOMAINS = tuple(("sym", name) for name in "ℝℤℕℚℂ")
-_NAMING = frozenset(("(", "_", "[", "angle", "triangle", "overline", "'", "frac", "|"))
+_NAMING = frozenset(("(", "_", "[", "angle", "triangle", "overline", "'", "|"))
 _IN_NAMES = frozenset(("_", "'", ")", "]", "(", "[", "|", "^", "-"))  # signs of a name
 _BASES = {**units.NUMBER_WORDS, **{str(n): n for n in range(100)}}
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})/(\d{1,2})/(\d{4})")
@@ -293,8 +293,7 @@ def _name(tokens: Sequence[Token]) -> str:
     ):
         return "".join(texts)
     named = kept[0].kind in ("symbol", "word") or texts[0] in ("angle", "triangle", "overline", "|")
-    derivative = texts[0] == "frac" and len(kept) == 5 and texts[1] == texts[3] == "d"
-    if not (named or derivative) or "*" in texts or not any(token.kind in ("symbol", "word") for token in kept):
+    if not named or "*" in texts or not any(token.kind in ("symbol", "word") for token in kept):
         return ""
     depth = 0
     for before, token in itertools.pairwise([END, *kept]):
