@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from typing_extensions import TypedDict
@@ -52,10 +53,9 @@ class RunLock:
 
     def check(self) -> None:
         """Raise RunStoreError if the folder is no longer the one that was locked: another process can be writing its successor."""
-        try:
+        there = None
+        with suppress(OSError):
             there = (self._run_dir / _LOCK).lstat()
-        except OSError:
-            there = None
         if self._fd is None or there is None or not os.path.samestat(os.fstat(self._fd), there):
             raise RunStoreError(
                 f"the folder {self._run_dir} was moved or deleted while this process wrote it; nothing more is written. Run the "

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -42,10 +43,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that affect the results of a run."""
     installed = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            pass
     return installed
 
 
@@ -78,10 +77,9 @@ def hardware() -> dict[str, Any]:
 
 
 def _text(path: str) -> str:
-    try:
+    with suppress(OSError):
         return Path(path).read_text()
-    except OSError:
-        return ""
+    return ""
 
 
 def _output(*command: str) -> str | None:
