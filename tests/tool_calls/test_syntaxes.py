@@ -326,12 +326,3 @@ def test_an_unknown_syntax_is_an_error():
 def test_hostile_text_takes_linear_time(syntax, unit):
     parse_tool_calls(unit * (400_000 // len(unit)), syntax=syntax)
     text_outside_calls(unit * (400_000 // len(unit)), syntax=syntax)
-
-
-@pytest.mark.timeout(20)
-def test_values_are_not_searched_to_the_end_of_a_hostile_turn():
-    values = "".join(f"<parameter=a{number}>\nx</parameter>" for number in range(20_000))
-    parse_tool_calls(f"<tool_call><function=f>{values}", syntax="function_tags")
-    parse_tool_calls('{"name": "f", "parameters": {}}x\n' + " " * 200_000, syntax="json")
-    (call,) = parse_tool_calls('{"name": "f", "parameters": {}}' + " " * 200_000, syntax="json")
-    assert call.arguments == {}

@@ -161,10 +161,8 @@ class Act:
             invalid = error.code == "VALIDATION_ERROR"
             outcome, text = Outcome.INVALID_ARGUMENTS if invalid else Outcome.EXCEPTION, str(error)
         except TimeoutError:
-            outcome, text = (
-                Outcome.TIMEOUT,
-                "TimeoutError: the environment did not answer in time; its session has ended.",
-            )
+            outcome = Outcome.TIMEOUT
+            text = "TimeoutError: the environment did not answer in time; its session has ended."
         except OSError:
             outcome, text = Outcome.SANDBOX_ERROR, "The environment's server ended. This is no fault of the call."
         return ToolResult(outcome, text, code, run_s=time.monotonic() - began)

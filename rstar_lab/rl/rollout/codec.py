@@ -93,9 +93,8 @@ class Codec:
         """
         rendered = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         encoded = self.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)
-        if list(encoded["input_ids"]) != list(
-            ids
-        ):  # a text with lone surrogates, or a tokenizer without a unique encoding
+        # A text with lone surrogates, or a tokenizer without a unique encoding.
+        if list(encoded["input_ids"]) != list(ids):
             return ()
         spans: list[tuple[int, int]] = []
         position = 0

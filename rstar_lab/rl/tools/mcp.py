@@ -101,10 +101,8 @@ class McpServer:
                 outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool ran past its time limit; its state is lost."
             elif session.answered:
                 log.warning("%s ended during rollout %s: %s", self.address, traj_id, _reason(error))
-                outcome, text = (
-                    Outcome.SANDBOX_ERROR,
-                    "The tool's server ended; its state is lost. This is no fault of the call.",
-                )
+                outcome = Outcome.SANDBOX_ERROR
+                text = "The tool's server ended; its state is lost. This is no fault of the call."
             else:
                 raise ToolUnavailable(f"{self.address}: {_reason(error)}") from error
         return ToolResult(outcome, text, run_s=time.monotonic() - began)

@@ -22,9 +22,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.temporary import SHARED_MEMORY, LockedFolder
 from rstar_lab.hardware.processes import wait_or_kill
 
-_TIMEOUT = timedelta(
-    days=7
-)  # helpers wait during rollouts and evaluations; a dead helper closes its connection at once
+_TIMEOUT = timedelta(days=7)  # helpers wait during rollouts; a dead helper closes its connection at once
 _READY = b"ready\n"
 _PR_SET_PDEATHSIG = 1
 # Ctrl-C in a terminal also reaches the helpers, perhaps during their imports: rank 0 ends them.
@@ -100,9 +98,8 @@ class Ranks:
         if self.size == 1:
             return
         with _helper_errors():
-            places = self._next_board(sum(tensor.numel() for tensor in tensors))[0].split(
-                [tensor.numel() for tensor in tensors]
-            )
+            sizes = [tensor.numel() for tensor in tensors]
+            places = self._next_board(sum(sizes))[0].split(sizes)
             for i, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
                 if self.owns(i):
                     place.copy_(tensor.reshape(-1))

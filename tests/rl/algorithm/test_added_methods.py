@@ -17,9 +17,8 @@ from rstar_lab.rl.methods.samplers import ProblemHistory, add_results
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.resolved import read_stage_problems
-from rstar_lab.rl.step import selection_metrics
 from rstar_lab.rl.training.checkpoint import TrainerState
-from rstar_lab.rl.trajectory import StopReason, Turn
+from rstar_lab.rl.trajectory import StopReason
 
 POOL = [Problem(problem_id=f"p{i}", question=f"q{i}", answer="1", difficulty=i / 8) for i in range(9)]
 
@@ -35,16 +34,6 @@ def group(rewards, name="g", **changes):
         )
         for i, r in enumerate(rewards)
     ]
-
-
-def test_truncated_rollouts_count_in_the_mean_but_not_in_the_loss():
-    rollouts = group([1, 0, 0, 1])
-    rollouts[1] = replace(rollouts[1], stop_reason=StopReason.LENGTH)
-    plain = select_rollouts(rollouts, section().hooks, 0)
-    filtered = select_rollouts(rollouts, section({"type": "overlong_filter"}).hooks, 0)
-    assert [t.traj_id for t in filtered.trajectories] == ["g0", "g2", "g3"]
-    assert filtered.advantages == [plain.advantages[i] for i in (0, 2, 3)]
-    assert selection_metrics(filtered)["class/masked/overlong"] == 1
 
 
 @pytest.mark.slow  # verl takes seconds to import
@@ -75,19 +64,6 @@ def repeated(sequences, n):
     """The share of repeated n-grams, counted with a dictionary."""
     counts = Counter(tuple(ids[i : i + n]) for ids in sequences for i in range(len(ids) - n + 1))
     return sum(count - 1 for count in counts.values()) / max(1, sum(counts.values()))
-
-
-def test_repeated_ngrams_of_the_model_lower_the_reward():
-    rng = np.random.default_rng(0)
-    hooks = section({"type": "repetition", "weight": 0.5, "ngram": 3}).hooks
-    for _ in range(20):
-        ids = rng.integers(0, 4, 60).tolist()
-        turns = tuple(Turn(start, end, "", 0, 0, 0) for start, end in ((0, 25), (30, 31), (33, 60)))
-        rollout = replace(trajectory(0, 3, 60), response_ids=ids, turns=turns)
-        expected = -0.5 * repeated([ids[turn.start : turn.end] for turn in turns], 3)
-        assert sum(method.shape_reward(rollout) for method in hooks) == pytest.approx(expected)
-    assert sum(method.shape_reward(trajectory(0, 3, 5)) for method in hooks) == 0.0
-    assert any(method.reads_texts for method in hooks), "verl's trainer process needs the tokens"
 
 
 def test_tokens_of_each_task_have_advantages_of_mean_0_and_deviation_1():

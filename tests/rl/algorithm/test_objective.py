@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar_lab.rl.algorithm import objective
-from rstar_lab.rl.algorithm.advantages import maxrl_advantages, optimal_token_advantages, tool_budget_advantages
+from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
 from rstar_lab.rl.algorithm.objective import (
     aggregate,
     group_advantages,
@@ -101,44 +101,6 @@ def test_group_advantages_equal_verl(rows, normalise_std):
     found = group_advantages(rewards, groups, normalise_std=normalise_std)
     assert found.shape == (len(rows),)
     np.testing.assert_allclose(found, expected[:, 0].numpy(), rtol=1e-4, atol=1e-4)
-
-
-def test_maxrl_is_the_mean_score_of_the_successes_minus_that_of_all():
-    """The estimator of arXiv 2602.02710, section 4, on random scores (gradients of log-probs)."""
-    np.testing.assert_allclose(maxrl_advantages([1, 0, 0, 0, 2, 2], [0, 0, 0, 0, 1, 1]), [3, -1, -1, -1, 0, 0])
-    rng = np.random.default_rng(0)
-    scores, rewards = rng.normal(size=(16, 5)), np.array([1.0] * 3 + [0.0] * 13)
-    expected = scores[:3].mean(0) - scores.mean(0)
-    np.testing.assert_allclose(maxrl_advantages(rewards, ["g"] * 16) @ scores / 16, expected)
-    np.testing.assert_allclose(maxrl_advantages([0.0, 0.0], [1, 1]), 0.0)
-
-
-@pytest.mark.parametrize("normalise_std", [True, False])
-def test_the_tool_budget_lowers_advantages_of_successes_with_many_calls(normalise_std):
-    """The penalty of AdaTIR (arXiv 2601.14696), written out for each rollout, and the clip of its effect."""
-    rng = np.random.default_rng(0)
-    groups = np.repeat(["easy", "hard"], 8)
-    rewards = (rng.random(16) < 0.6).astype(float)
-    rewards[:2] = 0.0, 1.0
-    calls, easy, weight = rng.integers(0, 9, 16), groups == "easy", 0.4
-    found = tool_budget_advantages(
-        rewards, groups, calls, easy, weight=weight, max_calls=6, normalise_std=normalise_std
-    )
-    for name in ("easy", "hard"):
-        members = [i for i in range(16) if groups[i] == name]
-        shaped = [
-            rewards[i] - (weight * math.sin(math.pi / 2 * min(calls[i], 6) / 6) if name == "easy" and rewards[i] else 0)
-            for i in members
-        ]
-        scales = [np.std(values, ddof=1) + 1e-6 if normalise_std else 1.0 for values in (rewards[members], shaped)]
-        plain = (rewards[members] - rewards[members].mean()) / scales[0]
-        penalised = (np.array(shaped) - np.mean(shaped)) / scales[1]
-        for i, before, after in zip(members, plain, penalised, strict=True):
-            assert found[i] == pytest.approx(before + max(-abs(before) / 2, min(abs(before) / 2, after - before)))
-            assert found[i] * before >= 0
-    assert found[easy].tolist() != group_advantages(rewards, groups, normalise_std=normalise_std)[easy].tolist()
-    most, least = (f(np.flatnonzero(easy & (rewards > 0)), key=lambda i: calls[i]) for f in (max, min))
-    assert calls[most] > calls[least] and found[most] < found[least]
 
 
 @settings(max_examples=60, deadline=None)

@@ -117,13 +117,6 @@ def rates(optimizer, schedule, count):
     return found
 
 
-def test_the_first_update_has_a_positive_learning_rate():
-    optimizer = optimizer_of(1.0)
-    assert rates(optimizer, StageSchedule(optimizer, num_warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1, 1, 1]
-    optimizer = optimizer_of(1.0)
-    assert rates(optimizer, StageSchedule(optimizer, num_warmup_steps=0), 2) == [1, 1]
-
-
 def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
     before = optimizer_of(1.0)
     schedule = StageSchedule(before, num_warmup_steps=4)
@@ -176,14 +169,6 @@ def test_lora_keys_are_verls(tmp_path):
     recipe = recipe_of(stages=({}, {}), lora={"rank": 8}, method={"kl_coefficient": 0.1})
     with pytest.raises(UserError, match=r"stages\.s1: method.kl_coefficient with rl\.lora"):
         check(recipe)
-
-
-def test_methods_that_are_streams_of_the_batch_are_supported():
-    recipe = recipe_of().model_dump(mode="json")
-    recipe["engine"]["teacher_url"] = "http://127.0.0.1:8000"
-    added = [{"type": "opd", "weight": 0.1}, {"type": "echo", "weight": 0.1}]
-    recipe["rl"]["method"] |= {"add": added, "aggregation": "group-token-mean"}
-    check(parse_recipe(recipe))
 
 
 def test_recipe_options_are_translated_to_verl_keys(tmp_path):
