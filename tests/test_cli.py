@@ -73,15 +73,6 @@ def test_recipes_lists_every_shipped_recipe_with_a_summary():
 
 
 @pytest.mark.slow
-def test_data_prepare_refuses_to_overwrite_its_source(tmp_path):
-    rstar_lab("data", "synthesize", "--count", "5", "--out", "a.jsonl", cwd=tmp_path)
-    before = (tmp_path / "a.jsonl").read_bytes()
-    done = rstar_lab("data", "prepare", "a.jsonl", "--out", "./a.jsonl", cwd=tmp_path)
-    assert done.returncode == 1 and "is also a source" in " ".join(done.stderr.split())
-    assert (tmp_path / "a.jsonl").read_bytes() == before
-
-
-@pytest.mark.slow
 def test_an_evaluation_problem_in_training_data_is_reported_before_sft(tmp_path):
     rstar_lab("data", "synthesize", "--count", "5", "--out", "a.jsonl", cwd=tmp_path)
     sets = ["stages.0.problems={file: a.jsonl}", "evaluate.sets.held_out={file: a.jsonl}"]

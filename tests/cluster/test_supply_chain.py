@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 CONSTRAINTS, CLUSTER = ROOT / "constraints", ROOT / "cluster"
 sys.path.insert(0, str(CONSTRAINTS))
 import resolve  # noqa: E402
-import sbom  # noqa: E402
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "rocm", "build"])
@@ -116,12 +115,3 @@ def test_the_bill_of_materials_lists_the_environment_with_hashes():
     locked = [entry for entry in components.values() if entry.get("hashes")]
     assert len(locked) > len(components) / 2
     assert all(re.fullmatch("[0-9a-f]{64}", found["content"]) for entry in locked for found in entry["hashes"])
-
-
-def test_hashes_belong_to_the_version_above_them():
-    zero, one = "0" * 64, "1" * 64
-    lock = (
-        f"# x\nA.b==1 \\\n    --hash=sha256:{zero} \\\n    --hash=sha256:{one}\nc==2 ; x \\\n    --hash=sha256:{one}\n"
-    )
-    found = sbom.hashes_of(lock)
-    assert found["a-b", "1"] == [zero, one] and found["c", "2"] == [one]

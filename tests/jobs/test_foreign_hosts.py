@@ -8,7 +8,6 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Ssh, load_profile
 from rstar_lab.jobs import JobBoard
-from rstar_lab.jobs.board import BoardRow, render_table
 from rstar_lab.jobs.ssh import backend as ssh_backend
 from rstar_lab.jobs.ssh.connection import Agent, Connection
 from rstar_lab.jobs.ssh.mirror import pull_run
@@ -87,10 +86,6 @@ def test_what_a_host_says_is_no_markup_and_does_not_end_the_board(tmp_path, monk
     assert "<img" not in page and "class='rl-x'" not in page
     found = {row.id: row.status for row in board.rows()}
     assert found["local"] == "queued" and found["mine"] in ("running", "unknown")
-
-
-def test_a_table_escapes_every_status():
-    assert "<img" not in render_table([BoardRow("a", MARKUP, MARKUP, line=MARKUP)])
 
 
 ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.run_rows import rows
 from helpers.small_disk import SmallDisk
 
 from rstar_lab.common.errors import UserError
@@ -15,7 +14,6 @@ from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.backend import install_tree
 from rstar_lab.jobs.ssh.connection import Agent, Connection
 from rstar_lab.jobs.store import JobFolder, JobSpec
-from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]
@@ -34,12 +32,6 @@ def agent_on(server, runs):
     return Agent(Connection(server.settings(runs.parent)), str(ROOT), str(runs))
 
 
-def write_run(runs, steps):
-    with RunWriter.open(runs, "run", kind="train", recipe={}, seed=0) as writer:
-        for step in range(1, steps + 1):
-            writer.write_step("rl", step, **rows(step), metrics={"reward": 0.5})
-
-
 def test_code_that_does_not_fit_is_named_and_nothing_partial_stays(server, disk):
     with pytest.raises(
         UserError, match=rf"cannot write to .*/far on the host: .*{disk.reason}.*Free space or quota there"
@@ -48,17 +40,7 @@ def test_code_that_does_not_fit_is_named_and_nothing_partial_stays(server, disk)
     assert list((disk.folder / "code").iterdir()) == []
 
 
-def test_a_read_only_disk_on_the_host_is_named(server, tmp_path):
-    disk = SmallDisk(tmp_path, "size")
-    try:
-        disk.make_read_only()
-        with pytest.raises(UserError, match=r"cannot write to .*/far on the host: .*Read-only file system"):
-            install_tree(Connection(server.settings(disk.folder)), lambda line: None)
-    finally:
-        disk.unmount()
-
-
-def test_a_job_that_a_full_host_rejects_leaves_nothing(server, disk, tmp_path):
+def test_a_job_that_a_full_host_rejects_leaves_nothing(server, disk, tmp_path, write_run):
     agent = agent_on(server, disk.folder / "runs")
     write_run(disk.folder / "runs", steps=2)
     disk.fill()
@@ -73,7 +55,7 @@ def test_a_job_that_a_full_host_rejects_leaves_nothing(server, disk, tmp_path):
     agent.close()
 
 
-def test_a_copy_that_does_not_fit_here_is_named_and_continues_later(server, disk, tmp_path):
+def test_a_copy_that_does_not_fit_here_is_named_and_continues_later(server, disk, tmp_path, write_run):
     agent, here = agent_on(server, tmp_path / "runs"), disk.folder / "here"
     write_run(tmp_path / "runs", steps=40)
     with pytest.raises(UserError, match=disk.reason):

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -11,13 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from helpers.run_rows import rows
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import processes_of
 from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import mirror
-from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, shell_command
+from rstar_lab.jobs.ssh.connection import Connection, ConnectionLost, shell_command
 from rstar_lab.jobs.ssh.follow import follow
 from rstar_lab.jobs.ssh.mirror import fetch_transcripts
 from rstar_lab.runs import RunWriter
@@ -25,13 +23,6 @@ from rstar_lab.runs.reader import RunReader
 from rstar_lab.untrusted.files import DataError
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture
-def settings(server, tmp_path):
-    if server.process.poll() is not None:
-        server.start()
-    return server.settings(tmp_path / "far")
 
 
 @pytest.fixture
@@ -43,24 +34,10 @@ def profile(settings, tmp_path):
     return str(path)
 
 
-def write_steps(writer, steps, seed=0):
-    for step in steps:
-        writer.write_step("rl", step, **rows(step), metrics={"reward": 0.5, "seed": seed})
-
-
 def content(folder):
     """Return the rows of a run and its metrics."""
     run = RunReader(folder)
     return run.metrics(), [run.read(level).to_pylist() for level in ("trajectories", "calls", "transcripts")]
-
-
-@pytest.fixture
-def agent(settings, tmp_path):
-    far = tmp_path / "far" / "runs"
-    far.mkdir(parents=True)
-    agent = Agent(Connection(settings), str(ROOT), str(far))
-    yield agent
-    agent.close()
 
 
 @pytest.mark.slow
@@ -145,9 +122,10 @@ def test_scripts_run_in_every_login_shell(shell):
         ("echo 'zsh:1: command not found: rsync' >&2; exit 127;", "cluster has no rsync"),
     ],
 )
-def test_a_host_where_rsync_does_not_work_is_an_error_with_the_remedy(agent, tmp_path, monkeypatch, problem, message):
-    with RunWriter.open(Path(agent.runs), "run", kind="train", recipe={}, seed=0) as writer:
-        write_steps(writer, range(1, 3))
+def test_a_host_where_rsync_does_not_work_is_an_error_with_the_remedy(
+    agent, tmp_path, monkeypatch, problem, message, write_run
+):
+    write_run(Path(agent.runs), 2)
     client = tmp_path / "bin" / "rsync"
     client.parent.mkdir()
     command = f'{shutil.which("rsync")} --rsync-path="{problem}" "$@" 2>&1 | sed s/-lacks// >&2'
@@ -159,11 +137,10 @@ def test_a_host_where_rsync_does_not_work_is_an_error_with_the_remedy(agent, tmp
 
 
 @pytest.mark.slow
-def test_a_copy_replaces_no_other_run_of_the_same_name(agent, profile, tmp_path):
+def test_a_copy_replaces_no_other_run_of_the_same_name(agent, profile, tmp_path, write_run):
     far, here = Path(agent.runs), tmp_path / "here"
     for place, seed in ((far, 0), (here, 1)):
-        with RunWriter.open(place, "run-rl", kind="train", recipe={}, seed=0) as writer:
-            write_steps(writer, range(1, 3), seed=seed)
+        write_run(place, 2, seed, "run-rl")
     before = content(here / "run-rl")
     with pytest.raises(mirror.NotACopy, match="run-rl is a run of this machine, not a copy of"):
         mirror.pull_run(agent, "run-rl", here, False, True)
@@ -203,26 +180,6 @@ def test_an_unreachable_host_is_named(profile, tmp_path):
     assert list_jobs(tmp_path / "here") == []
 
 
-@pytest.mark.soak
-def test_the_job_continues_while_the_connection_is_lost(server, profile, tmp_path, capsys):
-    here = tmp_path / "here"
-    job = submit("tiny_fast", profile, command="sft", runs_dir=here, name="cut", preflight=False, log=print,
-                 overrides={"sft.problems.synthetic.count": 800})  # fmt: skip
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(job.follow(timeout_s=240)))
-    reader.start()
-    time.sleep(3)
-    server.stop()
-    time.sleep(4)
-    server.start()
-    reader.join()
-    far = Path(job.spec.handle["runs"])
-    assert lines == (far / ".jobs" / job.id / "log.txt").read_text().splitlines(), "every line arrives once"
-    assert "trying again" in capsys.readouterr().err
-    follow(job)
-    assert content(here / "cut-sft") == content(far / "cut-sft")
-
-
 @pytest.mark.slow
 def test_stop_ends_all_processes_of_the_job(profile, tmp_path):
     job = submit(
@@ -240,7 +197,7 @@ def test_stop_ends_all_processes_of_the_job(profile, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_copy_is_readable_while_the_run_is_written(agent, tmp_path):
+def test_a_copy_is_readable_while_the_run_is_written(agent, tmp_path, write_steps):
     far, here = Path(agent.runs), tmp_path / "here"
     seen, done = [], threading.Event()
 
@@ -277,10 +234,9 @@ def test_a_copy_is_readable_while_the_run_is_written(agent, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_and_written_again_is_copied_exactly(agent, tmp_path):
+def test_a_run_that_was_cut_and_written_again_is_copied_exactly(agent, tmp_path, write_run, write_steps):
     far, here = Path(agent.runs), tmp_path / "here"
-    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
-        write_steps(writer, range(1, 6))
+    write_run(far, 5)
     mirror.pull_run(agent, "run", here, False, True)
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
         writer.cut(2)
@@ -293,7 +249,7 @@ def test_a_run_that_was_cut_and_written_again_is_copied_exactly(agent, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path, monkeypatch):
+def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path, monkeypatch, write_steps):
     far, here = Path(agent.runs), tmp_path / "here"
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
         write_steps(writer, range(1, 3))
@@ -328,12 +284,3 @@ def test_all_requests_share_one_connection(agent, server):
     if listing.returncode:
         pytest.skip("ss is not installed")
     assert len(listing.stdout.splitlines()) == 1
-
-
-def test_status_of_an_unknown_job_is_an_error(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "rstar_lab.cli", "jobs"]
-    done = subprocess.run(
-        [*command, "status", "nothing", "--runs-dir", str(tmp_path)], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode and "no job nothing" in done.stderr

@@ -9,7 +9,7 @@ from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.common.errors import UserError
 from rstar_lab.jobs.ssh import forget_agents, mirror
-from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
+from rstar_lab.jobs.ssh.connection import ConnectionLost
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
@@ -17,25 +17,10 @@ from rstar_lab.runs.reader import RunReader
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def agent(server, tmp_path):
-    far = tmp_path / "far" / "runs"
-    far.mkdir(parents=True)
-    agent = Agent(Connection(server.settings(tmp_path / "far")), str(ROOT), str(far))
-    yield agent
-    agent.close()
-
-
-def write_steps(writer, steps, seed=0):
-    for step in steps:
-        writer.write_step("rl", step, **rows(step), metrics={"reward": 0.5, "seed": seed})
-
-
 @pytest.mark.slow
-def test_transcripts_can_stay_on_the_host(agent, tmp_path):
+def test_transcripts_can_stay_on_the_host(agent, tmp_path, write_run):
     far, here = Path(agent.runs), tmp_path / "here"
-    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
-        write_steps(writer, range(1, 3))
+    write_run(far, 2)
     mirror.pull_run(agent, "run", here, False, False)
     run = RunReader(here / "run")
     assert run.read("trajectories").num_rows
@@ -78,13 +63,14 @@ def test_the_list_of_a_copy_without_transcripts_shows_the_questions(agent, tmp_p
 
 
 @pytest.mark.slow
-def test_a_transcript_that_stayed_on_the_host_is_copied_when_it_is_opened(agent, server, tmp_path):
+def test_a_transcript_that_stayed_on_the_host_is_copied_when_it_is_opened(
+    agent, server, tmp_path, write_run, write_steps
+):
     far, here = Path(agent.runs), tmp_path / "here"
     handle = {"ssh": agent.connection.settings.model_dump(), "code": agent.code, "runs": agent.runs}
     spec = JobSpec("job", "toy", "laptop", "ssh", ["python3"], "/", str(here), {}, "now", run="run-rl", handle=handle)
     JobFolder.of(here, "job").save(spec)
-    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
-        write_steps(writer, range(1, 4))
+    write_run(far, 3)
     mirror.pull_run(agent, "run", here, False, False, job_id="job")
     original, copy = open_runs(far), open_runs(here)
     traj_id = original.trajectories({"step": 2}).traj_id[0]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.run_rows import rows
 from helpers.ssh_server import SshServer
 
 from rstar_lab.common.errors import UserError
@@ -18,7 +17,6 @@ from rstar_lab.jobs.pack import pack, pack_tar
 from rstar_lab.jobs.ssh import forget_agents, mirror
 from rstar_lab.jobs.ssh.backend import install_tree
 from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
-from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]
@@ -38,25 +36,6 @@ def server(tmp_path_factory):
     server.stop()
 
 
-@pytest.fixture
-def settings(server, tmp_path):
-    return server.settings(tmp_path / "far")
-
-
-@pytest.fixture
-def agent(settings, tmp_path):
-    (tmp_path / "far" / "runs").mkdir(parents=True)
-    agent = Agent(Connection(settings), str(ROOT), str(tmp_path / "far" / "runs"))
-    yield agent
-    agent.close()
-
-
-def write_run(far, steps=3):
-    with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
-        for step in range(1, steps + 1):
-            writer.write_step("rl", step, **rows(step), metrics={"reward": 0.5})
-
-
 @pytest.mark.slow
 def test_a_remote_folder_without_permission_is_named(settings, tmp_path):
     (tmp_path / "far").mkdir(mode=0o500)
@@ -66,7 +45,7 @@ def test_a_remote_folder_without_permission_is_named(settings, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [".", "trajectories", "run.json"])
-def test_a_run_that_cannot_be_read_is_named_and_shows_no_half_step(agent, tmp_path, name):
+def test_a_run_that_cannot_be_read_is_named_and_shows_no_half_step(agent, tmp_path, name, write_run):
     write_run(Path(agent.runs))
     locked = Path(agent.runs, "run", name)
     mode = locked.stat().st_mode
@@ -82,7 +61,7 @@ def test_a_run_that_cannot_be_read_is_named_and_shows_no_half_step(agent, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_file_that_cannot_be_read_is_not_reported_as_a_change(agent, tmp_path):
+def test_a_file_that_cannot_be_read_is_not_reported_as_a_change(agent, tmp_path, write_run):
     write_run(Path(agent.runs))
     locked = next(Path(agent.runs, "run", "transcripts").rglob("*.parquet"))
     locked.chmod(0)
@@ -91,7 +70,7 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_a_change(agent, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_pull_that_is_killed_continues(agent, tmp_path):
+def test_a_pull_that_is_killed_continues(agent, tmp_path, write_run):
     write_run(Path(agent.runs), steps=20)
     here = tmp_path / "here"
     code = (
@@ -113,7 +92,7 @@ def test_a_pull_that_is_killed_continues(agent, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_jump_host_carries_commands_and_copies(server, settings, tmp_path):
+def test_a_jump_host_carries_commands_and_copies(server, settings, tmp_path, write_run):
     Connection(settings).close()  # with a connection of its own
     behind = settings.model_copy(update={"jump": "bastion"})
     (tmp_path / "far" / "runs").mkdir(parents=True)
