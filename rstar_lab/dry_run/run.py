@@ -196,11 +196,10 @@ def _result(
     elif name != "sft":
         engine_gb = held_beside = recipe.engine.gpu_memory_utilization * hardware.hbm_gb
     collectives = [_collective(key, count, meter, profile) for key, count in meter.collectives.items()]
-    exchange = {is_optimizer: sum(one["seconds"] for one in collectives if (one["phase"] == "optimizer") is is_optimizer)
-                for is_optimizer in (False, True)}  # fmt: skip
+    last = sum(one["seconds"] for one in collectives if one["phase"] == "optimizer")
+    overlapping = sum(one["seconds"] for one in collectives) - last
     compute = meter.phase_seconds["forward"] + meter.phase_seconds["backward"]
-    update = micro_batches * max(compute, exchange[False])
-    update += optimizer_steps * (meter.phase_seconds["optimizer"] + exchange[True])
+    update = micro_batches * max(compute, overlapping) + optimizer_steps * (meter.phase_seconds["optimizer"] + last)
     kernels = micro_batches * (meter.phase_kernels["forward"] + meter.phase_kernels["backward"])
     phases: dict[str, dict[str, Any]] = {
         str(phase): {
@@ -236,7 +235,7 @@ def _collective(key: Collective, count: int, meter: Meter, profile: Profile) -> 
 
 def dry_run_rows(recipe: Recipe, profile: Profile) -> Iterator[dict[str, Any]]:
     """Yield a row of JSON for each stage and for SFT, also for the figures of `rstar_lab.dry_run.figures`."""
-    yield from ({"dry_run": result.name} | vars(result) for result in dry_run(recipe, profile))
+    return ({"dry_run": result.name} | vars(result) for result in dry_run(recipe, profile))
 
 
 def run_dry_run(recipe: str, profile: str, overrides: Mapping[str, Any], *, trainer: str | None, as_json: bool) -> int:

@@ -26,14 +26,7 @@ from verl.utils.ulysses import (
 )
 from verl.workers.engine.fsdp import transformer_impl
 
-from rstar_lab.dry_run.local import (
-    allocate_state,
-    fake_model,
-    fake_ranks,
-    fake_tensors,
-    modules_stay,
-    replaced,
-)
+from rstar_lab.dry_run.local import allocate_state, fake_model, fake_ranks, fake_tensors, modules_stay, replaced
 from rstar_lab.dry_run.meter import Meter
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.models.sources import ModelError, get_model
@@ -83,13 +76,9 @@ def run_stage(recipe: Recipe, stage: Stage, profile: Profile, hf_config: Any, le
 
     def loss(log_probs: Tensor) -> Tensor:
         response_log_probs = pad_sequence([row[prompt:] for row in log_probs.split(lengths)], batch_first=True)
-        ones = torch.ones_like(response_log_probs)
-        tensors = {
-            "response_mask": ones,
-            "old_log_probs": response_log_probs.detach(),
-            "advantages": torch.zeros_like(response_log_probs),
-            POLICY_WEIGHTS: ones,
-        }
+        ones, zeros = torch.ones_like(response_log_probs), torch.zeros_like(response_log_probs)
+        tensors = {"response_mask": ones, "old_log_probs": response_log_probs.detach(), "advantages": zeros}
+        tensors[POLICY_WEIGHTS] = ones
         return stream_loss.loss(response_log_probs, tensors)[0]
 
     _run(actor, model, profile, hf_config, lengths, loss, meter)
@@ -120,25 +109,20 @@ def _run(
     loss: Callable[[Tensor], Tensor],
     meter: Meter,
 ) -> None:
-    own_config = SimpleNamespace(
-        hf_config=hf_config,
-        model_type="language_model",
-        local_path=model.path,
-        trust_remote_code=False,
-        use_liger=False,
-        fused_kernel_options=None,
-        use_fused_kernels=model.use_fused_kernels,
-        use_remove_padding=True,
-        enable_gradient_checkpointing=model.enable_gradient_checkpointing,
-        enable_activation_offload=False,
-        override_config=model.override_config,
-        lora_rank=model.lora_rank,
-        lora_alpha=model.lora_alpha,
-        target_modules=model.target_modules,
-        target_parameters=None,
-        exclude_modules=None,
-        lora_adapter_path=None,
+    kept = (
+        "use_fused_kernels",
+        "enable_gradient_checkpointing",
+        "override_config",
+        "lora_rank",
+        "lora_alpha",
+        "target_modules",
     )
+    absent = ("fused_kernel_options", "target_parameters", "exclude_modules", "lora_adapter_path")
+    own_config = SimpleNamespace(
+        **{name: model[name] for name in kept} | dict.fromkeys(absent),
+        hf_config=hf_config, model_type="language_model", local_path=model.path, trust_remote_code=False, use_liger=False,
+        use_remove_padding=True, enable_activation_offload=False,
+    )  # fmt: skip
     section.fsdp_config.strategy = "fsdp2"  # as verl's workers set it from the actor's strategy
     engine_config = omega_conf_to_dataclass(section.fsdp_config)
     optimizer_config = omega_conf_to_dataclass(section.optim)

@@ -1,9 +1,6 @@
 """The Kubernetes manifests: they follow the schemas of the API, fit together, and contain no secret."""
 
-import copy
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,40 +32,14 @@ def pods():
 
 def job(profile, runs="/shared/runs", **changes):
     folder = Path(runs) / ".jobs" / "job-1"
-    spec = JobSpec(
-        "job-1",
-        "paper",
-        profile.name,
-        "kuberay",
-        ["python3", "-c", ""],
-        str(folder / "code"),
-        runs,
-        {},
-        "now",
-        **changes,
-    )
+    command = ["python3", "-c", ""]
+    spec = JobSpec("job-1", "paper", profile.name, "kuberay", command, str(folder / "code"), runs, {}, "now", **changes)
     return ray_job(profile, spec, folder, "job-1")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_every_manifest_follows_the_schema(document):
     check_manifest(document)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda pod: pod.update(hostUser=False), "V1PodSpec has no field hostUser"),
-        (lambda pod: pod["containers"][0].pop("name"), "`name`, must not be `None`"),
-        (lambda pod: pod["containers"][0]["command"].append(8088), "8088 has the wrong type"),
-        (lambda pod: pod["containers"][0]["env"][0].pop("name"), "`name`, must not be `None`"),
-    ],
-)
-def test_the_schema_check_finds_errors(change, message):
-    document = copy.deepcopy(find("Deployment", "rstar-lab-sandbox"))
-    change(document["spec"]["template"]["spec"])
-    with pytest.raises(ValueError, match=message):
-        check_manifest(document)
 
 
 @pytest.mark.parametrize("name", [name for name in profile_names() if load_profile(name).hardware.gpus])
@@ -78,14 +49,8 @@ def test_ray_job_and_ray_cluster_of_every_profile_follow_the_schema(name):
     check_manifest(document)
     check_manifest(ray_cluster(profile))
     assert yaml.safe_load(to_yaml(document)) == document and "&id" not in to_yaml(document)
-    for path, value in ((("spec", "entrypont"), "x"), (("spec", "rayClusterSpec", "rayVersion"), 2.6)):
-        broken = copy.deepcopy(document)
-        parent = broken
-        for key in path[:-1]:
-            parent = parent[key]
-        parent[path[-1]] = value
-        with pytest.raises(ValueError, match="RayJob"):
-            check_manifest(broken)
+    with pytest.raises(ValueError, match="RayJob"):
+        check_manifest(document | {"spec": document["spec"] | {"entrypont": "x"}})
 
 
 def test_ray_job_uses_the_settings_of_the_profile():
@@ -187,11 +152,3 @@ def test_redis_has_the_settings_of_redis_conf():
     command = find("Deployment", "rstar-lab-redis")["spec"]["template"]["spec"]["containers"][0]["command"][-1]
     for setting in ("appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"):
         assert f"--{setting}" in command and f"\n{setting}\n" in (ROOT / "cluster" / "redis.conf").read_text()
-
-
-def test_kubectl_can_build_the_folder():
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
-    done = subprocess.run(["kubectl", "kustomize", FOLDER], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(list(yaml.safe_load_all(done.stdout))) == len(DOCUMENTS)

@@ -336,16 +336,8 @@ def gpu_costs(model: Architecture, recipe: Recipe, profile: Profile) -> Costs:
     return Costs(step, sft, generate)
 
 
-@dataclass(frozen=True)
-class OtherTime:
-    """Time of the parts of a job beside the steps of RL. seconds: by part. missing: parts whose data files are missing."""
-
-    seconds: dict[str, float]
-    missing: list[str]
-
-
-def other_time(recipe: Recipe, trainer: str, costs: Costs) -> OtherTime:
-    """Estimate SFT, difficulty filters and evaluations.
+def other_time(recipe: Recipe, trainer: str, costs: Costs) -> tuple[dict[str, float], list[str]]:
+    """Return the seconds of the parts of a job beside the steps of RL, and the parts whose data files are missing.
 
     Filter: `samples` rollouts of each problem. Evaluation: `samples` rollouts of each problem of all sets, of the model before RL and
     after each stage; the local trainer also evaluates the model before SFT. `evaluate.during` is counted apart.
@@ -382,7 +374,7 @@ def other_time(recipe: Recipe, trainer: str, costs: Costs) -> OtherTime:
         ]
         one = costs.generate(sum(sizes) * evaluate.samples, evaluate.max_response_tokens) if sum(sizes) else 0.0
         seconds[f"{part} ({times} times)"] = times * one
-    return OtherTime({part: value for part, value in seconds.items() if value}, list(dict.fromkeys(missing)))
+    return {part: value for part, value in seconds.items() if value}, list(dict.fromkeys(missing))
 
 
 def row_count(file: Path) -> int:
@@ -414,14 +406,12 @@ def disk_bytes(model: Architecture, recipe: Recipe, trainer: str = "verl") -> tu
     for stage in recipe.stages:
         rl = recipe.settings(stage)
         checkpoints = max(checkpoints, (rl.keep_checkpoints + 1) * checkpoint_bytes(model, rl, trainer))
-        rollouts = rl.problems_per_step * rl.group_size * rl.method.roc.oversample
-        oversample = rl.method.roc.oversample
+        oversample, response = rl.method.roc.oversample, MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
+        rollouts = rl.problems_per_step * rl.group_size * oversample
         share = {"all": 1.0, "kept": 1 / oversample, "sampled": 1 / (rl.group_size * oversample)}[rl.token_arrays]
-        tokens = rollouts * MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
-        store += stage.steps * tokens * (10 * share * 0.5 + 1.5)
+        store += stage.steps * rollouts * response * (10 * share * 0.5 + 1.5)
         if stage.filter:  # it stores all token arrays
             problems = sum(map(problem_count, recipe.stage_problems(stage)))
-            response = MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
             store += problems * stage.filter.samples * response * (10 * 0.5 + 1.5)
     return checkpoints, store
 

@@ -194,23 +194,20 @@ def gpu_variables(context: CheckContext) -> str:
 
 def versions(context: CheckContext) -> str:
     """Compare the installed versions with those that were tested."""
-    wanted = ["torch", "transformers"] + (
-        ["verl", "ray", "tensordict", "TransferQueue"] if context.profile.trainer == "verl" else []
-    )
-    installed = {}
-    for package in wanted:
+    under_verl, installed = context.profile.trainer == "verl", {}
+    of_verl = ("verl", "ray", "tensordict", "TransferQueue") if under_verl else ()
+    for package in ("torch", "transformers", *of_verl):
         try:
             installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError as error:
             raise Skip(f"{package} is not installed on this machine; the image of the nodes has it") from error
     summary = ", ".join(f"{name} {version}" for name, version in installed.items())
-    if context.profile.trainer == "verl" and not installed["verl"].startswith("0.9."):
+    if under_verl and not installed["verl"].startswith("0.9."):
         raise Warn(f"{summary}: the adapters were tested with verl 0.9.1")
-    if context.profile.trainer == "verl":
+    if under_verl:
         _check_trl()
     flash = importlib.util.find_spec("flash_attn") and context.profile.hardware.gpus
-    attention = "flash_attention_2" if flash else "sdpa"
-    return f"{summary}; attention: {attention}" + ("" if flash else " (flash-attn is not installed)")
+    return f"{summary}; attention: {'flash_attention_2' if flash else 'sdpa (flash-attn is not installed)'}"
 
 
 def _check_trl() -> None:
@@ -264,16 +261,16 @@ def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
         seconds += stage.steps * step_s
         steps += stage.steps
     lines.append(f"{counted(steps, 'step')} = {_time(seconds)}")
-    other = estimate.other_time(recipe, profile.trainer, costs)
-    lines += [f"{part} = {_time(value)}" for part, value in other.seconds.items()]
-    if other.missing:
-        lines.append(f"not counted: {', '.join(other.missing)}")
+    others, missing = estimate.other_time(recipe, profile.trainer, costs)
+    lines += [f"{part} = {_time(value)}" for part, value in others.items()]
+    if missing:
+        lines.append(f"not counted: {', '.join(missing)}")
     if steps == PAPER_STEPS and profile.hardware.gpus == 64 and (profile.hardware.gpu or "").startswith("MI300X"):
         a_step = PAPER_HOURS * 3600 / PAPER_STEPS
         lines.append(f"the paper: {PAPER_STEPS} steps in one week = {PAPER_HOURS:.0f} h, {a_step:.0f} s per step")
-    hours, gpus = (seconds + sum(other.seconds.values())) / 3600, profile.hardware.gpus
-    parts_h = {part: value / 3600 for part, value in other.seconds.items()}
-    numbers = {"stages": stages, "parts_h": parts_h, "not_counted": other.missing, "hours": hours}
+    hours, gpus = (seconds + sum(others.values())) / 3600, profile.hardware.gpus
+    parts_h = {part: value / 3600 for part, value in others.items()}
+    numbers = {"stages": stages, "parts_h": parts_h, "not_counted": missing, "hours": hours}
     return "; ".join(lines) + costs.note, numbers | {"gpus": gpus, "gpu_hours": hours * gpus}
 
 

@@ -326,8 +326,7 @@ def repeated_problems(context: CheckContext) -> str:
         raise Warn(f"{'; '.join(repeated)}; `rstar-lab data prepare` removes them")
     if not checked:
         sections = [section for stage in recipe.stages for section in recipe.stage_problems(stage)]
-        missing = [str(s.file) for s in sections if s.file is not None and not is_problem_set(s.file)]
-        if missing:
+        if missing := [str(one.file) for one in sections if one.file is not None and not is_problem_set(one.file)]:
             raise Skip(f"the files of problems are missing: {', '.join(dict.fromkeys(missing))}")
         raise NotNeeded("no stage reads a file of problems")
     return f"{checked} training questions: few repeat, none is in the {len(held_out)} evaluation questions from files"

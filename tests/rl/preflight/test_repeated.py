@@ -8,7 +8,6 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.preflight.context import NotNeeded, Skip, Warn
 from rstar_lab.rl.preflight.recipe import repeated_problems
-from rstar_lab.rl.preflight.run import CHECKS
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
 
@@ -66,10 +65,6 @@ def test_synthetic_problems_need_no_check():
     stage = {"name": "one", "problems": {"synthetic": {"count": 3}}, "steps": 1}
     with pytest.raises(NotNeeded):
         repeated_problems(SimpleNamespace(recipe=Recipe.model_validate({"model": "tiny", "stages": [stage]})))
-
-
-def test_preflight_runs_the_check():
-    assert CHECKS["repeated problems"] is repeated_problems
 
 
 def test_missing_files_are_not_files_that_are_not_needed(tmp_path):
