@@ -69,11 +69,9 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Run RECIPE on the hardware of a profile, detached. Submitting the same recipe again resumes its run."""
-    options = {"command": command, "name": name, "preflight": preflight, "address": address}
-    _submit(
-        recipe, profile, overrides, options | {"runs_dir": runs_dir, "backend": backend, "host": host}, watch=watch,
-        dry_run=dry_run, as_json=as_json,
-    )  # fmt: skip
+    options: dict[str, Any] = {"command": command, "name": name, "preflight": preflight}
+    options |= {"address": address, "runs_dir": runs_dir, "backend": backend, "host": host}
+    _submit(recipe, profile, overrides, options, watch=watch, dry_run=dry_run, as_json=as_json)
 
 
 @app.command(epilog=examples("rstar-lab jobs evaluate runs/my-rl --problems aime24 --profile mi300x_8x8"))
@@ -102,11 +100,9 @@ def evaluate(
     arguments = [str(Path(place).absolute()) if not host and Path(place).exists() else place for place in models]
     arguments += [part for name in problems for part in ("--problems", _absolute(name, host))]
     arguments += ["--samples", str(samples)] if samples is not None else []
-    options = {"command": "evaluate", "arguments": arguments, "preflight": False, "address": address}
-    _submit(
-        recipe, profile, overrides, options | {"runs_dir": runs_dir, "backend": backend, "host": host}, watch=watch,
-        dry_run=dry_run, as_json=as_json,
-    )  # fmt: skip
+    options: dict[str, Any] = {"command": "evaluate", "arguments": arguments, "preflight": False}
+    options |= {"address": address, "runs_dir": runs_dir, "backend": backend, "host": host}
+    _submit(recipe, profile, overrides, options, watch=watch, dry_run=dry_run, as_json=as_json)
 
 
 def _absolute(problems: str, host: str | None) -> str:
@@ -144,7 +140,7 @@ def _submit(
 def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """List all jobs of a runs folder, oldest first."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from rstar_lab.jobs import job_row, list_jobs
 
@@ -157,9 +153,8 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
         typer.echo(f"no jobs in {runs_dir}/ yet: `rstar-lab jobs submit RECIPE` starts one")
         return
     # Ids are never truncated, because `jobs logs` and `jobs stop` need them. The other columns wrap.
-    table = Table("id", "status", "backend", "profile", box=box.SIMPLE, padding=(0, 1))
-    table.columns[0].no_wrap, table.columns[0].min_width = True, max((len(row["id"]) for row in rows), default=2)
-    table.columns[1].no_wrap = True
+    names = Column("id", no_wrap=True, min_width=max(len(row["id"]) for row in rows))
+    table = Table(names, Column("status", no_wrap=True), "backend", "profile", box=box.SIMPLE, padding=(0, 1))
     print_table(table, ((row["id"], row["status"], row["backend"], Path(row["profile"]).name) for row in rows))
     for row in rows:
         if row["error"]:

@@ -31,14 +31,13 @@ def plan(
     from rstar_lab.common.resources import load_benchmark
     from rstar_lab.hardware.profiles import load_profile
 
-    try:
-        sizes = [int(size) for size in batches.split(",") if size]
-    except ValueError:
-        raise UserError(f"--batches {batches!r}: give numbers separated by commas, such as 256,512") from None
-    if any(size < 1 for size in sizes):
-        raise UserError("--batches: a batch has at least one problem")
+    sizes = [size.strip() for size in batches.split(",") if size.strip()]
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise UserError(f"--batches {batches!r}: give numbers separated by commas, such as 256,512")
     machine, planner = load_profile(profile), load_benchmark("plan")
-    made = planner.make_plan(read_recipe(recipe, overrides, None), machine, stage=stage, batches=sizes)
+    made = planner.make_plan(
+        read_recipe(recipe, overrides, None), machine, stage=stage, batches=[int(size) for size in sizes]
+    )
     if as_json:
         print(json.dumps(made.to_json()))
     else:

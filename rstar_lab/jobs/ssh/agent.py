@@ -38,16 +38,13 @@ class Operations:
         recipe: str,
         recipe_text: str | None,
         profile_text: str,
-        overrides: dict[str, Any],
-        command: str | None,
-        name: str | None,
-        preflight: bool,
         secrets: dict[str, str],
-        arguments: list[str] | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         """Submit a job here. A second request with the same id returns the job of the first.
 
-        recipe_text: content of a recipe file; None for a shipped recipe. Returns the job's row and the printed lines.
+        recipe_text: content of a recipe file; None for a shipped recipe. options: others of `submit`. Returns the job's row and the
+        printed lines.
         """
         check_name(job_id, "id of the job")
         folder = state_folder() / f"received-{job_id}"
@@ -59,10 +56,7 @@ class Operations:
             recipe, profile = _store(folder, recipe, recipe_text, profile_text)
             os.environ.update(secrets)
             messages: list[str] = []
-            job = submit(
-                recipe, profile, overrides, command=command, runs_dir=self.runs, name=name, preflight=preflight,
-                log=messages.append, job_id=job_id, arguments=arguments or (),
-            )  # fmt: skip
+            job = submit(recipe, profile, runs_dir=self.runs, log=messages.append, job_id=job_id, **options)
             return {"row": job_row(job), "messages": messages}
 
     def jobs(self, ids: list[str] | None = None) -> list[dict[str, Any]]:
@@ -108,9 +102,8 @@ class Operations:
         committed = data[: data.rfind(b"\n") + 1]
         states = {}
         for path in _files_below(folder):
-            name = path.relative_to(folder)
+            name, status = path.relative_to(folder), path.stat()
             if not any(part.startswith(".") for part in name.parts) and path != metrics:
-                status = path.stat()
                 states[str(name)] = (status.st_size, int(status.st_mtime))
         return {
             "metrics": base64.b64encode(committed).decode(), "status": RunReader(folder).status, "files": states,
@@ -121,13 +114,11 @@ class Operations:
         """Return {problem id: beginning of its question} for the problems of a run's steps after step `after`."""
         return question_beginnings(RunReader(self.runs / run_id), after)
 
-    def describe(
-        self, recipe: str, recipe_text: str | None, profile_text: str, overrides: dict[str, Any], command: str | None
-    ) -> dict[str, Any]:
-        """Return the fields of the JobDescription of a job here."""
+    def describe(self, recipe: str, recipe_text: str | None, profile_text: str, **options: Any) -> dict[str, Any]:
+        """Return the fields of the JobDescription of a job here. options: others of `describe`."""
         with tempfile.TemporaryDirectory() as folder:
             recipe, profile = _store(Path(folder), recipe, recipe_text, profile_text)
-            return asdict(describe(recipe, profile, overrides, command=command))
+            return asdict(describe(recipe, profile, **options))
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

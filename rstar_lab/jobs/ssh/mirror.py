@@ -313,11 +313,8 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
         raise UserError(f"{run_dir / 'mirror.json'} names job {job_id}, which does not run on another host")
     agent = agent_of(spec)
     remote = ask(agent, "files", RemoteRun, run_id=run_dir.name)
-    names = [
-        name
-        for name in remote.files
-        if name.startswith("transcripts/") and (span := step_range_of(Path(name))) and span[0] <= step <= span[1]
-    ]
+    spans = {name: step_range_of(Path(name)) for name in remote.files if name.startswith("transcripts/")}
+    names = [name for name, span in spans.items() if span and span[0] <= step <= span[1]]
     if not names:
         raise UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
     with file_errors(before=f"cannot copy to {run_dir}: "):
