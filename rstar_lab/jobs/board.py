@@ -13,7 +13,7 @@ from rstar_lab.jobs.backends import CLASSES, backend_named
 from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
 from rstar_lab.jobs.progress import last_metrics, parse_event, progress
 from rstar_lab.runs.reader import find_runs_dir
-from rstar_lab.untrusted.text import Html, escaped, html, joined, visible
+from rstar_lab.untrusted.text import Html, html, joined, visible
 
 EVERY_S = 3.0
 LOG_LINES = 30
@@ -104,10 +104,8 @@ class BoardRow:
 
     def cells(self) -> list[str]:
         step = "" if self.done is None else f"{self.done}/{self.total}" if self.total else str(self.done)
-        return [
-            self.id, self.status, self.where, self.phase, step, _share(self.reward), _share(self.error_rate),
-            _duration(self.left_s), self.line,
-        ]  # fmt: skip
+        shares = ("" if share is None else f"{share:.3f}" for share in (self.reward, self.error_rate))
+        return [self.id, self.status, self.where, self.phase, step, *shares, _duration(self.left_s), self.line]
 
 
 def render_table(rows: list[BoardRow]) -> Html:
@@ -117,20 +115,16 @@ def render_table(rows: list[BoardRow]) -> Html:
     head = joined(html("<th>{}</th>", column) for column in COLUMNS)
     lines = []
     for row in rows:
-        cells = [escaped(text) for text in row.cells()]
-        cells[1] = html("<b class='rl-{0}'>{0}</b>", cells[1])
-        cells[-1] = html("<span title='{}'>{}</span>", cells[-1], row.line[:LINE_SHOWN])
-        lines.append(html("<tr>{}</tr>", joined(html("<td>{}</td>", cell) for cell in cells)))
+        name, status, *cells, line = row.cells()
+        shown = [name, html("<b class='rl-{0}'>{0}</b>", status), *cells]
+        shown.append(html("<span title='{}'>{}</span>", line, line[:LINE_SHOWN]))
+        lines.append(html("<tr>{}</tr>", joined(html("<td>{}</td>", cell) for cell in shown)))
     table = "<table class='rl-jobs'><thead><tr>{}</tr></thead><tbody>{}</tbody></table>"
     return joined([Html(f"<style>{STYLE}</style>"), html(table, head, joined(lines))])
 
 
 def to_text(rows: list[BoardRow]) -> str:
     return "\n".join("  ".join(cell for cell in row.cells() if cell) for row in rows)
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 def _duration(seconds: float | None) -> str:

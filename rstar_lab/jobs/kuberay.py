@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,10 +137,10 @@ class _Namespace:
 
     def __init__(self, context: str | None, name: str | None):
         self.context, self.name = context, name or ""
-        try:
-            from kubernetes import client, config
-        except ImportError as error:
-            raise UserError(f"backend kuberay requires the Kubernetes client: {install_hint('kuberay')}") from error
+        if find_spec("kubernetes") is None:
+            raise UserError(f"backend kuberay requires the Kubernetes client: {install_hint('kuberay')}")
+        from kubernetes import client, config
+
         configuration = client.Configuration()
         with self.explain("read the kubeconfig file"):
             if _use_service_account():
