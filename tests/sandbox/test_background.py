@@ -145,20 +145,6 @@ async def test_a_preempted_call_gets_an_eighth_of_its_limit_on_a_busy_machine():
 
 
 @pytest.mark.slow
-async def test_a_preempted_call_waits_in_the_background_for_its_share():
-    code = b"import time\nwhile time.process_time() < 0.6: pass\nprint('done')"
-    async with giving_way() as (connection, owner):
-        limits = LIMITS._replace(timeout_s=40.0)  # five seconds are guaranteed
-        call = asyncio.create_task(preempted(connection, limits, code, 41.0))
-        for expected in (True, False):
-            while in_background(owner) is not expected:
-                assert not call.done(), "it was not in the background, or stayed there"
-                await asyncio.sleep(0.05)
-        result = (await call).result
-    assert (result.outcome, result.stdout) == ("ok", "done\n")
-
-
-@pytest.mark.slow
 async def test_a_call_that_gets_its_slot_back_leaves_the_background():
     limits = LIMITS._replace(wall_slack_s=8.0)
     code = b"import time\nwhile time.process_time() < 1: pass\nprint('done')"

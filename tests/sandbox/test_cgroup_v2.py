@@ -9,6 +9,7 @@ import pytest
 from rstar_lab.sandbox.runtime import cgroup
 from rstar_lab.sandbox.runtime.cgroup import BACKGROUND, BOOSTED, NORMAL, PREEMPTED, Group
 from rstar_lab.sandbox.runtime.pressure import Crowds, Pressure, available_cpus
+from rstar_lab.sandbox.runtime.protocol import KILL_PROGRAM
 from rstar_lab.sandbox.runtime.zygote import Zygote
 
 FILES = {
@@ -158,9 +159,9 @@ def test_the_program_of_a_late_supervisor_is_killed(folder, group, monkeypatch):
         zygote.supervisors = {supervisor.pid: "bare-7"}
         (folder / "cgroup.threads").write_text(f"{program.pid}\n{supervisor.pid}\n")
         monkeypatch.setattr(cgroup, "KILL_S", 0.01)
-        zygote._kill_program(8)
+        zygote._kill(KILL_PROGRAM | 8)
         assert program.poll() is None
-        zygote._kill_program(7)
+        zygote._kill(KILL_PROGRAM | 7)
         assert program.wait(10) == -signal.SIGKILL and supervisor.poll() is None
     finally:
         for process in (program, supervisor):

@@ -6,7 +6,6 @@ import sys
 import pytest
 from helpers.sandbox_processes import ROOT
 
-from rstar_lab.sandbox import LocalSandbox
 from rstar_lab.sandbox.runtime import kernel
 
 FORK = """
@@ -40,14 +39,3 @@ def test_errors_of_mounts_name_the_folder():
     assert error.value.errno
     with pytest.raises(OSError, match=r"^\[Errno \d+\] umount /no/such/folder: "):
         kernel.unmount(b"/no/such/folder")
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_forked_programs_draw_different_random_numbers():
-    code = "import os, random, numpy\nprint(random.random(), numpy.random.rand(), os.urandom(4).hex())"
-    async with LocalSandbox(workers=1) as sandbox:
-        printed = [(await sandbox.run(code)).stdout.split() for _ in range(4)]
-        seeded = [(await sandbox.run(code, seed=3)).stdout.split() for _ in range(2)]
-    assert all(len(set(values)) == 4 for values in zip(*printed, strict=True))
-    assert seeded[0][:2] == seeded[1][:2]

@@ -1,7 +1,6 @@
 """Tests of LocalSandbox: results, limits and scheduling of calls."""
 
 import asyncio
-import time
 
 import pytest
 import pytest_asyncio
@@ -157,7 +156,8 @@ async def test_calls_have_different_random_numbers(sandbox):
 
 
 async def test_seed_makes_a_call_reproducible(sandbox):
-    code = "import random, numpy\nrandom.random(), numpy.random.rand(), list({'a', 'b', 'c', 'd', 'e'}), hash('x')"
+    code = "import random, numpy, sympy\nnames = list({'a', 'b', 'c', 'd', 'e'}), hash('x')\n"
+    code += "random.random(), numpy.random.rand(), sympy.randprime(10**9, 10**12), names"
     values = {seed: {(await sandbox.run(code, seed=seed)).value for _ in range(4)} for seed in (0, 1, -5, 2**62)}
     assert all(len(same) == 1 for same in values.values())
     assert len(set.union(*values.values())) == 4
@@ -283,12 +283,3 @@ async def test_many_heavy_calls_are_queued_and_finish():
         code = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\n'done'"
         results = await sandbox.run_many([Call(code)] * 8)
         assert [(result.outcome, result.value) for result in results] == [(Outcome.OK, "'done'")] * 8
-
-
-async def test_start_takes_less_than_its_limit():
-    """Takes less than 2 s on a quiet machine. The first call imports no library."""
-    started = time.monotonic()
-    async with LocalSandbox(workers=1) as sandbox:
-        assert await sandbox.start() is sandbox and (await sandbox.run("1")).value == "1"
-        assert time.monotonic() - started < 10
-        assert sandbox.gauges["zygotes"] >= 1

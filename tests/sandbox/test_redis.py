@@ -1,20 +1,16 @@
 """Tests of calls over a real Redis: each gets exactly one result, also when processes are killed."""
 
 import asyncio
-import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
-from pathlib import Path
 
 import httpx
 import pytest
-from redis.exceptions import RedisError
 
 from benchmarks.redis_server import temporary_redis
 from rstar_lab.common.errors import UserError
@@ -131,23 +127,6 @@ async def test_calls_of_a_killed_worker_go_to_another(redis):
             await assert_nothing_is_left(client)
 
 
-async def test_killed_zygotes_lose_no_calls(redis):
-    with worker(redis) as ready:
-        async with backend(redis) as client:
-            running = asyncio.create_task(run_all(client, numbered(40, sleep_s=0.6)))
-            await asyncio.sleep(0.5)
-            for child in children(ready["pid"]):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-            assert await running == all_right(40)
-
-
-def children(pid):
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-
-
 async def test_a_restart_of_redis_loses_no_calls(redis, caplog):
     with worker(redis):
         async with backend(redis) as client:
@@ -252,26 +231,6 @@ async def test_invalid_entries_do_not_stop_a_worker(calm):
         await assert_nothing_is_left(client)
 
 
-async def test_random_entries_do_not_stop_a_worker(calm):
-    rng = random.Random(0)
-    good = {b"id": b"other:1", b"client": b"fuzz", b"wait": b"5", b"body": dumps(work_to_dict(Call("print(1)")))}
-    async with backend(calm) as client:
-        for _ in range(200):
-            entry = {name: value for name, value in good.items() if rng.random() < 0.9} or {b"x": b""}
-            name = rng.choice(list(entry))
-            damaged = bytearray(entry[name])
-            for _ in range(rng.randint(1, 4)):
-                where = rng.randint(0, len(damaged))
-                damaged[where : where + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
-            await client.redis.xadd(transport.CALLS, entry | {name: bytes(damaged)})
-        assert (await client.run(Call("print(2)"))).stdout == "2\n"
-        deadline = time.monotonic() + 60
-        while await client.redis.xlen(transport.CALLS):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
-        await assert_nothing_is_left(client)
-
-
 async def test_unexpected_results_are_ignored(calm):
     async with backend(calm) as client:
         for fields in ({"x": "y"}, {"id": "no:1", "body": "{}"}, {"id": b"\xff", "body": "x"}):
@@ -345,26 +304,6 @@ async def test_a_network_partition_loses_no_calls(cable):
                     assert time.monotonic() < deadline, "the disconnected worker did not reconnect"
                     await asyncio.sleep(0.2)
                 assert await run_all(client, numbered(40)) == all_right(40)
-                await assert_nothing_is_left(client)
-
-
-@pytest.mark.soak
-async def test_5000_calls_survive_repeated_kills_of_every_process(redis):
-    """Run 5,000 calls while workers, zygotes and Redis are killed repeatedly."""
-    async with backend(redis, wait_s=600) as client:
-        running = asyncio.create_task(run_all(client, numbered(5000)))
-        for round_number in range(8):
-            with worker(redis) as one, worker(redis):
-                await asyncio.sleep(4)
-                if round_number % 2:
-                    redis.kill()
-                    await asyncio.sleep(1)
-                    redis.start()
-                os.kill(one["pid"], signal.SIGKILL)
-                await asyncio.sleep(1)
-        with worker(redis, 2):
-            assert await running == all_right(5000)
-            with contextlib.suppress(RedisError):
                 await assert_nothing_is_left(client)
 
 

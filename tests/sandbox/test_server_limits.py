@@ -12,7 +12,6 @@ import pytest
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import server
-from rstar_lab.sandbox.access import AccessMiddleware, BusyError
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.launch import serving
 from rstar_lab.sandbox.server import MAX_RESPONSE_BYTES, make_app
@@ -117,34 +116,6 @@ async def test_the_output_of_a_response_is_limited():
     assert [result["stdout"] == code for result in results].count(True) == 8
     assert "output left out" in results[-1]["stderr"]
     assert all(result["success"] for result in judged.json()["results"])
-
-
-def test_a_rejected_request_has_a_retry_after_header(echo_service):
-    echo_service.draining = True
-    with pytest.raises(BusyError) as error:
-        echo_service.admit(1)
-    assert error.value.status_code == 503
-
-
-def test_the_body_of_a_rejected_request_is_not_read(echo_service):
-    read = []
-
-    async def receive():
-        read.append(1)
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(_):
-        pass
-
-    async def app(*_):
-        raise AssertionError("not reached")
-
-    echo_service.reserve_bytes(1_000_000)
-    middleware = AccessMiddleware(app, token=None, max_body=10**6, loopback_only=False, budget=echo_service)
-    headers = [(b"content-length", b"1000"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/run", "headers": headers}
-    asyncio.run(middleware(scope, receive, send))
-    assert not read
 
 
 @pytest.mark.slow

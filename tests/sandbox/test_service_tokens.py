@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import signal
 import socket
 import stat
 import subprocess
@@ -126,21 +125,6 @@ async def test_a_service_on_loopback_has_a_token_that_the_client_finds():
                 await client.run("1")
         file.chmod(0o600)
     assert not file.exists()
-
-
-@pytest.mark.slow
-def test_the_monitor_has_a_token(tmp_path):
-    command = [sys.executable, "-m", "rstar_lab.cli", "monitor", "--runs-dir", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            url, file = process.stdout.readline().strip(), Path(process.stderr.readline().split()[-1])
-            assert httpx.get(url, trust_env=False).status_code == 401
-            headers = {"Authorization": f"Bearer {file.read_text()}"}
-            assert httpx.get(url, headers=headers, trust_env=False).status_code == 200
-            assert find_token(url) == file.read_text()
-        finally:
-            process.send_signal(signal.SIGTERM)
-    assert process.returncode == 143 and not file.exists()
 
 
 def connect(url: str) -> socket.socket:

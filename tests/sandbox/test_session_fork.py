@@ -204,17 +204,6 @@ async def test_sessions_are_forked_over_http(service):
             await client.close_session(name)
 
 
-@pytest.mark.soak
-async def test_1000_forks_of_a_session_with_libraries_and_50_mb():
-    async with LocalSandbox(Limits(timeout_s=20.0, max_sessions=2000), workers=2) as sandbox:
-        await sandbox.run("import numpy, sympy\nx = numpy.arange(6_553_600.0)", session="big")
-        copies = await sandbox.fork("big", 1000)
-        results = await asyncio.gather(
-            *(sandbox.run(f"x[0] = {i}\nx[0]", session=copy) for i, copy in enumerate(copies))
-        )
-        assert [result.value for result in results] == [f"np.float64({i}.0)" for i in range(1000)]
-
-
 @pytest.mark.slow
 async def test_an_interpreter_that_does_not_fork_holds_no_slot(sandbox):
     code = "from rstar_lab.sandbox.runtime import program\nimport time\nprogram.fork_copies = lambda *_: time.sleep(99)"

@@ -240,8 +240,10 @@ class Isolation:
 
 
 def _bound(kind: int, value: int) -> None:
-    with contextlib.suppress(ValueError):  # the value is above this process's hard limit, which then applies
+    try:
         resource.setrlimit(kind, (value, value))
+    except ValueError:
+        pass  # above the hard limit, which then applies. Not `suppress`: every call does this six times
 
 
 def dry_run(isolation: Isolation, request: Request) -> Missing:

@@ -94,10 +94,6 @@ class CallMonitor:
         if group:
             group.start_accounting()
 
-    @property
-    def in_background(self) -> bool:
-        return self.group is not None and self.group.in_background
-
     def left_s(self) -> float:
         """Return the seconds until the call is ended in any case."""
         return max(0.0, self.request.timeout_s + self.request.wall_slack_s + self._granted_s - self.wall_s())
@@ -107,7 +103,9 @@ class CallMonitor:
 
     def next_tick_s(self, check_s: float) -> float:
         """Return the seconds until the next check: at least four times `check_s`, the duration of the last check."""
-        tick_s = BACKGROUND_TICK_S if self.in_background or self.waiting or self._light else TICK_S
+        tick_s = (
+            BACKGROUND_TICK_S if (self.group and self.group.in_background) or self.waiting or self._light else TICK_S
+        )
         if self.waiting:
             tick_s = max(tick_s, min(WAITING_TICK_SHARE * (self._last - self._active), WAITING_TICK_MOST_S))
         if self.ticks < len(FIRST_TICKS_S):

@@ -119,8 +119,6 @@ class Zygote:
                         self._fork(sock, number & ~FOR_SESSION)
                 elif number == PING:
                     self.control.send(b".")
-                elif number & KILL_PROGRAM:
-                    self._kill_program(number & ~KILL_PROGRAM)
                 else:
                     self._kill(number)
 
@@ -132,16 +130,16 @@ class Zygote:
         return b"", []
 
     def _kill(self, number: int) -> None:
-        """Kill a supervisor that did not end by itself. Its processes become orphans and are then killed too."""
-        for pid, name in self.supervisors.items():
-            if name == f"{self.tier}-{number}":
-                procfs.kill(pid)
+        """Kill a supervisor that did not end by itself. Its processes become orphans and are then killed too.
 
-    def _kill_program(self, number: int) -> None:
-        """Kill the program of a supervisor that may wait for memory of the group that both are in (version 2)."""
-        name = f"{self.tier}-{number}"
+        With KILL_PROGRAM, kill its program: the supervisor may wait for memory of the group that both are in (version 2).
+        """
+        name = f"{self.tier}-{number & ~KILL_PROGRAM}"
         supervisors = {pid for pid, its_name in self.supervisors.items() if its_name == name}
-        if supervisors and self.group and self.group.version == 2:
+        if not number & KILL_PROGRAM:
+            for pid in supervisors:
+                procfs.kill(pid)
+        elif supervisors and self.group and self.group.version == 2:
             group = self.group.child(name)
             group.kill(supervisors)
             group.close()
