@@ -53,7 +53,6 @@ Isolation = Annotated[
     typer.Option(help="namespaces, or gvisor: a container with gVisor's kernel for every call. Requires runsc."),
 ]
 Drain = Annotated[float, typer.Option("--drain", min=0, help="Seconds that running calls may continue after SIGTERM.")]
-RedisTls = Annotated[bool, typer.Option("--redis-tls", help="Refuse a Redis connection without TLS (rediss://).")]
 # The text of the commands names the variables: the column of option texts is too narrow for them.
 Redis = typer.Option(envvar="RSTAR_LAB_REDIS_URL", show_envvar=False, metavar="URL", help="Redis server.")
 
@@ -85,7 +84,6 @@ def serve(
     ] = True,
     drain_s: Drain = 30.0,
     strict: Strict = False,
-    redis_tls: RedisTls = False,
     readable: Readable = None,
     packages: Packages = None,
     preload: Preload = None,
@@ -127,7 +125,6 @@ def worker(
     queue_timeout_s: QueueTimeout = 600.0,
     drain_s: Drain = 30.0,
     strict: Strict = False,
-    redis_tls: RedisTls = False,
     readable: Readable = None,
     packages: Packages = None,
     preload: Preload = None,

@@ -8,10 +8,7 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult, OnOutput
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, Limits, check_memory, check_timeout
 from rstar_lab.sandbox.runtime import protocol
-
-# Names of the zygotes, each of which has imported more libraries than the previous one, and of that with the user's modules.
-TIERS = ("bare", "numpy", "sympy", "scipy")
-PRELOAD = "preload"
+from rstar_lab.sandbox.runtime.zygote import PRELOAD
 
 
 def tier_of(code: str, preload: Sequence[str] = (), *, session: bool = False) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -88,9 +88,6 @@ class SandboxClient(Sandbox):
         self.flush_planned = False
         self.closed = self.failing = False
         self.logged = -LOG_EVERY_S
-
-    async def start(self) -> Self:
-        return self
 
     async def aclose(self) -> None:
         self.closed = True

@@ -20,8 +20,9 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.sandbox.call import failure
-from rstar_lab.sandbox.call_request import TIERS, Answer
+from rstar_lab.sandbox.call_request import Answer
 from rstar_lab.sandbox.runtime import cgroup, kernel, pressure, protocol, rootfs
+from rstar_lab.sandbox.runtime.zygote import TIERS
 from rstar_lab.sandbox.supervisor_pool import (
     END_S,
     ENVIRONMENT,
@@ -226,14 +227,13 @@ class GvisorPool:
         ours.setblocking(False)
         await loop.create_unix_connection(lambda: container, sock=ours)
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                started = await ready
-        except BaseException:
-            container.close()
-            raise
-        if not started:
-            raise SupervisorDied
-        return container
+            await asyncio.wait([ready], timeout=START_TIMEOUT_S)
+            if ready.done() and ready.result():
+                return container
+        finally:
+            if not ready.done():
+                container.close()
+        raise SupervisorDied
 
     def _run(
         self, bundle: Path, number: int, stdin: socket.socket, group: cgroup.Group | None

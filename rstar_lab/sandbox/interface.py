@@ -14,9 +14,9 @@ class Sandbox(ABC):
     Errors of the code are outcomes of the result, not exceptions.
     """
 
-    @abstractmethod
     async def start(self) -> Self:
         """Prepare for calls and return the sandbox. Optional: the first call does it otherwise."""
+        return self
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -59,17 +59,13 @@ def to_call(request: RunCodeRequest, max_timeout_s: float) -> Call:
     )
 
 
-def refused(message: str) -> RunCodeResponse:
-    return RunCodeResponse(status="SandboxError", message=message, outcome=Outcome.INVALID_ARGUMENTS)
-
-
 def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse:
     compiled, result = None, staged.result
-    if request.language == "cpp":
+    if request.language == "cpp" and result.outcome is not Outcome.INVALID_ARGUMENTS:
         built, _ = commands(result)
         result = cpp_outcome(result)
         compiled = command_result(built.return_code, built.seconds, "", built.stderr) if built else None
-    if result.outcome in INFRASTRUCTURE_FAILURES:
+    if result.outcome in (*INFRASTRUCTURE_FAILURES, Outcome.INVALID_ARGUMENTS):
         return RunCodeResponse(status="SandboxError", message=result.stderr or result.outcome, outcome=result.outcome)
     ran = None
     if compiled is None or compiled.return_code == 0:

@@ -29,7 +29,6 @@ from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.server import make_app
 from rstar_lab.sandbox.service import Service
-from rstar_lab.sandbox.transport import require_tls
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Verification, Work
 from rstar_lab.verify import Undecided, verify, warm_up
 
@@ -118,7 +117,6 @@ class Options:
     drain_s: float
     strict: bool
     redis: str | None
-    redis_tls: bool
     readable: Sequence[Path] | None
     packages: Path | None
     isolation: str
@@ -159,18 +157,16 @@ class DrainingServer(uvicorn.Server):
         drain.cancel()
 
 
-def prepare(options: Options) -> None:
+def prepare() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     raise_open_files()
-    if options.redis and options.redis_tls:
-        require_tls(options.redis)
 
 
 def run_server(options: Options, announce: Announce) -> None:
     """Run the service until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
     check_exposure(options.host, options.token)
     listener = listen(options.host, options.port)
-    prepare(options)
+    prepare()
     with contextlib.ExitStack() as stack:
         token_file = None
         if options.own_token and not options.token:
@@ -230,7 +226,7 @@ async def local_backend(options: Options) -> LocalBackend:
 
 def run_worker(options: Options, announce: Announce) -> None:
     """Run a worker until SIGTERM or SIGINT. announce: called with the ready message. Raises UserError for invalid options."""
-    prepare(options)
+    prepare()
     uvloop.run(work(options, announce))
 
 

@@ -17,7 +17,7 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
 from rstar_lab.sandbox.access import CONTENT_TYPE, AccessMiddleware
 from rstar_lab.sandbox.call import FORBID, OutputDecoder, failure
-from rstar_lab.sandbox.files import run_with_files
+from rstar_lab.sandbox.files import FilesResult, run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.wire import MAX_BATCH, Work, dumps
@@ -160,7 +160,7 @@ def make_app(
             call = sandbox_fusion.to_call(body, MAX_TIMEOUT_S)
             staged = await admitted(request, 1, lambda: run_with_files(service.run, call, body.files, body.fetch_files))
         except ValueError as error:
-            return reply(sandbox_fusion.refused(str(error)).model_dump(mode="json"))
+            staged = FilesResult(failure(Outcome.INVALID_ARGUMENTS, str(error)), {})
         return reply(sandbox_fusion.to_response(body, staged).model_dump(mode="json"))
 
     @app.post("/calls", tags=["calls"], response_class=StreamingResponse)

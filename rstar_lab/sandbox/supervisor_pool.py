@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.sandbox.call_request import PRELOAD, TIERS, Answer, unpack_answer
+from rstar_lab.sandbox.call_request import Answer, unpack_answer
 from rstar_lab.sandbox.runtime import protocol
+from rstar_lab.sandbox.runtime.zygote import PRELOAD, TIERS
 
 START_TIMEOUT_S = 60.0
 # Seconds after a call's limit and slack until the program of a supervisor without an answer is killed, and until the supervisor is.
@@ -218,7 +219,7 @@ class SupervisorPool:
         self.supervisors: set[SupervisorConnection] = set()
         self._workers = workers
         self._view = view
-        self._tiers = (*TIERS, PRELOAD) if view.preload else TIERS
+        self._tiers = [*TIERS, PRELOAD] if view.preload else [*TIERS]
         self._preload_error = ""
         self._idle: dict[str, list[SupervisorConnection]] = {tier: [] for tier in self._tiers}
         self._broken = False

@@ -79,12 +79,6 @@ def session_key(session: str) -> str:
     return f"{PREFIX}session:{session}"
 
 
-def require_tls(url: str) -> None:
-    """Raise UserError unless the connection is encrypted or stays on this machine (a Unix socket)."""
-    if urlsplit(url).scheme not in ("rediss", "unix"):
-        raise UserError(f"--redis {redacted(url)}: --redis-tls requires rediss://:PASSWORD@HOST:PORT/0")
-
-
 def connect(url: str) -> aioredis.Redis:
     """Return a client that does not retry: only the caller knows whether a command may run twice.
 

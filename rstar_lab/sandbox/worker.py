@@ -216,12 +216,7 @@ class Worker:
             await asyncio.sleep(0.05)
 
     async def deregister(self) -> None:
-        """Return unfinished calls to Redis at once and remove this worker."""
-        for stream, entry in self.in_flight:
-            if stream == transport.CALLS:
-                await self.redis.xclaim(
-                    stream, transport.GROUP, self.name, 0, [entry], idle=10 * transport.DEAD_AFTER_MS, justid=True
-                )
+        """Remove this worker. Other workers claim its unfinished calls, as those of a dead worker."""
         await self.redis.zrem(transport.WORKERS, self.name)
         await self.redis.delete(self.own_stream)
         if not self.in_flight:

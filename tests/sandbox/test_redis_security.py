@@ -95,13 +95,6 @@ def test_a_signature_belongs_to_one_call_and_one_body(monkeypatch):
         Signer()
 
 
-def test_tls_can_be_required():
-    transport.require_tls("rediss://:p@host:6379/0")
-    with pytest.raises(UserError, match="redis://host:6379/0: --redis-tls requires rediss://") as error:
-        transport.require_tls("redis://:secret@host:6379/0")
-    assert "secret" not in str(error.value)
-
-
 @pytest.mark.slow
 async def test_calls_go_over_tls(tmp_path):
     if shutil.which("redis-server") is None or shutil.which("openssl") is None:

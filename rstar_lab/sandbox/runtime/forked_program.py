@@ -61,10 +61,6 @@ class Streams:
         for fd in self.outputs:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
 
-    def attach(self) -> None:
-        """Open the files as descriptors 0, 1 and 2 of this process, the program."""
-        program.attach_streams(*self.fds)
-
     def rewind(self, stdin: int) -> None:
         """Prepare for the next cell of a session: empty the outputs and copy the file `stdin` to the input."""
         self._returned = [0, 0]
@@ -147,7 +143,7 @@ class Program:
         # Leave the supervisor's process group, because kill(0) signals all of it, across PID namespaces. Join that of init,
         # because the leader of a group cannot call setsid.
         os.setpgid(0, 1 if self.init else 0)
-        self.streams.attach()
+        program.attach_streams(*self.streams.fds)
         if channel is not None:
             os.dup2(channel.fileno(), 3)
             os.dup2(self.cell, 4)
@@ -297,24 +293,17 @@ class AdoptedProgram(Program):
         self.group = group
         self.has_copies = True
         self.init, self.pid = 0, copy.pid
+        self._started = mmap.mmap(-1, mmap.PAGESIZE)
+        self._started[0] = 1
         self._status = None
         self._secret = b""
         if group:
             group.add(copy.pid)
 
-    @property
-    def started(self) -> bool:
-        return True
-
     def _reap(self) -> int:
         """Wait for the end of the process. Returns SIGKILL, because only the init of its namespace receives its status."""
         select.select([self.pidfd], [], [], KILL_S)
         return signal.SIGKILL
-
-    def _close(self) -> None:
-        assert self.channel is not None
-        self.channel.close()
-        os.close(self.cell)
 
 
 class _CopyFiles:
