@@ -92,17 +92,21 @@ def test_a_program_whose_code_never_ran_did_not_time_out(monkeypatch, monitor, s
     assert monitor.exceeded_limit() == outcome
 
 
-def test_the_outcome_is_known_if_the_supervisor_does_not_answer():
-    async def silent() -> str | None:
-        link = SupervisorConnection("bare", "bare", 1)
-        link._pending_result = asyncio.get_running_loop().create_future()
-        link.data_received(protocol.HEAD.pack(1, protocol.EXCEEDED) + bytes([protocol.OUTCOMES.index("timeout")]))
-        link._on_no_answer()
-        with pytest.raises(SupervisorUnresponsive) as error:
-            await link._pending_result
-        return error.value.outcome
+REQUEST = (None, False, False, 1.0, 1.0, 64, 8, 8, 1, 1024, 1024)
 
-    assert asyncio.run(silent()) == "timeout"
+
+def test_the_outcome_is_known_if_the_supervisor_does_not_answer(monkeypatch):
+    monkeypatch.setattr(supervisor_pool, "SILENCE_S", 0.0)
+    exceeded = protocol.HEAD.pack(1, protocol.EXCEEDED) + bytes([protocol.OUTCOMES.index("timeout")])
+
+    async def silent() -> None:
+        link = SupervisorConnection("bare", "bare", 1)
+        link.connection_made(SimpleNamespace(write=lambda _: link.data_received(exceeded), abort=list))
+        await link.call(protocol.pack_request(protocol.Request(*REQUEST), b"", b""), 0.0)
+
+    with pytest.raises(SupervisorUnresponsive) as error:
+        asyncio.run(silent())
+    assert error.value.outcome == "timeout"
 
 
 @pytest.mark.parametrize("outcome", ["memory", "killed"])
@@ -114,7 +118,7 @@ def test_a_late_supervisor_gets_help_and_its_result_counts(monkeypatch, outcome)
         link = SupervisorConnection("bare", "bare", 1)
         link.connection_made(SimpleNamespace(write=len, abort=list))
         body = protocol.RESULT_HEAD.pack(protocol.OUTCOMES.index(outcome), *[False] * 5, 0.1, 0, 0, 0)
-        request = protocol.Request(None, False, False, 1.0, 1.0, 64, 8, 8, 1, 1024, 1024)
+        request = protocol.Request(*REQUEST)
         link.on_late = lambda: link.data_received(protocol.HEAD.pack(len(body), protocol.RESULT) + body)
         return (await link.call(protocol.pack_request(request, b"", b""), 0.0)).result.outcome
 
