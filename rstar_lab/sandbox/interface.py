@@ -67,7 +67,15 @@ class Sandbox(ABC):
     ) -> AsyncGenerator[Output | CallResult, None]:
         """Run code; yield its output while it runs (every 50 to 200 ms), then its result, which contains all output.
 
-        Arguments and errors are those of `run`. A streamed call is not retried. Close the generator to cancel the call.
+        A streamed call is not retried. Close the generator to cancel the call. Errors: as for `run`.
+
+        Args:
+            code: The program.
+            stdin: Its standard input.
+            seed: Seeds the program's random numbers. None: fresh ones in every call.
+            timeout_s: Limit of time. Default: the sandbox's.
+            memory_mb: Limit of memory. Default: the sandbox's.
+            session: Name of a session whose state the program uses.
         """
         return self.stream_call(Call(code, stdin, seed, timeout_s, memory_mb, session))
 
@@ -84,11 +92,19 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def run_call(self, call: Call) -> CallResult:
-        """Run a call; see `run`."""
+        """Run a call; see `run`.
+
+        Args:
+            call: The call.
+        """
 
     @abstractmethod
     def stream_call(self, call: Call) -> AsyncGenerator[Output | CallResult, None]:
-        """Run a call; see `stream`."""
+        """Run a call; see `stream`.
+
+        Args:
+            call: The call.
+        """
 
     @abstractmethod
     async def close_session(self, name: str) -> None:
