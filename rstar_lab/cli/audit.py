@@ -46,10 +46,8 @@ def audit(
     "passed", "problems", "slowest_s", "rollouts", "disagreements"}.
     """
     from rstar_lab.common.errors import UserError
-    from rstar_lab.common.estimates import format_interval
     from rstar_lab.doctor.audit import CHECKS, disagreements
     from rstar_lab.doctor.audit import audit as compute
-    from rstar_lab.doctor.judging import judged, write_disagreements
     from rstar_lab.rl.problems import load_problems, parse_fields
     from rstar_lab.verify import ANSWER_FORMATS
 
@@ -57,9 +55,7 @@ def audit(
         raise UserError(f"--answer {answer}: choose from {', '.join(ANSWER_FORMATS)}")
     found = compute(reward, load_problems(problems, fields=parse_fields(fields)), answer=answer, limit=limit)  # type: ignore[arg-type]
     if runs is not None:
-        folder = find_run(runs, runs_dir)
-        found.rollouts, agreed, found.disagreements = disagreements(folder, reward, answer=answer)  # type: ignore[arg-type]
-        write_disagreements(folder, {"reward": reward, "agreed_right": agreed, "disagreements": found.disagreements})
+        found.rollouts, found.disagreements = disagreements(find_run(runs, runs_dir), reward, answer=answer)  # type: ignore[arg-type]
     code = 0 if found.passed else 1
     if as_json:
         summary = {
@@ -78,13 +74,5 @@ def audit(
         echo(f"{line}, truth {row['truth']!r}")
     if runs is not None:
         echo(f"{len(found.disagreements)} of {found.rollouts} stored rollouts are judged differently")
-        table = judged(folder)
-        for own in table.to_dict("records") if table.judged.any() else ():
-            ends = ("", "_low", "_high")
-            precision, recall = ([own[name + end] for end in ends] for name in ("precision", "recall"))
-            shares = f"precision {format_interval(precision)}, recall {format_interval(recall)}"
-            echo(f"{own['grader']}: {shares}; {counted(own['judged'], 'judged rollout')} that only it accepts")
-        if found.disagreements and not table.judged.any():
-            echo("To judge them in a notebook, with the keys y and n: rstar_lab.analysis.judge(RUN)")
     echo(f"{reward}: {'passed' if found.passed else 'failed'} on {counted(found.problems, 'problem')}")
     raise typer.Exit(code)

@@ -266,9 +266,8 @@ def require_audit(rl: RlSection, problems: Sequence[Problem]) -> None:
 
 def disagreements(
     folder: Path, reward: str, *, answer: AnswerFormat = "tagged", seed: int = 0
-) -> tuple[int, int, list[dict[str, Any]]]:
-    """Return the numbers of stored rollouts of a run and of those that both rewards accept, and in random order those that a reward
-    judges differently.
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return the number of stored rollouts of a run, and in random order those that a reward judges differently.
 
     Judgements differ if one reward is above 0 and the other is not.
     """
@@ -276,7 +275,7 @@ def disagreements(
         raise UserError(f"audit --runs: {reward} is an environment, whose rewards need more than a stored rollout")
     reader, score = RunReader(folder), make_reward(reward, answer)
     rows = {row["traj_id"]: row for row in reader.read("trajectories").to_pylist() if row["reward"] is not None}
-    found, agreed = [], 0
+    found = []
     for traj_id, text in texts_of_model(reader):
         if (stored := rows.get(traj_id)) is None:
             continue
@@ -285,6 +284,4 @@ def disagreements(
         if call.reward is None or (call.reward > 0) != (stored["reward"] > 0):
             row = {key: stored[key] for key in ("traj_id", "problem_id", "truth", "answer")}
             found.append(row | {"stored": stored["reward"], "reward": call.reward, "error": call.error})
-        else:
-            agreed += call.reward > 0
-    return len(rows), agreed, random.Random(seed).sample(found, len(found))
+    return len(rows), random.Random(seed).sample(found, len(found))

@@ -20,27 +20,18 @@ from rstar_lab.exchange.import_rows import (
     write_run,
 )
 from rstar_lab.exchange.rollout_rows import COLUMNS, converted, first, openai_messages
-from rstar_lab.runs.messages import own_texts
 from rstar_lab.untrusted.files import check_zip, reading
 from rstar_lab.untrusted.parquet import read_parquet
 
 
-def import_verl(
-    source: str | Path,
-    runs_dir: str | Path = "runs",
-    *,
-    run_id: str | None = None,
-    tokenizer: str | Path | None = None,
-) -> Path:
+def import_verl(source: str | Path, runs_dir: str | Path = "runs", *, run_id: str | None = None) -> Path:
     """Import verl's `trainer.rollout_data_dir`: a folder of {step}.jsonl files, or one file.
 
     The text is split into turns and tool calls at `<tool_call>` and `<tool_response>`. The outcomes of calls are null:
     verl does not record them. Problems are identified by their text, and groups by `uid` where it is stored.
     Numeric fields that verl adds from the reward function (such as `acc`) are kept as reward columns (`Runs.rewards`).
-    tokenizer: tokenizer.json or its folder, to count response_tokens and model_tokens; None: both are null.
     Raises UserError that names the file and line of a row that cannot be read.
     """
-    count_tokens = _token_counter(tokenizer)
 
     def rollouts(file: Path) -> Iterator[Row]:
         for place, row in json_lines(file):
@@ -49,25 +40,9 @@ def import_verl(
                     raise UserError(f"{place}: field {name!r} is missing or not text")
             step = step_number(row.get("step", number_in_name(file)), place, "step")
             for rollout in converted(row, place, step):
-                lengths = {"response_tokens": row["output"], "model_tokens": "".join(own_texts(rollout["messages"]))}
-                yield rollout | {"traj_id": None, **{name: count_tokens(text) for name, text in lengths.items()}}
+                yield rollout | {"traj_id": None}
 
     return _write(source, "*.jsonl", "no .jsonl files of verl's rollout_data_dir", rollouts, runs_dir, run_id, "verl")
-
-
-def _token_counter(tokenizer: str | Path | None) -> Callable[[str], int | None]:
-    if tokenizer is None:
-        return lambda text: None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise UserError("tokenizer= requires the package tokenizers: pip install tokenizers") from None
-    path = Path(tokenizer)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.exists():
-        raise UserError(f"{path} does not exist; tokenizer= expects a tokenizer.json or its folder")
-    loaded = Tokenizer.from_file(str(path))
-    return lambda text: len(loaded.encode(text, add_special_tokens=False).ids)
 
 
 def import_trl(

@@ -17,7 +17,6 @@ from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
 from rstar_lab.doctor.event_files import BLOCK, FIRST, HEADER, IDENT, MIDDLE, fields, history, scalars
-from rstar_lab.doctor.judging import judged
 from rstar_lab.doctor.notebook_check import check_notebook
 from rstar_lab.exchange import importers
 from rstar_lab.exchange.atif import import_atif
@@ -211,22 +210,6 @@ def test_texts_of_a_notebook_are_checked_in_linear_time(tmp_path, text):
     ]
     (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
     check_notebook(tmp_path / "n.ipynb")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        5, [], {}, {"reward": "x", "agreed_right": 1e400, "disagreements": []}, {"reward": "x", "agreed_right": 1, "disagreements": [{}]},
-        {"reward": "x", "agreed_right": 1, "disagreements": [{"stored": 1}]},
-    ],
-)  # fmt: skip
-def test_disagreements_of_another_form_are_one_error(tmp_path, content):
-    (tmp_path / "disagreements.json").write_text(json.dumps(content).replace("Infinity", "1e400"))
-    with pytest.raises(UserError, match="not the disagreements"):
-        judged(tmp_path)
-    (tmp_path / "disagreements.json").write_text(DEEP)
-    with pytest.raises(UserError, match="not the disagreements"):
-        judged(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["p.json", "p.jsonl"])

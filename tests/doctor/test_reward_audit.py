@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rstar_lab.analysis import judge, judged
-from rstar_lab.analysis.inspector.notes import write_note
 from rstar_lab.cli import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
@@ -145,11 +143,11 @@ def test_a_reward_that_hangs_is_not_waited_for_in_every_call(monkeypatch):
 
 
 def test_stored_rollouts_that_are_judged_differently_are_listed():
-    count, agreed, none = disagreements(GOLDEN, "verify")
-    assert 0 < agreed < count and none == []
-    _, _, found = disagreements(GOLDEN, "audited:generous")
+    count, none = disagreements(GOLDEN, "verify")
+    assert count and none == []
+    _, found = disagreements(GOLDEN, "audited:generous")
     assert found and all(row["stored"] == 0.0 and row["reward"] == 1.0 for row in found)
-    assert disagreements(GOLDEN, "audited:generous")[2] == found, "the random order has a seed"
+    assert disagreements(GOLDEN, "audited:generous")[1] == found, "the random order has a seed"
 
 
 def test_the_command(tmp_path):
@@ -168,34 +166,6 @@ def test_the_command(tmp_path):
 def test_problems_with_one_answer_cannot_be_audited():
     with pytest.raises(UserError, match="at least two different answers"):
         audit("verify", PROBLEMS[:1] * 3)
-
-
-def test_judged_disagreements_give_precision_and_recall_of_both_graders(tmp_path):
-    run = shutil.copytree(GOLDEN, tmp_path / GOLDEN.name)
-    with pytest.raises(UserError, match="has no stored audit"):
-        judged(run)
-    file = tmp_path / "p.jsonl"
-    file.write_text("\n".join(json.dumps({"question": p.question, "answer": p.answer}) for p in PROBLEMS))
-    arguments = ["audit", "audited:generous", "--problems", str(file), "--runs", str(run)]
-    assert "with the keys y and n" in CliRunner().invoke(app, arguments).output
-    stored = json.loads((run / "disagreements.json").read_text())
-    rows = stored["disagreements"]
-    shown = judge(run, 20)
-    assert shown.judging and set(shown.rows().traj_id) == {row["traj_id"] for row in rows[:20]}
-    for number, row in enumerate(rows[:20]):
-        write_note(run, row["traj_id"], "", ["right" if number < 5 else "wrong", "mine"])
-    table = judged(run).set_index("grader")
-    agreed, only = stored["agreed_right"], len(rows)
-    assert table.judged.tolist() == [0, 20] and table.accepts.tolist() == [agreed, agreed + only]
-    generous, own = table.loc["audited:generous"], table.loc["stored"]
-    assert generous.precision == pytest.approx((agreed + 0.25 * only) / (agreed + only)) and generous.recall == 1
-    assert generous.precision_low < generous.precision < generous.precision_high
-    assert own.precision == 1 and own.recall == pytest.approx(agreed / (agreed + 0.25 * only))
-    assert own.recall_low < own.recall < own.recall_high < 1
-    assert "20 judged rollouts that only it accepts" in CliRunner().invoke(app, arguments).output
-    (run / "disagreements.json").write_text("{}")
-    with pytest.raises(UserError, match="repeat the audit"):
-        judged(run)
 
 
 def test_a_run_can_require_an_audit_that_passed(tmp_path):
@@ -284,7 +254,7 @@ def test_scorers_of_inspect_are_rewards_and_are_audited(tmp_path):
     assert reward.score(response_of("1", "tagged"), "1", right) == (1.0, {"parts/right": 1.0, "parts/short": 1.0})
     with pytest.raises(UserError, match="requires the argument field"):
         make_reward("audited_scorers:of")
-    count, agreed, _ = disagreements(GOLDEN, "audited_scorers:last_line")
-    assert 0 < agreed < count, "stored rollouts can be judged by a scorer"
+    count, found = disagreements(GOLDEN, "audited_scorers:last_line")
+    assert len(found) < count, "stored rollouts can be judged by a scorer"
     own = InspectTask("t:numbers", sys.modules["audited_scorers"].numbers).problems()
     assert "gold" not in {check.check for check in audit("audited_scorers:numbers", own).checks if check.failed}

@@ -79,21 +79,6 @@ def test_verl_multi_turn_output_is_split_into_turns_and_calls(tmp_path, special_
     assert runs.rewards().acc.tolist() == [1.0, 1.0]
 
 
-def test_verl_lengths_are_counted_with_a_tokenizer(tmp_path):
-    from rstar_lab.rl.models.tokenizer import train_tokenizer
-
-    tokenizer = train_tokenizer([f"one two three {CALL}"], 300)
-    tokenizer.save_pretrained(tmp_path / "model")
-    output = f"one two\n{CALL}\nuser\n<tool_response>\nthree three three\n</tool_response>\nassistant\nthree"
-    path = jsonl(tmp_path / "1.jsonl", [{"input": "q", "output": output, "score": 1.0}])
-    runs = open_runs(import_verl(path, tmp_path / "runs", tokenizer=tmp_path / "model"))
-    row = runs.trajectories().iloc[0]
-    assert row.response_tokens == len(tokenizer.encode(output, add_special_tokens=False))
-    assert row.model_tokens == len(tokenizer.encode(f"one two\n{CALL}three", add_special_tokens=False))
-    with pytest.raises(UserError, match=r"nothing does not exist; tokenizer= expects"):
-        import_verl(path, tmp_path / "runs", run_id="other", tokenizer=tmp_path / "nothing")
-
-
 @pytest.mark.slow
 def test_file_written_by_verl_is_imported(tmp_path):
     trainer = pytest.importorskip("verl.trainer.ppo.ray_trainer")
