@@ -172,6 +172,10 @@ def greedy(world: World) -> None:
         world.rows.loc[half, column] = world.rows[half].groupby("group")[column].transform("first")
 
 
+def first_of_group(name: str) -> Callable[[Any], Any]:
+    return lambda rows: rows.groupby("group")[name].transform("first")
+
+
 def uid_groups(world: World) -> None:
     world.rows["uid"] = world.rows.group
     world.rows["question"] = "Find the value in the picture."
@@ -240,6 +244,7 @@ FAULTS: dict[str, Case] = {
         lambda world: world.rows.__setitem__("advantage", np.roll(finished(world).advantage, 1)),
         ("advantages do not follow the rewards", "advantages have the wrong sign"),
     ),
+    "advantages are 0": Case(trl, column("advantage", lambda rows: 0.0), ("advantages do not follow the rewards",)),
     "no baseline": Case(prime, column("advantage", lambda rows: rows.reward), ("the baseline is wrong",)),
     "baseline of another group": Case(trl, other_baseline, ("the baseline is wrong",)),
     "scores are null": Case(verl, put("reward", None, some(0.3)), ("rollouts have no score",)),
@@ -289,6 +294,17 @@ FAULTS: dict[str, Case] = {
     "steps take longer": Case(verl, steps(step_s=lambda n: 40 * 1.3**n), ("steps become slow",)),
     "frozen metric": Case(board, frozen, ("a metric stops changing",)),
     "90% of the calls fail, two steps": Case(messages, tool_errors, ("most tool calls fail",)),
+    "calls fail from step 9 on": Case(
+        messages, put("tools", "NameError: name 'x' is not defined", late), ("most tool calls fail",)
+    ),
+    "updates of verl diverge": Case(
+        verl, steps(**{"actor/ppo_kl": lambda n: 0.01 * 2.0**n}), ("an update moves the policy too far",)
+    ),
+    "greedy from step 9 on": Case(
+        trl,
+        lambda world: [put(name, first_of_group(name), late)(world) for name in ("words", "answer", "reward")],
+        ("copies of rollouts",),
+    ),
     "one output for all calls": Case(messages, column("tools", lambda rows: "42"), ("tools return one output",)),
     "outputs of other calls": Case(
         messages, column("tools", lambda rows: np.roll(rows.truth, 3)), ("tools return outputs of other calls",)

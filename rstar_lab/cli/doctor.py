@@ -1,5 +1,6 @@
 """`rstar-lab doctor`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, check_output, examples, fail
 from rstar_lab.common.errors import UserError
-from rstar_lab.untrusted.text import visible
+from rstar_lab.untrusted.text import echo, visible
 
 app = typer.Typer()
 
@@ -45,7 +46,6 @@ def doctor(
     from rich.text import Text
 
     from rstar_lab.doctor import doctor as diagnose
-    from rstar_lab.doctor.diagnosis import to_json
     from rstar_lab.runs.files import atomic_write
 
     if html:
@@ -58,5 +58,5 @@ def doctor(
     if html:
         with atomic_write(html) as file:
             file.write(diagnosis.to_html().encode("utf-8", "replace"))
-    print(to_json(diagnosis) if as_json else "\n".join(map(visible, diagnosis.to_text().splitlines())))
+    echo(json.dumps(diagnosis.as_dict(), allow_nan=False, default=str) if as_json else diagnosis.to_text())
     raise typer.Exit(1 if diagnosis.findings else 0)

@@ -1,6 +1,5 @@
 """`rstar-lab export` and `rstar-lab import`: rollouts for other programs, and rollouts of other programs as a run."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run, print_result
 from rstar_lab.common.errors import UserError
+from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import counted
 
 app = typer.Typer()
@@ -78,12 +78,7 @@ def export(
 
 def _filter(text: str | None) -> Any:
     """Return a filter given as SQL or as a JSON object. Raises UserError for broken JSON."""
-    if text is None or not text.lstrip().startswith("{"):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UserError(f"--where: not a JSON object: {error}") from error
+    return parse_json(text, "--where", dict) if text and text.lstrip().startswith("{") else text
 
 
 def _questions(files: list[Path] | None) -> dict[str, list[str]]:

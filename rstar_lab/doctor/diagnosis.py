@@ -256,11 +256,10 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: Hardw
 def judged_shares(log: Log) -> dict[str, float]:
     """Return the number of rollouts and, of them, the shares with a reward, with an answer, and with an answer that texts, numbers or the
     grader could compare with the true one; empty for a log without rollouts."""
-    count = len(log.rollouts)
-    if not count:
+    if log.rollouts.empty:
         return {}
     parts = {"reward": log.rollouts.reward, "answer": log.rollouts.answer, "compared answer": log.right}
-    return {"rollouts": count} | {name: float(values.notna().mean()) for name, values in parts.items()}
+    return {"rollouts": len(log.rollouts)} | {name: float(values.notna().mean()) for name, values in parts.items()}
 
 
 def _judged(shares: Mapping[str, float]) -> str:
@@ -298,8 +297,7 @@ def lost_compute(log: Log, waste: dict[str, float], hardware: Hardware | None) -
     if not waste or not log.has("steps.generate_s"):
         return {}
     hours = float(log.steps.generate_s.sum()) / 3600 * sum(waste.values())
-    gpus = hardware.gpus if hardware else log.gpus
-    price = hardware.price_per_gpu_hour if hardware else None
+    gpus, price = (hardware.gpus, hardware.price_per_gpu_hour) if hardware else (log.gpus, None)
     found = {"hours": hours} | ({"gpu_hours": hours * gpus} if gpus else {})
     return found | ({"cost": hours * gpus * price} if gpus and price is not None else {})
 
@@ -327,8 +325,3 @@ def _steps(steps: Sequence[int]) -> str:
             parts.append([step, step])
     shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
     return ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")
-
-
-def to_json(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis as one line of JSON."""
-    return json.dumps(diagnosis.as_dict(), allow_nan=False, default=str)

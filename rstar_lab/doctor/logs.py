@@ -33,7 +33,7 @@ COLUMNS = (
     "engine_log_prob", "trainer_log_prob", "entropy", "generate_s", "tool_s", "queue_s", "engine", "candidates",
 )  # fmt: skip
 PLAIN = ("grpo", "maxrl")  # methods whose advantage is a function of the rewards of the group
-FINITE = ("reward", "loss", "grad_norm", "entropy", "kl", "kl_k3", "ratio_max")  # metrics of every step
+FINITE = ("reward", "loss", "grad_norm", "entropy", "kl", "kl_k3", "update_kl", "ratio_max")  # metrics of every step
 EVALUATED = ("inspect", "verifiers", "messages")  # formats of evaluations, too
 _REWARD = re.compile(r"(?i)reward|score|acc|correct|format")
 FORMATS = "a run or a folder of runs of rstar_lab; verl's rollout_data_dir or metrics JSONL; TRL's completions or trainer_state.json; "
@@ -228,9 +228,10 @@ def _with_known_reward(table: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, l
         )
         return table.assign(reward=np.nan, advantage=np.nan), [*notes, note]
     used = np.abs(weights) * centred[names].std().to_numpy() > 1e-3 * advantage.std()
-    weights = np.where(used, weights, 0.0) / weights[np.argmax(np.abs(weights) * used)]
-    shown = ", ".join(f"{weight:.3g} {name}" for name, weight in zip(names, weights, strict=True) if weight)
-    reward = (parts[names] * weights).sum(axis="columns", skipna=False).round(9)
+    chosen, weights = [name for name, own in zip(names, used, strict=True) if own], weights[used]
+    weights = weights / weights[np.argmax(np.abs(weights))]
+    shown = ", ".join(f"{weight:.3g} {name}" for name, weight in zip(chosen, weights, strict=True))
+    reward = (parts[chosen] * weights).sum(axis="columns", skipna=False).round(9)
     return table.assign(reward=reward), [*notes, f"the reward is the sum that the advantages follow: {shown}"]
 
 

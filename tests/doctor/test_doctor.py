@@ -147,6 +147,7 @@ PLANTED = {
     "the engine returns no log-probs": column("engine_log_prob", 0.0),
     "updates change nothing": set_steps(kl_k3=1e-12, ratio_max=1.0 + 1e-7),
     "updates are too large": set_steps(kl_k3=0.8),
+    "an update moves the policy too far": set_steps(update_kl=np.geomspace(0.001, 5, STEPS)),
     "the reward collapses": set_steps(reward=0.5 * np.linspace(1, 0, STEPS)),
     "the held-out score never changes": set_steps(held_out=0.375),
     "a metric stops changing": set_steps(entropy=[0.8, 0.7, 0.75, 0.71, 0.69, 0.66] + [0.65] * (STEPS - 6)),
@@ -451,9 +452,8 @@ def test_lost_compute_is_given_in_gpu_hours_and_money(tmp_path):
     diagnosis = diagnose([log], hardware=hardware)
     share = sum(diagnosis.waste["honest"].values())
     assert 0 < share < 1
-    assert diagnosis.lost["honest"] == pytest.approx(
-        {"hours": 12 * share, "gpu_hours": 96 * share, "cost": 192 * share}
-    )
+    lost = {"hours": 12 * share, "gpu_hours": 96 * share, "cost": 192 * share}
+    assert diagnosis.lost["honest"] == pytest.approx(lost)
     assert "GPU-hours, cost" in diagnosis.to_text() and diagnosis.as_dict()["lost"]["honest"]["cost"] > 0
     assert diagnose([log]).lost["honest"] == pytest.approx({"hours": 12 * share})
 

@@ -4,8 +4,6 @@ import json
 import re
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rstar_lab.analysis import failed_rollouts, inspect, watch
@@ -224,37 +222,6 @@ def test_rollouts_without_a_reward_are_neither_right_nor_wrong(tmp_path):
     assert "1 of 2 correct, 1 not scored" in inspector.markdown(runs.trajectories().traj_id[0])
     page = report_html(run)
     assert "None tokens" not in page and not re.search(r"\bnan\b", page.split("<script>")[0])
-
-
-def test_reasoning_and_tool_calls_of_every_source_are_in_the_transcript(tmp_path):
-    call = {
-        "id": "c",
-        "type": "function",
-        "function": {"name": "python", "arguments": json.dumps({"code": "print(1)"})},
-    }
-    messages = [
-        {"role": "developer", "content": "s"}, {"role": "user", "content": "q"},
-        {"role": "assistant", "reasoning_content": "plan", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "1", "outcome": "ok"},
-        {"role": "assistant", "content": [{"type": "reasoning", "reasoning": "again"}, {"type": "text", "text": "done"}]},
-    ]  # fmt: skip
-    run = import_messages(jsonl(tmp_path / "chats.jsonl", [{"messages": messages}]), tmp_path / "runs")
-    runs = open_runs(run)
-    parts = segments(runs.record(runs.trajectories().traj_id[0]))
-    assert [(part.kind, part.text) for part in parts] == [
-        ("system", "s"), ("user", "q"), ("reason", "plan"), ("code", "print(1)"), ("tool", "1"), ("reason", "again"), ("text", "done"),
-    ]  # fmt: skip
-    completion = [
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": "python", "content": "1"},
-    ]
-    table = pa.Table.from_pylist(
-        [{"step": 1, "prompt": [{"role": "user", "content": "q"}], "completion": completion, "r": 1.0}]
-    )
-    pq.write_table(table, tmp_path / "completions_1.parquet")
-    runs = open_runs(import_trl(tmp_path / "completions_1.parquet", tmp_path / "runs", run_id="trl"))
-    assert runs.trajectories().calls.tolist() == [1]
-    assert [part.kind for part in segments(runs.record(runs.trajectories().traj_id[0]))] == ["user", "code", "tool"]
 
 
 def test_calls_as_text_and_as_parts_of_anthropic_are_calls(tmp_path):

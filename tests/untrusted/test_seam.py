@@ -28,7 +28,6 @@ EXCEPTIONS = {
     "analysis/inspector/widget.py": (2, OWN_FILE),
     "analysis/paper.py": (2, OWN_FILE),
     "analysis/report.py": (2, OWN_FILE),
-    "cli/export.py": (1, USER),
     "cli/mcp.py": (1, OWN_FILE),
     "cli/new.py": (1, OWN_FILE),
     "cli/shared.py": (1, USER),

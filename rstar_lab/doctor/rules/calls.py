@@ -33,7 +33,9 @@ def no_tool_calls(log: Log) -> Evidence | None:
 def most_calls_fail(log: Log) -> Evidence | None:
     late = log.last()
     if not log.has("rollouts.errors") and log.has("texts"):
-        late = log.texts()  # other tools log no outcomes; errors are read from the outputs
+        late = log.texts()[
+            log.texts().step.isin(late.step)
+        ]  # other tools log no outcomes; errors are read from the outputs
         errors = late.outputs.map(lambda outputs: sum(bool(_ERROR.search(text[:2000])) for text in outputs))
         late = late.assign(errors=errors, calls=late.outputs.map(len))
     called = late[late.calls.fillna(0) > 0].dropna(subset=["errors"])

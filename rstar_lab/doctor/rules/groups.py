@@ -53,7 +53,7 @@ def advantages_do_not_follow(log: Log) -> Evidence | None:
     rows = log.complete_groups
     if not log.plain_advantages or rows.empty:
         return None
-    wrong = _deviation(rows, "group_id") > 0.1
+    wrong = _deviation(rows, "group_id").fillna(1.0) > 0.1  # NaN: equal advantages for different rewards
     centred = rows.advantage - rows.groupby("group_id").advantage.transform("mean")
     correlation = float(np.corrcoef(rows.centred, centred)[0, 1]) if centred.std() > 0 else 0.0
     what = f"advantages are no linear function of the rewards of their group (correlation {correlation:.2f}, 1 is expected)"

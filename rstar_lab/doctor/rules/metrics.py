@@ -305,5 +305,6 @@ length_collapse = at("response_tokens", lambda v: v < 0.4 * first(v), LENGTH, co
 large_updates = at(
     "kl_k3", lambda v: v > 0.3, "the policy moves by {last:.2g} nats per token within one step", cost=0.8
 )
+far_updates = at("update_kl", lambda v: v.abs() > 0.5, "the mean log-ratio within a step is {last:.2g}", cost=0.8)
 clipping = at("clip_share", lambda v: v > 0.3, "{last:.0%} of the tokens are clipped", cost=0.4)
 old_rollouts = at("staleness", lambda v: v > 4, "the rollouts are {last:.1f} updates old on average", cost=0.3)

@@ -26,6 +26,10 @@ def control_tokens(log: Log) -> Evidence | None:
 
 def copies(log: Log) -> Evidence | None:
     texts = log.texts()
+    return _copies(texts) or _copies(texts[texts.step.isin(sorted(texts.step.unique())[-3:])])
+
+
+def _copies(texts: pd.DataFrame) -> Evidence | None:
     texts = texts[texts.own.str.strip().str.len() > 40]
     size = texts.groupby("group_id").own.transform("size")
     texts = texts[size >= 4]
@@ -37,9 +41,8 @@ def copies(log: Log) -> Evidence | None:
         above = 0.3 if len(texts) and texts.own.str.len().median() > 200 else 0.6
         return among(texts, copied, "rollouts have the same text as another one of their group", above=above, least=40)
     expected = float((1 - (1 - same) ** (size - 1)).mean())
-    what = (
-        f"rollouts have the same text as another one of their group; {expected:.0%} are expected from their log-probs"
-    )
+    what = "rollouts have the same text as another one of their group"
+    what += f"; {expected:.0%} are expected from their log-probs"
     found = among(texts, copied, what, above=max(0.3, 2 * expected), least=40)
     if found:
         return found
