@@ -26,7 +26,7 @@ def control_tokens(log: Log) -> Evidence | None:
 
 def copies(log: Log) -> Evidence | None:
     texts = log.texts()
-    return _copies(texts) or _copies(texts[texts.step.isin(sorted(texts.step.unique())[-3:])])
+    return _copies(texts) or _copies(texts[texts.step.isin(sorted(texts.step.unique())[-2:])])
 
 
 def _copies(texts: pd.DataFrame) -> Evidence | None:
