@@ -302,7 +302,7 @@ FAULTS: dict[str, Case] = {
     ),
     "greedy from step 9 on": Case(
         trl,
-        lambda world: [put(name, first_of_group(name), late)(world) for name in ("words", "answer", "reward")],
+        both(*(put(name, first_of_group(name), late) for name in ("words", "answer", "reward"))),
         ("copies of rollouts",),
     ),
     "one output for all calls": Case(messages, column("tools", lambda rows: "42"), ("tools return one output",)),
