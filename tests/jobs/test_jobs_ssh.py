@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -18,6 +19,7 @@ from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Connection, ConnectionLost, shell_command
 from rstar_lab.jobs.ssh.follow import follow
 from rstar_lab.jobs.ssh.mirror import fetch_transcripts
+from rstar_lab.jobs.store import JobFolder
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.untrusted.files import DataError
@@ -148,6 +150,33 @@ def test_a_copy_replaces_no_other_run_of_the_same_name(agent, profile, tmp_path,
     with pytest.raises(UserError, match="submit with another --name"):
         submit("tiny_fast", profile, name="run", runs_dir=here, preflight=False, log=print)
     assert list_jobs(here) == []
+
+
+def test_the_copying_process_ends_when_the_host_stays_silent():
+    def lost():
+        raise ConnectionLost("gone")
+
+    lines = []
+    with pytest.raises(ConnectionLost):
+        follow(SimpleNamespace(status=lost), every_s=0.01, give_up_s=0.05, log=lines.append)
+    assert lines == ["gone; trying again"]
+
+
+def test_one_process_copies_the_runs_of_a_job(tmp_path, monkeypatch):
+    started, start = [], mirror.start_detached
+    monkeypatch.setattr(
+        mirror, "start_detached", lambda command, *log, **kept: started.append(start(["sleep", "60"], *log, **kept))
+    )
+    folder = JobFolder.of(tmp_path, "job")
+    folder.create()
+    for _ in range(2):
+        mirror.start_mirror(folder, SimpleNamespace(runs_dir=str(tmp_path), id="job"))
+    assert len(started) == 1, "the process holds the lock"
+    os.kill(started[0], signal.SIGKILL)
+    os.waitpid(started[0], 0)
+    mirror.start_mirror(folder, SimpleNamespace(runs_dir=str(tmp_path), id="job"))
+    assert len(started) == 2
+    os.kill(started[1], signal.SIGKILL)
 
 
 def test_a_damaged_copy_is_named_and_not_replaced(tmp_path):
