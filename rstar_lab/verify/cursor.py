@@ -21,8 +21,10 @@ class Cursor:
         self.at = 0
 
     def peek(self, offset: int = 0) -> Token:
-        place = self.at + offset
-        return self.tokens[place] if place < len(self.tokens) else END
+        try:
+            return self.tokens[self.at + offset]
+        except IndexError:
+            return END
 
     def take(self) -> Token:
         token = self.peek()
@@ -50,7 +52,8 @@ class Cursor:
 
     def accept(self, text: str) -> bool:
         """Move behind a sign or a command if it is here."""
-        found = self.is_sign(text) or self.is_command(text)
+        token = self.peek()
+        found = token.text == text and token.kind in ("sign", "command")
         self.at += found
         return found
 

@@ -94,37 +94,44 @@ class Parser(Cursor):
 
     def operation(self, left: Any, power: int) -> Any:
         """Read the operator behind a formula and what follows it. Return None if none binds stronger than `power`."""
-        if power < POWER and self.is_sign("^") and not self.ordinal_follows():
+        token, following = self.peek(), self.peek(1)
+        if token.kind == "end":
+            return None
+        sign = token.text if token.kind == "sign" else ""
+        command = token.text if token.kind == "command" else ""
+        equal_sign = following.text == "=" and not following.space
+        if sign == "^" and power < POWER and not self.ordinal_follows():
             return self.power(left)
-        if self.is_sign("!") and not (self.is_sign("=", offset=1) and not self.peek(1).space):
+        if sign == "!" and not equal_sign:
             return self.factorial(left)
-        if self.accept("°"):
-            if self.peek().kind == "number":
+        if sign == "°":
+            if following.kind == "number":
                 raise Unreadable("minutes of arc")
+            self.at += 1
             return ("deg", left)
-        if isinstance(left, tuple) and left[0] == "sym" and self.accept("'"):
+        if sign == "'" and isinstance(left, tuple) and left[0] == "sym":
+            self.at += 1
             return ("sym", left[1] + "'")
-        if power < 1 and self.accept("over"):
-            return ("/", left, self.expression(0))
-        if power < 1 and self.accept("choose"):
-            return ("call", "binom", left, self.expression(0))
-        if power < SUM and self.is_command("pm", "mp"):
-            return (self.take().text, left, self.expression(SUM))
-        if power < SUM and self.is_sign("+", "-"):
-            negative = self.take().text == "-"
+        if command in ("over", "choose") and power < 1:
+            self.at += 1
+            operation = ("/",) if command == "over" else ("call", "binom")
+            return (*operation, left, self.expression(0))
+        if command in ("pm", "mp") and power < SUM:
+            self.at += 1
+            return (command, left, self.expression(SUM))
+        if sign and sign in "+-" and power < SUM:
+            self.at += 1
             right = self.expression(SUM)
-            return ("+", left, ("neg", right) if negative else right)
+            return ("+", left, ("neg", right) if sign == "-" else right)
         if power >= PRODUCT:
             return None
-        if self.is_sign("*") and self.is_sign("*", offset=1):
+        if sign == following.text == "*":
             self.at += 1
             return self.power(left)
-        if self.is_sign("*") or (self.is_sign("/") and not beside.unit_follows(self, self.at)):
-            return (self.take().text, left, self.expression(PRODUCT))
-        times_ten = self.is_symbol("x", "X") and self.peek().space and self.peek(1).text == "10"
-        if times_ten and self.is_sign("^", offset=2):
+        times_ten = token.text in ("x", "X") and token.space and following.text == "10" and self.is_sign("^", offset=2)
+        if sign == "*" or times_ten or (sign == "/" and not beside.unit_follows(self, self.at)):
             self.at += 1
-            return ("*", left, self.expression(PRODUCT))
+            return ("/" if sign == "/" else "*", left, self.expression(PRODUCT))
         return ("*", left, self.expression(PRODUCT)) if self.starts_factor() else None
 
     def ordinal_follows(self) -> bool:

@@ -27,6 +27,7 @@ _QUALIFIERS = frozenset(("for", "where", "forall", "with"))
 _DOMAINS = tuple(("sym", name) for name in "ℝℤℕℚℂ")
 _NAMING = frozenset(("(", "_", "[", "angle", "triangle", "overline", "'", "|"))
 _IN_NAMES = frozenset(("_", "'", ")", "]", "(", "[", "|", "^", "-"))  # signs of a name
+_WORD_SIGNS = frozenset("-'.{}!°")  # signs of an answer in words
 _BASES = {**units.NUMBER_WORDS, **{str(n): n for n in range(100)}}
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})/(\d{1,2})/(\d{4})")
 _TEXT = r"(?:\\(?:text|mathrm)\s*\{)?\s*"
@@ -96,6 +97,8 @@ def whole(parser: Parser) -> Any:
 
 
 def _skip_introduction(parser: Parser) -> None:
+    if parser.peek().kind != "word":
+        return
     texts = [token.text.casefold() if token.kind == "word" else "" for token in parser.tokens[:5]]
     for words in _INTRODUCTIONS:
         rest = parser.tokens[len(words) :]
@@ -111,6 +114,8 @@ def _skip_introduction(parser: Parser) -> None:
 def _in_words(parser: Parser) -> Any:
     """Return the value of an answer that consists of words, or None."""
     start, rest = parser.at, parser.tokens[parser.at :]
+    if not any(token.kind == "word" for token in rest):
+        return None
     text = " ".join(token.text for token in rest if token.text not in ("{", "}")).casefold().strip(" .!")
     if text in _PHRASES["all_reals"]:
         return ("sym", "ℝ")
@@ -122,7 +127,7 @@ def _in_words(parser: Parser) -> Any:
         return None
     words = [token for token in rest if token.kind in ("word", "symbol")]
     signs = [token for token in rest if token.kind not in ("word", "symbol")]
-    if not all(token.text in tuple("-'.{}!°") for token in signs) or not any(token.kind == "word" for token in words):
+    if not all(token.text in _WORD_SIGNS for token in signs):
         return None
     if (value := number_in_words(parser)) is not None and parser.at_end():
         return value
