@@ -97,7 +97,7 @@ def model_hash(folder: Path, cache_dir: Path) -> str:
 @cache
 def verifier_version() -> str:
     """Return the versions of the packages that verify answers, and a hash of the code of `rstar_lab.verify`."""
-    source = b"".join(path.read_bytes() for path in sorted(Path(str(verify.__file__)).parent.glob("*.py")))
+    source = b"".join(path.read_bytes() for path in sorted(Path(str(verify.__file__)).parent.glob("*.[pt]*")))
     own = f"rstar-lab {__version__} {hashlib.blake2b(source, digest_size=4).hexdigest()}"
     return ", ".join([own, *map(_version, _VERIFIER_PACKAGES)])
 
