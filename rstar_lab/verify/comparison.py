@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from rstar_lab.verify import equality
 from rstar_lab.verify.extraction import AnswerFormat, extract_answer
 from rstar_lab.verify.gold import fault_of_answer
-from rstar_lab.verify.numeric import NeedsAlgebra
 from rstar_lab.verify.pool import IDLE_WORKERS, workers
 
 MAX_QUICK = 400  # characters of an answer that is compared in this process
@@ -74,9 +73,7 @@ def quick(candidate: str, answer: str) -> bool | None:
         return None
     try:
         return equality.equal(candidate, answer)
-    except NeedsAlgebra:
-        return None
-    except Exception:  # an answer must not end a training: the worker process decides
+    except Exception:  # NeedsAlgebra, or an error, which must not end a training: the worker process decides
         return None
 
 
