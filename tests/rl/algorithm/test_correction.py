@@ -116,7 +116,7 @@ def test_only_updates_in_a_row_with_too_many_corrected_tokens_stop_a_run():
         limit.check(0.6, rl)
 
 
-def test_the_correction_weights_the_policy_loss_and_neither_the_kl_nor_the_cross_entropy(batch):
+def test_the_correction_weights_neither_the_kl_nor_the_cross_entropy(batch):
     """The reference KL is a property of the current policy, whoever sampled the tokens."""
     trainer, engine, mask = batch
     reference = trainer - 0.3

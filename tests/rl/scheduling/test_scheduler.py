@@ -61,7 +61,7 @@ async def test_admission_waits_until_the_kv_cache_has_room():
     assert await asyncio.wait_for(admits[2], 1) == "s0"
 
 
-async def test_preemptions_lower_the_planned_share_of_the_kv_cache_until_they_stop():
+async def test_preemptions_lower_the_share_of_the_kv_cache_until_they_stop():
     scheduler = make_scheduler("kv", servers=1, kv_tokens=800)  # two rollouts of at most 400 tokens
     scheduler.report("s0", ServerReport(running=2, waiting=1, kv_use=1.0, preemptions=3))
     first, second = (asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(2))
