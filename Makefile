@@ -21,7 +21,7 @@ TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torc
 # pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
 RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt --constraint constraints/$(BACKEND).lock --build-constraint constraints/build.lock
 
-.PHONY: help setup demo test test-fast test-doctor test-exchange test-dry-run test-all test-cuda-set lab bench docs docs-keys screenshots services images check-gpu resolve constraints sbom clean
+.PHONY: help setup demo test test-fast test-doctor test-exchange test-dry-run test-all test-cuda-set lab bench docs docs-keys screenshots services images soak-faults check-gpu resolve constraints sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -96,6 +96,9 @@ screenshots: setup services  ## take the screenshots of the README from the gold
 
 images:  ## build the container images rstar-lab:cuda and rstar-lab:rocm with Docker (IMAGES=cuda builds one)
 	for name in $(IMAGES); do docker build --tag rstar-lab:$$name --file cluster/$$name/Dockerfile . || exit 1; done
+
+soak-faults: setup services  ## inject about 75 faults and write the table of docs/reliability.md (30 minutes)
+	$(BIN)/python -m benchmarks.reliability
 
 check-gpu: setup  ## check one GPU in about 10 minutes: parity, MFU, memory, SFT, weight sync, demo
 	$(BIN)/python -m benchmarks.gpu

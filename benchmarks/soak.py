@@ -69,6 +69,7 @@ class SoakResult:
     processes_left: int = 0
     entries_left: int = 0
     seconds: float = 0.0
+    slowest_s: float = 0.0  # longest time until the result of a call
 
     @property
     def passed(self) -> bool:
@@ -220,7 +221,9 @@ async def _soak(
             while left:
                 name = left.pop()
                 kind = KINDS[name]
+                began = time.monotonic()
                 answer = await client.run(kind.code, memory_mb=kind.memory_mb)
+                result.slowest_s = max(result.slowest_s, time.monotonic() - began)
                 result.answered += 1
                 if answer.outcome not in kind.outcomes or kind.stdout not in (None, answer.stdout):
                     result.wrong[name, str(answer.outcome)] += 1

@@ -185,7 +185,7 @@ def start_ray_workers(count: int, environment: dict[str, str]) -> list[Any]:
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             actor: Any = ray.remote(Workers).options(num_cpus=0, scheduling_strategy=where).remote()
             # Passed as an argument, because Ray's dashboard shows the runtime environment.
-            ray.get(actor.start.remote(environment))
+            ray.get(actor.start.remote(environment), timeout=START_TIMEOUT_S)
             actors.append(actor)
     return actors
 

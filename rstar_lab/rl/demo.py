@@ -119,7 +119,7 @@ def make_report(recipe: Recipe, out: Path) -> Path:
     # Figures as JSON for JupyterLab and as HTML with plotly inside for the page.
     environment = os.environ | {"PLOTLY_RENDERER": "plotly_mimetype+notebook"}
     with subprocess.Popen(
-        [*command, "--kernel", "python3", "--cwd", str(out)], env=environment, text=True,
+        [*command, "--kernel", "python3", "--cwd", str(out), "--execution-timeout", "900"], env=environment, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as papermill:  # fmt: skip
         from nbconvert import HTMLExporter  # takes seconds to import; the notebook runs meanwhile
