@@ -47,7 +47,7 @@ from rstar_lab.sandbox import SandboxClient
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 RESULT = "reliability.json"
-STEPS, CHECKPOINT_EVERY, BASE_STEP, DAMAGES = 8, 2, 5, 20
+STEPS, CHECKPOINT_EVERY, BASE_STEP, DAMAGES = 8, 2, 5, 16
 LIMIT_S = 600.0  # of one command
 RECIPE = {
     "name": "soak",

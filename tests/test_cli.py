@@ -141,12 +141,3 @@ def test_no_help_text_is_cut_off_at_80_columns():
         lines = runner.invoke(app, [*path, "--help"]).output.splitlines()
         assert len(lines) > 5 and max(map(len, lines)) <= 80, path
         assert [line for line in lines if "…" in line or "<bool>" in line] == [], path
-
-
-def test_the_entry_point_gives_the_application_to_importers():
-    from rstar_lab import cli
-    from rstar_lab.cli import command_line
-
-    assert cli.app is command_line.app
-    with pytest.raises(AttributeError, match="no attribute 'other'"):
-        _ = cli.other

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from rstar_lab.cli import app
+from rstar_lab.cli.command_line import app
 
 RUN = str(Path(__file__).parent / "golden" / "runs" / "tiny_fast-rl")
 

@@ -54,15 +54,17 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
     """Return the page of a run. compare_with: folder of another run, for curves of both and a paired comparison.
 
     sample: number of trajectories to include.
-    Raises RunStoreError if a folder is not a run or has no trajectories.
+    Damaged tables are named and left out. Raises RunStoreError if a folder is not a run or has no trajectories.
     """
     reader = RunReader(run_dir)
-    runs = open_runs(reader.run_dir)
+    runs, damaged = open_runs(reader.run_dir), [escaped(str(damage.error)) for damage in reader.damages()]
+    runs._views.leave_out_damaged = bool(damaged)
     if not runs.count():
         raise RunStoreError(f"run {reader.run_id} has no trajectories, so there is nothing to report")
     both = runs if compare_with is None else open_runs([reader.run_dir, Path(compare_with)])
     parts = [
         _facts(reader, runs),
+        _section("Damaged files, which are left out", "<br>".join(damaged)) if damaged else "",
         _section("Summary", _summary(runs)),
         _section("Curves", _curves(both)) if len(reader.steps()) > 1 else "",
         _section("Means and 95% intervals", _intervals(runs)),

@@ -36,6 +36,7 @@ class Views:
         """root: a folder whose runs are read as they appear. frames: functions that compute tables on request."""
         self._given, self._root, self._frames = list(folders), root, frames
         self.timeout_s: float | None = None  # of queries without a time limit
+        self.leave_out_damaged = False
         self._lock = threading.RLock()
         # Files that the readers accepted, by run and level, and those that the connection may read.
         self._accepted: dict[tuple[Path, str], list[str]] = {}
@@ -167,7 +168,7 @@ class Views:
         """
         root, real = reader.run_dir.resolve(), cache(Path.resolve)
         files = []
-        for file in reader.files(level) if stored is None else stored:
+        for file in reader.files(level, self.leave_out_damaged) if stored is None else stored:
             path = file.path.resolve() if file.path.is_symlink() else real(file.path.parent) / file.path.name
             if not path.is_relative_to(root):
                 raise RunStoreError(

@@ -5,7 +5,6 @@ import os
 import signal
 import tempfile
 from pathlib import Path
-from typing import Any
 
 
 def main() -> None:
@@ -29,12 +28,3 @@ def main() -> None:
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     run()
-
-
-def __getattr__(name: str) -> Any:
-    """Return `app`, the Typer application with all commands. The commands are imported when it is first used."""
-    if name != "app":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rstar_lab.cli.command_line import app
-
-    return app

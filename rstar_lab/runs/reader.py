@@ -92,14 +92,19 @@ class RunReader:
             return {int(step): stage.decode() for stage, step in marks}
         return {line["step"]: line["stage"] for line in self.metrics()}
 
-    def files(self, level: str) -> list[StoredFile]:
+    def files(self, level: str, leave_out_damaged: bool = False) -> list[StoredFile]:
         """Return the checked files of a level (trajectories, calls, transcripts) for the committed steps.
 
-        Raises UserError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing.
+        Raises UserError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing, unless these
+        are left out.
         """
         for attempt in range(4):
             try:
-                return _undamaged(*self._files(level))
+                stored, damages = self._files(level)
+                if leave_out_damaged:
+                    lost = {step for damage in damages for step in damage.steps}
+                    return [file for file in stored if lost.isdisjoint(file.steps)]
+                return _undamaged(stored, damages)
             except UserError:
                 if attempt == 3 or not is_locked(self.run_dir):
                     raise

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.analysis_runs import make_run
 from helpers.inspector_runs import HOSTILE, write_run
 
 import rstar_lab
@@ -73,3 +74,13 @@ def test_hostile_text_stays_text(tmp_path):
 def test_a_run_without_trajectories_is_an_error():
     with pytest.raises(RunStoreError, match="no trajectories"):
         report_html(GOLDEN / "tiny_fast-sft")
+
+
+@pytest.mark.parametrize("level", ["trajectories", "transcripts"])
+def test_a_damaged_table_is_named_and_the_rest_is_shown(level, tmp_path):
+    make_run(tmp_path, "a", steps=3)
+    file = next((tmp_path / "a" / level).rglob("step=000002.parquet"))
+    file.write_bytes(file.read_bytes()[:100])
+    page = report_html(tmp_path / "a")
+    assert "Damaged files, which are left out" in page and f"{level}/stage=one/step=000002.parquet: truncated" in page
+    assert "<h2>Trajectories</h2>" in page

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rstar_lab.cli import app
+from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
 from rstar_lab.doctor.audit import audit, disagreements, require_audit, response_of
