@@ -4,7 +4,7 @@
 
 A run that is disturbed and continued must have the metrics (without times), rewards and weights of an undisturbed run, bit for bit, or
 the command must end with one line that names the cause. Rewards are a hash of the text, so that an untrained model has something to
-learn. The runs are small: 2 problems, groups of 4, 8 steps.
+learn. The runs are small: 2 problems, groups of 4, 12 steps.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from rstar_lab.sandbox import SandboxClient
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 RESULT = "reliability.json"
-STEPS, CHECKPOINT_EVERY, BASE_STEP, DAMAGES = 8, 2, 5, 16
+STEPS, CHECKPOINT_EVERY, BASE_STEP, DAMAGES = 12, 2, 5, 16
 LIMIT_S = 600.0  # of one command
 RECIPE = {
     "name": "soak",
@@ -182,13 +182,14 @@ def ends(work: Path, training: Training) -> Iterator[Injection]:
         "one line, status stopped, nothing left; the same command continues with the same bits",
     )
     ways = ["SIGTERM", "SIGHUP", "SIGINT", "closed output", "SIGKILL", "SIGKILL to all processes"]
-    for number, how in enumerate(ways):
+    for how in ways:
+        before = steps(runs)
         reading, writing = os.pipe()
         process = training.start(runs, stdout=writing)
         os.close(writing)
         closing = threading.Event()
         threading.Thread(target=_drain, args=(reading, closing), daemon=True).start()
-        wait_for_step(runs, number + 1, process)
+        wait_for_step(runs, before + 1, process)
         own, began = family(process), time.monotonic()
         if how == "SIGKILL to all processes":
             for victim in own:
@@ -207,7 +208,7 @@ def ends(work: Path, training: Training) -> Iterator[Injection]:
         status = RunReader(runs / "soak-rl").status
         right = not left and "Traceback" not in errors and status == ("interrupted" if killed else "stopped")
         seen = f"rc {process.returncode}, status {status}, {', '.join(left) or 'nothing left'}"
-        yield Injection("training", f"{how} in step {number + 2}", promised, seen, took, right)
+        yield Injection("training", f"{how} in step {before + 2}", promised, seen, took, right)
     began = time.monotonic()
     seen, right = training.outcome(runs, training.finish(runs))
     yield Injection("training", "after all of these ends", SAME, seen, time.monotonic() - began, right)
@@ -342,10 +343,11 @@ def jobs(work: Path, training: Training) -> Iterator[Injection]:
 
     runs, recipe = work / "jobs", training.folder / "soak.yaml"
     runs.mkdir()
-    for number, what in enumerate(("jobs stop", "SIGKILL of the supervisor", "SIGKILL of the trainer")):
+    for what in ("jobs stop", "SIGKILL of the supervisor", "SIGKILL of the trainer"):
+        before = steps(runs)
         os.environ["PYTHONPATH"] = str(ROOT)
         job = submit(str(recipe), runs_dir=runs, preflight=False)
-        while steps(runs) < 2 * number + 1:
+        while steps(runs) <= before:
             time.sleep(0.05)
         supervisor = psutil.Process(job.spec.handle["pid"])
         own, began = [supervisor, *supervisor.children(recursive=True)], time.monotonic()

@@ -82,5 +82,5 @@ def test_a_damaged_table_is_named_and_the_rest_is_shown(level, tmp_path):
     file = next((tmp_path / "a" / level).rglob("step=000002.parquet"))
     file.write_bytes(file.read_bytes()[:100])
     page = report_html(tmp_path / "a")
-    assert "Damaged files, which are left out" in page and f"{level}/stage=one/step=000002.parquet: truncated" in page
+    assert "Damaged files, which are left out" in page and f"{file}: truncated" in page
     assert "<h2>Trajectories</h2>" in page
