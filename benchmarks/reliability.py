@@ -250,17 +250,19 @@ def parts(work: Path) -> Iterator[Injection]:
     seen, right = training.outcome(runs, errors if process.returncode else "")
     for injected, took in found:
         yield Injection("training", injected, promised, seen, took, right)
-    runs = work / "helper"
-    process = training.start(runs)
-    wait_for_step(runs, 2, process)
-    helper = next(one for one in family(process)[1:] if "data_parallel" in " ".join(one.cmdline()))
-    began = time.monotonic()
-    helper.kill()
-    seen, right = training.outcome(runs, process.communicate(timeout=LIMIT_S)[1])
-    took = time.monotonic() - began
-    again, same = training.outcome(runs, training.finish(runs))
-    promised = "one line; the same command continues with the same bits"
-    yield Injection("training", "SIGKILL of an update helper", promised, f"{seen}; {again}", took, right and same)
+    promised = "one line within 60 s; the same command continues with the same bits"
+    for how in ("SIGKILL", "SIGSTOP for good"):
+        runs = work / f"helper-{how.split()[0]}"
+        process = training.start(runs)
+        wait_for_step(runs, 2, process)
+        helper = next(one for one in family(process)[1:] if "data_parallel" in " ".join(one.cmdline()))
+        began = time.monotonic()
+        helper.send_signal(getattr(signal, how.split()[0]))
+        seen, right = training.outcome(runs, process.communicate(timeout=LIMIT_S)[1])
+        took = time.monotonic() - began
+        again, same = training.outcome(runs, training.finish(runs))
+        right = right and same and took < 60
+        yield Injection("training", f"{how} of an update helper", promised, f"{seen}; {again}", took, right)
 
 
 def damages(work: Path, training: Training, rng: random.Random) -> Iterator[Injection]:
@@ -324,7 +326,8 @@ def folders(work: Path, training: Training) -> Iterator[Injection]:
         if what == "renamed":
             (runs / "soak-rl").rename(runs / "moved")
         elif what == "deleted":
-            shutil.rmtree(runs / "soak-rl")
+            while (runs / "soak-rl").exists():  # the trainer writes meanwhile
+                shutil.rmtree(runs / "soak-rl", ignore_errors=True)
         elif what == "a second writer":
             other = training.finish(runs)
         errors = process.communicate(timeout=LIMIT_S)[1]
