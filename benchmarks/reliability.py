@@ -499,8 +499,8 @@ def main() -> None:
                     f"{'kept' if one.kept else 'NOT KEPT'}: {one.injected}: {one.seen} ({one.recovery_s:.1f} s)",
                     flush=True,
                 )
-            kept = kept and all(one.kept for one in found)
-            record(area, found, (time.monotonic() - began) / 60)
+                kept = kept and one.kept
+                record(area, found, (time.monotonic() - began) / 60)
     sys.exit(not kept)
 
 
