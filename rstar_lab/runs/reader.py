@@ -95,16 +95,11 @@ class RunReader:
     def files(self, level: str, leave_out_damaged: bool = False) -> list[StoredFile]:
         """Return the checked files of a level (trajectories, calls, transcripts) for the committed steps.
 
-        Raises UserError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing, unless these
-        are left out.
+        Raises UserError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing.
         """
         for attempt in range(4):
             try:
-                stored, damages = self._files(level)
-                if leave_out_damaged:
-                    lost = {step for damage in damages for step in damage.steps}
-                    return [file for file in stored if lost.isdisjoint(file.steps)]
-                return _undamaged(stored, damages)
+                return _undamaged(*self._files(level), leave_out_damaged)
             except UserError:
                 if attempt == 3 or not is_locked(self.run_dir):
                     raise
@@ -222,11 +217,12 @@ class RunReader:
         return stored[min(stored, key=lambda number: (abs(number - (step - 1)), number))]
 
 
-def _undamaged(stored: list[StoredFile], damages: list[Damage]) -> list[StoredFile]:
-    """Return the files, or raise the first error."""
-    if damages:
+def _undamaged(stored: list[StoredFile], damages: list[Damage], leave_out: bool = False) -> list[StoredFile]:
+    """Return the files. leave_out: without the damaged ones; otherwise the first error is raised."""
+    if damages and not leave_out:
         raise damages[0].error
-    return stored
+    lost = {step for damage in damages for step in damage.steps}
+    return [file for file in stored if lost.isdisjoint(file.steps)]
 
 
 def read_steps(file: StoredFile, columns: Sequence[str]) -> pa.Table:
