@@ -169,6 +169,11 @@ def leftovers(processes: list[psutil.Process]) -> list[str]:
     return [*(f"process {process.pid}" for process in alive), *shared]
 
 
+def next_command() -> None:
+    """Run another command, which removes what killed processes have left."""
+    subprocess.run([sys.executable, "-m", "rstar_lab.cli", "profiles"], stdout=subprocess.DEVNULL, cwd=ROOT)
+
+
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """Return a process and its descendants."""
     own = psutil.Process(process.pid)
@@ -203,7 +208,7 @@ def ends(work: Path, training: Training) -> Iterator[Injection]:
         took = time.monotonic() - began
         killed = how.startswith("SIGKILL")
         if killed:
-            subprocess.run([sys.executable, "-m", "rstar_lab.cli", "profiles"], stdout=subprocess.DEVNULL, cwd=ROOT)
+            next_command()
         left = leftovers(own)
         status = RunReader(runs / "soak-rl").status
         right = not left and "Traceback" not in errors and status == ("interrupted" if killed else "stopped")
@@ -360,6 +365,7 @@ def jobs(work: Path, training: Training) -> Iterator[Injection]:
             (supervisor if "supervisor" in what else supervisor.children()[0]).kill()
         status = job.wait(timeout_s=60)
         took = time.monotonic() - began
+        next_command()
         left = leftovers(own)
         expected = JobStatus.STOPPED if what == "jobs stop" else JobStatus.FAILED
         seen = f"status {status}, {', '.join(left) or 'nothing left'}"
