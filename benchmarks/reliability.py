@@ -1,6 +1,6 @@
 """Inject faults into runs, jobs, services and clients, and compare what happens with what is promised.
 
-    python -m benchmarks.reliability [AREA...]   # about 75 injections; writes docs/reliability.md
+    python -m benchmarks.reliability [AREA...]   # about 80 injections; writes docs/reliability.md
 
 A run that is disturbed and continued must have the metrics (without times), rewards and weights of an undisturbed run, bit for bit, or
 the command must end with one line that names the cause. Rewards are a hash of the text, so that an untrained model has something to
@@ -377,7 +377,7 @@ def jobs(work: Path, training: Training) -> Iterator[Injection]:
 
 def services(rng: random.Random) -> Iterator[Injection]:
     """Kill processes of a sandbox service over Redis while 64 clients wait for calls."""
-    result = soak(400, 3 * len(VICTIMS), workers=2, seed=rng.randrange(1000), report=lambda _: None)
+    result = soak(400, 5 * len(VICTIMS), workers=2, seed=rng.randrange(1000), report=lambda _: None)
     seen = f"{result.answered} of {result.calls} calls right, {sum(result.wrong.values())} wrong, {result.processes_left} processes left"
     for victim in VICTIMS:
         for _ in range(result.kills[victim]):
