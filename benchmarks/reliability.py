@@ -334,7 +334,9 @@ def folders(work: Path, training: Training) -> Iterator[Injection]:
             while (runs / "soak-rl").exists():  # the trainer writes meanwhile
                 shutil.rmtree(runs / "soak-rl", ignore_errors=True)
         elif what == "a second writer":
+            process.send_signal(signal.SIGSTOP)  # otherwise it can end before the second one has started
             other = training.finish(runs)
+            process.send_signal(signal.SIGCONT)
         errors = process.communicate(timeout=LIMIT_S)[1]
         seen, right = training.outcome(runs, other or errors)
         took = time.monotonic() - began
