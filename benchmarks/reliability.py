@@ -116,7 +116,7 @@ class Training:
         lines = [line for line in errors.splitlines() if "error: " in line]
         right = len(lines) == 1 and "Traceback" not in errors
         text = lines[0].partition("error: ")[2] if right else errors.strip()[-200:]
-        return f"{LINE} 1: {text.replace(str(runs), 'RUNS')[:160]}", right
+        return f"{LINE if right else 'a traceback, rc'} 1: {text.replace(str(runs), 'RUNS')[:160]}", right
 
 
 def command(
