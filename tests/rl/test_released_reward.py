@@ -8,6 +8,7 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.reward.boxed import released_grade
+from rstar_lab.verify.released_program import has_code
 
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)
@@ -54,6 +55,7 @@ def forgeries() -> list[str]:
 @pytest.mark.parametrize("answer", forgeries(), ids=["eval", "parse_expr", "comment"])
 def test_answers_that_print_a_verdict_are_wrong(answer):
     assert released_grade(f"The answer is \\boxed{{{answer}}}", "5") is False
+    assert has_code(answer)
 
 
 def test_code_that_passes_the_filter_still_runs_in_the_sandbox_only(tmp_path):

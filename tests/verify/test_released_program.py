@@ -1,4 +1,4 @@
-"""Texts that reach `eval` in the graders of microsoft/rStar: an allow-list of names, wherever the text came from."""
+"""Texts that reach `eval` in the graders of microsoft/rStar: an allow-list of syntax trees, wherever the text came from."""
 
 import builtins
 import contextlib
@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 from sympy.parsing import sympy_parser
 
 from rstar_lab.verify import released_program
-from rstar_lab.verify.released_program import NotArithmetic, evaluate
+from rstar_lab.verify.released_program import NotArithmetic, evaluate, has_code
 
 PAYLOADS = (
-    "print(1)", "open('x')", "__import__('os').getpid()", "exit(0)", "exec('1')", "().__class__", "globals()", "breakpoint()",
-)  # fmt: skip
+    "print(1)",
+    "open('x')",
+    "__import__('os').getpid()",
+    "exit(0)",
+    "exec('1')",
+    "().__class__",
+    "globals()",
+    "breakpoint()",
+)
 
 
 def wide(text: str) -> str:
@@ -42,17 +49,16 @@ leaves = st.sampled_from(
         *PAYLOADS,
     ]
 )
-HIDING = (
-    "N({0!r})", "sqrt({0!r})", "S({0!r})", "Symbol({0})", "exec({1})", "N(string[::-1])]#{2}[", "Function('f')({0})",
-    "Function('f')({0!r})", "Matrix({0!r})", "getattr(sqrt, 'x', {0})",
-)  # fmt: skip
 hidden = st.one_of(
     st.sampled_from(PAYLOADS).map(wide),
-    st.builds(
-        lambda text, form: form.format(text, as_numbers(text), text[::-1]),
-        st.sampled_from(PAYLOADS),
-        st.sampled_from(HIDING),
-    ),
+    st.sampled_from(PAYLOADS).map(lambda text: f"N({text!r})"),
+    st.sampled_from(PAYLOADS).map(lambda text: f"sqrt({text!r})"),
+    st.sampled_from(PAYLOADS).map(lambda text: f"S({text!r})"),
+    st.sampled_from(PAYLOADS).map(lambda text: f"Symbol({text})"),
+    st.sampled_from(PAYLOADS).map(lambda text: f"exec({as_numbers(text)})"),
+    st.sampled_from(PAYLOADS).map(lambda text: f"N(string[::-1])]#{text[::-1]}["),
+    st.sampled_from(PAYLOADS).map(lambda text: f"Function('f')({text})"),
+    st.sampled_from(PAYLOADS).map(lambda text: f"getattr(sqrt, 'x', {text})"),
 )
 expressions = st.recursive(
     st.one_of(leaves, hidden),
@@ -118,17 +124,34 @@ def test_sympy_reads_formulas_as_before(monkeypatch):
     "text",
     [
         "a.b",
+        "'1'",
         "x[::-1]",
         "lambda: 1",
-        "[f for f in (1, 2)]",
+        "[f for f in x]",
+        "f'1'",
         "exec",
         "S('1')",
-        "(x:=1)",
+        "x:=1",
         "open(1)",
+        "1 if 1 else 2",
         "N(1)(2)",
-        "abs.__self__",
     ],
 )
-def test_other_names_are_refused(text):
-    with pytest.raises(NotArithmetic):
+def test_other_trees_are_refused(text):
+    with pytest.raises((NotArithmetic, SyntaxError)):
         evaluate(text)
+    with pytest.raises(NotArithmetic, match="too deep"):
+        evaluate("-" * 150 + "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("2*sqrt(3)", False), (r"\frac{1}{2}", False), ("f(x)", False), ("(1,2)", False), ("2 pi", False), ("x+1", False),
+        ("3.5", False), ("5 m.", False), ("3:4", False), (r"x_{1}", False), (r"\{1,2\}", False), ("open(x)", True), ("a.b", True),
+        ("print(1)", True), ("'a'", True), ("__a", True), ("lambda: 1", True), ("x()", True), ("x:=1", True), ("1#2", True),
+        ("[\\pi,N(string[::-1])]#)", True), (wide("exec") + "(1)", True), ("ｅｘｅc(1)", True), ("getattr(x,y)", True),
+    ],
+)  # fmt: skip
+def test_what_counts_as_code(text, code):
+    assert has_code(text) is code
