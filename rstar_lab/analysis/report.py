@@ -17,8 +17,15 @@ from plotly.offline import get_plotlyjs
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcomes
-from rstar_lab.analysis.inspector.export import article_html, content_hash, excerpt, verdict
-from rstar_lab.analysis.inspector.palette import page_css
+from rstar_lab.analysis.inspector.export import (
+    content_hash,
+    data_element,
+    excerpt,
+    page_script,
+    trajectory_data,
+    verdict,
+)
+from rstar_lab.analysis.inspector.palette import STATIC, widget_css
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.metrics import (
     class_title,
@@ -38,7 +45,6 @@ METRICS = (
     "pass1", "tool_error_rate", "tool_error_rate_correct", "calls", "response_tokens", "response_tokens_correct",
     "reflection_tokens", "truncation_rate",
 )  # fmt: skip
-STATIC = Path(__file__).parent / "report_static"
 SAMPLE = 60  # trajectories
 PAPER_TITLES = {
     "held-out accuracy": "Accuracy over the RL steps (Figure 1)", "training": "Training", "stages": "Stages (Figure 8)",
@@ -95,8 +101,8 @@ def paper_html(runs: RunsLike) -> str:
 
 def _page(title: str, parts: Sequence[str]) -> str:
     """Return a page that needs no network and runs only its own scripts."""
-    script, style = ((STATIC / name).read_text() for name in ("report.js", "report.css"))
-    style, scripts = page_css() + style, [get_plotlyjs(), script]
+    style = widget_css() + (STATIC / "report.css").read_text(encoding="utf-8")
+    scripts = [get_plotlyjs(), page_script("report")]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -233,9 +239,8 @@ def _classes(runs: Runs) -> str:
 def _figure(figure: Figure) -> str:
     """Return the figure as data, which the page's script draws for a light or a dark page."""
     both = [json.loads(themed.to_json()) for themed in (figure, figure.dark())]
-    data = json.dumps(both).replace("<", "\\u003c")  # no text of the data can end the element
     boxes = "".join(f'<div class="on-{theme}"></div>' for theme in ("light", "dark"))
-    return f'<div class="figure"><script type="application/json">{data}</script>{boxes}</div>'
+    return f'<div class="figure">{data_element(both)}{boxes}</div>'
 
 
 def _comparison(runs: Runs, other: Runs) -> str:
@@ -259,12 +264,12 @@ def _trajectories(runs: Runs, sample: int) -> str:
     """Return a list of sampled trajectories and their transcripts, which the script shows on selection."""
     chosen = _sample(runs, sample)
     source = Source(runs)
-    items, templates = [], []
+    items, elements = [], []
     for number, row in enumerate(chosen.to_dict("records")):
         record = runs.record(row["traj_id"])
         plain = (row.get("response_tokens") or 0) > TOKEN_LIMIT or len(str(record.get("messages"))) > TEXT_LIMIT
         full = source.row(row["traj_id"])
-        article = article_html(full, record, source.siblings(full), plain=plain)
+        data = trajectory_data(full, record, source.siblings(full), plain=plain)
         state, mark, text = verdict(full)
         place = f"step {row['step']}"
         label = excerpt(record.get("question"), row["problem_id"], LABEL)
@@ -273,7 +278,7 @@ def _trajectories(runs: Runs, sample: int) -> str:
             f'<button type="button"><b class="{state}" title="{escaped(text)}">{mark}</b> {escaped(label)}'
             f"<small>{', '.join([place, *_counts(full)])}</small></button></li>"
         )
-        templates.append(f'<template id="trajectory-{number}">{article}</template>')
+        elements.append(data_element(data, f"trajectory-{number}"))
     controls = (
         '<div class="controls"><input type="search" id="search" placeholder="Search in the transcripts" '
         'aria-label="Search in the transcripts"><select id="filter" aria-label="Filter">'
@@ -283,7 +288,7 @@ def _trajectories(runs: Runs, sample: int) -> str:
     note = f"<p>{len(chosen)} of {runs.count():,} trajectories, alternately correct and wrong, with and without tool errors.</p>"
     return (
         f'{note}{controls}<div class="browser"><ol id="list">{"".join(items)}</ol><div id="shown" tabindex="-1"></div></div>'
-        f"{''.join(templates)}"
+        f"{''.join(elements)}"
     )
 
 

@@ -1,14 +1,18 @@
 """Tests of exported pages and of the static output of the inspector."""
 
+import base64
+import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
+import numpy as np
 from helpers.inspector_runs import HOSTILE
 
-from rstar_lab.analysis.inspector.export import roc_status
+from rstar_lab.analysis.inspector.export import content_hash, roc_status
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.palette import SYNTAX, colour_levels, contrast, page_css
-from rstar_lab.analysis.inspector.transcript import segments
+from rstar_lab.analysis.inspector.transcript import segments, token_values
 from rstar_lab.untrusted.text import BIDI, visible
 
 
@@ -30,30 +34,35 @@ class Tags(HTMLParser):
         self.text += data
 
 
+def data_of(page: str) -> dict[str, Any]:
+    """The trajectory that a saved page holds for its script."""
+    (text,) = re.findall(r'<script type="application/json" id="trajectory">(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)
+
+
 def test_exports_escape_hostile_text(inspector: Inspector):
     hostile = "roc/6/p0/1"
-    for page in (inspector.html(hostile), inspector.static_html()):
-        found = Tags(page)
-        assert not found.names & {"script", "img", "iframe", "object", "a", "link", "svg"}
-        assert not [name for name in found.attributes if name.startswith("on") or name in ("src", "href", "srcdoc")]
     page = inspector.html(hostile)
-    assert visible(HOSTILE) in Tags(page).text
+    for found in (Tags(page), Tags(inspector.static_html())):
+        assert not found.names & {"img", "iframe", "object", "a", "link", "svg"}
+        assert not [name for name in found.attributes if name.startswith("on") or name in ("src", "href", "srcdoc")]
+    assert "script" not in Tags(inspector.static_html()).names
+    assert visible(HOSTILE) in "".join(part["text"] for part in data_of(page)["segments"])
     assert not set(page) & set(BIDI)
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
-    assert policy and "default-src 'none'" in policy[1] and "unsafe" not in policy[1] and "script-src" not in policy[1]
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert policy and len(scripts) == 1 and page.count("<script") == 2
+    assert "default-src 'none'" in policy[1] and "unsafe" not in policy[1]
+    assert f"script-src {content_hash(scripts[0])};" in policy[1]
 
 
 def test_an_export_contains_values_of_every_token(inspector: Inspector):
     kept = inspector.source.page("kept", [], 0, 1)[0]
     record = inspector.source.record(kept)
-    page = inspector.html(kept["traj_id"])
-    listed = {int(token) for token in re.findall(r'title="token (\d+) ', page)}
-    shown = {
-        part.first + i for part in segments(record) for i, start in enumerate(part.starts)
-        if start < (part.starts[i + 1] if i + 1 < len(part.starts) else len(part.text))  # part of an escape has no width
-    }  # fmt: skip
-    assert listed == shown and len(listed) > 100
-    assert {"rl-by-entropy", "rl-by-mismatch"} <= set(re.findall(r"rl-by-\w+", page))
+    data = data_of(inspector.html(kept["traj_id"]))
+    values = np.frombuffer(base64.b64decode(data["values"]), np.float32).reshape(-1, data["tokens"])
+    np.testing.assert_array_equal(values, token_values(record))
+    assert data["tokens"] > 100 and data["segments"] == [part.payload() for part in segments(record)]
 
 
 def test_markdown_fences_cannot_be_closed_by_text():

@@ -1,7 +1,9 @@
 """The report of a run: complete, self-contained, computed from the run, and safe with hostile transcripts."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.analysis_runs import make_run
@@ -43,15 +45,20 @@ def test_no_rule_of_a_style_sheet_is_inside_a_list_of_selectors():
     assert [sheet.name for sheet in sheets if re.search(r",\s*@", sheet.read_text())] == []
 
 
+def trajectories_of(page: str) -> list[dict[str, Any]]:
+    texts = re.findall(r'<script type="application/json" id="trajectory-\d+">(.*?)</script>', page, re.DOTALL)
+    return [json.loads(text) for text in texts]
+
+
 def test_the_same_run_gives_the_same_trajectories(page):
-    ids = re.findall(r'<p class="rl-id">([^<]+)</p>', page)
-    again = re.findall(r'<p class="rl-id">([^<]+)</p>', report_html(GOLDEN / "tiny_fast-rl"))
-    assert ids == again and len(ids) == 60 == len(set(ids))
+    ids = [data["row"]["traj_id"] for data in trajectories_of(page)]
+    again = trajectories_of(report_html(GOLDEN / "tiny_fast-rl"))
+    assert ids == [data["row"]["traj_id"] for data in again] and len(ids) == 60 == len(set(ids))
 
 
 def test_problems_are_named_by_their_question(page):
     labels = re.findall(r'<button type="button"><b[^>]*>.</b> ([^<]+)<small>step \d', page)
-    titles = re.findall(r'<header class="rl-head"><h2>([^<]+)</h2>', page)
+    titles = [data["title"] for data in trajectories_of(page)]
     assert len(labels) == len(titles) == 60
     assert all("?" in text and not re.search(r"[0-9a-f]{16}", text) for text in labels + titles)
 
@@ -59,16 +66,15 @@ def test_problems_are_named_by_their_question(page):
 def test_an_evaluation_of_one_step_and_a_comparison():
     page = report_html(GOLDEN / "tiny_fast-eval-rl", compare_with=GOLDEN / "tiny_fast-eval-sft", sample=5)
     assert "<h2>Comparison</h2>" in page and "<h2>Curves</h2>" not in page
-    assert page.count("<template") == 5
+    assert len(trajectories_of(page)) == 5
 
 
 def test_hostile_text_stays_text(tmp_path):
     write_run(tmp_path, "hostile", steps=2, problems=1, group=4)
     page = report_html(tmp_path / "hostile", sample=8)
     assert HOSTILE[:30] not in page, "the raw text is nowhere in the page"
-    templates = re.findall(r"<template[^>]*>(.*?)</template>", page, flags=re.DOTALL)
-    assert len(templates) == 8
-    assert not any(re.search(r"<(?:script|img|svg|iframe)", template) for template in templates)
+    assert len(trajectories_of(page)) == 8
+    assert page.count("</script>") == page.count("<script"), "no text ends an element"
 
 
 def test_a_run_without_trajectories_is_an_error():

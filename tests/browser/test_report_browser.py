@@ -28,6 +28,7 @@ def test_the_report_works_from_disk(browser, file, scheme):
     page.wait_for_selector(f".on-{scheme} .main-svg")
     assert page.locator("#list li:visible").count() == 60
     assert page.locator("#shown article").count() == 1
+    assert page.locator("#shown .rl-turns").bounding_box()["height"] > 100
     page.select_option("#filter", "errors")
     with_errors = page.locator("#list li:visible").count()
     assert 0 < with_errors < 60 and page.locator("#count").inner_text() == f"{with_errors} of 60"

@@ -216,8 +216,8 @@ def test_rollouts_without_a_reward_are_neither_right_nor_wrong(tmp_path):
     inspector = inspect(runs)
     choices = inspector.source.choices()
     assert choices["unscored"] and not choices["own_reward"]
-    pages = [inspector.html(traj_id) for traj_id in runs.trajectories(columns=["traj_id"]).traj_id]
-    assert ["Not scored" in page for page in pages] == [True, False, False]
+    pages = [inspector.markdown(traj_id) for traj_id in runs.trajectories(columns=["traj_id"]).traj_id]
+    assert ["**not scored**" in page for page in pages] == [True, False, False]
     assert not any("dropped" in page or "selection not recorded" in page for page in pages)
     assert "1 of 2 correct, 1 not scored" in inspector.markdown(runs.trajectories().traj_id[0])
     page = report_html(run)

@@ -1,7 +1,5 @@
 """Evaluates an environment as `rstar-lab evaluate --environment` does, with a tiny model that has learned one conversation of it."""
 
-import html
-import re
 from pathlib import Path
 from typing import Any
 
@@ -38,5 +36,5 @@ async def evaluate_environment(
     )  # fmt: skip
     reader = RunReader(result["run"])
     (row,) = reader.read("trajectories").to_pylist()
-    page = Inspector(open_runs(folder / "runs")).html(row["traj_id"])
-    return row, reader.read("calls").to_pylist(), html.unescape(re.sub("<[^>]+>", "", page))
+    page = Inspector(open_runs(folder / "runs")).markdown(row["traj_id"])
+    return row, reader.read("calls").to_pylist(), page

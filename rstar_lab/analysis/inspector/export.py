@@ -1,37 +1,22 @@
 """Export one trajectory as a self-contained HTML page or as Markdown, and the list as an HTML table."""
 
 import base64
-import bisect
 import hashlib
-import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from pygments.lexers import PythonLexer
-from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
-from rstar_lab.analysis.inspector.palette import SCALES, STATIC, page_css
+from rstar_lab.analysis.inspector.palette import SCALES, STATIC, join_modules, page_css, widget_css
 from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values
-from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.untrusted.text import counted, escaped, visible
 
-_CSS = page_css()
-_SYNTAX = (
-    (Comment, "com"),
-    (Keyword, "kw"),
-    (Operator.Word, "kw"),
-    (String, "str"),
-    (Number, "num"),
-    (Name.Builtin, "bi"),
-)
+_MODULES = ("dom", "python", "tokens", "transcript", "group", "article")  # of a page; its own entry follows
 # Headings of the kinds of segments; static/transcript.js reads the same file.
 LABELS: dict[str, str] = json.loads((STATIC / "labels.json").read_text(encoding="utf-8"))
-_CHANNELS = (("entropy", "Entropy"), ("log_prob", "Log-prob"), ("mismatch", "Mismatch"), ("mask", "Loss mask"),
-             ("advantage", "Advantage"), ("none", "None"))  # fmt: skip
 _MISSING = "–"
 MAX_PLAIN = 20_000  # characters of a segment in a page that shows many, or in the output of a notebook
 
@@ -93,38 +78,66 @@ def roc_status(row: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]] = (
     return f"{status}; penalty {format_value(p_err + p_format)} = {penalties}"
 
 
-def outcome_class(outcome: str | None) -> str:
-    """Return the CSS class of an outcome: ok, bad (an error of the model), ours (a failure of the sandbox or queue), or
-    unknown."""
-    if not outcome:
-        return "unknown"
-    return "ok" if outcome == "ok" else "ours" if outcome in INFRASTRUCTURE_FAILURES else "bad"
-
-
 def export_html(
     row: Mapping[str, Any],
     record: Mapping[str, Any],
     siblings: Sequence[Mapping[str, Any]] = (),
     note: Mapping[str, Any] | None = None,
-    *,
-    fragment: bool = False,
 ) -> str:
-    """Return one trajectory as a self-contained HTML page without scripts.
+    """Return one trajectory as a self-contained HTML page: its data as JSON, and the script of the inspector that draws it.
 
-    Its content security policy allows its own style sheet and nothing else.
-    fragment: return only the article, without token values, for use in a notebook.
+    Its content security policy allows this script and its own style sheet by their hashes, and nothing else.
     """
-    title = _title(row, record)
-    article = article_html(row, record, siblings, note, plain=fragment)
-    if fragment:
-        return f"<style>{_CSS}</style>{article}"
-    policy = f"default-src 'none'; style-src {content_hash(_CSS)}; base-uri 'none'; form-action 'none'"
+    script, style = page_script("saved"), widget_css()
+    policy = (
+        f"default-src 'none'; script-src {content_hash(script)}; style-src {content_hash(style)}; base-uri 'none'; "
+        "form-action 'none'"
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        f"<title>{escaped(title)}</title><style>{_CSS}</style></head><body><main>{article}</main></body></html>\n"
+        f"<title>{escaped(_title(row, record))}</title><style>{style}</style></head>"
+        "<body><main><noscript>This page draws its transcript with a script.</noscript></main>"
+        f"{data_element(trajectory_data(row, record, siblings, note), 'trajectory')}<script>{script}</script></body></html>\n"
     )
+
+
+def page_script(entry: str) -> str:
+    """Return the script of a page that draws transcripts. entry: name of the module in `static/` that runs last."""
+    return f"(() => {{\nconst scales = {json.dumps(SCALES)};\n{join_modules(*_MODULES, entry)}}})();"
+
+
+def data_element(data: Any, name: str = "") -> str:
+    """Return an element that holds JSON values for a script. No text of the data can end the element."""
+    place = f' id="{name}"' if name else ""
+    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json"{place}>{text}</script>'
+
+
+def trajectory_data(
+    row: Mapping[str, Any],
+    record: Mapping[str, Any],
+    siblings: Sequence[Mapping[str, Any]] = (),
+    note: Mapping[str, Any] | None = None,
+    *,
+    plain: bool = False,
+) -> dict[str, Any]:
+    """Return one trajectory as JSON values for `static/article.js`.
+
+    plain: without token values and without the siblings, and with the beginnings of very long texts only.
+    """
+    values = np.empty((0, 0), np.float32) if plain else np.ascontiguousarray(token_values(record))
+    parts = [_shortened(segment) if plain else segment for segment in segments(record)]
+    return {
+        "title": _title(row, record),
+        "row": {**row, "truth": _truth(row, record)},
+        "siblings": [] if plain else list(siblings),
+        "note": dict(note or {}),
+        "segments": [segment.payload() for segment in parts],
+        "tokens": values.shape[1],
+        "values": base64.b64encode(values.tobytes()).decode(),
+    }
 
 
 def content_hash(text: str) -> str:
@@ -143,162 +156,42 @@ def _title(row: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     return f"{shown} · step {row.get('step')} · sample {row.get('sample')}"
 
 
-def article_html(
-    row: Mapping[str, Any],
-    record: Mapping[str, Any],
-    siblings: Sequence[Mapping[str, Any]] = (),
-    note: Mapping[str, Any] | None = None,
-    *,
-    plain: bool = False,
-) -> str:
-    """Return one trajectory as an article element for a page with the style sheet `page_css`.
+def _truth(row: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
+    return row.get("truth") if row.get("truth") is not None else record.get("truth")
 
-    plain: without token values and without the list of siblings, and with the beginnings of very long texts only.
+
+def plain_html(row: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return the texts of a trajectory as HTML without scripts, for a notebook that is read without a kernel.
+
+    Of very long texts only the beginnings are shown.
     """
-    body = _header(row, record, siblings, _title(row, record), note or {})
-    values = None if plain else token_values(record)
-    colours = values is not None and values.shape[1] > 0
-    if colours:
-        body += _switch()
-    advantage = row.get("advantage")
-    shown = [_shortened(segment) if plain else segment for segment in segments(record)]
-    parts = [_segment(segment, values if colours else None, advantage) for segment in shown]
-    body += f'<div class="rl-turns">{"".join(parts)}</div>'
-    if not plain and len(siblings) > 1:
-        body += _siblings(siblings, row)
-    return f'<article class="rl rl-page">{body}</article>'
-
-
-def _header(
-    row: Mapping[str, Any],
-    record: Mapping[str, Any],
-    siblings: Sequence[Mapping[str, Any]],
-    title: str,
-    note: Mapping[str, Any],
-) -> str:
     state, mark, text = verdict(row)
-    truth = row.get("truth") if row.get("truth") is not None else record.get("truth")
-    facts = [
-        ("Run", row.get("run_id")), ("Problem", row.get("problem_id")), ("Stage", row.get("stage")), ("Step", row.get("step")),
-        ("Policy", row.get("policy_version")),
-        ("Reward", row.get("reward")), ("Advantage", row.get("advantage")), ("Turns", row.get("turns")),
-        ("Tool calls", row.get("calls")), ("Tool errors", row.get("errors")), ("Tokens", row.get("response_tokens")),
-        ("Model tokens", row.get("model_tokens")), ("Entropy", row.get("entropy")), ("Stopped by", row.get("stop_reason")),
-    ]  # fmt: skip
-    if row.get("environment"):
-        facts.append(("Environment", row["environment"]))
-    facts += (row.get("metrics") or {}).items()
-    listed = "".join(
-        f"<div><dt>{escaped(name)}</dt><dd>{escaped(format_value(value))}</dd></div>" for name, value in facts
-    )
-    status = roc_status(row, siblings)
-    selection = f'<span class="rl-chip">{escaped(status)}</span>' if status else ""
-    tags = "".join(f'<span class="rl-chip">{escaped(tag)}</span>' for tag in note.get("tags", []))
-    written = f'<p class="rl-note">{escaped(note["note"])}</p>' if note.get("note") else ""
+    parts = []
+    for segment in map(_shortened, segments(record)):
+        kind = segment.kind if segment.kind in LABELS else "other"  # the kind becomes a class
+        tool = f' <span class="rl-tool">{escaped(segment.tool)}</span>' if segment.tool else ""
+        shown = f'<pre class="rl-text" dir="ltr">{escaped(visible(segment.text))}</pre>'
+        parts.append(f'<section class="rl-seg rl-{kind}"><h3>{escaped(_heading(segment))}{tool}</h3>{shown}</section>')
     return (
-        f'<header class="rl-head"><h2>{escaped(title)}</h2>'
-        f'<p class="rl-chips"><span class="rl-chip rl-{state}">{mark} {escaped(text.capitalize())}</span>{selection}{tags}</p>'
-        f'<p class="rl-answer">Answer <b>{escaped(format_value(row.get("answer")))}</b> · truth <b>{escaped(format_value(truth))}</b></p>'
-        f'{written}<dl class="rl-facts">{listed}</dl>'
-        f'<p class="rl-id">{escaped(row.get("traj_id"))}</p></header>'
+        f'<article class="rl rl-page"><h2>{escaped(_title(row, record))}</h2>'
+        f'<p class="rl-chips"><span class="rl-chip rl-{state}">{mark} {escaped(text.capitalize())}</span></p>'
+        f'<p class="rl-answer">Answer <b>{escaped(format_value(row.get("answer")))}</b> · '
+        f'truth <b>{escaped(format_value(_truth(row, record)))}</b></p><p class="rl-id">{escaped(row.get("traj_id"))}</p>'
+        f"{''.join(parts)}</article>"
     )
 
 
-def _switch() -> str:
-    """Return radio buttons that select the token colours through style rules, without a script."""
-    buttons = "".join(
-        f'<label><input type="radio" name="rl-channel" class="rl-by-{name}"{" checked" if name == "entropy" else ""}> {title}</label>'
-        for name, title in _CHANNELS
-    )
-    return f'<fieldset class="rl-switch"><legend>Colour tokens by</legend>{buttons}</fieldset>'
-
-
-def _segment(segment: Segment, values: np.ndarray | None, advantage: float | None) -> str:
-    kind = segment.kind if segment.kind in LABELS else "other"  # the kind becomes a class
-    label = LABELS["malformed" if segment.malformed else kind]
-    badge = ""
-    if segment.outcome:
-        badge = f'<span class="rl-badge rl-{outcome_class(segment.outcome)}">{escaped(segment.outcome)}</span>'
-    tool = f' <span class="rl-tool">{escaped(segment.tool)}</span>' if segment.tool else ""
-    text = "".join(_pieces(segment, values, advantage))
-    turn = f'<span class="rl-turn">Turn {segment.turn}</span> ' if segment.turn else ""
-    return (
-        f'<section class="rl-seg rl-{kind}" data-outcome="{outcome_class(segment.outcome)}">'
-        f'<h3>{turn}{label}{tool} {badge}</h3><pre class="rl-text" dir="ltr">{text}</pre></section>'
-    )
+def _heading(segment: Segment) -> str:
+    title = LABELS.get("malformed" if segment.malformed else segment.kind, LABELS["other"])
+    turn = f"Turn {segment.turn}: " if segment.turn else ""
+    return f"{turn}{title}{f' ({segment.outcome})' if segment.outcome else ''}"
 
 
 def _shortened(segment: Segment) -> Segment:
-    """Return the segment with at most MAX_PLAIN characters."""
+    """Return the segment without its tokens and with at most MAX_PLAIN characters."""
     more = len(segment.text) - MAX_PLAIN
-    return replace(segment, text=f"{segment.text[:MAX_PLAIN]}\n… {more:,} more characters") if more > 0 else segment
-
-
-def _pieces(segment: Segment, values: np.ndarray | None, advantage: float | None) -> Iterator[str]:
-    """Yield the segment's text in spans that start and end at token and syntax boundaries."""
-    text = visible(segment.text)
-    syntax = _syntax(text) if segment.kind == "code" else []
-    starts = segment.starts if values is not None else ()
-    edges = sorted({0, len(text), *starts, *(place for begin, end, _ in syntax for place in (begin, end))})
-    begins = [begin for begin, _, _ in syntax]
-    for begin, end in itertools.pairwise(edges):
-        classes, title = [], ""
-        at = bisect.bisect_right(begins, begin) - 1
-        if at >= 0 and syntax[at][1] >= end:
-            classes.append("rl-py-" + syntax[at][2])
-        if starts and values is not None:
-            token = segment.first + bisect.bisect_right(starts, begin) - 1
-            classes += _levels(values[:, token], advantage)
-            title = f' title="{_tooltip(values[:, token], token)}"'
-        piece = escaped(text[begin:end])
-        yield f'<span class="{" ".join(classes)}"{title}>{piece}</span>' if classes or title else piece
-
-
-def _syntax(text: str) -> list[tuple[int, int, str]]:
-    spans = []
-    for begin, kind, value in PythonLexer(stripnl=False, ensurenl=False).get_tokens_unprocessed(text):
-        name = next((name for family, name in _SYNTAX if kind in family), None)
-        if name:
-            spans.append((begin, begin + len(value), name))
-    return spans
-
-
-def _levels(token: np.ndarray, advantage: float | None) -> Iterator[str]:
-    entropy, engine, trainer, mask, _ = (float(value) for value in token)
-    yield "rl-m1" if mask else "rl-m0"
-    if not mask:
-        return
-    for letter, name, value in (("e", "entropy", entropy), ("l", "log_prob", -engine)):
-        if level := bisect.bisect_right(SCALES[name], value) if not math.isnan(value) else 0:
-            yield f"rl-{letter}{level}"
-    for letter, name, value in (
-        ("d", "mismatch", engine - trainer),
-        ("a", "advantage", math.nan if advantage is None else advantage),
-    ):
-        if not math.isnan(value) and (level := bisect.bisect_right(SCALES[name], abs(value))):
-            yield f"rl-{letter}{'p' if value > 0 else 'n'}{level}"
-
-
-def _tooltip(token: np.ndarray, index: int) -> str:
-    entropy, engine, trainer, mask, token_id = (float(value) for value in token)
-    return (
-        f"token {index} (id {token_id:.0f}), {'model' if mask else 'not trained on'}; entropy {format_value(entropy)}; "
-        f"log-prob engine {format_value(engine)}, trainer {format_value(trainer)}, difference {format_value(engine - trainer)}"
-    )
-
-
-def _siblings(siblings: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> str:
-    lines = ""
-    for sibling in siblings:
-        mark = " class=rl-this" if sibling.get("traj_id") == row.get("traj_id") else ""
-        cells = (
-            format_value(sibling.get("sample")), verdict(sibling)[1], roc_status(sibling, siblings),
-            *(format_value(sibling.get(name)) for name in ("calls", "errors", "response_tokens", "advantage", "answer")),
-        )  # fmt: skip
-        lines += f"<tr{mark}>" + "".join(f"<td>{escaped(cell)}</td>" for cell in cells) + "</tr>"
-    head = "".join(f'<th scope="col">{name}</th>' for name in
-                   ("Sample", "Correct", "RoC", "Calls", "Errors", "Tokens", "Advantage", "Answer"))  # fmt: skip
-    return f'<h3>Rollouts of the same group</h3><table class="rl-table"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
+    text = f"{segment.text[:MAX_PLAIN]}\n… {more:,} more characters" if more > 0 else segment.text
+    return replace(segment, text=text, starts=())
 
 
 def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str, questions: Mapping[str, str]) -> str:
@@ -316,7 +209,7 @@ def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str, ques
         f"; the first {len(rows)}" if total > len(rows) else ""
     )
     return (
-        f'<style>{_CSS}</style><div class="rl rl-page"><table class="rl-table"><caption>{caption}</caption>'
+        f'<style>{page_css()}</style><div class="rl rl-page"><table class="rl-table"><caption>{caption}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
@@ -330,13 +223,12 @@ def export_markdown(
     """Return one trajectory as Markdown. Each code fence is longer than any run of backticks in its text."""
     right = verdict(row)[2]
     status = f"{status}; " if (status := roc_status(row, siblings)) else ""
-    truth = row.get("truth") if row.get("truth") is not None else record.get("truth")
     lines = [
         f"# {_inline(row.get('problem_id'))}, step {row.get('step')}, sample {row.get('sample')}",
         "",
         f"- trajectory: {_inline(row.get('traj_id'))}",
         f"- run: {_inline(row.get('run_id'))}, stage {_inline(row.get('stage'))}",
-        f"- answer: {_inline(row.get('answer'))}, truth {_inline(truth)}: **{right}**",
+        f"- answer: {_inline(row.get('answer'))}, truth {_inline(_truth(row, record))}: **{right}**",
         f"- {status}advantage {format_value(row.get('advantage'))}",
         "- "
         + ", ".join(
@@ -351,14 +243,11 @@ def export_markdown(
             f"- note: {_inline(note.get('note') or '')} {' '.join(_inline(tag) for tag in note.get('tags', []))}"
         )
     for segment in segments(record):
-        title = LABELS.get("malformed" if segment.malformed else segment.kind, LABELS["other"])
-        outcome = f" ({segment.outcome})" if segment.outcome else ""
-        turn = f"Turn {segment.turn}: " if segment.turn else ""
         text = visible(segment.text)
         fence = "`" * max(3, 1 + max((len(run) for run in _backtick_runs(text)), default=0))
         lines += [
             "",
-            f"## {turn}{title}{outcome}",
+            f"## {_heading(segment)}",
             "",
             f"{fence}{'python' if segment.kind == 'code' else 'text'}",
             text,

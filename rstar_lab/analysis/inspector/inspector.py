@@ -13,7 +13,7 @@ import traitlets
 
 from rstar_lab.analysis.filters import Where, json_filter, where_sql
 from rstar_lab.analysis.inspector import panels
-from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html
+from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html, plain_html
 from rstar_lab.analysis.inspector.notes import (
     PARTS,
     check_view,
@@ -23,10 +23,10 @@ from rstar_lab.analysis.inspector.notes import (
     write_note,
     write_view,
 )
-from rstar_lab.analysis.inspector.palette import SCALES, STATIC, page_css
+from rstar_lab.analysis.inspector.palette import SCALES, join_modules, widget_css
 from rstar_lab.analysis.inspector.source import Frames, Source, Store
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
-from rstar_lab.analysis.inspector.widget import NotebookWidget, join_modules
+from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.common.errors import UserError
 from rstar_lab.untrusted.text import visible
 
@@ -63,7 +63,7 @@ class Inspector(NotebookWidget):
     """
 
     _esm = join_modules(*_MODULES)
-    _css = page_css() + (STATIC / "inspector.css").read_text(encoding="utf-8")
+    _css = widget_css()
 
     filters = traitlets.Dict().tag(sync=True)
     scope = traitlets.Dict().tag(sync=True)
@@ -178,7 +178,7 @@ class Inspector(NotebookWidget):
         return first
 
     def html(self, traj_id: str = "") -> str:
-        """Return a trajectory (default: the selected one) as a self-contained HTML page without scripts."""
+        """Return a trajectory (default: the selected one) as a self-contained HTML page."""
         row, record, siblings, note = self._load(traj_id or self.selected)
         return export_html(row, record, siblings, note)
 
@@ -387,7 +387,7 @@ class Inspector(NotebookWidget):
         page = listing_html(rows, self.source.count(self.where), self.label, self.source.questions(rows))
         if chosen:
             try:
-                page += export_html(*self._load(chosen), fragment=True)
+                page += plain_html(*self._load(chosen)[:2])
             except UserError:
                 pass  # show the list without a transcript
         return page

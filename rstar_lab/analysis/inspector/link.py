@@ -15,7 +15,8 @@ from plotly.offline import get_plotlyjs
 from rstar_lab.analysis.figure_image import figure_image
 from rstar_lab.analysis.figure_theme import apply_theme, template
 from rstar_lab.analysis.filters import Where
-from rstar_lab.analysis.inspector.widget import NotebookWidget, join_modules
+from rstar_lab.analysis.inspector.palette import join_modules
+from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.runs import RunStoreError
 
 _MAX_LABELS = 3  # maximum number of points named in the label of a selection

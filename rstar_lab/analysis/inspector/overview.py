@@ -17,7 +17,8 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
-from rstar_lab.analysis.inspector.widget import NotebookWidget, check_interval, join_modules, start_task
+from rstar_lab.analysis.inspector.palette import join_modules
+from rstar_lab.analysis.inspector.widget import NotebookWidget, check_interval, start_task
 from rstar_lab.analysis.metrics import class_title, curves, get_metric, held_out_metrics, rollout_classes
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.views import state_of

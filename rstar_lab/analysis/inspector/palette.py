@@ -1,8 +1,10 @@
-"""Token colours: scales of the values, and the style sheet that the widget and exported pages share."""
+"""Token colours, and the style sheets and scripts of `static/` that the widgets and saved pages share."""
 
+import re
 from pathlib import Path
 
 STATIC = Path(__file__).parent / "static"
+_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 # Lower bounds of the colour levels. They are fixed so that the colours of two transcripts are comparable.
 # entropy: nats; log_prob: -log p under the engine, nats; mismatch: |engine - trainer|, nats; advantage: |advantage|.
 SCALES: dict[str, tuple[float, ...]] = {
@@ -72,11 +74,26 @@ def page_css() -> str:
     for name, (light, dark) in SYNTAX.items():
         colour = f"color: light-dark({light}, {dark});"
         rules.append(f".rl-text::highlight(rl-py-{name}) {{ {colour} }}")
-        rules.append(f".rl span.rl-py-{name} {{ {colour} }}")
-    for name, (channel, light, dark) in colour_levels().items():
+    for name, (_, light, dark) in colour_levels().items():
         colour = f"background-color: light-dark({light}, {dark});"
         if needs_plain_text(light, dark):
             colour += f" color: light-dark({_INK[0]}, {_INK[1]});"
         rules.append(f".rl-text::highlight(rl-{name}) {{ {colour} }}")
-        rules.append(f".rl i.rl-{name}, .rl:has(.rl-by-{channel}:checked) span.rl-{name} {{ {colour} }}")
+        rules.append(f".rl i.rl-{name} {{ {colour} }}")
     return (STATIC / "transcript.css").read_text(encoding="utf-8") + "\n".join(rules) + "\n"
+
+
+def widget_css() -> str:
+    """Return the style sheet of the inspector, which saved pages use too."""
+    return page_css() + (STATIC / "inspector.css").read_text(encoding="utf-8")
+
+
+def join_modules(*names: str) -> str:
+    """Join ES modules of `static/` into one, since anywidget and saved pages take a single file. They import only each other.
+
+    `labels`, the headings of segments, is defined before them.
+    """
+    texts = [_IMPORT.sub("", (STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in names]
+    parts = [text.replace("\nexport ", "\n").removeprefix("export ") for text in texts[:-1]]
+    labels = (STATIC / "labels.json").read_text(encoding="utf-8")
+    return "\n".join([f"const labels = {labels.strip()};", *parts, texts[-1]])

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-import re
 import sys
 import time
 import uuid
@@ -15,22 +14,9 @@ import anywidget
 import traitlets
 from IPython.display import display, update_display
 
-from rstar_lab.analysis.inspector.palette import STATIC
 from rstar_lab.common.errors import UserError
 
 _REPLACE_AFTER_S = 3.0
-_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
-
-
-def join_modules(*names: str) -> str:
-    """Join ES modules of `static/` into one, since anywidget takes a single file. They import only each other.
-
-    `labels`, the headings of segments, is defined before them.
-    """
-    texts = [_IMPORT.sub("", (STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in names]
-    parts = [text.replace("\nexport ", "\n").removeprefix("export ") for text in texts[:-1]]
-    labels = (STATIC / "labels.json").read_text(encoding="utf-8")
-    return "\n".join([f"const labels = {labels.strip()};", *parts, texts[-1]])
 
 
 def check_interval(every_s: float) -> None:

@@ -44,16 +44,17 @@ const bar = (row) => {
   return [box, h("span", { class: "rl-num" }, (parts.reduce((sum, [, value]) => sum + value, 0)).toFixed(2))];
 };
 
+/** open(traj_id), compare(traj_id): actions of the buttons; a saved page, which has no other rollout, has none. */
 export function table(siblings, selected, open, compare) {
   const heads = ["Sample", "Correct", "RoC", "Penalty", "Calls", "Errors", "Tokens", "Advantage", "Answer", ""];
   return h("div", { class: "rl-group", tabindex: "0", role: "region", "aria-label": "Rollouts of the group with their penalties" },
     h("p", { class: "rl-summary" }, summary(siblings)),
     h("table", { class: "rl-table" }, h("thead", {}, h("tr", {}, heads.map((name) => name ? h("th", { scope: "col" }, name) : h("td")))),
       h("tbody", {}, siblings.map((row) => h("tr", { class: `${row.traj_id === selected ? "rl-this" : ""}${row.kept === false ? " rl-out" : ""}` },
-        h("td", {}, h("button", { type: "button", class: "rl-quiet", "aria-label": `Open sample ${row.sample}`, onclick: () => open(row.traj_id) }, show(row.sample))),
+        h("td", {}, open ? h("button", { type: "button", class: "rl-quiet", "aria-label": `Open sample ${row.sample}`, onclick: () => open(row.traj_id) }, show(row.sample)) : show(row.sample)),
         h("td", {}, verdictMark(row)),
         h("td", {}, row.kept === null || row.kept === undefined ? "–" : row.kept ? "kept" : "dropped"), h("td", { class: "rl-penalty" }, bar(row)),
         h("td", {}, show(row.calls)), h("td", {}, show(row.errors)), h("td", {}, show(row.response_tokens)),
         h("td", {}, show(row.advantage)), h("td", {}, show(row.answer)),
-        h("td", {}, row.traj_id === selected ? "" : h("button", { type: "button", class: "rl-quiet", "aria-label": `Compare with sample ${row.sample}`, onclick: () => compare(row.traj_id) }, "compare")))))));
+        h("td", {}, row.traj_id === selected || !compare ? "" : h("button", { type: "button", class: "rl-quiet", "aria-label": `Compare with sample ${row.sample}`, onclick: () => compare(row.traj_id) }, "compare")))))));
 }

@@ -1,3 +1,5 @@
+import { Article } from "./article.js";
+
 // Draws the figures for a light or a dark page.
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -16,21 +18,20 @@
 // Shows the selected trajectory; filters the list by text, correctness and tool errors.
 (() => {
   const list = document.getElementById("list");
+  if (!list) return; // the page of the paper's figures
   const shown = document.getElementById("shown");
   const search = document.getElementById("search");
   const filter = document.getElementById("filter");
   const count = document.getElementById("count");
   const items = [...list.children];
-  const texts = items.map((item) => {
-    const { content } = document.getElementById(`trajectory-${item.dataset.number}`);
-    return `${item.textContent} ${content.querySelector(".rl-turns").textContent}`.toLowerCase();
-  });
+  const opened = items.map((item) => JSON.parse(document.getElementById(`trajectory-${item.dataset.number}`).textContent));
+  const texts = items.map((item, number) => [item.textContent, ...opened[number].segments.map(({ text }) => text)].join(" ").toLowerCase());
+  const article = new Article(scales);
+  shown.replaceChildren(article.element);
 
   function show(item) {
     for (const other of items) other.firstChild.setAttribute("aria-current", String(other === item));
-    const template = document.getElementById(`trajectory-${item.dataset.number}`);
-    shown.replaceChildren(template.content.cloneNode(true));
-    shown.scrollTop = 0;
+    article.show(opened[item.dataset.number]);
   }
 
   function matches(item, number) {
