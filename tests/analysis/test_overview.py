@@ -81,7 +81,7 @@ def test_selected_runs_are_overlaid_and_a_point_lists_its_rollouts(folder: Path)
     assert shown.inspector.scope["filter"] == {"run_id": ["roc"], "step": 3}
     assert set(shown.inspector.rows().run_id) == {"roc"}
     shown.selected = []
-    assert "Select runs" in shown.figure.figure_json
+    assert "No run with rollouts" in shown.figure.figure_json
 
 
 @pytest.mark.slow

@@ -69,6 +69,13 @@ def test_an_evaluation_of_one_step_and_a_comparison():
     assert len(trajectories_of(page)) == 5
 
 
+def test_a_page_says_that_it_leaves_out_the_token_values_of_long_responses(monkeypatch):
+    monkeypatch.setattr("rstar_lab.analysis.report.TOKEN_LIMIT", 1)
+    page = report_html(GOLDEN / "tiny_fast-rl", sample=8)
+    kept = [data for data in trajectories_of(page) if data["row"]["kept"]]
+    assert kept and all(data["tokens"] == 0 and data["omitted"] for data in kept)
+
+
 def test_hostile_text_stays_text(tmp_path):
     write_run(tmp_path, "hostile", steps=2, problems=1, group=4)
     page = report_html(tmp_path / "hostile", sample=8)

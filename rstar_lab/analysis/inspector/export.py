@@ -136,6 +136,7 @@ def trajectory_data(
         "note": dict(note or {}),
         "segments": [segment.payload() for segment in parts],
         "tokens": values.shape[1],
+        "omitted": plain and record.get("response_ids") is not None,
         "values": base64.b64encode(values.tobytes()).decode(),
     }
 

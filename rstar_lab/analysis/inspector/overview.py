@@ -391,7 +391,7 @@ class Overview:
             self.task = start_task(self._follow)
 
 
-def _empty_figure(text: str = "Select runs with rollouts in the table to see their curves.") -> Figure:
+def _empty_figure(text: str = "No run with rollouts is selected.") -> Figure:
     figure = go.Figure()
     figure.add_annotation(
         text="<br>".join(map(escaped, textwrap.wrap(text, 120)[:4])),

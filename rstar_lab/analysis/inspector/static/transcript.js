@@ -36,6 +36,7 @@ export class Transcript {
     this.clear();
     this.values = new Values(buffer, opened.tokens, opened.row.advantage, this.scales);
     this.kept = opened.row.stage === "fork" ? null : opened.row.kept;
+    this.omitted = opened.omitted;
     this.token = 0;
     this.atFork = false;
     this.error = null;
@@ -148,7 +149,7 @@ export class Transcript {
   drawLegend(off) {
     const { channel, values } = this;
     const known = legends[channel];
-    if (!values.count) return fill(this.legend, h("span", {}, "The run did not store the tokens of this rollout."));
+    if (!values.count) return fill(this.legend, h("span", {}, this.omitted ? "Token values are left out of this page, because the response is long." : "The run did not store the tokens of this rollout."));
     if (!known) return fill(this.legend);
     const reason = this.kept === false && this.wanted !== "log_prob" ? " (RoC dropped it, so the trainer did not compute it)" : "";
     if (off) return fill(this.legend, h("span", {}, `${known[2]}: not recorded for this rollout${reason}.`));
