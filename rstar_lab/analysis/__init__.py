@@ -8,7 +8,7 @@ from rstar_lab.common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.alerts import find_alerts
-    from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use, tool_use_table
+    from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
     from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failure_map, plot_failures
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.link import LinkedFigure, link
     from rstar_lab.analysis.inspector.overview import overview
     from rstar_lab.analysis.inspector.watch import watch
-    from rstar_lab.analysis.metrics import METRICS, curves, format_numbers, measure, outcome_mix, pass_at_k
+    from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
     from rstar_lab.analysis.paper_figures import figures_of_the_paper, results_table
     from rstar_lab.analysis.phases import phase_table
     from rstar_lab.analysis.problem_heatmap import plot_heatmap, problem_table
     from rstar_lab.analysis.runs import Runs, open_runs
+    from rstar_lab.analysis.tables import format_numbers
     from rstar_lab.analysis.timeline import plot_timeline
     from rstar_lab.analysis.tokens import (
         count_words,

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figure_theme import line_styles
-from rstar_lab.analysis.figures import add_line, band
+from rstar_lab.analysis.line_panels import draw_panels, mean_panel
 from rstar_lab.analysis.metrics import get_metric
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, training_runs
+from rstar_lab.analysis.tables import format_difference
 from rstar_lab.common.estimates import holm, mean_interval
 from rstar_lab.runs import RunStoreError
 
@@ -266,18 +265,8 @@ def plot_lines(frame: pd.DataFrame, lines: str, order: Sequence[str], by: str, x
     A point is the mean of the rows with equal `by`, with Student's 95% interval, at the mean of `x`. hover: format of x in
     the tooltip.
     """
-    figure = make_subplots(1, 2, subplot_titles=[_title(name)[0] for name in PLOTTED], horizontal_spacing=0.1)
-    for line, style in line_styles(order).items():
-        points = frame[frame[lines] == line].groupby(by)
-        at = points[x].mean()
-        for column, name in enumerate(PLOTTED, start=1):
-            ends = pd.DataFrame({key: mean_interval(rows[name].to_numpy())[:3] for key, rows in points}).T
-            place, text = {"row": 1, "col": column}, f"{line}: %{{y:.1%}} at {hover}<extra></extra>"
-            band(figure, at, ends[1], ends[2], style[0], 0.12, line, place)
-            add_line(figure, at, ends[0], line, style, place, legend=column == 1, hovertemplate=text)
-    figure.update_yaxes(tickformat=".0%")
-    figure.update_layout(height=430)
-    return figure
+    panels = [mean_panel(_title(name)[0], frame, name, line=lines, by=by, x=x) for name in PLOTTED]
+    return draw_panels(panels, x=x, hover=f"%{{y:.1%}} at {hover}", order=order, opacity=0.12)
 
 
 def _names(arms: Iterable[str]) -> str:
@@ -290,9 +279,5 @@ def _cell(row: dict, percent: bool) -> str:
     value = f"{row['value']:.1%}" if percent else f"{row['value']:.3g}"
     if np.isnan(row["difference"]):
         return value
-    scale = 100 if percent else 1
-    text = f"{scale * row['difference']:+.1f}" if percent else f"{row['difference']:+.2g}"
-    if not np.isnan(row["low"]):
-        low, high = (f"{scale * row[side]:+.1f}" if percent else f"{row[side]:+.2g}" for side in ("low", "high"))
-        text += f" [{low}, {high}]"
-    return f"**{value}**, {text}" if row["p_holm"] < SIGNIFICANT else f"{value}, {text}"
+    text = format_difference(value, row["difference"], row["low"], row["high"], percent)
+    return f"**{value}**{text.removeprefix(value)}" if row["p_holm"] < SIGNIFICANT else text

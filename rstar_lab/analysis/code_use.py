@@ -8,13 +8,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figure_theme import line_styles
-from rstar_lab.analysis.figures import add_line, band, mark_empty
 from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.line_panels import Panel, draw_panels
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs
 from rstar_lab.common.estimates import ratio
 from rstar_lab.runs import RunStoreError
@@ -106,41 +104,13 @@ def tool_use(
 def plot_tool_use(runs: RunsLike, metrics: Sequence[str] = tuple(METRICS), where: Where = None) -> Figure:
     """Plot metrics of METRICS over the steps of each run, with 95% intervals over problems."""
     runs = as_runs(runs)
-    from plotly.subplots import make_subplots
-
     if unknown := [name for name in metrics if name not in METRICS]:
         raise RunStoreError(f"unknown metric {unknown[0]!r} of tool use; there are {', '.join(METRICS)}")
     frame = tool_use(runs, where)
     frame = frame[frame.metric.isin(metrics)]
-    rows = (len(metrics) + 1) // 2
-    titles = [METRICS[name][0] for name in metrics]
-    figure = make_subplots(rows, 2, subplot_titles=titles, vertical_spacing=0.3 / rows, horizontal_spacing=0.1)
-    styles = line_styles(list(dict.fromkeys(frame.run_id)))
-    legend = len(styles) > 1  # in the first panel with values
-    for number, name in enumerate(metrics):
-        place = {"row": number // 2 + 1, "col": number % 2 + 1}
-        if frame[frame.metric == name]["value"].isna().all():
-            mark_empty(figure, place)
-            continue
-        for run_id, points in frame[frame.metric == name].groupby("run_id", sort=False):
-            text = f"{run_id}<br>step %{{x}}: %{{y:.3g}}<extra></extra>"
-            band(figure, points.step, points.low, points.high, styles[run_id][0], 0.15, str(run_id), place)
-            add_line(
-                figure,
-                points.step,
-                points["value"],
-                str(run_id),
-                styles[run_id],
-                place,
-                legend=legend,
-                hovertemplate=text,
-            )
-        legend = False
-        if METRICS[name][2]:
-            figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
-        figure.update_xaxes(title_text="step" if number >= len(metrics) - 2 else None, **place)
-    figure.update_layout(height=100 + 240 * rows)
-    return Figure(figure, frame)
+    points = frame.rename(columns={"run_id": "line", "step": "x"})
+    panels = [Panel(METRICS[name][0], points[points.metric == name], METRICS[name][2]) for name in metrics]
+    return Figure(draw_panels(panels), frame)
 
 
 def rollouts(runs: Runs, where: Where, limit: int | None = None, *, parse: bool = True) -> Iterator[dict[str, Any]]:
@@ -227,19 +197,3 @@ def _facts(code: str | None) -> tuple[str | None, dict[str, Any]]:
     modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
     facts["libraries"] = sorted({name.split(".")[0] for name in modules})
     return text, facts | {"asserts": any(isinstance(node, ast.Assert) for node in nodes)}
-
-
-def tool_use_table(runs: RunsLike, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
-    """Return METRICS as rows and runs as columns, as text with 95% intervals."""
-    runs = as_runs(runs)
-    frame = tool_use(runs, where, by=("run_id",), limit=limit)
-
-    def text(row: pd.Series) -> str:
-        form = ".1%" if METRICS[row.metric][2] else ".2f"
-        if np.isnan(row.low):
-            return format(row["value"], form)
-        return f"{row['value']:{form}} [{row.low:{form}}, {row.high:{form}}]"
-
-    frame["text"] = frame.apply(text, axis=1)
-    table = frame.pivot(index="metric", columns="run_id", values="text").reindex(list(METRICS))
-    return table.rename(index={name: METRICS[name][0] for name in METRICS})

@@ -12,9 +12,10 @@ from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_problem
 from rstar_lab.analysis.queries import HAS_RESULT
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
+from rstar_lab.analysis.tables import html_table
 from rstar_lab.common.estimates import Side, paired_difference
 from rstar_lab.runs import RunStoreError
-from rstar_lab.untrusted.text import counted, escaped
+from rstar_lab.untrusted.text import Html, counted, html, joined
 
 DEFAULT_METRICS = (
     "pass1", "tool_error_rate", "tool_error_rate_correct", "response_tokens", "response_tokens_correct", "calls",
@@ -40,43 +41,47 @@ class Comparison:
     flips: pd.DataFrame
     sentence: str
 
+    def _cards(self) -> pd.DataFrame:
+        """Return the table as texts."""
+        rows = [
+            (
+                row.title,
+                _shown(row.a, row.percent),
+                _shown(row.b, row.percent),
+                _interval(row),
+                row.problems,
+                row.conclusion,
+            )
+            for row in named_rows(self.table)
+        ]
+        names = ["metric", self.name_a, self.name_b, "difference [95%]", "problems", "conclusion"]
+        return pd.DataFrame(rows).set_axis(names, axis=1)
+
     def to_markdown(self) -> str:
         """Return the card as Markdown."""
-        lines = [f"**{self.name_b} against {self.name_a}.** {self.sentence}", ""]
-        lines += [f"| metric | {self.name_a} | {self.name_b} | difference [95%] | problems |", "|---|---|---|---|---|"]
-        for row in named_rows(self.table):
-            lines.append(
-                f"| {row.title} | {_shown(row.a, row.percent)} | {_shown(row.b, row.percent)} "
-                f"| {_interval(row)} | {row.problems} |"
+        table = self._cards().iloc[:, :-1]
+        rows = [list(map(str, row)) for row in (table.columns, ["---"] * table.shape[1], *table.values)]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return "\n".join([f"**{self.name_b} against {self.name_a}.** {self.sentence}", "", *lines])
+
+    def _repr_html_(self) -> Html:
+        flips = joined(
+            html(
+                "<li>{}: {} ({} to {}): {} and {}</li>",
+                row.flip, row.problem_id, f"{row.pass_a:.0%}", f"{row.pass_b:.0%}", _link(row.traj_a), _link(row.traj_b),
             )
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escaped(row.title)}</td><td>{_shown(row.a, row.percent)}</td><td>{_shown(row.b, row.percent)}</td>"
-            f"<td>{_interval(row)}</td><td>{row.problems}</td><td>{escaped(row.conclusion)}</td></tr>"
-            for row in named_rows(self.table)
-        )
-        flips = "".join(
-            f"<li>{escaped(row.flip)}: {escaped(row.problem_id)} ({row.pass_a:.0%} to {row.pass_b:.0%}): "
-            f"{_link(row.traj_a)} and {_link(row.traj_b)}</li>"
             for row in named_rows(self.flips.head(20))
-        )
-        head = "".join(
-            f"<th>{escaped(name)}</th>"
-            for name in ("metric", self.name_a, self.name_b, "difference [95%]", "problems", "conclusion")
-        )
+        )  # fmt: skip
         won = int((self.flips.flip == "won").sum())
-        return (
-            f"<div><p><b>{escaped(self.name_b)}</b> against <b>{escaped(self.name_a)}</b>. {escaped(self.sentence)}</p>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<details><summary>{counted(won, 'problem')} won, {len(self.flips) - won} lost</summary><ul>{flips}</ul></details></div>"
-        )
+        return html(
+            "<div><p><b>{}</b> against <b>{}</b>. {}</p>{}<details><summary>{} won, {} lost</summary><ul>{}</ul></details></div>",
+            self.name_b, self.name_a, self.sentence, html_table(self._cards()), counted(won, "problem"), len(self.flips) - won, flips,
+        )  # fmt: skip
 
 
-def _link(traj_id: str | None) -> str:
+def _link(traj_id: str | None) -> Html:
     """Return a link that an inspector on the same page opens."""
-    return f'<a href="#rstar={quote(str(traj_id), safe="")}"><code>{escaped(traj_id)}</code></a>'
+    return html('<a href="#rstar={}"><code>{}</code></a>', quote(str(traj_id), safe=""), traj_id)
 
 
 def compare(

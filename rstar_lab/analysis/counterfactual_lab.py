@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figure_theme import COLOURS
+from rstar_lab.analysis.line_panels import Panel, draw_panels, panel_place
 from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import counted
 
@@ -192,34 +191,18 @@ def _summary(stored: "StoredStep", table: pd.DataFrame, selection: "Selection") 
 
 
 def _plot(summary: pd.DataFrame) -> Figure:
-    names = list(dict.fromkeys(summary.rule))
     panels = {column: panel for column, panel in _PANELS.items() if summary[column].notna().any()}
     if not panels:
         raise RunStoreError(
             "no rollout of these steps is kept: the rewards of each group are equal; choose other steps"
         )
     several = summary.step.nunique() > 1
-    figure = make_subplots(
-        rows=(len(panels) + 1) // 2,
-        cols=2,
-        subplot_titles=[title for title, _ in panels.values()],
-        vertical_spacing=0.24,
-        horizontal_spacing=0.12,
-    )
-    for place, (column, (title, number_format)) in enumerate(panels.items()):
-        row, col = place // 2 + 1, place % 2 + 1
-        for index, name in enumerate(names):
-            part = summary[summary.rule == name]
-            hover = f"{name}<br>{title}: %{{y:{number_format}}}<extra></extra>"
-            style = {"name": name, "legendgroup": name, "showlegend": place == 0, "hovertemplate": hover}
-            colour = COLOURS[index % len(COLOURS)]
-            if several:
-                figure.add_scatter(
-                    x=part.step, y=part[column], mode="lines+markers", line_color=colour, row=row, col=col, **style
-                )
-            else:
-                figure.add_bar(x=[name], y=part[column], marker_color=colour, row=row, col=col, **style)
-        figure.update_yaxes(tickformat=number_format, row=row, col=col)
-        figure.update_xaxes(title="step" if several else None, showticklabels=several, row=row, col=col)
-    figure.update_layout(height=300 * ((len(panels) + 1) // 2) + 60)
+    at = summary.step if several else summary.rule
+    drawn = [
+        Panel(title, pd.DataFrame({"line": summary.rule, "x": at, "value": summary[name]}))
+        for name, (title, _) in panels.items()
+    ]
+    figure = draw_panels(drawn, x="step" if several else "", hover="%{y:.3g}")
+    for number, (_, number_format) in enumerate(panels.values()):
+        figure.update_yaxes(tickformat=number_format, **panel_place(number))
     return Figure(figure, summary)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from rstar_lab.analysis import paper
 from rstar_lab.analysis.alerts import find_alerts
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figure_theme import COLOURS, line_styles, outcome_marker, translucent
+from rstar_lab.analysis.figure_theme import COLOURS, line_styles, outcome_marker
 from rstar_lab.analysis.filters import Where, narrowed, selects_steps
+from rstar_lab.analysis.line_panels import Panel, band, draw_panels, panel_place
 from rstar_lab.analysis.metrics import curves, evaluations, get_metric, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, training_runs
 from rstar_lab.common.estimates import mean_interval
@@ -66,34 +66,23 @@ def plot_curves(
     frame = frame[~frame.group.isin(left_out)]
     if len(groups) > MAX_BANDS:
         frame = frame.assign(low=np.nan, high=np.nan)
-    rows = (len(names) + 1) // 2 if len(names) > 1 else 1
-    titles = [get_metric(name).title for name in names]
-    figure = make_subplots(
-        rows=rows, cols=min(2, len(names)), subplot_titles=titles, vertical_spacing=0.36 / rows, horizontal_spacing=0.1
-    )
-    look = line_styles(list(dict.fromkeys(frame.group)))
+    look = list(dict.fromkeys(frame.group))
+    points = frame.rename(columns={"group": "line"}).assign(text=frame.step)
+    panels = [Panel(get_metric(name).title, points[points.metric == name], get_metric(name).percent) for name in names]
+    figure = draw_panels(panels, x=_X[x], hover="step %{text}: %{y}", order=look, opacity=0.18)
     whole = by != ENVIRONMENT and selects_steps(where)  # alerts are those of all rollouts of a step
     alerts = find_alerts(runs, where if whole else {"step": []})
     alerts = alerts.merge(recipe_groups(runs, None if by == ENVIRONMENT else by), on="run_id")
-    legend = len(look) > 1  # in the first panel with values
-    for panel, name in enumerate(names):
-        place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
-        if frame[frame.metric == name]["value"].isna().all():
-            mark_empty(figure, place)
+    for number, name in enumerate(names):
+        if panels[number].points["value"].isna().all():
             continue
-        for group, points in frame[frame.metric == name].groupby("group", sort=False):
-            _add_curve(figure, points, str(group), look[group], place, legend=legend)
-        legend = False
-        _mark_alerts(figure, frame, alerts[alerts.metric == name], look, place)
+        place = panel_place(number)
+        _mark_alerts(figure, frame, alerts[alerts.metric == name], line_styles(look), place)
         if reference and (published := paper.reference(name)) is not None:
             label = f"{paper.reference_name(name)}: {published:{'.1%' if get_metric(name).percent else ',.0f'}}"
             figure.add_hline(published, line={"dash": "dot", "width": 1}, annotation_text=label, **place)
-        if get_metric(name).percent:
-            figure.update_yaxes(tickformat=".0%", rangemode="tozero", **place)
-        figure.update_xaxes(title_text=_X[x] if panel >= len(names) - 2 else None, **place)
         if x == "step":
             _mark_stages(figure, runs, where, place)
-    figure.update_layout(height=120 + 260 * rows)
     if left_out:
         shown = ", ".join(left_out[:12]) + (f" and {len(left_out) - 12} more" if len(left_out) > 12 else "")
         figure.update_layout(title={"text": f"<sub>not drawn: {shown}; select with `where` or `run_ids`</sub>"})
@@ -190,25 +179,12 @@ def plot_pass_at_k(
     """Plot pass@k with intervals over problems, one curve per value of `by` (run_id, stage, step). names: other names for values."""
     runs = as_runs(runs)
     frame = pass_at_k(runs, ks, by=(by,), where=where)
-    figure = go.Figure()
-    for value, (colour, dash, symbol) in line_styles(list(dict.fromkeys(frame[by]))).items():
-        part = frame[frame[by] == value]
-        shown = value if isinstance(value, str) else int(value)
-        name = str((names or {}).get(value, value))
-        figure.add_scatter(
-            x=part.k,
-            y=part.value,
-            name=name,
-            mode="lines+markers",
-            line={"color": colour, "dash": dash},
-            marker={"symbol": symbol, "size": 8},
-            error_y={"array": part.high - part.value, "arrayminus": part.value - part.low, "thickness": 1},
-            customdata=[narrowed(where, **{by: shown})] * len(part),
-            hovertemplate="k %{x}<br>%{y:.1%}<extra>" + name + "</extra>",
-        )
-    figure.update_xaxes(type="log", title="k", tickvals=list(ks), ticktext=[str(k) for k in ks])
-    figure.update_yaxes(tickformat=".0%", title="pass@k", rangemode="tozero")
-    figure.update_layout(height=400)
+    shown: list[Any] = [value if isinstance(value, str) else int(value) for value in frame[by]]
+    points = frame.rename(columns={"k": "x"})
+    points["line"] = [str((names or {}).get(value, value)) for value in shown]
+    points["where"] = pd.Series([narrowed(where, **{by: value}) for value in shown], dtype=object)
+    figure = draw_panels([Panel("pass@k", points, percent=True)], x="k", hover="k %{x}: %{y:.1%}")
+    figure.update_xaxes(type="log", tickvals=list(ks), ticktext=[str(k) for k in ks])
     return Figure(figure, frame)
 
 
@@ -314,57 +290,6 @@ def _index(frame: pd.DataFrame) -> pd.MultiIndex:
     return pd.MultiIndex.from_frame(frame[["run_id", "step"]])
 
 
-def _add_curve(
-    figure: go.Figure, points: pd.DataFrame, group: str, look: tuple[str, str, str], place: dict[str, int], legend: bool
-) -> None:
-    if points.low.notna().any():
-        band(figure, points.x, points.low, points.high, look[0], 0.18, group, place)
-    add_line(
-        figure, points.x, points["value"], group, look, place, legend=legend, customdata=points["where"], text=points.step,
-        mode="lines+markers" if len(points) <= 60 else "lines", hovertemplate=f"{group}<br>step %{{text}}: %{{y}}<extra></extra>",
-    )  # fmt: skip
-
-
-def add_line(
-    figure: go.Figure, x: Any, y: Any, name: str, style: tuple[str, str, str], place: dict[str, int], *, legend: bool, **options: Any
-) -> None:  # fmt: skip
-    """Draw a line in a style of `line_styles`. legend: whether the legend names it: once in a figure with several panels."""
-    colour, dash, symbol = style
-    look = {
-        "mode": "lines+markers",
-        "line": {"color": colour, "dash": dash, "width": 2},
-        "marker": {"symbol": symbol, "size": 6},
-    }
-    figure.add_scatter(x=x, y=y, name=name, legendgroup=name, showlegend=legend, **look | options, **place)
-
-
-def band(
-    figure: go.Figure,
-    x: pd.Series,
-    low: pd.Series,
-    high: pd.Series,
-    colour: str,
-    opacity: float,
-    group: str = "",
-    place: dict[str, int] | None = None,
-) -> None:
-    """Fill the area between `low` and `high`. Values without an interval are left out."""
-    has_interval = (low.notna() & high.notna()).to_numpy()
-    x, low, high = x[has_interval], low[has_interval], high[has_interval]
-    figure.add_scatter(
-        x=[*x, *x[::-1]],
-        y=[*high, *low[::-1]],
-        fill="toself",
-        fillcolor=translucent(colour, opacity),
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-        showlegend=False,
-        legendgroup=group,
-        **(place or {}),
-    )
-
-
 def _mark_alerts(
     figure: go.Figure,
     frame: pd.DataFrame,
@@ -388,14 +313,6 @@ def _mark_alerts(
         hovertemplate="%{text}<extra></extra>",
         **place,
     )
-
-
-def mark_empty(figure: go.Figure, place: dict[str, int]) -> None:
-    """Write that a panel has no values, instead of axes with arbitrary numbers."""
-    figure.add_scatter(x=[None], y=[None], showlegend=False, **place)  # plotly.js has no axes without a trace
-    figure.add_annotation(text="no values", showarrow=False, x=0.5, y=0.5, xref="x domain", yref="y domain", **place)
-    figure.update_xaxes(visible=False, **place)
-    figure.update_yaxes(visible=False, **place)
 
 
 def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, int]) -> None:

@@ -4,16 +4,15 @@ The learning table compares arms (runs with the same recipe key `label`) by held
 time, paired by seed, with Student's 95% interval over the seeds.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figure_theme import line_styles, translucent
+from rstar_lab.analysis.line_panels import draw_panels, mean_panel
 from rstar_lab.analysis.runs import RunsLike, as_runs
+from rstar_lab.analysis.tables import format_difference
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import mean_interval
 
@@ -72,8 +71,8 @@ class LearningTable:
             for at in ("tokens", "seconds"):
                 text = f"{row[f'pass1_{at}']:.1%}"
                 if row["arm"] != self.control:
-                    difference, low, high = (100 * row[f"{name}_{at}"] for name in ("difference", "low", "high"))
-                    text += f", {difference:+.1f}" + ("" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]")
+                    difference, low, high = (row[f"{name}_{at}"] for name in ("difference", "low", "high"))
+                    text = format_difference(text, difference, low, high, percent=True)
                 cells.append(text)
             lines.append(f"| {' | '.join(cells)} |")
         lines += [
@@ -114,17 +113,10 @@ def learning_table(curves: pd.DataFrame, control: str = "sync") -> LearningTable
         for name in at:
             row[f"pass1_{name}"] = float(np.mean([values[name][arm, seed] for seed in seeds]))
             differences = [values[name][arm, seed] - values[name][control, seed] for seed in seeds]
-            mean, low, high = _interval(differences) if arm != control else (0.0, np.nan, np.nan)
+            mean, low, high, _ = mean_interval(differences) if arm != control else (0.0, np.nan, np.nan, np.nan)
             row |= {f"difference_{name}": mean, f"low_{name}": low, f"high_{name}": high}
         rows.append(row)
     return LearningTable(control, at["tokens"], at["seconds"], pd.DataFrame(rows))
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float, float]:
-    if len(values) < 2:
-        return (values[0] if values else np.nan), np.nan, np.nan
-    mean, low, high, _ = mean_interval(values)
-    return mean, low, high
 
 
 def plot_learning(curves: pd.DataFrame, x: str = "tokens", *, mode: str = "light") -> Figure:
@@ -133,24 +125,7 @@ def plot_learning(curves: pd.DataFrame, x: str = "tokens", *, mode: str = "light
     mode: "light" or "dark" page.
     """
     titles = {"tokens": "trained tokens", "seconds": "seconds of training"}
-    figure = go.Figure()
-    styles = line_styles(list(dict.fromkeys(curves.arm)))
-    for arm, frame in curves.groupby("arm", sort=False):
-        points = []
-        for _, group in frame.groupby("step"):
-            mean, low, high = _interval(group.pass1.tolist())
-            points.append((group[x].mean(), mean, low, high))
-        xs, means, lows, highs = (np.array(column) for column in zip(*points, strict=True))
-        colour, dash, symbol = styles[arm]
-        if not np.isnan(lows).all():
-            figure.add_scatter(
-                x=np.concatenate([xs, xs[::-1]]), y=np.concatenate([highs, lows[::-1]]), fill="toself", mode="none",
-                fillcolor=translucent(colour, 0.12), hoverinfo="skip", showlegend=False, legendgroup=arm,
-            )  # fmt: skip
-        figure.add_scatter(
-            x=xs, y=means, mode="lines+markers", name=arm, legendgroup=arm,
-            line={"color": colour, "dash": dash}, marker_symbol=symbol,
-            hovertemplate=f"{arm}: %{{y:.1%}} at %{{x:,.0f}}<extra></extra>",
-        )  # fmt: skip
-    figure.update_layout(height=460, xaxis_title=titles[x], yaxis={"title": "held-out pass@1", "tickformat": ".0%"})
+    panel = mean_panel("held-out pass@1", curves, "pass1", line="arm", by="step", x=x)
+    order = list(dict.fromkeys(curves.arm))
+    figure = draw_panels([panel], x=titles[x], hover="%{y:.1%} at %{x:,.0f}", order=order, opacity=0.12)
     return Figure(figure, curves, mode)

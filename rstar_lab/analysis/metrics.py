@@ -4,7 +4,6 @@ Metrics include all rollouts of a step, also those that resampling dropped. With
 policy would look better than it is.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -367,37 +366,6 @@ def outcome_mix(runs: RunsLike, *, by: Sequence[str] = ("run_id", "step"), where
               FROM (SELECT *, unnest(outcomes) AS outcome FROM trajectories WHERE {runs.condition(where)}) GROUP BY ALL)
             ORDER BY ALL"""
     )
-
-
-# --- tables in notebooks
-
-_SHARE = re.compile(r"(^|_)(share|rate|part|kept)$|^after_(error|success)$")
-
-
-def format_numbers(frame: pd.DataFrame, shares: Sequence[str] = ()) -> pd.DataFrame:
-    """Return a copy for display: shares as percentages, other floating-point numbers with at least three digits.
-
-    A column holds shares if it is in `shares`, or one of its labels is a metric in percent (METRICS) or ends with share, rate,
-    part or kept.
-    Missing values are shown as "–".
-    """
-    shown = {}
-    for position, column in enumerate(frame.columns):
-        values = frame.iloc[:, position]
-        if pd.api.types.is_float_dtype(values):
-            labels = column if isinstance(column, tuple) else (column,)
-            write = "{:.1%}".format if column in shares or any(_is_share(str(label)) for label in labels) else _digits
-            values = values.map(write, na_action="ignore").astype(object).where(values.notna(), "–")
-        shown[position] = values
-    return pd.DataFrame(shown, index=frame.index).set_axis(frame.columns, axis=1)
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _is_share(label: str) -> bool:
-    return METRICS[label].percent if label in METRICS else bool(_SHARE.search(label))
 
 
 # --- what became of the rollouts: each was trained on, or left out for one reason

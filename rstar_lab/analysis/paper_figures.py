@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figure_theme import line_styles
-from rstar_lab.analysis.figures import add_line, plot_ablation, plot_curves
+from rstar_lab.analysis.figures import plot_ablation, plot_curves
 from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.line_panels import Panel, draw_panels
 from rstar_lab.analysis.metrics import curves, held_out_metrics, measure
 from rstar_lab.analysis.paper import OTHER_SET, SETS, compact, published, set_name
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, open_runs, training_runs
@@ -113,14 +112,12 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
 
 def _plot(frame: pd.DataFrame, lines: str, x: str, panels: dict[str, str]) -> Figure:
     """Plot each column of `panels` over `x` in a panel of that title, with one line per value of the column `lines`."""
-    figure = make_subplots(1, len(panels), subplot_titles=list(panels.values()), horizontal_spacing=0.1)
-    for line, style in line_styles([str(value) for value in frame[lines].unique()]).items():
-        part = frame[frame[lines].astype(str) == line]
-        for column, name in enumerate(panels, start=1):
-            add_line(figure, part[x], part[name], line, style, {"row": 1, "col": column}, legend=column == 1)
-    figure.update_xaxes(title=x.replace("_", " "))
-    figure.update_layout(height=400)
-    return Figure(figure, frame)
+    names = frame[lines].astype(str)
+    drawn = [
+        Panel(title, pd.DataFrame({"line": names, "x": frame[x], "value": frame[name]}))
+        for name, title in panels.items()
+    ]
+    return Figure(draw_panels(drawn, x=x.replace("_", " "), hover="%{x}: %{y:.3g}"), frame)
 
 
 def model_accuracy(runs: RunsLike) -> pd.DataFrame:

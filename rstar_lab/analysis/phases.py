@@ -6,6 +6,7 @@ import pandas as pd
 
 from rstar_lab.analysis.metrics import METRICS, measure
 from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.tables import format_estimate
 
 _NAMES = {"base": "before training", "sft": "after SFT", "rl": "after RL"}
 
@@ -33,7 +34,7 @@ def phase_table(
         if mark and (phase in _NAMES or phase.startswith("rl-")):
             title = _NAMES.get(phase) or f"after stage {phase.removeprefix('rl-')}"
             for row in measure(open_runs(runs_dir, run_ids=[run_id]), metrics).itertuples():
-                rows.append((title, held_out, METRICS[str(row.metric)].title, _interval(row)))
+                rows.append((title, held_out, METRICS[str(row.metric)].title, format_estimate(row)))
                 size = f"{row.n:,} rollouts, {row.clusters:,} problems"
             rows.append((title, held_out, "n", size))
     if not rows:
@@ -42,12 +43,3 @@ def phase_table(
     order = {column: list(dict.fromkeys(table[column])) for column in ("model", "set", "metric")}
     wide = table.pivot(index="model", columns=["set", "metric"], values="value").fillna("–")
     return wide.reindex(index=order["model"], columns=pd.MultiIndex.from_product([order["set"], order["metric"]]))
-
-
-def _interval(row: object) -> str:
-    """Return a row of `measure` as "33.8% [29.6%, 38.3%]"."""
-    value, low, high, metric = (getattr(row, name) for name in ("value", "low", "high", "metric"))
-    if pd.isna(value):
-        return "–"
-    write = "{:.1%}".format if METRICS[metric].percent else "{:,.0f}".format
-    return write(value) + (f" [{write(low)}, {write(high)}]" if pd.notna(low) else "")

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 from plotly.offline import get_plotlyjs
@@ -25,21 +24,15 @@ from rstar_lab.analysis.inspector.export import (
     trajectory_data,
     verdict,
 )
-from rstar_lab.analysis.inspector.palette import STATIC, widget_css
+from rstar_lab.analysis.inspector.palette import styles
 from rstar_lab.analysis.inspector.source import Source
-from rstar_lab.analysis.metrics import (
-    class_title,
-    format_numbers,
-    get_metric,
-    held_out_metrics,
-    measure,
-    rollout_classes,
-)
+from rstar_lab.analysis.metrics import class_title, get_metric, held_out_metrics, measure, rollout_classes
 from rstar_lab.analysis.paper import OTHER_SET, SETS, published, reference
 from rstar_lab.analysis.paper_figures import figures_of_the_paper
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, open_runs
+from rstar_lab.analysis.tables import format_estimate, html_table
 from rstar_lab.runs import RunReader, RunStoreError
-from rstar_lab.untrusted.text import counted, escaped
+from rstar_lab.untrusted.text import Html, counted, escaped, html, joined
 
 METRICS = (
     "pass1", "tool_error_rate", "tool_error_rate_correct", "calls", "response_tokens", "response_tokens_correct",
@@ -56,7 +49,7 @@ TEXT_LIMIT = 200_000  # characters of a transcript; of longer ones, the beginnin
 TOKEN_LIMIT = 4000  # longer responses are shown without token values, which would make the file large
 
 
-def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, sample: int = SAMPLE) -> str:
+def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, sample: int = SAMPLE) -> Html:
     """Return the page of a run. compare_with: folder of another run, for curves of both and a paired comparison.
 
     sample: number of trajectories to include.
@@ -68,12 +61,13 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
     if not runs.count():
         raise RunStoreError(f"run {reader.run_id} has no trajectories, so there is nothing to report")
     both = runs if compare_with is None else open_runs([reader.run_dir, Path(compare_with)])
+    measured = _measured(runs)
     parts = [
         _facts(reader, runs),
-        _section("Damaged files, which are left out", "<br>".join(damaged)) if damaged else "",
-        _section("Summary", _summary(runs)),
+        _section("Damaged files, which are left out", joined(damaged, Html("<br>"))) if damaged else "",
+        _section("Summary", _summary(measured)),
         _section("Curves", _curves(both)) if len(reader.steps()) > 1 else "",
-        _section("Means and 95% intervals", _intervals(runs)),
+        _section("Means and 95% intervals", _intervals(measured)),
         _outcomes(runs),
         _classes(runs),
         _section("Comparison", _comparison(runs, open_runs(compare_with))) if compare_with is not None else "",
@@ -83,40 +77,36 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
     return _page(reader.run_id, parts)
 
 
-def paper_html(runs: RunsLike) -> str:
+def paper_html(runs: RunsLike) -> Html:
     """Return a page with the figures and tables of the paper, made from runs (`figures_of_the_paper`)."""
-    opened = as_runs(runs)
     parts = []
-    for name, shown in figures_of_the_paper(opened).items():
-        if isinstance(shown, Figure):
-            body = _figure(shown)
-        else:
-            shares = (*SETS, OTHER_SET) if name == "results" else ()
-            body = format_numbers(shown, shares).to_html(index=False, border=0, na_rep="–")
+    for name, shown in figures_of_the_paper(as_runs(runs)).items():
+        shares = (*SETS, OTHER_SET) if name == "results" else ()
+        body = _figure(shown) if isinstance(shown, Figure) else html_table(shown, shares)
         parts.append(_section(PAPER_TITLES.get(name, name.capitalize()), body))
-    general = pd.DataFrame(published()["general"]).T
-    parts.append(_section("General benchmarks (published)", general.to_html(border=0, na_rep="–")))
+    general = pd.DataFrame(published()["general"]).T.rename_axis("model").reset_index()
+    parts.append(_section("General benchmarks (published)", html_table(general)))
     return _page("rStar2-Agent: the figures of the paper, from these runs", parts)
 
 
-def _page(title: str, parts: Sequence[str]) -> str:
+def _page(title: str, parts: Sequence[Html | str]) -> Html:
     """Return a page that needs no network and runs only its own scripts."""
-    style = widget_css() + (STATIC / "report.css").read_text(encoding="utf-8")
+    style = styles("transcript", "levels", "inspector", "report")
     scripts = [get_plotlyjs(), page_script("report")]
-    return (
+    return html(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts, style)}">'
-        f"<title>{escaped(title)}</title><style>{style}</style>"
-        f"</head><body>{_without_map_styles(scripts[0])}<main><h1>{escaped(title)}</h1>{''.join(parts)}</main>"
-        f"{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>\n"
-    )
+        '<meta http-equiv="Content-Security-Policy" content="{}"><title>{}</title><style>{}</style>'
+        "</head><body>{}<main><h1>{}</h1>{}</main>{}</body></html>\n",
+        Html(_policy(scripts, style)), title, Html(style), _without_map_styles(scripts[0]), title,
+        joined(map(escaped, parts)), joined(Html(f"<script>{text}</script>") for text in scripts),
+    )  # fmt: skip
 
 
-def _without_map_styles(plotly: str) -> str:
+def _without_map_styles(plotly: str) -> Html:
     """Return elements with the ids of the style sheets that plotly adds for maps, so that it does not add them."""
     ids = dict.fromkeys(re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly))
-    return "".join(f'<i id="{name}" hidden></i>' for name in ids)
+    return joined(html('<i id="{}" hidden></i>', name) for name in ids)
 
 
 def _policy(scripts: Sequence[str], style: str) -> str:
@@ -132,11 +122,11 @@ def _policy(scripts: Sequence[str], style: str) -> str:
     )
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{title}</h2>{body}</section>"
+def _section(title: str, body: Html) -> Html:
+    return html("<section><h2>{}</h2>{}</section>", title, body)
 
 
-def _facts(reader: RunReader, runs: Runs) -> str:
+def _facts(reader: RunReader, runs: Runs) -> Html:
     info = reader.info
     steps = reader.steps()
     facts = {
@@ -144,10 +134,8 @@ def _facts(reader: RunReader, runs: Runs) -> str:
         "Model": info["recipe"].get("model"), "Steps": len(steps), "Trajectories": f"{runs.count():,}",
         "Parent": (info.get("parent") or {}).get("run"), "Error": info.get("error"),
     }  # fmt: skip
-    listed = "".join(
-        f"<div><dt>{key}</dt><dd>{escaped(value)}</dd></div>" for key, value in facts.items() if value is not None
-    )
-    return f'<dl class="facts">{listed}</dl>'
+    listed = [html("<div><dt>{}</dt><dd>{}</dd></div>", *fact) for fact in facts.items() if fact[1] is not None]
+    return html('<dl class="facts">{}</dl>', joined(listed))
 
 
 def _thirds(runs: Runs) -> list[tuple[str, str]]:
@@ -162,59 +150,42 @@ def _thirds(runs: Runs) -> list[tuple[str, str]]:
     ]
 
 
-def _measured(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
-    parts = []
+def _measured(runs: Runs) -> dict[str, pd.DataFrame]:
+    """Return the rows of `measure` of METRICS, with their texts, by part of the run."""
+    parts = {}
     for name, where in _thirds(runs):
-        table = measure(runs, METRICS, by=(), where=where)
-        parts.append((name, {row["metric"]: row for row in table.to_dict("records")}))
+        table = measure(runs, METRICS, by=(), where=where).set_index("metric", drop=False).reindex(METRICS)
+        parts[name] = table.assign(
+            metric=METRICS, text=[format_estimate(row) for row in table.assign(metric=METRICS).itertuples()]
+        )
     return parts
 
 
-def _format(metric: str, row: dict[str, Any] | None) -> str:
-    if row is None or row["value"] is None or pd.isna(row["value"]):
-        return "–"
-    digits = "{:.1%}" if get_metric(metric).percent else "{:.2f}"
-    text = digits.format(row["value"])
-    if row["low"] is not None and not pd.isna(row["low"]):
-        text += f" [{digits.format(row['low'])}, {digits.format(row['high'])}]"
-    return text
-
-
-def _summary(runs: Runs) -> str:
-    parts = _measured(runs)
+def _summary(measured: Mapping[str, pd.DataFrame]) -> Html:
     sentences = []
     for metric in ("pass1", "tool_error_rate_correct", "response_tokens"):
-        title = get_metric(metric).title
-        values = [_format(metric, measured.get(metric)) for _, measured in parts]
-        if len(parts) == 1:
-            sentences.append(f"<li>{escaped(title)}: {values[0]}.</li>")
-        else:
-            sentences.append(f"<li>{escaped(title)}: {values[0]} in {parts[0][0]}, {values[1]} in {parts[1][0]}.</li>")
-    return f"<ul>{''.join(sentences)}</ul><p>In brackets: 95% intervals over problems.</p>"
+        several = len(measured) > 1
+        values = [
+            f"{table.text[metric]} in {name}" if several else table.text[metric] for name, table in measured.items()
+        ]
+        sentences.append(html("<li>{}: {}.</li>", get_metric(metric).title, ", ".join(values)))
+    return html("<ul>{}</ul><p>In brackets: 95% intervals over problems.</p>", joined(sentences))
 
 
-def _intervals(runs: Runs) -> str:
-    parts = _measured(runs)
-    head = "".join(f"<th>{escaped(name)}</th><th>n</th>" for name, _ in parts)
-    rows = []
-    for metric in METRICS:
-        cells = "".join(
-            f"<td>{_format(metric, measured.get(metric))}</td><td>{measured[metric]['n'] if metric in measured else 0:,}</td>"
-            for _, measured in parts
-        )
-        rows.append(f"<tr><th>{escaped(get_metric(metric).title)}</th>{cells}</tr>")
-    return (
-        f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
+def _intervals(measured: Mapping[str, pd.DataFrame]) -> Html:
+    columns: dict[str, list[Any]] = {"metric": [get_metric(metric).title for metric in METRICS]}
+    for name, table in measured.items():
+        columns |= {name: table.text.tolist(), f"n ({name})": table.n.fillna(0).astype(int).tolist()}
+    return html('<div class="wide">{}</div>', html_table(pd.DataFrame(columns)))
 
 
-def _curves(runs: Runs) -> str:
+def _curves(runs: Runs) -> Html:
     held_out = held_out_metrics(runs)
     published = any(reference(name) is not None for name in held_out)
     return _figure(plot_curves(runs, [*DEFAULT_METRICS, *held_out], reference=published))
 
 
-def _outcomes(runs: Runs) -> str:
+def _outcomes(runs: Runs) -> Html | str:
     try:
         figure = plot_outcomes(runs)
     except RunStoreError:  # the run kept no calls
@@ -222,74 +193,58 @@ def _outcomes(runs: Runs) -> str:
     return _section("Outcomes of tool calls", _figure(figure))
 
 
-def _classes(runs: Runs) -> str:
+def _classes(runs: Runs) -> Html | str:
     """Return what became of the rollouts, as a table that adds up; empty without these metrics."""
     table = rollout_classes(runs)
     if table.empty:
         return ""
-    rows = list(zip(map(class_title, table.rollout_class), table.rollouts, table.share, strict=True))
-    rows.append(("all rollouts", int(table.rollouts.sum()), 1.0))
-    body = "".join(
-        f"<tr><th>{escaped(title)}</th><td>{count:,}</td><td>{share:.1%}</td></tr>" for title, count, share in rows
+    titles = [*map(class_title, table.rollout_class), "all rollouts"]
+    rollouts, shares = [*table.rollouts, int(table.rollouts.sum())], [*table.share, 1.0]
+    return _section(
+        "What became of the rollouts", html_table(pd.DataFrame({"": titles, "rollouts": rollouts, "share": shares}))
     )
-    head = "<tr><th></th><th>rollouts</th><th>share</th></tr>"
-    return _section("What became of the rollouts", f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Figure) -> Html:
     """Return the figure as data, which the page's script draws for a light or a dark page."""
     both = [json.loads(themed.to_json()) for themed in (figure, figure.dark())]
-    boxes = "".join(f'<div class="on-{theme}"></div>' for theme in ("light", "dark"))
-    return f'<div class="figure">{data_element(both)}{boxes}</div>'
+    return html(
+        '<div class="figure">{}<div class="on-light"></div><div class="on-dark"></div></div>', data_element(both)
+    )
 
 
-def _comparison(runs: Runs, other: Runs) -> str:
+def _comparison(runs: Runs, other: Runs) -> Html:
     comparison = compare(other, runs, METRICS)
-    rows = []
-    for row in comparison.table.to_dict("records"):
-        cells = "".join(f"<td>{escaped(_cell(value))}</td>" for value in row.values())
-        rows.append(f"<tr>{cells}</tr>")
-    head = "".join(f"<th>{escaped(column)}</th>" for column in comparison.table.columns)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<p>{escaped(comparison.sentence)}</p><div class="wide">{table}</div>'
+    return html('<p>{}</p><div class="wide">{}</div>', comparison.sentence, html_table(comparison.table))
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return "–" if np.isnan(value) else f"{value:.3g}"
-    return str(value)
-
-
-def _trajectories(runs: Runs, sample: int) -> str:
+def _trajectories(runs: Runs, sample: int) -> Html:
     """Return a list of sampled trajectories and their transcripts, which the script shows on selection."""
     chosen = _sample(runs, sample)
     source = Source(runs)
     items, elements = [], []
-    for number, row in enumerate(chosen.to_dict("records")):
-        record = runs.record(row["traj_id"])
+    for number, traj_id in enumerate(chosen.traj_id):
+        row, record = source.row(traj_id), runs.record(traj_id)
         plain = (row.get("response_tokens") or 0) > TOKEN_LIMIT or len(str(record.get("messages"))) > TEXT_LIMIT
-        full = source.row(row["traj_id"])
-        data = trajectory_data(full, record, source.siblings(full), plain=plain)
-        state, mark, text = verdict(full)
-        place = f"step {row['step']}"
-        label = excerpt(record.get("question"), row["problem_id"], LABEL)
-        items.append(
-            f'<li data-number="{number}" data-verdict="{state}" data-errors="{int((row["errors"] or 0) > 0)}">'
-            f'<button type="button"><b class="{state}" title="{escaped(text)}">{mark}</b> {escaped(label)}'
-            f"<small>{', '.join([place, *_counts(full)])}</small></button></li>"
+        data = trajectory_data(row, record, source.siblings(row), plain=plain)
+        state, mark, text = verdict(row)
+        item = (
+            '<li data-number="{}" data-verdict="{}" data-errors="{}"><button type="button"><b class="{}" title="{}">{}</b> {}'
+            "<small>{}</small></button></li>"
         )
+        label = excerpt(record.get("question"), row["problem_id"], LABEL)
+        counts = ", ".join([f"step {row['step']}", *_counts(row)])
+        items.append(html(item, number, state, int((row["errors"] or 0) > 0), state, text, mark, label, counts))
         elements.append(data_element(data, f"trajectory-{number}"))
-    controls = (
+    return html(
+        "<p>{} of {} trajectories, alternately correct and wrong, with and without tool errors.</p>"
         '<div class="controls"><input type="search" id="search" placeholder="Search in the transcripts" '
         'aria-label="Search in the transcripts"><select id="filter" aria-label="Filter">'
         '<option value="">all</option><option value="correct">correct</option><option value="wrong">wrong</option>'
         '<option value="errors">with tool errors</option></select><span id="count" role="status"></span></div>'
-    )
-    note = f"<p>{len(chosen)} of {runs.count():,} trajectories, alternately correct and wrong, with and without tool errors.</p>"
-    return (
-        f'{note}{controls}<div class="browser"><ol id="list">{"".join(items)}</ol><div id="shown" tabindex="-1"></div></div>'
-        f"{''.join(elements)}"
-    )
+        '<div class="browser"><ol id="list">{}</ol><div id="shown" tabindex="-1"></div></div>{}',
+        len(chosen), f"{runs.count():,}", joined(items), joined(elements),
+    )  # fmt: skip
 
 
 def _counts(row: Mapping[str, Any]) -> list[str]:
@@ -301,18 +256,19 @@ def _counts(row: Mapping[str, Any]) -> list[str]:
 def _sample(runs: Runs, count: int) -> pd.DataFrame:
     """Return `count` trajectories, alternately correct and wrong, with and without tool errors, ordered by a hash of their ids."""
     return runs.sql(
-        "SELECT traj_id, problem_id, step, reward, turns, errors, response_tokens FROM ("
+        "SELECT traj_id, step FROM ("
         "  SELECT *, row_number() OVER (PARTITION BY reward > 0, errors > 0 ORDER BY md5(traj_id)) AS place FROM trajectories"
         ") WHERE traj_id IN (SELECT traj_id FROM transcripts) ORDER BY place, reward > 0 DESC, errors > 0 DESC, traj_id LIMIT ?",
         [count],
     ).sort_values(["step", "traj_id"], ascending=[False, True])
 
 
-def _provenance(reader: RunReader) -> str:
+def _provenance(reader: RunReader) -> Html:
     info = reader.info
     recipe = yaml.safe_dump(info["recipe"].for_display(), sort_keys=False, allow_unicode=True)
     origin = {key: info.get(key) for key in ("versions", "commit", "hardware", "attempts", "extra")}
-    return (
-        f"<details><summary>Recipe</summary><pre>{escaped(recipe)}</pre></details>"
-        f"<details><summary>Versions, commit and hardware</summary><pre>{escaped(json.dumps(origin, indent=1))}</pre></details>"
-    )
+    return html(
+        "<details><summary>Recipe</summary><pre>{}</pre></details>"
+        "<details><summary>Versions, commit and hardware</summary><pre>{}</pre></details>",
+        recipe, json.dumps(origin, indent=1),
+    )  # fmt: skip

@@ -260,23 +260,6 @@ class Runs:
         row = self._transcript_row(self._place(traj_id) if place is None else place, "*")
         return row | {"token_texts": self.texts(row["run_id"], row["response_ids"])}
 
-    def turns(self, traj_id: str) -> pd.DataFrame:
-        """Return one row per turn of the model: text, calls, outcomes, and the seconds that its calls queued and ran.
-
-        Args:
-            traj_id: Id of the trajectory.
-        """
-        messages = self.transcript(traj_id)
-        texts = messages[messages.role == "assistant"].groupby("turn").content.agg("".join)
-        calls = self._calls_of(self._place(traj_id)).sort_values(["turn", "index"])
-        of_turn = calls.groupby("turn")
-        frame = pd.DataFrame({"traj_id": traj_id, "turn": texts.index, "text": texts.to_numpy()})
-        frame["calls"] = frame.turn.map(of_turn.size()).fillna(0).astype(int)
-        frame["outcomes"] = [list(calls.outcome[calls.turn == turn]) for turn in frame.turn]
-        for name in ("queue_s", "run_s"):
-            frame[name] = frame.turn.map(of_turn[name].sum()).fillna(0.0)
-        return frame
-
     def tokens(self, traj_id: str) -> pd.DataFrame:
         """Return one row per response token: position, token_id, text, model, turn, engine_log_prob,
         trainer_log_prob, mismatch, entropy, advantage,

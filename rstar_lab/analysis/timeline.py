@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
+from rstar_lab.analysis.line_panels import draw_panels, wide_panel
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
@@ -167,32 +167,16 @@ def plot_staleness(runs: RunsLike, run_id: str, *, mode: str = "light") -> Figur
     steps = runs.steps({"run_id": run_id})
     if "staleness_mean" not in steps:
         raise UserError(f"run {run_id} has no staleness: it was trained in mode sync")
-    figure = make_subplots(
-        1, 3, subplot_titles=("staleness (updates)", "idle share", "dropped as too old (share of groups)")
-    )
-    idle = {
-        "generator": 1 - steps.engine_busy_s / steps.step_s if "engine_busy_s" in steps else None,
-        "trainer": steps["generate_s" if "generate_s" in steps else "gen_s"] / steps.step_s,  # gen_s: verl's name
-    }
+    idle = {"trainer": steps["generate_s" if "generate_s" in steps else "gen_s"] / steps.step_s}  # gen_s: verl's name
+    if "engine_busy_s" in steps:
+        idle = {"generator": 1 - steps.engine_busy_s / steps.step_s} | idle
+    dropped = {
+        "all groups": steps.dropped_share, "longest third": steps.dropped_share_long, "least solved third": steps.dropped_share_hard,
+    }  # fmt: skip
     panels = [
-        {"mean": steps.staleness_mean, "maximum": steps.staleness_max},
-        {name: share for name, share in idle.items() if share is not None},
-        {
-            "all groups": steps.dropped_share,
-            "longest third": steps.dropped_share_long,
-            "least solved third": steps.dropped_share_hard,
-        },
+        wide_panel("staleness (updates)", steps.step, {"mean": steps.staleness_mean, "maximum": steps.staleness_max}),
+        wide_panel("idle share", steps.step, idle, percent=True),
+        wide_panel("dropped as too old (share of groups)", steps.step, dropped, percent=True),
     ]
-    colours = iter(COLOURS)
-    for column, panel in enumerate(panels, start=1):
-        for name, values in panel.items():
-            figure.add_scatter(
-                x=steps.step, y=values, mode="lines+markers", name=name, line_color=next(colours), row=1, col=column,
-                hovertemplate=f"step %{{x}}, {name}: %{{y:.3g}}<extra></extra>",
-            )  # fmt: skip
-    figure.update_xaxes(title_text="step")
-    figure.update_yaxes(rangemode="tozero")
-    for column in (2, 3):
-        figure.update_yaxes(tickformat=".0%", row=1, col=column)
-    figure.update_layout(height=380)
+    figure = draw_panels(panels, columns=3)
     return Figure(figure, steps, mode)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.code_use import METRICS, libraries, plot_tool_use, tool_calls, tool_use, tool_use_table
+from rstar_lab.analysis.code_use import METRICS, libraries, plot_tool_use, tool_calls, tool_use
 from rstar_lab.runs import RunWriter
 
 TOOL = "execute_python_code_with_standard_io"
@@ -108,14 +108,10 @@ def test_libraries_are_shares_of_the_calls_with_code(runs):
     assert found.loc[(2, "sympy"), "share"] == pytest.approx(4 / 6)
 
 
-def test_figure_and_table_show_every_metric(runs):
+def test_the_figure_shows_every_metric(runs):
     figure = plot_tool_use(runs)
     shown = [trace for trace in figure.data if trace.name == "a"]
     assert len(shown) == len(METRICS) and list(shown[0].x) == [1, 2]
-    table = tool_use_table(runs)
-    assert list(table.index) == [title for title, *_ in METRICS.values()] and table.loc[
-        "rollouts with a call", "a"
-    ].startswith("66.7%")
 
 
 def test_a_sample_is_fixed_and_limited(runs):

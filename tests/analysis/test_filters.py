@@ -113,7 +113,6 @@ def test_steps_take_only_filters_of_steps(runs):
 def test_figures_take_every_filter(runs):
     for where in ({"errors": True}, "correct AND step > 1"):
         assert len(analysis.libraries(runs, where)) <= len(analysis.libraries(runs))
-        assert len(analysis.tool_use_table(runs, where)) <= len(analysis.tool_use_table(runs))
         assert 0 < len(analysis.tool_use(runs, where)) <= len(analysis.tool_use(runs))
         assert set(analysis.token_table(runs, where).traj_id) <= set(runs.trajectories(where).traj_id)
         for plot in (analysis.plot_outcomes, analysis.plot_lengths, analysis.plot_pass_at_k, analysis.plot_tool_use):

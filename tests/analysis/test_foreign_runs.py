@@ -487,7 +487,7 @@ def test_a_filter_that_never_ends_is_one_error(run, monkeypatch, in_memory):
     """The user's own queries have no limit."""
     inspector = inspect(run, ENDLESS)
     inspector.source.load() if in_memory else inspector.source.refresh()
-    assert inspector.source._trajectories.is_loaded == in_memory
+    assert inspector.source.in_memory == in_memory
     monkeypatch.setattr("rstar_lab.analysis.queries.FILTER_S", 0.2)
     for read in (inspector.rows, lambda: inspector._page([], 0, 10, inspector.filters, {}, [])):
         with pytest.raises(UserError, match="ran longer than"):

@@ -39,7 +39,7 @@ def test_pages_contain_every_row_once_in_any_order(source: Source, in_memory: bo
     source = Source(source.store)
     if in_memory:
         source.load()
-    assert source._trajectories.is_loaded == in_memory
+    assert source.in_memory == in_memory
     for sort in (
         [],
         ["entropy", True],
@@ -64,7 +64,7 @@ def test_pages_contain_every_row_once_in_any_order(source: Source, in_memory: bo
 def test_rows_in_memory_are_those_of_the_files_until_the_run_grows(source: Source):
     memory = Source(source.store)
     memory.load()
-    assert memory._trajectories.is_loaded
+    assert memory.in_memory
     for where, sort in (("TRUE", []), ("entropy > 0.3", ["answer", True]), ("kept", ["entropy", True])):
         assert memory.page(where, sort, 0, 30) == source.page(where, sort, 0, 30)
         assert memory.count(where) == source.count(where)
@@ -72,7 +72,7 @@ def test_rows_in_memory_are_those_of_the_files_until_the_run_grows(source: Sourc
     assert memory.siblings(row) == source.siblings(row) and memory.row(row["traj_id"]) == source.row(row["traj_id"])
     memory.refresh()
     memory.load()  # the run may still be growing
-    assert not memory._trajectories.is_loaded
+    assert not memory.in_memory
 
 
 @pytest.mark.parametrize("kind", ["memory", "frames"])
@@ -82,7 +82,7 @@ def test_a_cell_and_the_page_can_query_at_the_same_time(source: Source, kind: st
     columns = ["traj_id", "run_id, step", "traj_id, reward, answer"]
 
     def query(number: int) -> int:
-        return len(shared._rows(f"SELECT {columns[number % 3]} FROM trajectories LIMIT {number}", raw=True))
+        return len(shared._fetch(f"SELECT {columns[number % 3]} FROM trajectories LIMIT {number}")[1])
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(query, range(1, 300))) == list(range(1, 300))

@@ -11,7 +11,7 @@ from helpers.inspector_runs import HOSTILE
 
 from rstar_lab.analysis.inspector.export import content_hash, roc_status
 from rstar_lab.analysis.inspector.inspector import Inspector
-from rstar_lab.analysis.inspector.palette import SYNTAX, colour_levels, contrast, page_css
+from rstar_lab.analysis.inspector.palette import SCALES, styles
 from rstar_lab.analysis.inspector.transcript import segments, token_values
 from rstar_lab.untrusted.text import BIDI, visible
 
@@ -90,20 +90,39 @@ def test_static_html_contains_list_and_transcript(inspector: Inspector):
     assert "384 trajectories" in found.text and "step 5 · sample 4" in found.text and "total = sum(" in found.text
 
 
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, two: str) -> float:
+    low, high = sorted((luminance(one), luminance(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
 def test_text_is_readable_on_every_colour_level():
-    sheet = page_css()
-    ink = re.search(r"--rl-ink: light-dark\((#\w{6}), (#\w{6})\)", sheet)
-    assert ink and len(colour_levels()) == 7 + 7 + 4 * 5 + 2
-    for name, (_, *grounds) in colour_levels().items():
-        rule = re.search(rf"highlight\(rl-{name}\) \{{ (.*?) \}}", sheet)
-        texts = [ink.groups()] if rule and " color:" in rule[1] else [ink.groups(), *SYNTAX.values()]
-        poor = [
-            (pair, ground)
-            for pair in texts
-            for text, ground in zip(pair, grounds, strict=True)
-            if contrast(text, ground) < 4.5
-        ]
-        assert rule and not poor, name
+    sheet = styles("transcript", "levels")
+    pair = r"light-dark\((#\w{6}), (#\w{6})\)"
+    ink = re.search(rf"--rl-ink: {pair}", sheet)
+    syntax = re.findall(rf"highlight\(rl-py-\w+\) {{ color: {pair}", sheet)
+    levels = re.findall(
+        rf"highlight\(rl-([a-z]+)(\d)\),.* {{{{ background-color: {pair};( color:)?", sheet.replace("{", "{{")
+    )
+    assert ink and len(syntax) == 5
+    prefixes = {
+        "e": "entropy",
+        "l": "log_prob",
+        "dp": "mismatch",
+        "dn": "mismatch",
+        "ap": "advantage",
+        "an": "advantage",
+    }
+    expected = [f"{prefix}{level + 1}" for prefix, name in prefixes.items() for level in range(len(SCALES[name]))]
+    assert [prefix + level for prefix, level, *_ in levels] == [*expected, "m0", "m1"]
+    for prefix, level, *grounds, plain in levels:
+        for text in [ink.groups()] if plain else [ink.groups(), *syntax]:
+            assert all(contrast(*both) >= 4.5 for both in zip(text, grounds, strict=True)), prefix + level
 
 
 def test_roc_status_names_equal_rewards_as_the_reason():

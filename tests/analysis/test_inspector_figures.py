@@ -41,15 +41,6 @@ def test_points_of_a_figure_list_their_rollouts(inspector: Inspector):
     assert inspector.scope == {} and len(inspector.rows()) == 384
 
 
-def test_a_figure_widget_is_linked_in_place(inspector: Inspector):
-    figure = go.FigureWidget(go.Figure().add_scatter(x=[1, 2, 3], y=[1, 2, 3], name="grpo"))
-    assert link(figure, inspector) is figure
-    points = type("Points", (), {"point_inds": [2]})()
-    for callback in figure.data[0]._click_callbacks:
-        callback(figure.data[0], points, None)
-    assert inspector.scope["filter"] == {"run_id": "grpo", "step": 3}
-
-
 def test_linking_a_figure_with_an_unknown_filter_raises(inspector: Inspector):
     figure = go.Figure().add_bar(x=[1], y=[1], customdata=[{"colour": 1}])
     with pytest.raises(UserError, match="unknown filter 'colour'"):

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from html import unescape
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import plotly.graph_objects as go
 import traitlets
 from IPython.display import display
@@ -14,7 +12,7 @@ from plotly.offline import get_plotlyjs
 from rstar_lab.analysis.figure_theme import template
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure, check_links, figure_points, show_points, themed
-from rstar_lab.analysis.inspector.source import Store
+from rstar_lab.analysis.inspector.source import StoreLike
 from rstar_lab.common.errors import UserError
 
 MAX_FIGURES = 3
@@ -26,7 +24,7 @@ class Explorer(Inspector):
     figures = traitlets.List(trait=traitlets.Dict()).tag(sync=True)  # of {name, json}
     dark_template = traitlets.Dict(template("dark").to_plotly_json()).tag(sync=True)
 
-    def __init__(self, figures: Sequence[go.Figure], store: Store | pd.DataFrame, **state: Any) -> None:
+    def __init__(self, figures: Sequence[go.Figure], store: StoreLike, **state: Any) -> None:
         self.linked = [themed(figure) for figure in figures]
         super().__init__(store, **{"height": 900, "figures": _payload(self.linked), **state})
         for figure in self.linked:
@@ -53,9 +51,7 @@ class Explorer(Inspector):
         return widget
 
 
-def explore(
-    figures: go.Figure | Sequence[go.Figure], store: Store | pd.DataFrame | str | Path, **state: Any
-) -> Explorer:
+def explore(figures: go.Figure | Sequence[go.Figure], store: StoreLike, **state: Any) -> Explorer:
     """Return one widget with up to three figures and the list of rollouts beside them. Display it in a cell.
 
     A click on a point or a box around several points lists their rollouts and opens the first one. On a page wider than 1500
@@ -68,10 +64,6 @@ def explore(
     shown = [figures] if isinstance(figures, go.Figure) else list(figures)
     if not 1 <= len(shown) <= MAX_FIGURES:
         raise UserError(f"explore shows 1 to {MAX_FIGURES} figures, got {len(shown)}")
-    if isinstance(store, str | Path):
-        from rstar_lab.analysis.runs import open_runs
-
-        store = open_runs(store)
     return Explorer(shown, store, **state)
 
 

@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from rstar_lab.analysis.inspector.palette import SCALES, STATIC, join_modules, page_css, widget_css
+from rstar_lab.analysis.inspector.palette import SCALES, STATIC, join_modules, styles, widget_css
 from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values
-from rstar_lab.untrusted.text import counted, escaped, visible
+from rstar_lab.analysis.tables import html_table
+from rstar_lab.untrusted.text import Html, counted, escaped, html, joined, visible
 
 _MODULES = ("dom", "python", "tokens", "transcript", "group", "article")  # of a page; its own entry follows
 # Headings of the kinds of segments; static/transcript.js reads the same file.
@@ -108,11 +110,10 @@ def page_script(entry: str) -> str:
     return f"(() => {{\nconst scales = {json.dumps(SCALES)};\n{join_modules(*_MODULES, entry)}}})();"
 
 
-def data_element(data: Any, name: str = "") -> str:
+def data_element(data: Any, name: str = "") -> Html:
     """Return an element that holds JSON values for a script. No text of the data can end the element."""
-    place = f' id="{name}"' if name else ""
-    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
-    return f'<script type="application/json"{place}>{text}</script>'
+    text = Html(json.dumps(data, allow_nan=False).replace("<", "\\u003c"))
+    return html('<script type="application/json"{}>{}</script>', html(' id="{}"', name) if name else "", text)
 
 
 def trajectory_data(
@@ -161,7 +162,7 @@ def _truth(row: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
     return row.get("truth") if row.get("truth") is not None else record.get("truth")
 
 
-def plain_html(row: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+def plain_html(row: Mapping[str, Any], record: Mapping[str, Any]) -> Html:
     """Return the texts of a trajectory as HTML without scripts, for a notebook that is read without a kernel.
 
     Of very long texts only the beginnings are shown.
@@ -170,16 +171,15 @@ def plain_html(row: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     parts = []
     for segment in map(_shortened, segments(record)):
         kind = segment.kind if segment.kind in LABELS else "other"  # the kind becomes a class
-        tool = f' <span class="rl-tool">{escaped(segment.tool)}</span>' if segment.tool else ""
-        shown = f'<pre class="rl-text" dir="ltr">{escaped(visible(segment.text))}</pre>'
-        parts.append(f'<section class="rl-seg rl-{kind}"><h3>{escaped(_heading(segment))}{tool}</h3>{shown}</section>')
-    return (
-        f'<article class="rl rl-page"><h2>{escaped(_title(row, record))}</h2>'
-        f'<p class="rl-chips"><span class="rl-chip rl-{state}">{mark} {escaped(text.capitalize())}</span></p>'
-        f'<p class="rl-answer">Answer <b>{escaped(format_value(row.get("answer")))}</b> · '
-        f'truth <b>{escaped(format_value(_truth(row, record)))}</b></p><p class="rl-id">{escaped(row.get("traj_id"))}</p>'
-        f"{''.join(parts)}</article>"
-    )
+        tool = html(' <span class="rl-tool">{}</span>', segment.tool) if segment.tool else ""
+        part = '<section class="rl-seg rl-{}"><h3>{}{}</h3><pre class="rl-text" dir="ltr">{}</pre></section>'
+        parts.append(html(part, kind, _heading(segment), tool, segment.text))
+    return html(
+        '<article class="rl rl-page"><h2>{}</h2><p class="rl-chips"><span class="rl-chip rl-{}">{} {}</span></p>'
+        '<p class="rl-answer">Answer <b>{}</b> · truth <b>{}</b></p><p class="rl-id">{}</p>{}</article>',
+        _title(row, record), state, mark, text.capitalize(), format_value(row.get("answer")), format_value(_truth(row, record)),
+        row.get("traj_id"), joined(parts),
+    )  # fmt: skip
 
 
 def _heading(segment: Segment) -> str:
@@ -195,24 +195,17 @@ def _shortened(segment: Segment) -> Segment:
     return replace(segment, text=text, starts=())
 
 
-def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str, questions: Mapping[str, str]) -> str:
+def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str, questions: Mapping[str, str]) -> Html:
     """Return the first rows of the list as an HTML table. questions: problem id to the beginning of its question."""
-    rows = [{**row, "problem": questions.get(row["problem_id"], row["problem_id"])} for row in rows]
     columns = (
         "step", "problem", "sample", "reward", "kept", "calls", "errors", "response_tokens", "answer", "truth",
     )  # fmt: skip
-    head = "".join(f'<th scope="col">{name.replace("_", " ")}</th>' for name in columns)
-    lines = "".join(
-        "<tr>" + "".join(f"<td>{escaped(format_value(row.get(name)))}</td>" for name in columns) + "</tr>"
-        for row in rows
-    )
-    caption = f"{counted(total, 'trajectory')} of {escaped(label)}" + (
-        f"; the first {len(rows)}" if total > len(rows) else ""
-    )
-    return (
-        f'<style>{page_css()}</style><div class="rl rl-page"><table class="rl-table"><caption>{caption}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
-    )
+    rows = [{**row, "problem": questions.get(row["problem_id"], row["problem_id"])} for row in rows]
+    texts = [[format_value(row.get(name)) for name in columns] for row in rows]
+    table = html_table(pd.DataFrame(texts, columns=[name.replace("_", " ") for name in columns]), css="rl-table")
+    first = f"; the first {len(rows)}" if total > len(rows) else ""
+    caption = html("<p>{} of {}{}</p>", counted(total, "trajectory"), label, first)
+    return html('<style>{}</style><div class="rl rl-page">{}{}</div>', Html(styles("transcript")), caption, table)
 
 
 def export_markdown(

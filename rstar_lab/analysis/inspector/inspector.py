@@ -24,11 +24,11 @@ from rstar_lab.analysis.inspector.notes import (
     write_view,
 )
 from rstar_lab.analysis.inspector.palette import SCALES, join_modules, widget_css
-from rstar_lab.analysis.inspector.source import Frames, Source, Store
+from rstar_lab.analysis.inspector.source import Source, Store, StoreLike, as_store
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.common.errors import UserError
-from rstar_lab.untrusted.text import visible
+from rstar_lab.untrusted.text import Html, joined, visible
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.forks import Fork
@@ -38,6 +38,20 @@ _MODULES = (
     "plot", "figures", "inspector",
 )  # fmt: skip
 _GROUP = ("run_id", "step", "group_id")
+# Traits that an inspector and its replacement share.
+_SHARED = (
+    "filters",
+    "scope",
+    "sort",
+    "columns",
+    "selected",
+    "channel",
+    "height",
+    "label",
+    "place",
+    "revision",
+    "reveal",
+)
 
 
 _NUMBERS = itertools.count(1)
@@ -79,12 +93,12 @@ class Inspector(NotebookWidget):
     # Notebook and number of the inspector in it: the browser restores the state of the same inspector after a restart.
     place = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, store: Store | pd.DataFrame, **state: Any) -> None:
-        self.source = Source(Frames(store) if isinstance(store, pd.DataFrame) else store)
+    def __init__(self, store: StoreLike, **state: Any) -> None:
+        self.source = Source(as_store(store))
         self._notes: dict[str, dict[str, Any]] | None = None
         self.forks: list[Fork] = []
         self._continuations: dict[str, Source] = {}
-        path = "" if isinstance(store, pd.DataFrame) else getattr(store, "path", "")
+        path = getattr(self.source.store, "path", "")
         super().__init__(**{"label": str(path or "trajectories"), "place": _place(), **state})
         self._condition(self.filters, {})  # raises for an unknown filter
         self.on_msg(self._on_message)
@@ -379,7 +393,7 @@ class Inspector(NotebookWidget):
     def static_bundle(self) -> dict[str, Any]:
         return {"text/html": self.static_html(), "text/plain": repr(self)}
 
-    def static_html(self) -> str:
+    def static_html(self) -> Html:
         """Return the first rows of the list and the selected transcript as HTML (default: the first with token values) without scripts."""
         rows = self.source.page(self.where, self.sort, 0, 12)
         with_values = [row for row in rows if row.get("entropy") is not None]
@@ -387,7 +401,7 @@ class Inspector(NotebookWidget):
         page = listing_html(rows, self.source.count(self.where), self.label, self.source.questions(rows))
         if chosen:
             try:
-                page += plain_html(*self._load(chosen)[:2])
+                page = joined([page, plain_html(*self._load(chosen)[:2])])
             except UserError:
                 pass  # show the list without a transcript
         return page
@@ -400,32 +414,16 @@ class Inspector(NotebookWidget):
     def share_state(self, widget: "Inspector") -> None:
         """Give another inspector this one's source and state. Changes to either apply to both."""
         widget.source, widget.forks, widget._continuations = self.source, self.forks, self._continuations
-        for name in (
-            "filters",
-            "scope",
-            "sort",
-            "columns",
-            "selected",
-            "channel",
-            "height",
-            "label",
-            "place",
-            "revision",
-            "reveal",
-        ):
+        for name in _SHARED:
             traitlets.link((self, name), (widget, name))
 
 
-def inspect(store: Store | pd.DataFrame | str | Path, where: Where = None, **state: Any) -> Inspector:
+def inspect(store: StoreLike, where: Where = None, **state: Any) -> Inspector:
     """Return an inspector of a runs folder, of the result of `open_runs`, or of a data frame of trajectories.
 
     where: filter of the list, SQL text or a mapping, see `rstar_lab.analysis.filters.Filter`.
     state: initial values of the inspector's traits.
     """
-    if isinstance(store, str | Path):
-        from rstar_lab.analysis.runs import open_runs
-
-        store = open_runs(store)
     filters: dict[str, Any] = {}
     if isinstance(where, str):
         filters = {"sql": where} if where.strip() else {}

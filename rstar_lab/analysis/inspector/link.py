@@ -17,7 +17,9 @@ from rstar_lab.analysis.figure_theme import apply_theme, template
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.inspector.palette import join_modules
 from rstar_lab.analysis.inspector.widget import NotebookWidget
+from rstar_lab.analysis.tables import html_table
 from rstar_lab.runs import RunStoreError
+from rstar_lab.untrusted.text import Html, html
 
 _MAX_LABELS = 3  # maximum number of points named in the label of a selection
 Point = int | tuple[int, int]  # index of a point, or row and column of a cell of a heat map
@@ -58,12 +60,11 @@ def static_bundle(figure: go.Figure, frame: pd.DataFrame | None = None) -> dict[
     return bundle
 
 
-def data_table(frame: pd.DataFrame) -> str:
+def data_table(frame: pd.DataFrame) -> Html:
     """Return the first rows of the data as an HTML table."""
-    shown = frame.drop(columns="where", errors="ignore").head(MAX_ROWS)
     rows = f", rows 1 to {MAX_ROWS} of {len(frame)}" if len(frame) > MAX_ROWS else ""
-    table = shown.to_html(index=False, border=0, na_rep="–", float_format="{:.4g}".format)
-    return f"<p>Data of the figure{rows} (no browser was available to draw it):</p>{table}"
+    table = html_table(frame.drop(columns="where", errors="ignore").head(MAX_ROWS))
+    return html("<p>Data of the figure{} (no browser was available to draw it):</p>{}", rows, table)
 
 
 def svg(figure: go.Figure) -> str | None:
@@ -138,23 +139,10 @@ def themed(figure: go.Figure) -> go.Figure:
     return themed
 
 
-def link(figure: go.Figure, inspector: RolloutList) -> "LinkedFigure | go.FigureWidget":
-    """Link a figure to an inspector and return the widget to display.
-
-    A `go.FigureWidget` is linked in place and returned. Raises UserError if a trace names an unknown filter.
-    """
+def link(figure: go.Figure, inspector: RolloutList) -> LinkedFigure:
+    """Link a figure to an inspector and return the widget to display. Raises UserError if a trace names an unknown filter."""
     check_links(inspector, figure)
-    if not isinstance(figure, go.FigureWidget):
-        return LinkedFigure(figure, inspector)
-    for number, trace in enumerate(figure.data):
-
-        def on_points(_trace: Any, points: Any, _state: Any, number: int = number) -> None:
-            if points.point_inds:
-                show_points(inspector, figure, [(number, _index(index)) for index in points.point_inds])
-
-        trace.on_click(on_points)
-        trace.on_selection(on_points)
-    return figure
+    return LinkedFigure(figure, inspector)
 
 
 def check_links(inspector: RolloutList, figure: go.Figure) -> None:

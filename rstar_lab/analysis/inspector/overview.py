@@ -17,7 +17,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
-from rstar_lab.analysis.inspector.palette import join_modules
+from rstar_lab.analysis.inspector.palette import join_modules, styles
 from rstar_lab.analysis.inspector.widget import NotebookWidget, check_interval, start_task
 from rstar_lab.analysis.metrics import class_title, curves, get_metric, held_out_metrics, rollout_classes
 from rstar_lab.analysis.runs import open_runs
@@ -27,26 +27,6 @@ from rstar_lab.runs import RunReader
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import find_runs_dir, run_folders
 from rstar_lab.untrusted.text import escaped, visible
-
-_CSS = """
-.rl-overview { max-height: 420px; overflow: auto; }
-.rl-overview table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
-.rl-overview th { position: sticky; top: 0; z-index: 1; background: var(--jp-layout-color0, Canvas); text-align: left; }
-.rl-overview th button { all: unset; cursor: pointer; }
-.rl-overview th button:focus-visible { outline: 2px solid currentColor; }
-.rl-overview [aria-sort=descending] button::after { content: " ↓"; }
-.rl-overview [aria-sort=ascending] button::after { content: " ↑"; }
-.rl-overview th, .rl-overview td { padding: 2px 8px; text-align: left; }
-.rl-overview td { vertical-align: middle; }
-.rl-overview svg { vertical-align: middle; margin-right: 4px; }
-.rl-overview tbody tr { cursor: pointer; }
-.rl-overview tr.rl-under td:nth-child(2) { padding-left: 28px; }
-.rl-overview .rl-fold { all: unset; cursor: pointer; margin-right: 4px; font-size: 11px; }
-.rl-overview .rl-fold[hidden] { display: none; }
-.rl-overview .rl-fold:focus-visible { outline: 2px solid currentColor; }
-.rl-overview tr.rl-chosen td { background: var(--jp-layout-color2, rgba(127, 127, 127, 0.2)); }
-"""
-
 
 ROLLED_UP = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens", "entropy")
 SERIES = {
@@ -266,7 +246,7 @@ class RunTable(NotebookWidget):
     """The table of runs with a check box per run. selected: run ids whose curves are shown."""
 
     _esm = join_modules("dom", "overview")
-    _css = _CSS
+    _css = styles("overview")
 
     columns: traitlets.List[str] = traitlets.List(list(COLUMNS)).tag(sync=True)
     table_rows: traitlets.List[Any] = traitlets.List().tag(sync=True)  # pairs of run id and its cells

@@ -10,14 +10,7 @@ import pandas as pd
 
 from rstar_lab.analysis import queries
 from rstar_lab.analysis.filters import sql_list, sql_literal
-from rstar_lab.analysis.inspector.listing import (
-    Listing,
-    MemoryTable,
-    frame_rows,
-    query_errors,
-    to_json_rows,
-    to_json_value,
-)
+from rstar_lab.analysis.inspector.listing import Listing, frame_rows, query_errors, to_json_rows, to_json_value
 from rstar_lab.analysis.queries import check_query, connect, time_limit
 from rstar_lab.analysis.text_search import search_pattern, unescaped
 from rstar_lab.common.errors import UserError
@@ -78,48 +71,41 @@ def _derived(frame: pd.DataFrame) -> str:
     return "".join(f", reward > 0 AS {name}" for name in lacking)
 
 
+StoreLike = Store | pd.DataFrame | str | Path
+
+
+def as_store(store: StoreLike) -> Store:
+    """Return a store. A path is opened with `open_runs`; a data frame has the columns of TRAJECTORIES."""
+    if isinstance(store, str | Path):
+        from rstar_lab.analysis.runs import open_runs
+
+        return open_runs(store)
+    return Frames(store) if isinstance(store, pd.DataFrame) else store
+
+
 class Source(Listing):
     """Reads the rows of a store for the inspector. All results are JSON values."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
-        super().__init__(MemoryTable(store), {})
-        self.columns = {str(row[0]): str(row[1]) for row in self._rows("DESCRIBE trajectories", raw=True)}
+        super().__init__(store)
         needed = {"traj_id", "run_id", "step", "group_id", "problem_id", "sample", "reward"}
         if missing := needed - self.columns.keys():
             raise UserError(
                 f"the rows have no column {sorted(missing)[0]!r}; the inspector needs the columns {', '.join(sorted(needed))}"
             )
 
-    def load(self) -> None:
-        """Copy the trajectories into memory if they are few, so that later pages are read faster."""
-        self._trajectories.load(self.count("TRUE"))
-
-    def _rows(self, query: str, *, raw: bool = False, transcripts: bool = False) -> list[Any]:
-        """Run a query and return its rows as JSON objects; raw: as tuples.
-
-        transcripts: the query reads transcripts, which are never copied into memory.
-        """
+    def _transcripts(self, query: str) -> list[Any]:
+        """Run a query that reads transcripts, which are never copied into memory, and return its rows."""
         with query_errors():
-            if transcripts:
-                names, rows = frame_rows(self.store.sql(query, timeout_s=queries.FILTER_S))
-            else:
-                names, rows = self._trajectories.rows(query)
-        return rows if raw else to_json_rows(names, rows)
+            return frame_rows(self.store.sql(query, timeout_s=queries.FILTER_S))[1]
 
     def choices(self) -> dict[str, Any]:
         """Return the choices of the filter bar: runs, stages, first and last step, outcomes."""
         blocks = self.blocks("TRUE")
         steps = [to_json_value(step) for step, _, _ in blocks if not pd.isna(step)]
-        stages = (
-            self._rows("SELECT DISTINCT stage FROM trajectories ORDER BY 1", raw=True)
-            if "stage" in self.columns
-            else []
-        )
-        of_user, unscored = self._rows(
-            "SELECT count_if(correct IS NULL AND reward IS NOT NULL), count_if(reward IS NULL) FROM trajectories",
-            raw=True,
-        )[0]
+        stages = "SELECT DISTINCT stage FROM trajectories ORDER BY 1"
+        rewards = "SELECT count_if(correct IS NULL AND reward IS NOT NULL), count_if(reward IS NULL) FROM trajectories"
+        of_user, unscored = self._fetch(rewards)[1][0]
         return {
             "own_reward": bool(of_user),
             "unscored": bool(unscored),
@@ -127,13 +113,15 @@ class Source(Listing):
             "last": max(steps, default=None),
             "total": sum(n for *_, n in blocks),
             "run_id": self.runs,
-            "stage": [str(stage) for (stage,) in stages if stage is not None],
+            "stage": [str(stage) for (stage,) in self._fetch(stages)[1] if stage is not None]
+            if "stage" in self.columns
+            else [],
             "outcomes": [str(outcome) for outcome in Outcome],
             "model_errors": sorted(map(str, MODEL_ERRORS)),
         }
 
     def row(self, traj_id: str) -> dict[str, Any]:
-        rows = self._rows(f"SELECT * FROM trajectories WHERE traj_id = {sql_literal(traj_id)} LIMIT 1")
+        rows = to_json_rows(*self._fetch(f"SELECT * FROM trajectories WHERE traj_id = {sql_literal(traj_id)} LIMIT 1"))
         if not rows:
             raise UserError(f"these runs have no trajectory {visible(traj_id)!r}")
         return rows[0]
@@ -141,7 +129,8 @@ class Source(Listing):
     def siblings(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the rollouts of the same group (run, step and problem), ordered by sample."""
         keys = " AND ".join(f"{key} = {sql_literal(row[key])}" for key in ("run_id", "step", "group_id"))
-        return self._rows(f"SELECT * FROM trajectories WHERE {keys} ORDER BY sample, traj_id LIMIT 512")
+        query = f"SELECT * FROM trajectories WHERE {keys} ORDER BY sample, traj_id LIMIT 512"
+        return to_json_rows(*self._fetch(query))
 
     def questions(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return problem id to the beginning of its question. One row (traj_id, run_id, step, problem_id) per problem.
@@ -157,7 +146,7 @@ class Source(Listing):
         if not rows:
             return {}
         try:
-            columns = {name for name, *_ in self._rows("DESCRIBE transcripts", raw=True, transcripts=True)}
+            columns = {name for name, *_ in self._transcripts("DESCRIBE transcripts")}
         except UserError:  # data frames without transcripts
             return {}
         if "question" not in columns:
@@ -165,10 +154,8 @@ class Source(Listing):
         problems = {row["traj_id"]: row["problem_id"] for row in rows}
         keys = [name for name in ("run_id", "step") if name in columns]
         where = "".join(f"{key} IN ({sql_list({row[key] for row in rows})}) AND " for key in keys)
-        texts = self._rows(
-            f"SELECT traj_id, left(question, {QUESTION_LENGTH}) FROM transcripts WHERE {where}traj_id IN ({sql_list(problems)})",
-            raw=True,
-            transcripts=True,
+        texts = self._transcripts(
+            f"SELECT traj_id, left(question, {QUESTION_LENGTH}) FROM transcripts WHERE {where}traj_id IN ({sql_list(problems)})"
         )
         return {problems[traj_id]: text for traj_id, text in texts}
 
@@ -184,11 +171,6 @@ class Source(Listing):
         around = f"(?s).{{0,{_SNIPPET}}}(?:{pattern}).{{0,{_SNIPPET}}}"
         around = f"regexp_extract(messages, {sql_literal(around)}, 0, '{flag}')"
         hit = f"regexp_matches(messages, {sql_literal(pattern)}, '{flag}')"
-        only = (
-            ""
-            if where == "TRUE"
-            else f"AND traj_id IN (SELECT traj_id FROM trajectories WHERE ({where}) AND {{block}}) "
-        )
         blocks = self.blocks(where)
         runs = sorted({run_id for _, run_id, _ in blocks})
         steps = list(dict.fromkeys(step for step, _, _ in blocks))
@@ -198,11 +180,10 @@ class Source(Listing):
             part = steps[done : done + stride]
             # Direct comparisons of run and step let DuckDB skip whole files.
             block = f"run_id IN ({sql_list(runs)}) AND step BETWEEN {sql_literal(part[-1])} AND {sql_literal(part[0])}"
-            matches = self._rows(
-                f"SELECT traj_id, {around} FROM transcripts WHERE {block} {only.format(block=block)}AND ({hit}) "
-                f"ORDER BY step DESC, traj_id LIMIT {SEARCH_LIMIT - len(hits)}",
-                raw=True,
-                transcripts=True,
+            only = f"AND traj_id IN (SELECT traj_id FROM trajectories WHERE ({where}) AND {block})"
+            matches = self._transcripts(
+                f"SELECT traj_id, {around} FROM transcripts WHERE {block} {'' if where == 'TRUE' else only} AND ({hit}) "
+                f"ORDER BY step DESC, traj_id LIMIT {SEARCH_LIMIT - len(hits)}"
             )
             hits |= {str(traj_id): visible(unescaped(snippet)) for traj_id, snippet in matches}
             done, stride = done + len(part), 2 * stride
