@@ -229,11 +229,11 @@ def load_sums(source: str | Path) -> pd.DataFrame:
     return frame
 
 
-def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode: str = "light") -> Figure:
+def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None) -> Figure:
     """Plot held-out pass@1 and the tool-error rate of correct trajectories over tokens generated and trained on.
 
     One point per evaluation of `ablation_sums`; the error rate is that of the steps since the previous evaluation. Mean over
-    seeds with Student's 95% interval. arms: default: all. mode: "light" or "dark" page.
+    seeds with Student's 95% interval. arms: default: all.
     Raises RunStoreError if the runs have no held-out evaluations.
     """
     require_held_out(sums)
@@ -250,7 +250,7 @@ def plot_frontier(sums: pd.DataFrame, arms: Sequence[str] | None = None, *, mode
     order = list(arms) if arms else list(dict.fromkeys(sums.arm))
     figure = plot_lines(frame, "arm", order, "step", "tokens", "%{x:,.0f} tokens")
     figure.update_xaxes(title_text="tokens generated and trained on", tickformat="~s")
-    return Figure(figure, frame, mode)
+    return Figure(figure, frame)
 
 
 def require_held_out(sums: pd.DataFrame) -> None:

@@ -5,6 +5,7 @@ The rollouts are selected, weighted and differentiated by the functions that tra
 gradients need torch, a stored checkpoint, and the token arrays of the selected rollouts.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,13 @@ RULES: dict[str, dict[str, Any]] = {
     "paper rule": {"method.roc.rule": "paper"},
     "released rule": {"method.roc.rule": "released"},
     "random": {"method.roc.rule": "random"},
-    "quotas": {
-        "method.roc.rule": "paper",
-        "method.roc.penalties": [],
-    },  # RoC's numbers of successes and failures, drawn uniformly
+    # RoC's numbers of successes and failures, drawn uniformly
+    "quotas": {"method.roc.rule": "paper", "method.roc.penalties": []},
     "all rollouts": {"method.roc.rule": "none"},
 }
+_ROWS = [
+    "step", "rule", "traj_id", "group_id", "problem_id", "reward", "penalty", "kept", "kept_share", "advantage",
+]  # fmt: skip
 _PANELS = {
     "changed": ("rollouts replaced", ".0%"),
     "error_rate_correct": ("tool-error rate, kept and correct", ".0%"),
@@ -94,7 +96,13 @@ def counterfactual(
     # rl imports torch, which the other functions of this package do not need.
     from rstar_lab.rl.training import counterfactual as lab
 
-    named = {_name(rule): dict(RULES[rule] if isinstance(rule, str) else rule) for rule in map(_known, rules)}
+    named: dict[str, dict[str, Any]] = {}
+    for rule in rules:
+        if isinstance(rule, str) and rule not in RULES:
+            choices = ", ".join(RULES)
+            raise RunStoreError(f"rules: {rule!r} is unknown; choose from {choices}, or give a mapping of rl keys")
+        changes = dict(RULES[rule] if isinstance(rule, str) else rule)
+        named[rule if isinstance(rule, str) else ", ".join(f"{key}={value}" for key, value in rule.items())] = changes
     rows, summaries = [], []
     model: Any = None
     loaded: Path | None = None
@@ -137,41 +145,17 @@ def counterfactual(
     return Counterfactual(pd.concat(rows, ignore_index=True), pd.DataFrame(summaries))
 
 
-def _known(rule: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
-    if isinstance(rule, str) and rule not in RULES:
-        raise RunStoreError(f"rules: {rule!r} is unknown; choose from {', '.join(RULES)}, or give a mapping of rl keys")
-    return rule
-
-
-def _name(rule: str | Mapping[str, Any]) -> str:
-    return rule if isinstance(rule, str) else ", ".join(f"{key}={value}" for key, value in rule.items())
-
-
 def _rows(
     stored: "StoredStep", rule: str, selections: Sequence["Selection"], penalties: Mapping[str, float]
 ) -> pd.DataFrame:
-    advantage = {
-        t.traj_id: value for t, value in zip(selections[0].trajectories, selections[0].advantages, strict=True)
-    }
-    share: dict[str, float] = {}
-    for selection in selections:
-        for t in selection.trajectories:
-            share[t.traj_id] = share.get(t.traj_id, 0.0) + 1 / len(selections)
-    return pd.DataFrame(
-        {
-            "step": stored.step,
-            "rule": rule,
-            "traj_id": t.traj_id,
-            "group_id": t.group_id,
-            "problem_id": t.problem_id,
-            "reward": t.reward,
-            "penalty": penalties[t.traj_id],
-            "kept": t.traj_id in advantage,
-            "kept_share": share.get(t.traj_id, 0.0),
-            "advantage": advantage.get(t.traj_id, np.nan),
-        }
+    kept = {t.traj_id: value for t, value in zip(selections[0].trajectories, selections[0].advantages, strict=True)}
+    times = Counter(t.traj_id for selection in selections for t in selection.trajectories)
+    rows = [
+        (stored.step, rule, t.traj_id, t.group_id, t.problem_id, t.reward, penalties[t.traj_id], t.traj_id in kept,
+         times[t.traj_id] / len(selections), kept.get(t.traj_id, np.nan))
         for t in stored.rollouts
-    )
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=_ROWS)
 
 
 def _summary(stored: "StoredStep", table: pd.DataFrame, selection: "Selection") -> dict[str, Any]:

@@ -54,18 +54,14 @@ def failed_rollouts(runs: RunsLike, where: Where = None, *, limit: int | None = 
         if kind is None:
             continue
         last = failed[-1] if failed else None
+        shapes = (code_shape(call["code"]) for call in reversed(rollout["calls"]))
+        row = {key: rollout[key] for key in ("run_id", "step", "traj_id", "problem_id", "reward", "kept")}
         rows.append(
-            {
-                **{key: rollout[key] for key in ("run_id", "step", "traj_id", "problem_id", "reward", "kept")},
-                "family": re.sub(r"[-_/]?\d+", "", rollout["problem_id"]),
-                "kind": kind,
-                "outcome": last["outcome"] if last else "",
-                "message": normalised(last["response"]) if last else "",
-                "shape": next(
-                    (shape for call in reversed(rollout["calls"]) if (shape := code_shape(call["code"]))), ""
-                ),
+            row | {
+                "family": re.sub(r"[-_/]?\d+", "", rollout["problem_id"]), "kind": kind, "outcome": last["outcome"] if last else "",
+                "message": normalised(last["response"]) if last else "", "shape": next(filter(None, shapes), ""),
             }
-        )
+        )  # fmt: skip
     columns = ["run_id", "step", "traj_id", "problem_id", "family", "reward", "kept", *KEYS, "shape"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -87,25 +83,22 @@ def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
 
     A click on a bar or point opens its rollouts in a linked inspector. Raises RunStoreError if nothing failed.
     """
-    if found.empty:
-        raise RunStoreError("no selected rollout failed or made an error")
+    _require(found)
     table = failure_groups(found).head(groups)
-    names = [_name(row) for row in table.to_dict("records")]
-    of_group = {name: found[(found[KEYS] == table.loc[i, KEYS]).all(axis=1)] for i, name in enumerate(names)}
-    figure = make_subplots(
-        1, 2, column_widths=[0.5, 0.5], horizontal_spacing=0.08, subplot_titles=("rollouts", "by step")
-    )
+    values = table[KEYS].to_numpy().tolist()
+    names = [escaped(_group_name(each)) for each in values]
+    of_group = [found[(found[KEYS] == each).all(axis=1)] for each in values]
+    figure = make_subplots(1, 2, horizontal_spacing=0.08, subplot_titles=("rollouts", "by step"))
     selected = {"kept by RoC": (True, COLOURS[0]), "dropped": (False, "#9aa3ad"), "no selection": (None, COLOURS[4])}
     for label, (kept, colour) in selected.items():
-        parts = [group[group.kept.isna() if kept is None else group.kept.eq(kept)] for group in of_group.values()]
-        if kept is None and not any(map(len, parts)):
-            continue
-        figure.add_bar(
-            y=names, x=[len(part) for part in parts], orientation="h", name=label, marker_color=colour,
-            customdata=[rollouts_filter(part) for part in parts], hovertemplate="%{y}<br>%{x} rollouts<extra></extra>",
-            row=1, col=1,
-        )  # fmt: skip
-    for number, (name, group) in enumerate(of_group.items()):
+        parts = [group[group.kept.isna() if kept is None else group.kept.eq(kept)] for group in of_group]
+        if kept is not None or any(map(len, parts)):
+            figure.add_bar(
+                y=names, x=[len(part) for part in parts], orientation="h", name=label, marker_color=colour,
+                customdata=[rollouts_filter(part) for part in parts], hovertemplate="%{y}<br>%{x} rollouts<extra></extra>",
+                row=1, col=1,
+            )  # fmt: skip
+    for number, (name, group) in enumerate(zip(names, of_group, strict=True)):
         steps = group.groupby("step")
         figure.add_scatter(
             x=list(steps.groups), y=steps.size(), mode="lines+markers", name=name, showlegend=False,
@@ -113,14 +106,20 @@ def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
             hovertemplate=f"{name}<br>step %{{x}}: %{{y}}<extra></extra>", row=1, col=2,
         )  # fmt: skip
     figure.update_layout(barmode="stack", height=160 + 34 * len(names))
-    labels = {
-        "tickvals": names,
-        "ticktext": [_label(row) for row in table.to_dict("records")],
-        "tickfont": {"size": 12},
-    }
-    figure.update_yaxes(autorange="reversed", row=1, col=1, **labels)
+    short = [(_group_name(each[:2]), each[2][:_MESSAGE] + "…" * (len(each[2]) > _MESSAGE)) for each in values]
+    labels = ["<br>".join(escaped(line) for line in lines if line) for lines in short]
+    figure.update_yaxes(autorange="reversed", tickvals=names, ticktext=labels, tickfont={"size": 12}, row=1, col=1)
     figure.update_xaxes(title_text="step", row=1, col=2)
     return Figure(go.Figure(figure), table)
+
+
+def _require(found: pd.DataFrame) -> None:
+    if found.empty:
+        raise RunStoreError("no selected rollout failed or made an error")
+
+
+def _group_name(values: Sequence[Any]) -> str:
+    return ": ".join(str(value) for value in values if not pd.isna(value) and value != "")
 
 
 def normalised(text: str) -> str:
@@ -152,17 +151,6 @@ def _kind(rollout: dict[str, Any], has_errors: bool) -> str | None:
     return "wrong answer" if rollout["answer"] is not None else "no answer"
 
 
-def _name(row: dict[Any, Any]) -> str:
-    return escaped(": ".join(row[key] for key in KEYS if row[key]))
-
-
-def _label(row: dict[Any, Any]) -> str:
-    """Return the name of a group on two short lines."""
-    message = row["message"] if len(row["message"]) <= _MESSAGE else row["message"][: _MESSAGE - 1] + "…"
-    first = ": ".join(row[key] for key in KEYS[:2] if row[key])
-    return "<br>".join(escaped(line) for line in (first, message) if line)
-
-
 def rollouts_filter(part: pd.DataFrame) -> dict[str, Any]:
     """Return a filter that selects these rollouts, at most _MOST_IDS of them."""
     return {"traj_id": list(part.traj_id.head(_MOST_IDS))}
@@ -180,31 +168,24 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS) -> Figure:
 
     `Figure.frame` is the table of groups. Raises RunStoreError if nothing failed.
     """
-    if found.empty:
-        raise RunStoreError("no selected rollout failed or made an error")
+    _require(found)
     by = list(by)
     table = failure_groups(found, by)
     rows: list[dict[str, Any]] = []
     for level in (by[:1], by) if len(by) > 1 else (by,):
+        top = len(level) == 1
         parts = {repr(key): part for key, part in found.groupby(level, dropna=False)}
         for group in failure_groups(found, level).to_dict("records"):
             values = tuple(group[name] for name in level)
-            top = len(level) == 1
-            name = _group_name(values if top else values[1:]) or (
-                "other" if top or "message" not in by else "no failed call"
-            )
-            lines = "<br>".join(map(escaped, textwrap.wrap(name, 22, max_lines=4, placeholder="…")))
+            no_name = "other" if top or "message" not in by else "no failed call"
+            lines = textwrap.wrap(_group_name(values[not top :]) or no_name, 22, max_lines=4, placeholder="…")
+            kept = 0.0 if pd.isna(group["kept"]) else float(group["kept"])
             rows.append(
                 {
-                    "id": repr(values),
-                    "parent": _ROOT if top else repr(values[:1]),
-                    "label": lines,
-                    "rollouts": group["rollouts"],
-                    "numbers": _numbers(group),
-                    "where": rollouts_filter(parts[repr(values)]),
-                    "kept": 0.0 if pd.isna(group["kept"]) else float(group["kept"]),
+                    "id": repr(values), "parent": _ROOT if top else repr(values[:1]), "label": "<br>".join(map(escaped, lines)),
+                    "rollouts": group["rollouts"], "numbers": _numbers(group), "where": rollouts_filter(parts[repr(values)]), "kept": kept,
                 }
-            )
+            )  # fmt: skip
     # Without a root of their own, plotly draws the blocks on a dark one.
     whole = {"rollouts": len(found), "numbers": "", "where": rollouts_filter(found), "kept": 0.0}
     drawn = pd.DataFrame([{"id": _ROOT, "parent": "", "label": ""} | whole, *rows])
@@ -222,10 +203,6 @@ def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS) -> Figure:
         title=f"{counted(len(found), 'rollout')} with failures in {counted(len(table), 'group')}",
     )  # fmt: skip
     return Figure(figure, table)
-
-
-def _group_name(values: Sequence[Any]) -> str:
-    return ": ".join(str(value) for value in values if not pd.isna(value) and value != "")
 
 
 def _numbers(row: dict[Any, Any]) -> str:

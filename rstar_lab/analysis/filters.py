@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
+import pandas as pd
 import pyarrow as pa
 
 from rstar_lab.analysis.queries import checked_expression, columns_of, quoted
@@ -47,6 +48,7 @@ class Filter(TypedDict, total=False):
 
 Where = str | Filter | Mapping[str, Any] | None
 DERIVED = ("rewarded", "verified", "correct")
+_FORMS = {"ranges": "column to (low, high)", "metrics": "name to (low, high)", "any": "filters", "sql": "text"}
 _SPECIAL = ("steps", "problem", "outcome", "noted", "ranges", "metrics", "any", "sql")
 TABLES: dict[str, tuple[str, ...]] = {
     "trajectories": (*TRAJECTORIES.names, *DERIVED),
@@ -81,11 +83,12 @@ def where_sql(
         UserError: SQL text that is not exactly one expression.
     """
     known = {*TABLES[table], *columns}
+    with_rollouts = table in ("calls", "transcripts")
     if where is None or (isinstance(where, str) and not where.strip()):
         return "TRUE"
     if isinstance(where, str):
         condition = checked_expression(where)
-        if table in ("calls", "transcripts") and not (named := columns_of(where)) <= known and named <= _OF_ROLLOUTS:
+        if with_rollouts and not (named := columns_of(where)) <= known and named <= _OF_ROLLOUTS:
             return _of_rollouts(condition)
         return condition
     if not isinstance(where, Mapping):
@@ -94,7 +97,7 @@ def where_sql(
     of_rollouts: dict[str, Any] = {}
     for key, value in where.items():
         key = str(key)
-        if table in ("calls", "transcripts") and _is_of_rollouts(key, known):
+        if with_rollouts and key not in known and key not in ("steps", "any", "sql"):
             of_rollouts[key] = value
         else:
             parts.append(_condition(key, value, table, known, noted))
@@ -136,16 +139,8 @@ def selects_steps(where: Where) -> bool:
     )
 
 
-def _is_of_rollouts(key: str, known: set[str]) -> bool:
-    return key not in known and key not in ("steps", "any", "sql")
-
-
 def _condition(key: str, value: Any, table: str, known: set[str], noted: Callable[[], Iterable[str]] | None) -> str:
-    if (
-        table == "steps"
-        and key in ("problem", "outcome", "noted", "metrics", *TABLES["trajectories"])
-        and key not in known
-    ):
+    if table == "steps" and key in _OF_ROLLOUTS | {"problem", "outcome", "noted", "metrics"} and key not in known:
         raise RunStoreError(
             f"filter {key!r} selects rollouts; steps are selected by run_id, stage, step, steps, or SQL on their columns"
         )
@@ -176,13 +171,7 @@ def _condition(key: str, value: Any, table: str, known: set[str], noted: Callabl
         case "sql" if isinstance(value, str):
             return where_sql(value, table, columns=known)
         case "ranges" | "metrics" | "any" | "sql":
-            forms = {
-                "ranges": "column to (low, high)",
-                "metrics": "name to (low, high)",
-                "any": "filters",
-                "sql": "text",
-            }
-            raise RunStoreError(f"filter {key!r}: expected {forms[key]}, not {value!r}")
+            raise RunStoreError(f"filter {key!r}: expected {_FORMS[key]}, not {value!r}")
     return _compare(_column(key, known, table), key, value)
 
 
@@ -199,13 +188,12 @@ def _compare(column: str, key: str, value: Any) -> str:
     values = _values(value)
     if values is None:
         return _equals(column, key, value)
-    missing = any(_is_missing(each) for each in values)
     present = [each for each in values if not _is_missing(each)]
     if key in _NUMBERS and any(isinstance(each, bool) for each in present):
         options = [_equals(column, key, each) for each in present]
     else:
         options = [f"{column} IN ({sql_list(present)})"] if present else []
-    if missing:
+    if len(present) < len(values):
         options.append(f"{column} IS NULL")
     return f"({' OR '.join(options)})" if len(options) > 1 else options[0] if options else "FALSE"
 
@@ -229,13 +217,10 @@ def _range(column: str, low: Any, high: Any, *, last_included: bool = False) -> 
 
 def _pair(key: Any, value: Any) -> tuple[Any, Any]:
     values = _values(value) or []
-    if len(values) != 2 or not all(each is None or _is_number(each) for each in values):
+    numbers = [each for each in values if isinstance(each, int | float) and not isinstance(each, bool) and each == each]
+    if len(values) != 2 or len(numbers) + values.count(None) != 2:
         raise RunStoreError(f"filter {key!r}: expected two numbers (low, high), not {value!r}")
     return values[0], values[1]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _values(value: Any) -> list[Any] | None:
@@ -246,11 +231,7 @@ def _values(value: Any) -> list[Any] | None:
 
 
 def _is_missing(value: Any) -> bool:
-    return (
-        value is None
-        or type(value).__name__ in ("NAType", "NaTType")
-        or (isinstance(value, float) and math.isnan(value))
-    )
+    return value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value))
 
 
 def json_filter(where: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,13 +119,10 @@ def learning_table(curves: pd.DataFrame, control: str = "sync") -> LearningTable
     return LearningTable(control, at["tokens"], at["seconds"], pd.DataFrame(rows))
 
 
-def plot_learning(curves: pd.DataFrame, x: str = "tokens", *, mode: str = "light") -> Figure:
-    """Plot held-out pass@1 of each arm over `tokens` or `seconds`: mean over seeds with Student's 95% interval.
-
-    mode: "light" or "dark" page.
-    """
+def plot_learning(curves: pd.DataFrame, x: str = "tokens") -> Figure:
+    """Plot held-out pass@1 of each arm over `tokens` or `seconds`: mean over seeds with Student's 95% interval."""
     titles = {"tokens": "trained tokens", "seconds": "seconds of training"}
     panel = mean_panel("held-out pass@1", curves, "pass1", line="arm", by="step", x=x)
     order = list(dict.fromkeys(curves.arm))
     figure = draw_panels([panel], x=titles[x], hover="%{y:.1%} at %{x:,.0f}", order=order, opacity=0.12)
-    return Figure(figure, curves, mode)
+    return Figure(figure, curves)

@@ -53,20 +53,13 @@ def _sum(column: str) -> str:
 
 
 def _mean(
-    name: str,
-    title: str,
-    formula: str,
-    column: str | None = None,
-    expression: str | None = None,
-    *,
-    better: int = 0,
-    percent: bool = False,
-) -> Metric:
-    """Return the metric that is the mean of `expression` over trajectories and of the rollup's `column`."""
+    name: str, title: str, formula: str, column: str = "", expression: str = "", *, better: int = 0, percent: bool = False
+) -> Metric:  # fmt: skip
+    """Return the metric that is the mean of `expression` over trajectories and of the rollup's `column`. Default of both: the name."""
     column = column or name
     expression = expression or column
-    present = f"(({expression}) IS NOT NULL)::INT"
     rolled_up = (_sum(column), f"{column}_n")
+    present = f"(({expression}) IS NOT NULL)::INT"
     return Metric(name, title, formula, f"({expression})::DOUBLE", present, rolled_up, better, percent)
 
 
@@ -211,32 +204,23 @@ def curves(runs: RunsLike, names: Sequence[str], where: Where = None) -> pd.Data
         raise RunStoreError(f"{missing[0]} is not in the rollup; use measure(), which reads the trajectories")
     values = "".join(f', ({above}) / nullif({below}, 0) AS "{name}"' for name, (above, below) in rolled.items())
     if selects_steps(where):
-        condition = runs.condition(where, "steps")
-        query = (
-            f"SELECT run_id, stage, step, rows_trajectories AS n{values} FROM rollup WHERE {condition} ORDER BY 1, 3"
-        )
-        frame = runs.sql(query)
+        columns, condition = f"run_id, stage, step, rows_trajectories AS n{values}", runs.condition(where, "steps")
+        frame = runs.sql(f"SELECT {columns} FROM rollup WHERE {condition} ORDER BY 1, 3")
     else:
-        frame = _curves_of_rollouts(runs, [get_metric(name) for name in rolled], where)
+        frame = _curves_of_rollouts(runs, list(rolled), where)
     if logged:
         frame = frame.merge(_logged(runs, logged), on=["run_id", "stage", "step"], how="left")
     return frame[["run_id", "stage", "step", "n", *names]]
 
 
-def _curves_of_rollouts(runs: Runs, metrics: Sequence[Metric], where: Where) -> pd.DataFrame:
+def _curves_of_rollouts(runs: Runs, names: Sequence[str], where: Where) -> pd.DataFrame:
     """Return the rows of `curves` for the rollouts that match a filter, from the trajectories."""
     keys = ["run_id", "stage", "step"]
-    by_step = sum_by_problem(runs, metrics, keys, where).groupby(keys, as_index=False).sum(numeric_only=True)
+    values = measure(runs, names, by=keys, where=where).pivot(index=keys, columns="metric", values="value")
     counts = runs.sql(
-        f"SELECT run_id, stage, step, count(*) AS n FROM trajectories WHERE {runs.condition(where)} GROUP BY ALL"
+        f"SELECT run_id, stage, step, count(*) AS n FROM trajectories WHERE {runs.condition(where)} GROUP BY ALL ORDER BY 1, 3"
     )
-    for metric in metrics:
-        denominator = by_step[f"{metric.name}_denominator"]
-        by_step[metric.name] = by_step[f"{metric.name}_numerator"] / denominator.where(denominator > 0)
-    names = [metric.name for metric in metrics]
-    return counts.sort_values(["run_id", "step"], ignore_index=True).merge(
-        by_step[[*keys, *names]], on=keys, how="left"
-    )
+    return counts.merge(values.reindex(columns=list(names)).reset_index(), on=keys, how="left")
 
 
 def evaluations(runs: RunsLike) -> list[str]:
@@ -262,11 +246,7 @@ def _logged(runs: Runs, names: Sequence[str]) -> pd.DataFrame:
 
 
 def measure(
-    runs: RunsLike,
-    names: Sequence[str],
-    *,
-    by: Sequence[str] = ("run_id",),
-    where: Where = None,
+    runs: RunsLike, names: Sequence[str], *, by: Sequence[str] = ("run_id",), where: Where = None
 ) -> pd.DataFrame:
     """Return one row per group and metric: the columns of `by`, metric, value, low, high, n, clusters.
 
@@ -285,10 +265,8 @@ def measure(
     rows = []
     for key, group in _groups(sums, by):
         for metric in metrics:
-            numerator = group[f"{metric.name}_numerator"].to_numpy(dtype=float)
-            denominator = group[f"{metric.name}_denominator"].to_numpy(dtype=float)
-            n = int(group[f"{metric.name}_n"].sum())
-            estimate = ratio(numerator, denominator, n)
+            above, below = (group[f"{metric.name}_{side}"].to_numpy(float) for side in ("numerator", "denominator"))
+            estimate = ratio(above, below, int(group[f"{metric.name}_n"].sum()))
             rows.append({**key, "metric": metric.name, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
 

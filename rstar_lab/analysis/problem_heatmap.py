@@ -53,26 +53,15 @@ def plot_heatmap(runs: RunsLike, run_id: str, *, problems: int = 100) -> Figure:
         place = columns[cell.step]
         rate[cell.row][place] = cell.pass_rate
         where[cell.row][place] = {"run_id": run_id, "step": int(cell.step), "problem_id": cell.problem_id}
-        text[cell.row][place] = (
-            f"{escaped(cell.problem_id)}, step {cell.step}<br>{cell.pass_rate:.0%} of {cell.n} rollouts"
-        )
+        share = f"{cell.pass_rate:.0%} of {cell.n} rollouts"
+        text[cell.row][place] = f"{escaped(cell.problem_id)}, step {cell.step}<br>{share}"
     figure = go.Figure(
         go.Heatmap(
-            z=rate,
-            x=[str(step) for step in steps],
-            y=[escaped(name) for name in names],
-            customdata=where,
-            text=text,
-            colorscale="Cividis",
-            zmin=0,
-            zmax=1,
-            colorbar={"title": "pass rate", "tickformat": ".0%"},
-            hovertemplate="%{text}<extra></extra>",
-            hoverongaps=False,
-            xgap=1,
-            ygap=1,
+            z=rate, x=[str(step) for step in steps], y=list(map(escaped, names)), customdata=where, text=text,
+            colorscale="Cividis", zmin=0, zmax=1, colorbar={"title": "pass rate", "tickformat": ".0%"},
+            hovertemplate="%{text}<extra></extra>", hoverongaps=False, xgap=1, ygap=1,
         )
-    )
+    )  # fmt: skip
     figure.update_xaxes(title="step", type="category", showgrid=False)
     figure.update_yaxes(type="category", showgrid=False)
     if not recurring or len(names) > _MAX_NAMES:
@@ -80,10 +69,8 @@ def plot_heatmap(runs: RunsLike, run_id: str, *, problems: int = 100) -> Figure:
         figure.update_yaxes(title=title, showticklabels=False, ticks="")
     count, total = frame.problem_id.nunique(), cells.problem_id.nunique()
     of = counted(count, "problem") if count == total else f"{count:,} of {total:,} problems"
-    figure.update_layout(
-        height=min(900, max(320, 200 + 18 * len(names))),
-        title=f"{escaped(run_id)}: {of}, {counted(len(steps), 'step')}",
-    )
+    title = f"{escaped(run_id)}: {of}, {counted(len(steps), 'step')}"
+    figure.update_layout(height=min(900, max(320, 200 + 18 * len(names))), title=title)
     return Figure(figure, frame)
 
 

@@ -278,6 +278,11 @@ def _nodes(query: str) -> Iterator[dict[str, Any]]:
             pending += node
 
 
+def tables_of(query: str) -> set[str]:
+    """Return the names of the tables that a query reads, in lower case. Raises duckdb.Error for statements that cannot be listed."""
+    return {name.lower() for name in _parser().cursor().get_table_names(query)}
+
+
 @cache
 def _parser() -> duckdb.DuckDBPyConnection:
     return connect()

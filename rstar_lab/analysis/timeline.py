@@ -92,17 +92,17 @@ def _turns(runs: Runs, run_id: str, step: int, traj_ids: list[str]) -> dict[str,
 def _segments(drawn: pd.DataFrame, turns: dict[str, pd.DataFrame], longest_s: float) -> pd.DataFrame:
     segments: list[tuple[Any, ...]] = []
     for lane, rollout in enumerate(named_rows(drawn)):
-        parts, of_turn = turns.get(rollout.traj_id), True
-        if parts is None:
-            parts, of_turn = pd.DataFrame([[rollout.generate_s, rollout.queue_s, rollout.tool_s]]), False
-            parts.columns = ["generate_s", "queue_s", "tool_s"]
+        whole = pd.DataFrame(
+            [[rollout.generate_s, rollout.queue_s, rollout.tool_s]], columns=["generate_s", "queue_s", "tool_s"]
+        )
+        parts = turns.get(rollout.traj_id, whole)
         rest_s = max(0.0, rollout.tool_s - parts.tool_s.sum()) / len(parts)
         now = 0.0
         for turn, part in enumerate(named_rows(parts)):
             spent = {"generate": part.generate_s, "queue": part.queue_s, "tool": part.tool_s - part.queue_s + rest_s}
             for kind, seconds in spent.items():
                 if seconds > 0:
-                    segments.append((rollout.traj_id, lane, kind, turn if of_turn else -1, now, seconds))
+                    segments.append((rollout.traj_id, lane, kind, -1 if parts is whole else turn, now, seconds))
                     now += seconds
         if longest_s > now:
             segments.append((rollout.traj_id, lane, "wait", -1, now, longest_s - now))
@@ -118,29 +118,21 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
     figure = go.Figure()
     for kind, marker in KINDS.items():
         part = frame[frame.kind == kind]
+        texts = []
+        for row in named_rows(part):
+            turn = f", turn {row.turn + 1}" if row.turn >= 0 else ""
+            texts.append(f"{escaped(row.traj_id)}{turn}<br>{kind} {row.seconds:.3g} s from {row.start_s:.3g} s")
         figure.add_bar(
-            x=part.seconds,
-            y=part.lane,
-            base=part.start_s,
-            orientation="h",
-            name=f"{kind} {sums[kind]:,.3g} s",
-            marker=marker | {"line": {"width": 0}},
-            customdata=[{"traj_id": traj_id} for traj_id in part.traj_id],
-            text=[_describe(row) for row in named_rows(part)],
-            textposition="none",
-            hovertemplate="%{text}<extra></extra>",
-        )
+            x=part.seconds, y=part.lane, base=part.start_s, orientation="h", name=f"{kind} {sums[kind]:,.3g} s",
+            marker=marker | {"line": {"width": 0}}, customdata=[{"traj_id": traj_id} for traj_id in part.traj_id],
+            text=texts, textposition="none", hovertemplate="%{text}<extra></extra>",
+        )  # fmt: skip
     last = rows.traj_id.iloc[-1]
     figure.add_scatter(
-        x=[longest_s],
-        y=[frame.lane.max()],
-        mode="markers",
-        name="last rollout",
+        x=[longest_s], y=[frame.lane.max()], mode="markers", name="last rollout", customdata=[{"traj_id": last}], text=[escaped(last)],
         marker={"symbol": "star", "size": 13, "color": COLOURS[1], "line": {"color": "white", "width": 1}},
-        customdata=[{"traj_id": last}],
-        text=[escaped(last)],
         hovertemplate="%{text}<br>ends last, at %{x:.3g} s<extra></extra>",
-    )
+    )  # fmt: skip
     shown = frame.lane.max() + 1
     of = counted(len(rows), "rollout") if shown == len(rows) else f"{shown:,} of {len(rows):,} rollouts"
     idle = wait_s / (len(rows) * longest_s) if longest_s else 0.0
@@ -151,16 +143,11 @@ def _draw(frame: pd.DataFrame, rows: pd.DataFrame, run_id: str, step: int) -> go
     return figure
 
 
-def _describe(segment: Any) -> str:
-    turn = f", turn {segment.turn + 1}" if segment.turn >= 0 else ""
-    return f"{escaped(segment.traj_id)}{turn}<br>{segment.kind} {segment.seconds:.3g} s from {segment.start_s:.3g} s"
-
-
-def plot_staleness(runs: RunsLike, run_id: str, *, mode: str = "light") -> Figure:
+def plot_staleness(runs: RunsLike, run_id: str) -> Figure:
     """Plot, by step: staleness of the groups trained on, idle shares of generator and trainer, and dropped groups.
 
     The third panel shows which groups the staleness limit affects: the share of groups dropped as too old, among all
-    groups, the longest third and the least solved third. mode: "light" or "dark" page. Raises UserError for a run in
+    groups, the longest third and the least solved third. Raises UserError for a run in
     mode sync.
     """
     runs = as_runs(runs)
@@ -179,4 +166,4 @@ def plot_staleness(runs: RunsLike, run_id: str, *, mode: str = "light") -> Figur
         wide_panel("dropped as too old (share of groups)", steps.step, dropped, percent=True),
     ]
     figure = draw_panels(panels, columns=3)
-    return Figure(figure, steps, mode)
+    return Figure(figure, steps)

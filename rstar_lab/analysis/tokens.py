@@ -18,6 +18,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
+from rstar_lab.analysis.token_frame import token_frame
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import own_texts
@@ -26,6 +27,10 @@ from rstar_lab.tool_calls import parse_stored_calls
 
 TOP = 0.2
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
+_COLUMNS = [
+    "run_id", "step", "traj_id", "reward", "position", "text", "word", "entropy", "log_prob", "mismatch", "advantage", "kind", "code",
+    "listed",
+]  # fmt: skip
 KINDS = ("before any tool response", "after success", "after error")
 
 
@@ -75,7 +80,7 @@ def _arrays(runs: Runs, chosen: pd.DataFrame) -> dict[str, dict[str, Any]]:
             WHERE step IN ({steps}) AND traj_id IN ({marks}) AND entropy IS NOT NULL AND response_ids IS NOT NULL""",
         ids,
     )
-    rows: dict[str, dict[str, Any]] = {row["traj_id"]: row | {"responses": []} for row in table.to_pylist()}
+    rows: dict[str, dict[str, Any]] = {row["traj_id"]: row | {"calls": []} for row in table.to_pylist()}
     try:
         calls = runs.sql(
             f"""SELECT traj_id, position, outcome FROM calls
@@ -84,48 +89,28 @@ def _arrays(runs: Runs, chosen: pd.DataFrame) -> dict[str, dict[str, Any]]:
         )
     except RunStoreError:
         return rows
-    for call in named_rows(calls):
-        if call.traj_id in rows:
-            rows[call.traj_id]["responses"].append((int(call.position), call.outcome == "ok"))
+    for traj_id, *call in calls.itertuples(index=False):
+        if traj_id in rows:
+            rows[traj_id]["calls"].append(call)
     return rows
 
 
 def _tokens(runs: Runs, row: Any, arrays: dict[str, Any], words: Sequence[str]) -> pd.DataFrame:
-    ids = np.asarray(arrays["response_ids"])
-    texts = runs.texts(row.run_id, ids)
+    texts = runs.texts(row.run_id, arrays["response_ids"])
     if texts is None:
         raise RunStoreError(f"run {row.run_id} has no vocabulary (tokens.json), so its tokens have no text")
-    mask = np.ones(len(ids), bool) if arrays["loss_mask"] is None else np.asarray(arrays["loss_mask"], bool)
-    kind = np.full(len(ids), KINDS[0], object)
-    for position, succeeded in arrays["responses"]:
-        kind[position:] = KINDS[1] if succeeded else KINDS[2]
+    frame = token_frame(arrays | {"advantage": row.advantage}, texts, arrays["calls"])
+    mask = frame.model.to_numpy()
     pieces = [text or "" if by_model else " " for text, by_model in zip(texts, mask, strict=True)]
     text, ends = "".join(pieces), np.cumsum([len(part) for part in pieces])
     starts = ends - [len(part) for part in pieces]
-    trainer = _floats(arrays["trainer_log_probs"], len(ids))
-    frame = pd.DataFrame(
-        {
-            "run_id": row.run_id,
-            "step": row.step,
-            "traj_id": row.traj_id,
-            "reward": row.reward,
-            "position": np.arange(len(ids)),
-            "text": pd.Series(texts, dtype=object),
-            "word": pd.Series(_words(text, starts, ends), dtype=object),
-            "entropy": _floats(arrays["entropy"], len(ids)),
-            "log_prob": trainer,
-            "mismatch": _floats(arrays["engine_log_probs"], len(ids)) - trainer,
-            "advantage": row.advantage,
-            "kind": kind,
-            "code": _inside(_calls(text, mask, starts, ends), starts, ends),
-            "listed": _inside([match.span() for match in word_pattern(tuple(words)).finditer(text)], starts, ends),
-        }
-    )
-    return frame[mask & frame.entropy.notna()]
-
-
-def _floats(values: Any, size: int) -> np.ndarray:
-    return np.full(size, np.nan) if values is None else np.asarray(values, dtype=float)
+    frame = frame.rename(columns={"trainer_log_prob": "log_prob"}).assign(
+        run_id=row.run_id, step=row.step, reward=row.reward, word=pd.Series(_words(text, starts, ends), dtype=object),
+        kind=frame.after.map({"ok": KINDS[1], "error": KINDS[2]}).fillna(KINDS[0]),
+        code=_inside(_calls(text, mask, starts, ends), starts, ends),
+        listed=_inside([match.span() for match in word_pattern(tuple(words)).finditer(text)], starts, ends),
+    )  # fmt: skip
+    return frame.loc[mask & frame.entropy.notna(), _COLUMNS]
 
 
 def _words(text: str, starts: np.ndarray, ends: np.ndarray) -> list[str]:
@@ -199,11 +184,7 @@ def word_usage_change(before: pd.DataFrame, after: pd.DataFrame, *, min_count: i
     sides = []
     for table in (before, after):
         words = word_list(table, min_count=1).set_index("word")
-        sides.append(
-            pd.DataFrame(
-                {"uses": 1000 * words["count"] / len(table), "entropy": words.entropy, "count": words["count"]}
-            )
-        )
+        sides.append(words[["entropy", "count"]].assign(uses=1000 * words["count"] / len(table)))
     frame = sides[0].join(sides[1], how="outer", lsuffix="_before", rsuffix="_after")
     frame = frame[frame[["count_before", "count_after"]].max(axis=1) >= min_count].drop(
         columns=["count_before", "count_after"]

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rstar_lab.analysis.queries import HAS_RESULT, TABLES, connect, error_text, quoted, time_limit
+from rstar_lab.analysis.queries import HAS_RESULT, TABLES, connect, error_text, quoted, tables_of, time_limit
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
@@ -42,8 +42,6 @@ class Views:
         self._accepted: dict[tuple[Path, str], list[str]] = {}
         self._readable: set[str] = set()
         self._connection = connect()
-        # Without views: DuckDB replaces a view by its definition when it lists the tables of a query.
-        self._parser = connect()
         self._views: dict[str, tuple] = {}
         self._readers: dict[Path, RunReader] = {}
         self._unreadable: dict[Path, tuple] = {}  # state of runs that cannot be read
@@ -140,7 +138,7 @@ class Views:
         """Return a cursor with up-to-date views of the tables that the query names."""
         with self._lock:
             try:
-                names = {name.lower() for name in self._parser.get_table_names(query.replace("?", "NULL"))} & TABLES
+                names = tables_of(query.replace("?", "NULL")) & TABLES
             except duckdb.Error:  # DuckDB cannot list the tables of every statement, and the query can contain an error
                 names = {name.lower() for name in _SOURCE.findall(query)} & TABLES
             state = self.state() if names else ()
@@ -201,27 +199,20 @@ class Views:
 
     def _trajectories(self, files: Sequence[StoredFile]) -> str:
         """Return a SELECT of the trajectories in these files, with the columns that tell a positive reward from a correct answer."""
-        return f"SELECT {self._stored_columns()}, {self._correctness_columns()} FROM ({select_files_sql('trajectories', files)})"
-
-    def _stored_columns(self) -> str:
-        """SQL of the stored columns. `kept` is missing in runs that select nothing, which older files store as dropped."""
-        if not (run_ids := self._runs_without_selection()):
-            return "*"
-        return f"* REPLACE (CASE WHEN run_id NOT IN ({', '.join(map(quoted, run_ids))}) THEN kept END AS kept)"
+        # `kept` is missing in runs that select nothing, which older files store as dropped.
+        selecting = f"coalesce(run_id NOT IN ({_sql_texts(self._runs_without_selection())}), true)"
+        own_reward = f"coalesce(run_id IN ({_sql_texts(self._runs_with_own_reward())}), false)"
+        imported = [reader.run_id for reader in self.readers() if reader.info["kind"] == "import"]
+        is_import = f"coalesce(run_id IN ({_sql_texts(imported)}), false)"
+        return (
+            f"SELECT * REPLACE (CASE WHEN {selecting} THEN kept END AS kept), reward > 0 AS rewarded, "
+            f"reward IS NOT NULL AND NOT {own_reward} AND NOT {is_import} AS verified, "
+            f"CASE WHEN NOT {own_reward} AND {HAS_RESULT} THEN reward > 0 END AS correct "
+            f"FROM ({select_files_sql('trajectories', files)})"
+        )
 
     def _runs_without_selection(self) -> list[str]:
         return [reader.run_id for reader in self.readers() if reader.info["kind"] in ("evaluate", "chat")]
-
-    def _correctness_columns(self) -> str:
-        """SQL of the columns rewarded, verified and correct, which tell a positive reward from a correct answer."""
-        run_ids = ", ".join(map(quoted, self._runs_with_own_reward())) or "NULL"
-        imported = ", ".join(quoted(reader.run_id) for reader in self.readers() if reader.info["kind"] == "import")
-        own_reward = f"coalesce(run_id IN ({run_ids}), false)"
-        is_import = f"coalesce(run_id IN ({imported or 'NULL'}), false)"
-        return (
-            f"reward > 0 AS rewarded, reward IS NOT NULL AND NOT {own_reward} AND NOT {is_import} AS verified, "
-            f"CASE WHEN NOT {own_reward} AND {HAS_RESULT} THEN reward > 0 END AS correct"
-        )
 
     def _runs_with_own_reward(self) -> list[str]:
         """Return the runs whose recipe names a reward function of the user or environments."""
@@ -367,6 +358,11 @@ def uncompressed_text_bytes(file: StoredFile) -> int:
     return size
 
 
+def _sql_texts(values: Sequence[str]) -> str:
+    """Return texts as a list for IN (...); without texts a constant, so that DuckDB does not read the column."""
+    return ", ".join(map(quoted, values)) or "NULL"
+
+
 def _should_have(reader: RunReader, level: str) -> bool:
     """Return whether the run has trajectories that should have rows of this level."""
     rollup = reader.rollup().select(["rows_trajectories", "calls_n", "calls_mean"]).to_pylist()
@@ -381,11 +377,6 @@ def _sql_type(kind: pa.DataType) -> str:
     if pa.types.is_map(kind):
         return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
     return {
-        pa.string(): "VARCHAR",
-        pa.bool_(): "BOOLEAN",
-        pa.int16(): "SMALLINT",
-        pa.int32(): "INTEGER",
-        pa.float16(): "FLOAT",
-        pa.float32(): "FLOAT",
-        pa.float64(): "DOUBLE",
-    }[kind]
+        pa.string(): "VARCHAR", pa.bool_(): "BOOLEAN", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.float16(): "FLOAT",
+        pa.float32(): "FLOAT", pa.float64(): "DOUBLE",
+    }[kind]  # fmt: skip

@@ -7,11 +7,10 @@ from typing import Any
 import plotly.graph_objects as go
 import traitlets
 from IPython.display import display
-from plotly.offline import get_plotlyjs
 
 from rstar_lab.analysis.figure_theme import template
 from rstar_lab.analysis.inspector.inspector import Inspector
-from rstar_lab.analysis.inspector.link import LinkedFigure, check_links, figure_points, show_points, themed
+from rstar_lab.analysis.inspector.link import LinkedFigure, answer_figure, check_links, themed
 from rstar_lab.analysis.inspector.source import StoreLike
 from rstar_lab.common.errors import UserError
 
@@ -31,12 +30,7 @@ class Explorer(Inspector):
             check_links(self, figure)
 
     def _on_message(self, widget: Any, message: Any, buffers: Any) -> None:
-        op = message.get("op") if isinstance(message, dict) else None
-        if op == "plotly":
-            self.send({"id": message["id"], "result": True}, [get_plotlyjs().encode()])
-        elif op == "points":
-            show_points(self, self.linked[int(message["figure"])], figure_points(message["points"]))
-        else:
+        if not answer_figure(self, message, self.linked, self):
             super()._on_message(widget, message, buffers)
 
     def _ipython_display_(self, **options: Any) -> None:

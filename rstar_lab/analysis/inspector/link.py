@@ -123,11 +123,20 @@ class LinkedFigure(NotebookWidget):
         return widget
 
     def _on_points(self, _widget: Any, message: Any, _buffers: Any) -> None:
-        op = message.get("op") if isinstance(message, dict) else None
-        if op == "plotly":
-            self.send({"id": message["id"], "result": True}, [get_plotlyjs().encode()])
-        elif op == "points" and self.inspector is not None:
-            show_points(self.inspector, self.figure, figure_points(message["points"]))
+        answer_figure(self, message, [self.figure], self.inspector)
+
+
+def answer_figure(
+    widget: NotebookWidget, message: Any, figures: Sequence[go.Figure], inspector: RolloutList | None
+) -> bool:
+    """Answer a message of figures in the browser: plotly's script, or the rollouts behind points. Returns whether it was one."""
+    op = message.get("op") if isinstance(message, dict) else None
+    if op == "plotly":
+        widget.send({"id": message["id"], "result": True}, [get_plotlyjs().encode()])
+    elif op == "points" and inspector is not None:
+        points = [(int(trace), _index(point)) for trace, point in message["points"]]
+        show_points(inspector, figures[int(message.get("figure", 0))], points)
+    return op in ("plotly", "points")
 
 
 def themed(figure: go.Figure) -> go.Figure:
@@ -150,11 +159,6 @@ def check_links(inspector: RolloutList, figure: go.Figure) -> None:
     for trace in figure.data:
         for filters in _distinct(point_filter(inspector, trace, point) for point in _points(trace)):
             inspector.where_sql(filters)
-
-
-def figure_points(points: Iterable[Sequence[Any]]) -> list[tuple[int, Point]]:
-    """Return (trace, point) pairs as a figure in the browser reports them."""
-    return [(int(trace), _index(point)) for trace, point in points]
 
 
 def show_points(inspector: RolloutList, figure: go.Figure, points: Sequence[tuple[int, Point]]) -> None:

@@ -26,7 +26,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import find_runs_dir, run_folders
-from rstar_lab.untrusted.text import escaped, visible
+from rstar_lab.untrusted.text import Html, escaped, html, joined, visible
 
 ROLLED_UP = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens", "entropy")
 SERIES = {
@@ -75,28 +75,24 @@ class OverviewRow:
 
     def cells(self) -> list[dict[str, str]]:
         """Return the cells in the order of COLUMNS: text, and optionally title (shown on hover) and points of a line."""
-        return [
+        classes = "; ".join(f"{count:,} {class_title(name)}" for name, count in self.classes.items())
+        trained = self.classes.get("trained", 0) / max(1, sum(self.classes.values()))
+        cells = [
             {
-                "text": visible(self.run_id),
-                "title": visible(f"{self.kind or 'run'}, started {self.created}" if self.created else self.error),
-            }
-            | ({"under": self.under} if self.under else {}),
-            {"text": visible(self.state), "title": visible(self.error)},
+                "text": self.run_id,
+                "title": f"{self.kind or 'run'}, started {self.created}" if self.created else self.error,
+            },
+            {"text": self.state, "title": self.error},
             {"text": "" if self.step is None else str(self.step)},
             {"text": "" if self.step_s is None else f"{self.step_s:.3g}"},
             *(sparkline(name, self.series.get(name, [])) for name in SERIES),
-            self._trained(),
-            {"text": visible(self.parent)},
-            {"text": str(len(self.alerts) or ""), "title": visible("; ".join(self.alerts))},
+            {"text": f"{trained:.0%}", "title": classes} if self.classes else {"text": ""},
+            {"text": self.parent},
+            {"text": str(len(self.alerts) or ""), "title": "; ".join(self.alerts)},
         ]
-
-    def _trained(self) -> dict[str, str]:
-        """Return the share of the rollouts that were trained on; the title names the classes of the others."""
-        if not self.classes:
-            return {"text": ""}
-        listed = "; ".join(f"{count:,} {class_title(name)}" for name, count in self.classes.items())
-        share = self.classes.get("trained", 0) / max(1, sum(self.classes.values()))
-        return {"text": f"{share:.0%}", "title": visible(listed)}
+        shown: list[dict[str, str]] = [{name: visible(text) for name, text in cell.items()} for cell in cells]
+        shown[0] |= {"under": self.under} if self.under else {}
+        return shown
 
 
 class OverviewRows:
@@ -125,25 +121,22 @@ def _under_their_runs(rows: list[OverviewRow]) -> list[OverviewRow]:
     """Move evaluations and forks below the run that they belong to, if it is one of the rows."""
     by_id = {row.run_id: row for row in rows}
 
-    def source(row: OverviewRow) -> OverviewRow | None:
-        names = [row.parent_run] if row.parent_run else reversed(Path(row.model).parts)
-        return next((by_id[name] for name in names if name in by_id), None) if row.kind in _UNDER_PARENT else None
-
     def owner(row: OverviewRow) -> str:
-        found, seen = row, {row.run_id}
-        while (above := source(found)) is not None:
-            if above.run_id in seen:
-                return row.run_id  # runs that name each other
-            seen.add(above.run_id)
-            found = above
-        return found.run_id
+        above, seen = row, list[str]()
+        while above.run_id not in seen:
+            seen.append(above.run_id)
+            names = [above.parent_run] if above.parent_run else reversed(Path(above.model).parts)
+            found = [by_id[name] for name in names if name in by_id] if above.kind in _UNDER_PARENT else []
+            if not found:
+                return above.run_id
+            above = found[0]
+        return row.run_id  # runs that name each other
 
     below: dict[str, list[OverviewRow]] = {}
     for row in rows:
-        if (above := owner(row)) != row.run_id:
-            below.setdefault(above, []).append(replace(row, under=above))
-    moved = {row.run_id for members in below.values() for row in members}
-    return [shown for row in rows if row.run_id not in moved for shown in (row, *below.get(row.run_id, ()))]
+        above = owner(row)
+        below.setdefault(above, []).append(row if above == row.run_id else replace(row, under=above))
+    return [shown for row in rows for shown in sorted(below.get(row.run_id, ()), key=lambda shown: bool(shown.under))]
 
 
 def _state(folder: Path) -> tuple:
@@ -179,9 +172,9 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
     for folder in folders:
         reader = RunReader(folder)
         info, part = reader.info, by_run.get(reader.run_id, frame.iloc[:0])
-        values = {name: _recorded(part[name].to_numpy()) for name in (*SERIES, "step_s")}
+        values = {name: part[name].dropna().to_numpy() for name in (*SERIES, "step_s")}
         parent = info.get("parent") or {}
-        run_alerts = alerts.get(reader.run_id)
+        found = alerts[reader.run_id].itertuples() if reader.run_id in alerts else ()
         rows[folder] = OverviewRow(
             run_id=reader.run_id,
             state=reader.status,
@@ -193,17 +186,11 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
             parent_run=str(parent.get("run") or ""),
             model=str((info.get("extra") or {}).get("model") or ""),
             parent=", step ".join(str(parent[key]) for key in ("run", "step") if parent.get(key) is not None),
-            alerts=()
-            if run_alerts is None
-            else tuple(f"{a.alert} from step {a.step}: {a.evidence}" for a in run_alerts.itertuples()),
+            alerts=tuple(f"{alert.alert} from step {alert.step}: {alert.evidence}" for alert in found),
             series={name: values[name].tolist() for name in SERIES},
             classes=classes.get(reader.run_id, {}),
         )
     return rows
-
-
-def _recorded(values: np.ndarray) -> np.ndarray:
-    return values[~np.isnan(values)]
 
 
 def sparkline(name: str, values: list[float]) -> dict[str, str]:
@@ -221,25 +208,26 @@ def sparkline(name: str, values: list[float]) -> dict[str, str]:
     return {"text": text, "points": points}
 
 
-def _cell_html(cell: dict[str, str]) -> str:
+def _cell_html(cell: dict[str, str]) -> Html:
     """Return a cell as HTML."""
-    line = ""
+    line: Html | str = ""
     if points := cell.get("points"):
-        line = (
-            f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">'
-            f'<polyline points="{escaped(points)}" fill="none" stroke="currentColor" stroke-width="1.3"/></svg>'
-        )
+        line = html(
+            '<svg width="{0}" height="{1}" viewBox="0 0 {0} {1}" aria-hidden="true">'
+            '<polyline points="{2}" fill="none" stroke="currentColor" stroke-width="1.3"/></svg>',
+            WIDTH, HEIGHT, points,
+        )  # fmt: skip
     style = "text-align:left" + (";padding-left:28px" if cell.get("under") else "")
-    return f"<td style='{style}' title=\"{escaped(cell.get('title', ''))}\">{line}{escaped(cell['text'])}</td>"
+    return html('<td style="{}" title="{}">{}{}</td>', style, cell.get("title", ""), line, cell["text"])
 
 
-def render_overview(rows: list[OverviewRow]) -> str:
+def render_overview(rows: list[OverviewRow]) -> Html:
     """Return the rows as an HTML table that needs no script."""
     if not rows:
-        return "<p>No runs yet: <code>make demo</code> writes some.</p>"
-    head = "".join(f"<th scope='col' style='text-align:left'>{column}</th>" for column in COLUMNS)
-    body = "".join("<tr>" + "".join(map(_cell_html, row.cells())) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return Html("<p>No runs yet: <code>make demo</code> writes some.</p>")
+    head = joined(html('<th scope="col" style="text-align:left">{}</th>', column) for column in COLUMNS)
+    body = joined(html("<tr>{}</tr>", joined(map(_cell_html, row.cells()))) for row in rows)
+    return html("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", head, body)
 
 
 class RunTable(NotebookWidget):
@@ -301,7 +289,7 @@ class Overview:
     def selected(self, run_ids: list[str]) -> None:
         self.table.selected = list(run_ids)
 
-    def to_html(self) -> str:
+    def to_html(self) -> Html:
         """Return the table as HTML that needs no kernel and no script."""
         return render_overview(self.rows)
 
@@ -373,14 +361,8 @@ class Overview:
 
 def _empty_figure(text: str = "No run with rollouts is selected.") -> Figure:
     figure = go.Figure()
-    figure.add_annotation(
-        text="<br>".join(map(escaped, textwrap.wrap(text, 120)[:4])),
-        showarrow=False,
-        x=0.5,
-        y=0.5,
-        xref="paper",
-        yref="paper",
-    )
+    lines = "<br>".join(map(escaped, textwrap.wrap(text, 120)[:4]))
+    figure.add_annotation(text=lines, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
     figure.update_layout(height=120).update_xaxes(visible=False).update_yaxes(visible=False)
     return Figure(figure, pd.DataFrame())
 

@@ -20,6 +20,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader
 from rstar_lab.runs.info import RunInfo
 from rstar_lab.untrusted.recipes import ForeignRecipe
+from rstar_lab.untrusted.text import escaped
 
 # Columns of a run's steps and their titles. SFT runs have only the loss, RL runs all others.
 CURVES = {
@@ -43,7 +44,8 @@ def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
         return f"{reader.run_id}: {status}, no step yet"
     info, step = reader.info, int(steps["step"].max())
     total = planned_steps(info["recipe"], str(steps["stage"].iloc[-1]))
-    parts = [f"{reader.run_id}: {status}, step {step}" + (f" of {total} {_strip(step, total)}" if total else "")]
+    strip = "▰" * (done := round(_STRIP * min(1.0, step / total))) + "▱" * (_STRIP - done) if total else ""
+    parts = [f"{reader.run_id}: {status}, step {step}" + (f" of {total} {strip}" if total else "")]
     if speed := seconds_per_step(reader, info, steps):
         parts.append(f"{speed:.3g} s/step")
         if total and status == "running":
@@ -78,11 +80,6 @@ def seconds_per_step(reader: RunReader, info: RunInfo, steps: pd.DataFrame) -> f
     # An evaluation or an import has one step, number 0.
     seconds = (last - datetime.fromisoformat(created).timestamp()) / max(1, int(steps["step"].max()))
     return seconds if seconds > 0 else None
-
-
-def _strip(step: int, total: int) -> str:
-    done = round(_STRIP * min(1.0, step / total))
-    return "▰" * done + "▱" * (_STRIP - done)
 
 
 def _duration(seconds: float) -> str:
@@ -166,22 +163,18 @@ class Watch:
     def _draw(self, steps: pd.DataFrame, status: str = "waiting") -> Figure:
         run_id = self.reader.run_id if self.reader else self.folders[0].name
         columns = [name for name in self.curves if name in steps and steps[name].notna().any()][:_MAX_CURVES]
-        figure = make_subplots(
-            rows=1,
-            cols=max(1, len(columns)),
-            subplot_titles=[tile(CURVES.get(name, name), steps[name]) for name in columns],
-        )
+        titles = [tile(CURVES.get(name, name), steps[name]) for name in columns]
+        figure = make_subplots(rows=1, cols=max(1, len(columns)), subplot_titles=titles)
         for place, name in enumerate(columns, 1):
             figure.add_scatter(
                 x=steps["step"], y=steps[name], mode="lines+markers", line_color=COLOURS[0], showlegend=False, row=1, col=place,
                 meta={"filter": {"run_id": run_id}, "x": "step"},
             )  # fmt: skip
+        figure.update_xaxes(title_text="step")
         if not columns:
             figure.update_xaxes(visible=False).update_yaxes(visible=False)
         title = heading(self.reader, steps, status) if self.reader else f"{run_id}: {status}, no step yet"
-        figure.update_layout(height=345 if columns else 80, title=title)
-        if columns:
-            figure.update_xaxes(title_text="step")
+        figure.update_layout(height=345 if columns else 80, title=escaped(title))
         return Figure(figure, steps)
 
     def _ipython_display_(self, **_: Any) -> None:
