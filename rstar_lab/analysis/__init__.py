@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.overview import overview
     from rstar_lab.analysis.inspector.watch import watch
     from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
-    from rstar_lab.analysis.paper_figures import figures_of_the_paper, results_table
-    from rstar_lab.analysis.phases import phase_table
+    from rstar_lab.analysis.paper_figures import figures_of_the_paper, phase_table, results_table
     from rstar_lab.analysis.problem_heatmap import plot_heatmap, problem_table
     from rstar_lab.analysis.runs import Runs, open_runs
     from rstar_lab.analysis.tables import format_numbers

@@ -89,7 +89,7 @@ def tool_use(
     read = list(rollouts(runs, where, limit))
     calls = pd.DataFrame([row for rollout in read for row in rollout["calls"]], columns=CALL_COLUMNS)
     keys = ["run_id", "step", "problem_id", "called", "first_turn", "first_characters"]
-    all_rollouts = pd.DataFrame([{key: rollout[key] for key in keys} for rollout in read], columns=keys)
+    all_rollouts = pd.DataFrame(read, columns=keys)
     rows = []
     for name, (_, column, _, unit) in METRICS.items():
         table = calls if unit == "call" else all_rollouts
@@ -118,12 +118,9 @@ def rollouts(runs: Runs, where: Where, limit: int | None = None, *, parse: bool 
     the number of turns and characters before the first call. parse: include the properties that need a syntax tree: lines,
     libraries, asserts, repeated."""
     condition = runs.condition(where)
-    sample = (
-        f"ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}" if limit is not None else "ORDER BY run_id, step, traj_id"
-    )
-    chosen = runs.arrow(
-        f"SELECT {', '.join(ROLLOUT_COLUMNS)} FROM trajectories WHERE {condition} {sample}",
-    ).to_pylist()
+    order = "run_id, step, traj_id" if limit is None else f"hash(traj_id), traj_id LIMIT {int(limit)}"
+    query = f"SELECT {', '.join(ROLLOUT_COLUMNS)} FROM trajectories WHERE {condition} ORDER BY {order}"
+    chosen = runs.arrow(query).to_pylist()
     by_step: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for row in chosen:
         by_step.setdefault((row["run_id"], row["step"]), {})[row["traj_id"]] = row
@@ -152,14 +149,8 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]], parse: boo
                     first = (turn, characters + parsed.start)
                 code = (parsed.arguments or {}).get("code")
                 code = code if isinstance(code, str) else None
-                record = shared | {
-                    "turn": turn,
-                    "call": len(calls),
-                    "outcome": None,
-                    "code": code,
-                    "response": "",
-                    "answer_known": printed,
-                }
+                record = shared | {"turn": turn, "call": len(calls), "outcome": None, "code": code, "response": ""}
+                record["answer_known"] = printed
                 if parse:
                     tree, facts = _facts(code)
                     record |= facts | {"repeated": None if tree is None else tree in seen}

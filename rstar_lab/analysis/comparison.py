@@ -12,7 +12,7 @@ from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_problem
 from rstar_lab.analysis.queries import HAS_RESULT
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
-from rstar_lab.analysis.tables import html_table
+from rstar_lab.analysis.tables import format_value, html_table
 from rstar_lab.common.estimates import Side, paired_difference
 from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import Html, counted, html, joined
@@ -46,8 +46,8 @@ class Comparison:
         rows = [
             (
                 row.title,
-                _shown(row.a, row.percent),
-                _shown(row.b, row.percent),
+                format_value(row.a, row.percent),
+                format_value(row.b, row.percent),
                 _interval(row),
                 row.problems,
                 row.conclusion,
@@ -125,33 +125,25 @@ def compare(
 
 
 def _row(metric: Metric, sums: list[pd.DataFrame], common: list[str], single: bool) -> dict[str, Any]:
-    sides = []
-    for side in sums:
-        parts = [
-            side.pivot(index="run_id", columns="problem_id", values=f"{metric.name}_{part}")
-            .reindex(columns=common)
-            .to_numpy(float)
-            for part in ("numerator", "denominator")
-        ]
-        sides.append(Side(*parts))
+    sides = [
+        Side(
+            *(
+                side.pivot(index="run_id", columns="problem_id", values=f"{metric.name}_{part}").reindex(columns=common).to_numpy(float)
+                for part in ("numerator", "denominator")
+            )
+        )
+        for side in sums
+    ]  # fmt: skip
     n = int(sum(side[side.problem_id.isin(common)][f"{metric.name}_n"].sum() for side in sums))
-    estimate = paired_difference(sides[0], sides[1], n)
+    found = paired_difference(sides[0], sides[1], n)
     both = np.logical_and(*(np.nan_to_num(side.denominator).sum(axis=0) > 0 for side in sides))
     with np.errstate(invalid="ignore"):
         a, b = (np.nansum(side.numerator[:, both]) / np.nansum(side.denominator[:, both]) for side in sides)
     return {
-        "metric": metric.name,
-        "title": metric.title,
-        "a": a,
-        "b": b,
-        "difference": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n": estimate.n,
-        "problems": estimate.clusters,
-        "percent": metric.percent,
-        "conclusion": _conclusion(estimate.low, estimate.high, metric.better, single),
-    }
+        "metric": metric.name, "title": metric.title, "a": a, "b": b, "difference": found.value, "low": found.low, "high": found.high,
+        "n": found.n, "problems": found.clusters, "percent": metric.percent,
+        "conclusion": _conclusion(found.low, found.high, metric.better, single),
+    }  # fmt: skip
 
 
 def _conclusion(low: float, high: float, better: int, single: bool) -> str:
@@ -169,10 +161,8 @@ def _conclusion(low: float, high: float, better: int, single: bool) -> str:
 def _flips(runs_a: Runs, runs_b: Runs, where: Where, sums: list[pd.DataFrame], common: list[str]) -> pd.DataFrame:
     rates = []
     for side in sums:
-        grouped = (
-            side[side.problem_id.isin(common)].groupby("problem_id")[["pass1_numerator", "pass1_denominator"]].sum()
-        )
-        rates.append(grouped.pass1_numerator / grouped.pass1_denominator)
+        sums_of_problem = side[side.problem_id.isin(common)].groupby("problem_id").sum(numeric_only=True)
+        rates.append(sums_of_problem.pass1_numerator / sums_of_problem.pass1_denominator)
     frame = pd.DataFrame({"pass_a": rates[0], "pass_b": rates[1]}).dropna()
     changed = frame[(frame.pass_a >= SOLVED) != (frame.pass_b >= SOLVED)].copy()
     changed.insert(0, "flip", np.where(changed.pass_b >= SOLVED, "won", "lost"))
@@ -204,23 +194,20 @@ def _sentence(table: pd.DataFrame, name_a: str, name_b: str, seeds: list[int], c
     size = f"{abs(first.difference) * (100 if first.percent else 1):.1f}{unit}"
     direction = "higher" if first.difference > 0 else "lower"
     single = min(seeds) == 1
+    coverage = f"The intervals cover problems and seeds ({seeds[0]} and {seeds[1]} runs). "
     if single:
         coverage = (
             "A side has one run: the intervals cover the choice of problems, not the seeds, so that another run of the same "
             "recipe may differ by more. "
         )
-    else:
-        coverage = f"The intervals cover problems and seeds ({seeds[0]} and {seeds[1]} runs). "
-    if first.conclusion == "too little data":
-        finding = f"On {counted(common, 'common problem')}, there is too little data to compare {first.title}"
-    else:
-        finding = (
-            f"On {counted(common, 'common problem')}, {first.title} of {name_b} is {size} {direction} than that of {name_a}"
-            f" ({_interval(first)})"
-        )
-        if first.conclusion == "no difference shown":
+    on = f"On {counted(common, 'common problem')}"
+    finding = f"{on}, {first.title} of {name_b} is {size} {direction} than that of {name_a} ({_interval(first)})"
+    match first.conclusion:
+        case "too little data":
+            finding = f"{on}, there is too little data to compare {first.title}"
+        case "no difference shown":
             finding += ". The interval contains 0: the data do not show a difference"
-        else:
+        case _:
             finding += f": the data show a difference{' between these runs' if single else ''}"
     others = [
         f"{row.title} ({row.conclusion.removesuffix(' in these runs')})"
@@ -237,12 +224,6 @@ def _sentence(table: pd.DataFrame, name_a: str, name_b: str, seeds: list[int], c
 def _name(runs: Runs, otherwise: str) -> str:
     ids = list(runs.runs().run_id)
     return ids[0] if len(ids) == 1 else f"{otherwise} ({len(ids)} runs)"
-
-
-def _shown(value: float, percent: bool) -> str:
-    if value is None or np.isnan(value):
-        return "–"
-    return f"{value:.1%}" if percent else f"{value:.3g}"
 
 
 def _interval(row: Any) -> str:

@@ -66,30 +66,6 @@ def template(mode: str = "light") -> go.layout.Template:
 def apply_theme(figure: go.Figure, mode: str = "light") -> None:
     """Apply the theme to a figure in place: template, types and ticks of the axes, and the layout of the headings."""
     figure.update_layout(template=template(mode))
-    _set_integer_ticks(figure)
-    _set_axes(figure)
-    place_headings(figure)
-
-
-def _set_integer_ticks(figure: go.Figure) -> None:
-    """Prevent fractional ticks on x axes that show a few integers, such as steps."""
-    values: dict[str, list[Any]] = {}
-    for trace in figure.data:
-        if getattr(trace, "x", None) is not None:
-            values.setdefault(getattr(trace, "xaxis", None) or "x", []).extend(trace.x)
-    for name, xs in values.items():
-        axis = figure.layout["xaxis" + name[1:]]
-        integers = all(isinstance(x, Real) and float(x).is_integer() for x in xs)
-        if integers and xs and max(xs) - min(xs) <= _MAX_UNIT_TICKS and axis.type in (None, "linear"):
-            axis.dtick = axis.dtick or (1 if axis.tickvals is None else None)
-
-
-def _set_axes(figure: go.Figure) -> None:
-    """Set the type and the number format of each axis from its values.
-
-    An axis of words stays one, even if all words are numbers: plotly would draw them at their values. The number format has
-    enough digits for two ticks to differ.
-    """
     for letter in "xy":
         values: dict[str, list[Any]] = {}
         for trace in figure.data:
@@ -97,17 +73,30 @@ def _set_axes(figure: go.Figure) -> None:
             if found is not None:
                 values.setdefault(getattr(trace, f"{letter}axis", None) or letter, []).extend(found)
         for name, each in values.items():
-            axis = figure.layout[f"{letter}axis{name[1:]}"]
-            if axis.type is None and any(isinstance(value, str) for value in each):
-                axis.type = "category"
-            numbers = [float(value) for value in each if isinstance(value, Real) and math.isfinite(value)]
-            match = _FORMAT.fullmatch(axis.tickformat or "")
-            if match and numbers and axis.type in (None, "linear"):
-                ends = axis.range or (*numbers, *([0.0] if axis.rangemode == "tozero" else []))
-                span = (float(max(ends)) - float(min(ends))) * (100 if match[2] == "%" else 1)
-                # About five ticks: neighbours differ in the digit after the last that is shown if the span is smaller.
-                digits = math.ceil(-math.log10(span / 5)) if span > 0 else int(match[1])
-                axis.tickformat = f".{max(int(match[1]), min(digits, 6))}{match[2]}"
+            _set_axis(figure.layout[f"{letter}axis{name[1:]}"], each, integer_ticks=letter == "x")
+    place_headings(figure)
+
+
+def _set_axis(axis: Any, values: Sequence[Any], integer_ticks: bool) -> None:
+    """Set the type and the ticks of an axis from its values.
+
+    An axis of words stays one, even if all words are numbers: plotly would draw them at their values. The number format has
+    enough digits for two ticks to differ. integer_ticks: a few integers, such as steps, get no ticks between them.
+    """
+    if axis.type is None and any(isinstance(value, str) for value in values):
+        axis.type = "category"
+    numbers = [float(value) for value in values if isinstance(value, Real) and math.isfinite(value)]
+    if not numbers or axis.type not in (None, "linear"):
+        return
+    integers = len(numbers) == len(values) and all(number.is_integer() for number in numbers)
+    if integer_ticks and integers and max(numbers) - min(numbers) <= _MAX_UNIT_TICKS and axis.tickvals is None:
+        axis.dtick = axis.dtick or 1
+    if match := _FORMAT.fullmatch(axis.tickformat or ""):
+        ends = axis.range or (*numbers, *([0.0] if axis.rangemode == "tozero" else []))
+        span = (float(max(ends)) - float(min(ends))) * (100 if match[2] == "%" else 1)
+        # About five ticks: neighbours differ in the digit after the last that is shown if the span is smaller.
+        digits = math.ceil(-math.log10(span / 5)) if span > 0 else int(match[1])
+        axis.tickformat = f".{max(int(match[1]), min(digits, 6))}{match[2]}"
 
 
 def place_headings(figure: go.Figure) -> None:

@@ -11,9 +11,10 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import plot_ablation, plot_curves
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.line_panels import Panel, draw_panels
-from rstar_lab.analysis.metrics import curves, held_out_metrics, measure
+from rstar_lab.analysis.metrics import METRICS, curves, held_out_metrics, measure
 from rstar_lab.analysis.paper import OTHER_SET, SETS, compact, published, set_name
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, open_runs, training_runs
+from rstar_lab.analysis.tables import format_estimate
 from rstar_lab.analysis.tokens import plot_high_entropy_words, plot_token_kinds, token_table
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
@@ -164,3 +165,40 @@ def stage_table(runs: RunsLike, where: Where = None) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+_PHASES = {"base": "before training", "sft": "after SFT", "rl": "after RL"}
+
+
+def phase_table(
+    runs_dir: str | Path, name: str, metrics: tuple[str, ...] = ("pass1", "tool_error_rate_correct", "response_tokens")
+) -> pd.DataFrame:
+    """Return what a training changed on its held-out problems, as text for display.
+
+    Args:
+        runs_dir: Folder of the runs.
+        name: Name of the training: the evaluations are the runs NAME-SET-base, -sft, -rl-STAGE and -rl.
+        metrics: Metrics of the columns.
+
+    Returns:
+        One row per phase, in the order of the training, and one column per set and metric: "33.8% [29.6%, 38.3%]", with the
+        95% interval over problems. `n` is the number of rollouts and problems.
+        If the training has no evaluations, the table is empty and its column title says so.
+    """
+    runs = open_runs(runs_dir).runs()
+    found = runs[runs.run_id.str.startswith(f"{name}-") & (runs.kind == "evaluate")].sort_values("created")
+    rows = []
+    for run_id in found.run_id:
+        held_out, mark, phase = str(run_id).removeprefix(f"{name}-").partition("-")
+        if mark and (phase in _PHASES or phase.startswith("rl-")):
+            title = _PHASES.get(phase) or f"after stage {phase.removeprefix('rl-')}"
+            for row in measure(open_runs(runs_dir, run_ids=[run_id]), metrics).itertuples():
+                rows.append((title, held_out, METRICS[str(row.metric)].title, format_estimate(row)))
+                size = f"{row.n:,} rollouts, {row.clusters:,} problems"
+            rows.append((title, held_out, "n", size))
+    if not rows:
+        return pd.DataFrame(columns=["no evaluation: a recipe with `evaluate.sets` makes them"])
+    table = pd.DataFrame(rows, columns=["model", "set", "metric", "value"])
+    order = {column: list(dict.fromkeys(table[column])) for column in ("model", "set", "metric")}
+    wide = table.pivot(index="model", columns=["set", "metric"], values="value").fillna("–")
+    return wide.reindex(index=order["model"], columns=pd.MultiIndex.from_product([order["set"], order["metric"]]))

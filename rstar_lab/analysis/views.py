@@ -67,11 +67,7 @@ class Views:
         limit: int | None = None,
         timeout_s: float | None = None,
     ) -> pd.DataFrame:
-        """Run a DuckDB query over the tables. Raises RunStoreError with DuckDB's message if it fails.
-
-        steps: the query's `trajectories` are only those of these steps, and only their files are read.
-        limit: maximum number of rows. timeout_s: the query fails after this time.
-        """
+        """Run a DuckDB query over the tables, see `Runs.sql`."""
 
         def fetch(rows: duckdb.DuckDBPyRelation | None) -> pd.DataFrame:
             if rows is None:

@@ -181,7 +181,8 @@ def test_flips_link_to_a_correct_and_an_incorrect_trajectory(folder):
     assert len(flips) > 0
     assert f'<a href="#rstar={quote(flips.traj_a[0], safe="")}">' in card._repr_html_()
     for flip in flips.to_dict("records"):
-        before, after = one.trajectory(flip["traj_a"]), other.trajectory(flip["traj_b"])
+        before = one.trajectories({"traj_id": flip["traj_a"]}).iloc[0]
+        after = other.trajectories({"traj_id": flip["traj_b"]}).iloc[0]
         assert before.problem_id == after.problem_id == flip["problem_id"]
         assert (before.reward > 0, after.reward > 0) == ((False, True) if flip["flip"] == "won" else (True, False))
 

@@ -75,7 +75,7 @@ async def test_answers_have_ids_that_the_inspector_opens(server):
     for row in rows:
         row = {"run_id": RUN} | row
         assert row["run_id"] == RUN and row["link"] == f"#rstar={row['traj_id']}"
-        assert runs.trajectory(row["traj_id"]).step == row["step"]
+        assert runs.trajectories({"traj_id": row["traj_id"]}).step[0] == row["step"]
     assert queried["more"] and len(queried["rows"]) == 2
     transcript = await ask(server, "transcript", traj_id=rows[0]["traj_id"], first=1, messages=1)
     assert transcript["truth"] and transcript["messages"][0]["role"] == "assistant" and transcript["total_messages"] > 1

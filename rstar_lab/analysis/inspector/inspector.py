@@ -15,7 +15,7 @@ from rstar_lab.analysis.filters import Where, json_filter, where_sql
 from rstar_lab.analysis.inspector import panels
 from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html, plain_html
 from rstar_lab.analysis.inspector.notes import (
-    PARTS,
+    View,
     check_view,
     is_typed,
     read_notes,
@@ -28,6 +28,7 @@ from rstar_lab.analysis.inspector.source import Source, Store, StoreLike, as_sto
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
 from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.common.errors import UserError
+from rstar_lab.untrusted.files import check_type
 from rstar_lab.untrusted.text import Html, joined, visible
 
 if TYPE_CHECKING:
@@ -159,14 +160,15 @@ class Inspector(NotebookWidget):
         return where_sql(where, columns=self.source.columns, noted=self._all_notes)
 
     @property
-    def views(self) -> dict[str, dict[str, Any]]:
+    def views(self) -> dict[str, View]:
         """The saved views: name to filters, scope, sort and columns."""
         return read_views(self._views_folder())
 
     def save_view(self, name: str) -> None:
         """Store the current filters, order and columns under a name, in `views.json` of the runs folder. Replaces a view of
         this name. Raises UserError if the rows are not in a run folder."""
-        write_view(self._views_folder(), name, {part: getattr(self, part) for part in PARTS})
+        view = View(filters=self.filters, scope=self.scope, sort=self.sort, columns=self.columns)
+        write_view(self._views_folder(), name, view)
 
     def show_view(self, name: str) -> None:
         """Apply a saved view. Raises UserError if there is none of this name."""
@@ -380,7 +382,7 @@ class Inspector(NotebookWidget):
 
     # The view is sent with the request, because the widget's state may reach the kernel after it.
     def _save_view(self, _buffers: list[Any], name: str, view: dict[str, Any]) -> dict[str, Any]:
-        write_view(self._views_folder(), name, view)
+        write_view(self._views_folder(), name, check_type(view, View, f"view {name!r}"))
         return self._views([])
 
     def _delete_view(self, _buffers: list[Any], name: str) -> dict[str, Any]:

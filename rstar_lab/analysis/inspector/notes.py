@@ -4,7 +4,9 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from rstar_lab.analysis.filters import has_sql
 from rstar_lab.common.errors import UserError
@@ -14,23 +16,26 @@ from rstar_lab.untrusted.files import parse_json, read_json, read_text, reading
 NOTES = "notes.jsonl"
 
 
+class Note(TypedDict):
+    """A line of the file of notes."""
+
+    traj_id: str
+    note: NotRequired[str]
+    tags: NotRequired[list[str]]
+    time: NotRequired[str]
+
+
 def read_notes(run_dir: Path) -> dict[str, dict[str, Any]]:
     """Return the notes of a run: traj_id to {traj_id, note, tags, time}. Raises UserError for a line that is not valid."""
     path = Path(run_dir) / NOTES
     notes: dict[str, dict[str, Any]] = {}
     text = read_text(path) if path.exists() else ""
     for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}: not a note"
-        with reading(where, "; correct or delete the line"):
-            entry = parse_json(line, where, dict)
-            notes[str(entry["traj_id"])] = {
-                "traj_id": str(entry["traj_id"]),
-                "note": str(entry.get("note", "")),
-                "tags": [str(tag) for tag in entry.get("tags", [])],
-                "time": str(entry.get("time", "")),
-            }
+        if line.strip():
+            where = f"{path}, line {number}: not a note"
+            with reading(where, "; correct or delete the line"):
+                entry = parse_json(line, where, Note)
+            notes[entry["traj_id"]] = {"note": "", "tags": [], "time": "", **entry}
     return notes
 
 
@@ -39,12 +44,8 @@ def write_note(run_dir: Path, traj_id: str, note: str, tags: Sequence[str]) -> d
 
     A file lock keeps the notes of concurrent writers.
     """
-    entry = {
-        "traj_id": traj_id,
-        "note": note.strip(),
-        "tags": sorted({tag.strip() for tag in tags} - {""}),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    time, own_tags = datetime.now(UTC).isoformat(timespec="seconds"), sorted({tag.strip() for tag in tags} - {""})
+    entry = {"traj_id": traj_id, "note": note.strip(), "tags": own_tags, "time": time}
     with lock_file(Path(run_dir) / f".{NOTES}.lock"):
         notes = read_notes(run_dir)
         notes.pop(traj_id, None)
@@ -57,17 +58,22 @@ def write_note(run_dir: Path, traj_id: str, note: str, tags: Sequence[str]) -> d
 
 
 VIEWS = "views.json"
-PARTS = ("filters", "scope", "sort", "columns")  # traits of the inspector that a view consists of
-View = dict[str, Any]
+
+
+class View(TypedDict):
+    """A saved view: traits of the inspector."""
+
+    filters: dict[str, Any]
+    scope: dict[str, Any]
+    sort: list[Any]
+    columns: list[Any]
 
 
 def read_views(folder: Path) -> dict[str, View]:
     """Return the views stored in a folder: name to filters, scope, sort and columns. Raises UserError for an invalid file."""
     hint = "; it is not a file of saved views: correct or delete it"
     path = folder / VIEWS
-    stored = read_json(path, dict[str, View], hint=hint) if path.exists() else {}
-    with reading(path, hint):
-        return {name: _checked(view) for name, view in stored.items()}
+    return read_json(path, dict[str, View], hint=hint) if path.exists() else {}
 
 
 def write_view(folder: Path, name: str, view: View | None) -> None:
@@ -80,7 +86,7 @@ def write_view(folder: Path, name: str, view: View | None) -> None:
         views = read_views(folder)
         views.pop(name.strip(), None)
         if view is not None:
-            views[name.strip()] = {part: view[part] for part in PARTS}
+            views[name.strip()] = view
         with atomic_write(folder / VIEWS) as file:
             file.write((json.dumps(views, indent=1) + "\n").encode())
 
@@ -96,12 +102,3 @@ def check_view(name: str, view: View) -> None:
         raise UserError(
             f"view {name!r} contains an SQL condition: views store the other filters; keep the condition in the notebook"
         )
-
-
-def _checked(view: View) -> View:
-    """Return the parts of a stored view. Raises ValueError unless each has the type of its trait."""
-    parts = {part: view[part] for part in PARTS}
-    for part, kind in zip(PARTS, (dict, dict, list, list), strict=True):
-        if not isinstance(parts[part], kind):
-            raise ValueError(f"{part} must be a {kind.__name__}")
-    return parts
