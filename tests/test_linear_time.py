@@ -8,7 +8,7 @@ import os
 import pytest
 
 from rstar_lab.analysis import import_messages
-from rstar_lab.analysis.inspector.panels import turn_text
+from rstar_lab.analysis.forks import turn_text
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
 from rstar_lab.doctor.metric_names import canonical

@@ -1,7 +1,10 @@
-"""Results of `Inspector.fork`: the continuations of a rollout, and the Monte-Carlo value of its turns."""
+"""Forks of rollouts, and the most likely tokens at a position: what the inspector's panels that run a model show."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,8 +12,16 @@ import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
+from rstar_lab.analysis.inspector.listing import to_json_value
+from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.runs import Runs, open_runs
+from rstar_lab.common.errors import UserError
+from rstar_lab.runs.messages import own_texts
+from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.tables import UNUSABLE
+from rstar_lab.untrusted.text import visible
+
+_END = re.compile(r"(?<!\s)\s*+<\|[a-z_]+\|>\s*$")
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,17 @@ class Fork:
         figure.update_xaxes(title="fork at the start of turn", dtick=1)
         return Figure(figure, values)
 
+    def payload(self) -> dict[str, Any]:
+        """Return values, continuations (tree) and provenance as JSON values. Turns are numbered from 0."""
+        values, tree = (
+            [{str(name): to_json_value(value) for name, value in row.items()} for row in frame.to_dict("records")]
+            for frame in (self.values, self.tree)
+        )
+        return {
+            "values": values, "tree": tree, "lost_at": self.lost_at, "reward": self.reward,
+            "run": self.run.name, "weights": self.weights, "differing": self.differing,
+        }  # fmt: skip
+
 
 def wilson(correct: int, n: int) -> tuple[float, float]:
     """Return the 95% Wilson interval of a share."""
@@ -97,3 +119,61 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * float(np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def model_argument(weights: str, source: Source, traj_id: str, *, fork: bool = False) -> dict[str, Any]:
+    """Return the argument `model` or `url` of `Inspector.alternatives` (or `fork`) for the text of a panel's field.
+
+    weights: a model folder, the URL of a server, or empty for the run's nearest checkpoint. Raises UserError if the run has no
+    checkpoint and one is needed: without `weights`, and for a fork on a server, whose tokenizer encodes the edited text.
+    """
+    is_url = weights.startswith(("http://", "https://"))
+    advice = "enter a model folder" if fork else "enter a model folder or the URL of a server"
+    if is_url:
+        advice = "a server needs its tokenizer; enter a model folder instead of a URL"
+    if not weights or (is_url and fork):
+        run_id = source.row(traj_id)["run_id"]
+        folder = source.run_dir(run_id)
+        if folder is not None and not RunReader(folder).checkpoints():
+            raise UserError(f"run {run_id} has no checkpoint: {advice}")
+    return {"url": weights} if is_url else {"model": weights or None}
+
+
+def turn_text(record: Mapping[str, Any], turn: int) -> str:
+    """Return the text that the model wrote in a turn (from 0), without the special token at its end."""
+    written = own_texts(record.get("messages"))
+    return _END.sub("", written[turn]) if turn < len(written) else ""
+
+
+def alternatives_table(
+    run_dir: Path, traj_id: str, position: int, *, k: int, model: Path | None, url: str
+) -> pd.DataFrame:
+    """Return the table of `Inspector.alternatives`. run_dir: folder of the run."""
+    from rstar_lab.rl.engines.alternatives import most_likely_tokens  # imports torch
+
+    reader, runs = RunReader(run_dir), open_runs(run_dir)
+    record = runs.record(traj_id)
+    prompt, response = record["prompt_ids"], record["response_ids"]
+    if prompt is None or response is None:
+        raise UserError(f"trajectory {traj_id} has no token arrays, which alternatives need: see rl.token_arrays")
+    if not 0 <= position < len(response):
+        raise UserError(f"position {position}: trajectory {traj_id} has the response tokens 0 to {len(response) - 1}")
+    if model is None and not url:
+        model = reader.nearest_checkpoint(record["step"])
+    likely = most_likely_tokens([*prompt, *response[:position]], response[position], k=k, model=model, url=url)
+    ids = list(likely.log_probs)
+    frame = pd.DataFrame({"token_id": ids, "text": runs.texts(reader.run_id, ids) or [None] * len(ids)})
+    frame["log_prob"] = list(likely.log_probs.values())
+    frame.insert(0, "rank", [likely.rank if token == likely.token_id else i + 1 for i, token in enumerate(ids)])
+    frame.insert(3, "probability", np.exp(frame.log_prob))
+    frame["stored"] = frame.token_id == likely.token_id
+    frame.attrs = {"weights": likely.weights}
+    return frame
+
+
+def alternatives_payload(frame: pd.DataFrame) -> dict[str, Any]:
+    """Convert the result of `Inspector.alternatives` to JSON values: its rows, and the model or server that computed them."""
+    rows = frame.astype({"text": object}).to_dict("records")
+    for row in rows:
+        row["text"] = None if pd.isna(row["text"]) else visible(row["text"])
+    return {"rows": rows, "weights": frame.attrs["weights"]}

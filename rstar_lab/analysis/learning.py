@@ -96,25 +96,25 @@ def learning_table(curves: pd.DataFrame, control: str = "sync") -> LearningTable
     runs = {key: frame.sort_values("step") for key, frame in curves.groupby(["arm", "seed"])}
     controls = [frame for (arm, _), frame in runs.items() if arm == control]
     at = {name: float(min(frame[name].iloc[-1] for frame in controls)) for name in ("tokens", "seconds")}
-    values = {
-        name: {key: float(np.interp(at[name], frame[name], frame.pass1)) for key, frame in runs.items()} for name in at
-    }
-    speeds = {key: float(frame.tokens.iloc[-1] / frame.seconds.iloc[-1]) for key, frame in runs.items()}
-    rows = []
-    for arm in dict.fromkeys([control, *curves.arm]):
-        seeds = [seed for seed in sorted(set(curves.seed)) if (arm, seed) in runs and (control, seed) in runs]
-        if not seeds:
-            continue
-        row = {
-            "arm": arm,
-            "seeds": len(seeds),
-            "speed": float(np.mean([speeds[arm, seed] / (speeds[control, seed] or np.nan) for seed in seeds])),
+    values = pd.DataFrame(
+        {
+            key: {name: np.interp(at[name], frame[name], frame.pass1) for name in at}
+            | {"speed": frame.tokens.iloc[-1] / frame.seconds.iloc[-1]}
+            for key, frame in runs.items()
         }
+    ).T
+    of_control, rows = values.loc[control], []
+    for arm in dict.fromkeys([control, *curves.arm]):
+        seeds = values.loc[arm].index.intersection(of_control.index)
+        if seeds.empty:
+            continue
+        of_arm, paired = values.loc[arm].loc[seeds], of_control.loc[seeds]
+        speed = (of_arm.speed / paired.speed.replace(0, np.nan)).mean(skipna=False)
+        row = {"arm": arm, "seeds": len(seeds), "speed": speed}
         for name in at:
-            row[f"pass1_{name}"] = float(np.mean([values[name][arm, seed] for seed in seeds]))
-            differences = [values[name][arm, seed] - values[name][control, seed] for seed in seeds]
-            mean, low, high, _ = mean_interval(differences) if arm != control else (0.0, np.nan, np.nan, np.nan)
-            row |= {f"difference_{name}": mean, f"low_{name}": low, f"high_{name}": high}
+            mean, low, high, _ = mean_interval((of_arm[name] - paired[name]).to_numpy(float))
+            row |= {f"pass1_{name}": of_arm[name].mean(), f"difference_{name}": mean}
+            row |= {f"low_{name}": low, f"high_{name}": high}
         rows.append(row)
     return LearningTable(control, at["tokens"], at["seconds"], pd.DataFrame(rows))
 

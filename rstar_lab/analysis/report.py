@@ -17,7 +17,7 @@ from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcomes
 from rstar_lab.analysis.inspector.export import (
-    content_hash,
+    closed_page,
     data_element,
     excerpt,
     page_script,
@@ -93,33 +93,16 @@ def _page(title: str, parts: Sequence[Html | str]) -> Html:
     """Return a page that needs no network and runs only its own scripts."""
     style = styles("transcript", "levels", "inspector", "report")
     scripts = [get_plotlyjs(), page_script("report")]
-    return html(
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="{}"><title>{}</title><style>{}</style>'
-        "</head><body>{}<main><h1>{}</h1>{}</main>{}</body></html>\n",
-        Html(_policy(scripts, style)), title, Html(style), _without_map_styles(scripts[0]), title,
-        joined(map(escaped, parts)), joined(Html(f"<script>{text}</script>") for text in scripts),
-    )  # fmt: skip
+    body = html("{}<main><h1>{}</h1>{}</main>", _without_map_styles(scripts[0]), title, joined(map(escaped, parts)))
+    return closed_page(
+        title, body, style, scripts, more="img-src data: blob:; ", styles=[""]
+    )  # plotly's style sheet is empty at first
 
 
 def _without_map_styles(plotly: str) -> Html:
     """Return elements with the ids of the style sheets that plotly adds for maps, so that it does not add them."""
     ids = dict.fromkeys(re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly))
     return joined(html('<i id="{}" hidden></i>', name) for name in ids)
-
-
-def _policy(scripts: Sequence[str], style: str) -> str:
-    """Return a content security policy that runs only these scripts, by their hashes, and connects to nowhere.
-
-    No other script runs and nothing is loaded, even if a text were not escaped. The empty style sheet is plotly's, which
-    adds its rules by script.
-    """
-    hashes = " ".join(map(content_hash, scripts))
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src {content_hash(style)} {content_hash('')}; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
 
 
 def _section(title: str, body: Html) -> Html:
@@ -233,8 +216,24 @@ def _trajectories(runs: Runs, sample: int) -> Html:
             "<small>{}</small></button></li>"
         )
         label = excerpt(record.get("question"), row["problem_id"], LABEL)
-        counts = ", ".join([f"step {row['step']}", *_counts(row)])
-        items.append(html(item, number, state, int((row["errors"] or 0) > 0), state, text, mark, label, counts))
+        known = (("turns", "turn"), ("errors", "error"), ("response_tokens", "token"))
+        counts = [
+            f"step {row['step']}",
+            *(counted(row[name], word) for name, word in known if row.get(name) is not None),
+        ]
+        items.append(
+            html(
+                item,
+                number,
+                state,
+                int((row["errors"] or 0) > 0),
+                state,
+                text,
+                mark,
+                label,
+                ", ".join([f"step {row['step']}", *counts]),
+            )
+        )
         elements.append(data_element(data, f"trajectory-{number}"))
     return html(
         "<p>{} of {} trajectories, alternately correct and wrong, with and without tool errors.</p>"
@@ -245,12 +244,6 @@ def _trajectories(runs: Runs, sample: int) -> Html:
         '<div class="browser"><ol id="list">{}</ol><div id="shown" tabindex="-1"></div></div>{}',
         len(chosen), f"{runs.count():,}", joined(items), joined(elements),
     )  # fmt: skip
-
-
-def _counts(row: Mapping[str, Any]) -> list[str]:
-    """Return turns, errors and tokens as texts, as far as they are known."""
-    known = (("turns", "turn"), ("errors", "error"), ("response_tokens", "token"))
-    return [counted(row[name], word) for name, word in known if row.get(name) is not None]
 
 
 def _sample(runs: Runs, count: int) -> pd.DataFrame:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rstar_lab.analysis.forks import Fork
-from rstar_lab.analysis.inspector import panels
+from rstar_lab.analysis.forks import Fork, model_argument, turn_text
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import segments
@@ -38,7 +37,7 @@ def test_the_figure_numbers_turns_as_the_inspector(forked: Fork):
 
 
 def test_a_fork_is_sent_to_the_page_as_json(forked: Fork):
-    payload = json.loads(json.dumps(panels.fork_payload(forked), allow_nan=False))
+    payload = json.loads(json.dumps(forked.payload(), allow_nan=False))
     assert [(row["turn"], row["value"], row["n"]) for row in payload["values"]] == [(0, 1.0, 2), (1, 0.0, 1)]
     assert [row["traj_id"] for row in payload["tree"]] == ["a@1-0", "a@1-1", "a@2-0", "a@2-1", "a@2-2"]
     assert payload["lost_at"] == 0 and payload["run"] == "base-fork-1" and payload["tree"][0]["answer"] is None
@@ -47,12 +46,12 @@ def test_a_fork_is_sent_to_the_page_as_json(forked: Fork):
 def test_a_run_without_checkpoint_names_what_to_enter(source: Source):
     traj_id = source.page("TRUE", [], 0, 1)[0]["traj_id"]
     with pytest.raises(UserError, match="has no checkpoint: enter a model folder or the URL"):
-        panels.alternatives_model("", source, traj_id)
+        model_argument("", source, traj_id)
     for weights in ("", "http://host:8000"):
         with pytest.raises(UserError, match=r"has no checkpoint: .*enter a model folder"):
-            panels.fork_model(weights, source, traj_id)
-    assert panels.fork_model("model", source, traj_id) == {"model": "model"}
-    assert panels.alternatives_model("http://host:8000", source, traj_id) == {"url": "http://host:8000"}
+            model_argument(weights, source, traj_id, fork=True)
+    assert model_argument("model", source, traj_id, fork=True) == {"model": "model"}
+    assert model_argument("http://host:8000", source, traj_id) == {"url": "http://host:8000"}
 
 
 def test_the_original_text_of_a_turn_can_be_edited(inspector: Inspector):
@@ -62,11 +61,11 @@ def test_the_original_text_of_a_turn_can_be_edited(inspector: Inspector):
         {"role": "tool", "content": "1"},
         {"role": "assistant", "content": "<answer>2</answer><|im_end|>"},
     ]
-    texts = [panels.turn_text({"messages": messages}, turn) for turn in range(3)]
+    texts = [turn_text({"messages": messages}, turn) for turn in range(3)]
     assert texts == ["first", "<answer>2</answer>", ""]
     traj_id = inspector.source.page("TRUE", [], 0, 1)[0]["traj_id"]
     record = inspector.source.record(inspector.source.row(traj_id))
-    assert inspector._turn_text([], traj_id, 0) == panels.turn_text(record, 0) != ""
+    assert inspector._turn_text([], traj_id, 0) == turn_text(record, 0) != ""
 
 
 def test_edited_text_is_shown_as_the_start_of_its_turn():

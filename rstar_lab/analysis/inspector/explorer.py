@@ -25,7 +25,8 @@ class Explorer(Inspector):
 
     def __init__(self, figures: Sequence[go.Figure], store: StoreLike, **state: Any) -> None:
         self.linked = [themed(figure) for figure in figures]
-        super().__init__(store, **{"height": 900, "figures": _payload(self.linked), **state})
+        payload = [{"name": _name(figure, i), "json": figure.to_json()} for i, figure in enumerate(self.linked, 1)]
+        super().__init__(store, **{"height": 900, "figures": payload, **state})
         for figure in self.linked:
             check_links(self, figure)
 
@@ -59,10 +60,6 @@ def explore(figures: go.Figure | Sequence[go.Figure], store: StoreLike, **state:
     if not 1 <= len(shown) <= MAX_FIGURES:
         raise UserError(f"explore shows 1 to {MAX_FIGURES} figures, got {len(shown)}")
     return Explorer(shown, store, **state)
-
-
-def _payload(figures: Sequence[go.Figure]) -> list[dict[str, str]]:
-    return [{"name": _name(figure, number), "json": figure.to_json()} for number, figure in enumerate(figures, 1)]
 
 
 def _name(figure: go.Figure, number: int) -> str:

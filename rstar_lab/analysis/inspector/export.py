@@ -14,7 +14,7 @@ import pandas as pd
 from rstar_lab.analysis.inspector.palette import SCALES, STATIC, join_modules, styles, widget_css
 from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values
 from rstar_lab.analysis.tables import html_table
-from rstar_lab.untrusted.text import Html, counted, escaped, html, joined, visible
+from rstar_lab.untrusted.text import Html, counted, html, joined, visible
 
 _MODULES = ("dom", "python", "tokens", "transcript", "group", "article")  # of a page; its own entry follows
 # Headings of the kinds of segments; static/transcript.js reads the same file.
@@ -85,24 +85,30 @@ def export_html(
     record: Mapping[str, Any],
     siblings: Sequence[Mapping[str, Any]] = (),
     note: Mapping[str, Any] | None = None,
-) -> str:
-    """Return one trajectory as a self-contained HTML page: its data as JSON, and the script of the inspector that draws it.
+) -> Html:
+    """Return one trajectory as a self-contained HTML page: its data as JSON, and the script of the inspector that draws it."""
+    body = html(
+        "<main><noscript>This page draws its transcript with a script.</noscript></main>{}",
+        data_element(trajectory_data(row, record, siblings, note), "trajectory"),
+    )
+    return closed_page(_title(row, record), body, widget_css(), [page_script("saved")])
 
-    Its content security policy allows this script and its own style sheet by their hashes, and nothing else.
+
+def closed_page(
+    title: str, body: Html, style: str, scripts: Sequence[str], more: str = "", styles: Sequence[str] = ()
+) -> Html:
+    """Return a page whose content security policy allows only its own scripts and style sheet, by their hashes, and loads nothing.
+
+    No other script runs, even if a text were not escaped. more: directives of the policy. styles: style sheets that a script adds.
     """
-    script, style = page_script("saved"), widget_css()
-    policy = (
-        f"default-src 'none'; script-src {content_hash(script)}; style-src {content_hash(style)}; base-uri 'none'; "
-        "form-action 'none'"
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    scripts_of_page, styles_of_page = (" ".join(map(content_hash, texts)) for texts in (scripts, [style, *styles]))
+    policy = f"default-src 'none'; script-src {scripts_of_page}; style-src {styles_of_page}; {more}base-uri 'none'; form-action 'none'"
+    return html(
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        f"<title>{escaped(_title(row, record))}</title><style>{style}</style></head>"
-        "<body><main><noscript>This page draws its transcript with a script.</noscript></main>"
-        f"{data_element(trajectory_data(row, record, siblings, note), 'trajectory')}<script>{script}</script></body></html>\n"
-    )
+        "<title>{}</title><style>{}</style></head><body>{}{}</body></html>\n",
+        Html(policy), title, Html(style), body, joined(Html(f"<script>{script}</script>") for script in scripts),
+    )  # fmt: skip
 
 
 def page_script(entry: str) -> str:

@@ -5,14 +5,14 @@ import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import traitlets
 
 from rstar_lab.analysis.filters import Where, json_filter, where_sql
-from rstar_lab.analysis.inspector import panels
+from rstar_lab.analysis.forks import Fork, alternatives_payload, alternatives_table, model_argument, turn_text
 from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html, plain_html
 from rstar_lab.analysis.inspector.notes import (
     View,
@@ -30,9 +30,6 @@ from rstar_lab.analysis.inspector.widget import NotebookWidget
 from rstar_lab.common.errors import UserError
 from rstar_lab.untrusted.files import check_type
 from rstar_lab.untrusted.text import Html, joined, visible
-
-if TYPE_CHECKING:
-    from rstar_lab.analysis.forks import Fork
 
 _MODULES = (
     "dom", "links", "python", "tokens", "transcript", "list", "group", "alternatives", "fork", "views", "filters", "cache", "detail",
@@ -214,7 +211,7 @@ class Inspector(NotebookWidget):
         url: str = "",
         seed: int = 0,
         functions: Collection[str] = (),
-    ) -> "Fork":
+    ) -> Fork:
         """Sample `k` continuations of a trajectory (default: the selected one) from the start of a turn.
 
         turn: from 0; None: every turn. edit: text with which the turn starts. model: model folder; default: the checkpoint
@@ -223,7 +220,6 @@ class Inspector(NotebookWidget):
         The continuations have the limits, tools and reward of the run, and are stored beside it as a run of kind `fork`.
         Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
         """
-        from rstar_lab.analysis.forks import Fork  # imports this module
         from rstar_lab.rl.fork import fork  # imports torch, which the inspector itself does not need
 
         row = self.source.row(traj_id or self.selected)
@@ -246,7 +242,7 @@ class Inspector(NotebookWidget):
         row = self.source.row(traj_id or self.selected)
         folder = self._folder_of(row, "compute alternatives")
         path = None if model is None else Path(model)
-        return panels.alternatives_table(folder, row["traj_id"], position, k=k, model=path, url=url)
+        return alternatives_table(folder, row["traj_id"], position, k=k, model=path, url=url)
 
     def _load(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         source = self._source_of(traj_id)
@@ -351,25 +347,25 @@ class Inspector(NotebookWidget):
         return self.source.search(text, self._condition(filters, scope))
 
     def _alternatives(self, _buffers: list[Any], traj_id: str, position: int, weights: str) -> dict[str, Any]:
-        model = panels.alternatives_model(weights, self.source, traj_id)
-        return panels.alternatives_payload(self.alternatives(int(position), traj_id, **model))
+        model = model_argument(weights, self.source, traj_id)
+        return alternatives_payload(self.alternatives(int(position), traj_id, **model))
 
     def _fork(
         self, _buffers: list[Any], traj_id: str, turn: int | None, k: int, edit: str, weights: str
     ) -> dict[str, Any]:
-        model = panels.fork_model(weights, self.source, traj_id)
+        model = model_argument(weights, self.source, traj_id, fork=True)
         forked = self.fork(traj_id, turn=turn, k=int(k), edit=edit, **model)
         self.forks.append(forked)
         self._continuations |= dict.fromkeys(forked.tree.traj_id, Source(forked.runs))
-        return panels.fork_payload(forked)
+        return forked.payload()
 
     def _forked(self, _buffers: list[Any], traj_id: str) -> dict[str, Any] | None:
         """Return the last fork of a rollout, or None."""
         made = next((forked for forked in reversed(self.forks) if forked.traj_id == traj_id), None)
-        return None if made is None else panels.fork_payload(made)
+        return None if made is None else made.payload()
 
     def _turn_text(self, _buffers: list[Any], traj_id: str, turn: int) -> str:
-        return panels.turn_text(self.source.record(self.source.row(traj_id)), int(turn))
+        return turn_text(self.source.record(self.source.row(traj_id)), int(turn))
 
     def _note(self, _buffers: list[Any], traj_id: str, note: str, tags: list[str]) -> dict[str, Any]:
         entry = write_note(self._folder_of(self.source.row(traj_id), "store the note"), traj_id, note, tags)

@@ -30,13 +30,9 @@ from rstar_lab.untrusted.text import Html, escaped, html, joined, visible
 
 ROLLED_UP = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens", "entropy")
 SERIES = {
-    "pass1": "pass@1",
-    "tool_error_rate_correct": "tool errors in correct",
-    "response_tokens": "length (tokens)",
-    "reflection_tokens": "reflection words",
-    "mismatch": "mismatch",
-    "entropy": "entropy (nats)",
-}
+    "pass1": "pass@1", "tool_error_rate_correct": "tool errors in correct", "response_tokens": "length (tokens)",
+    "reflection_tokens": "reflection words", "mismatch": "mismatch", "entropy": "entropy (nats)",
+}  # fmt: skip
 COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "trained", "parent", "alerts")
 _POINTS, WIDTH, HEIGHT = 40, 80, 20  # size of a sparkline in pixels
 _SPEED_STEPS = 5  # the speed is the median over this number of latest steps

@@ -41,7 +41,9 @@ class Frames:
         self._lock = threading.Lock()  # cursors of DuckDB do not see registered frames
         self._connection = connect()
         self._connection.register("rows", trajectories)
-        self._connection.execute(f"CREATE VIEW trajectories AS SELECT *{_derived(trajectories)} FROM rows")
+        lacking = [name for name in ("rewarded", "correct") if name not in trajectories and "reward" in trajectories]
+        derived = "".join(f", reward > 0 AS {name}" for name in lacking)
+        self._connection.execute(f"CREATE VIEW trajectories AS SELECT *{derived} FROM rows")
         self._transcripts = transcripts
         if transcripts is not None:
             self._connection.register("transcripts", transcripts)
@@ -63,12 +65,6 @@ class Frames:
         if transcripts.empty:
             raise UserError(f"{traj_id}: the run did not store a transcript of this rollout")
         return {str(key): value for key, value in transcripts.iloc[0].to_dict().items()}
-
-
-def _derived(frame: pd.DataFrame) -> str:
-    """Return SQL for the columns rewarded and correct, as far as the frame lacks them and has rewards."""
-    lacking = [name for name in ("rewarded", "correct") if name not in frame and "reward" in frame]
-    return "".join(f", reward > 0 AS {name}" for name in lacking)
 
 
 StoreLike = Store | pd.DataFrame | str | Path

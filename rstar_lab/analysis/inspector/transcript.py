@@ -4,7 +4,7 @@ import bisect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, repeat
+from itertools import accumulate, groupby, repeat, takewhile
 from typing import Any
 
 import numpy as np
@@ -48,16 +48,8 @@ class Segment:
         if starts and not text.isascii():
             units = [0, *accumulate(2 if ord(char) > 0xFFFF else 1 for char in text)]
             starts = [units[start] for start in starts]
-        return {
-            "kind": self.kind,
-            "text": text,
-            "turn": self.turn,
-            "tool": None if self.tool is None else visible(self.tool),
-            "outcome": self.outcome,
-            "first": self.first,
-            "starts": list(starts),
-            "malformed": self.malformed,
-        }
+        tool = None if self.tool is None else visible(self.tool)
+        return vars(self) | {"text": text, "tool": tool, "starts": list(starts)}
 
 
 class _TokenText:
@@ -90,7 +82,10 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     texts, mask = record.get("token_texts"), record.get("loss_mask")
     if texts is None or mask is None or len(texts) == 0 or len(texts) != len(mask):
         return opening + list(_from_messages(messages[len(opening) if messages else 0 :]))
-    stream = _TokenText(_known_texts(texts, record.get("response_ids")))
+    ids = record.get("response_ids")
+    names = repeat("?") if ids is None or len(ids) != len(texts) else ids
+    known = [f"<id {name}>" if text is None else text for text, name in zip(texts, names, strict=False)]
+    stream = _TokenText(known)
     responses = iter([message for message in messages if message.get("role") == "tool"])
     failure = [Segment("environment", m["content"], 0) for m in messages if m.get("role") == "environment"]
     last = max((i for i, message in enumerate(messages) if message.get("role") == "assistant"), default=len(messages))
@@ -99,12 +94,6 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     return (
         opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, unread, written, raw)) + failure
     )
-
-
-def _known_texts(texts: Sequence[str | None], ids: Sequence[int] | None) -> list[str]:
-    """Return the text of each token, and `<id 1234>` for an id that the run's vocabulary does not contain."""
-    names = repeat("?") if ids is None or len(ids) != len(texts) else ids
-    return [f"<id {name}>" if text is None else text for text, name in zip(texts, names, strict=False)]
 
 
 def _opening(messages: list[dict[str, Any]], record: Mapping[str, Any]) -> Iterator[Segment]:
@@ -132,10 +121,7 @@ def _from_messages(messages: list[dict[str, Any]]) -> Iterator[Segment]:
 
 
 def _run_of_tools(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for message in messages:
-        if message.get("role") != "tool":
-            return
-        yield message
+    return takewhile(lambda message: message.get("role") == "tool", messages)
 
 
 def _from_tokens(
