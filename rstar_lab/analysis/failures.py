@@ -106,7 +106,10 @@ def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
             hovertemplate=f"{name}<br>step %{{x}}: %{{y}}<extra></extra>", row=1, col=2,
         )  # fmt: skip
     figure.update_layout(barmode="stack", height=160 + 34 * len(names))
-    short = [(_group_name(each[:2]), each[2][:_MESSAGE] + "…" * (len(each[2]) > _MESSAGE)) for each in values]
+    short = [
+        (_group_name(each[:2]), each[2] if len(each[2]) <= _MESSAGE else f"{each[2][: _MESSAGE - 1]}…")
+        for each in values
+    ]
     labels = ["<br>".join(escaped(line) for line in lines if line) for lines in short]
     figure.update_yaxes(autorange="reversed", tickvals=names, ticktext=labels, tickfont={"size": 12}, row=1, col=1)
     figure.update_xaxes(title_text="step", row=1, col=2)

@@ -217,23 +217,9 @@ def _trajectories(runs: Runs, sample: int) -> Html:
         )
         label = excerpt(record.get("question"), row["problem_id"], LABEL)
         known = (("turns", "turn"), ("errors", "error"), ("response_tokens", "token"))
-        counts = [
-            f"step {row['step']}",
-            *(counted(row[name], word) for name, word in known if row.get(name) is not None),
-        ]
-        items.append(
-            html(
-                item,
-                number,
-                state,
-                int((row["errors"] or 0) > 0),
-                state,
-                text,
-                mark,
-                label,
-                ", ".join([f"step {row['step']}", *counts]),
-            )
-        )
+        counts = [counted(row[name], word) for name, word in known if row.get(name) is not None]
+        place = ", ".join([f"step {row['step']}", *counts])
+        items.append(html(item, number, state, int((row["errors"] or 0) > 0), state, text, mark, label, place))
         elements.append(data_element(data, f"trajectory-{number}"))
     return html(
         "<p>{} of {} trajectories, alternately correct and wrong, with and without tool errors.</p>"
