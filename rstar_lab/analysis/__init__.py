@@ -19,8 +19,7 @@ if TYPE_CHECKING:
         plot_outcomes,
         plot_pass_at_k,
     )
-    from rstar_lab.analysis.inspector.explorer import Explorer, explore
-    from rstar_lab.analysis.inspector.inspector import Inspector, inspect
+    from rstar_lab.analysis.inspector.inspector import Inspector, explore, inspect
     from rstar_lab.analysis.inspector.link import LinkedFigure, link
     from rstar_lab.analysis.inspector.overview import overview
     from rstar_lab.analysis.inspector.watch import watch

@@ -44,11 +44,10 @@ def ablation_sums(runs: RunsLike, metrics: Sequence[str] = METRICS) -> pd.DataFr
     runs = as_runs(runs)
     table = training_runs(runs.runs())
     labels = table.get("recipe.label", pd.Series(index=table.index, dtype=object))
-    if table.empty:
-        raise RunStoreError(f"{runs.path}: no training run with the recipe key `label`, which names its arm")
-    if (labels.fillna("") == "").any():
-        missing = table.run_id[labels.fillna("") == ""]
-        raise RunStoreError(f"run {next(iter(missing))} has no recipe key `label`, which names its arm")
+    unlabelled = table.run_id[labels.fillna("") == ""]
+    if table.empty or len(unlabelled):
+        which = f"run {unlabelled.iloc[0]} has no" if len(unlabelled) else f"{runs.path}: no training run with the"
+        raise RunStoreError(f"{which} recipe key `label`, which names its arm")
     sums = []
     logged = [name for name in metrics if get_metric(name).logged]
     for name in (name for name in metrics if name not in logged):
@@ -183,13 +182,8 @@ def ablation_report(
         )
     last = int(ends.max())
     first = last - max(1, round(last * last_share)) + 1
-    late = sums[sums.step >= first]
-    totals = (
-        late.drop(columns=["step", "tokens"], errors="ignore")
-        .groupby(["arm", "seed", "run_id"])
-        .sum(min_count=1)
-        .reset_index()
-    )
+    late = sums[sums.step >= first].drop(columns=["step", "tokens"], errors="ignore")
+    totals = late.groupby(["arm", "seed", "run_id"]).sum(min_count=1).reset_index()
     if (doubled := totals.duplicated(["arm", "seed"])).any():
         twice = totals[doubled].iloc[0]
         raise RunStoreError(f"arm {twice.arm!r} has two runs of seed {twice.seed}: choose the runs of one grid")
@@ -203,11 +197,9 @@ def ablation_report(
             of_arm = values.get(arm, pd.Series(dtype=float))
             row: dict[str, Any] = {"arm": arm, "metric": name, "value": of_arm.mean(), "seeds": len(of_arm)}
             if arm != control:
-                differences = (of_arm - of_control).dropna()
-                ends_and_p = dict(
-                    zip(("difference", "low", "high", "p"), mean_interval(differences.to_numpy(float)), strict=True)
-                )
-                row |= {"seeds": len(differences), **ends_and_p}
+                paired = (of_arm - of_control).dropna().to_numpy(float)
+                row |= zip(("difference", "low", "high", "p"), mean_interval(paired), strict=True)
+                row["seeds"] = len(paired)
             rows.append(row)
     table = pd.DataFrame(rows, columns=["arm", "metric", "value", "difference", "low", "high", "p", "seeds"])
     table["p_holm"] = holm(list(table.p.astype(float)))

@@ -41,30 +41,13 @@ class Comparison:
     flips: pd.DataFrame
     sentence: str
 
-    def _cards(self) -> pd.DataFrame:
-        """Return the table as texts."""
-        rows = [
-            (
-                row.title,
-                format_value(row.a, row.percent),
-                format_value(row.b, row.percent),
-                _interval(row),
-                row.problems,
-                row.conclusion,
-            )
-            for row in named_rows(self.table)
-        ]
-        names = ["metric", self.name_a, self.name_b, "difference [95%]", "problems", "conclusion"]
-        return pd.DataFrame(rows).set_axis(names, axis=1)
-
-    def to_markdown(self) -> str:
-        """Return the card as Markdown."""
-        table = self._cards().iloc[:, :-1]
-        rows = [list(map(str, row)) for row in (table.columns, ["---"] * table.shape[1], *table.values)]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join([f"**{self.name_b} against {self.name_a}.** {self.sentence}", "", *lines])
-
     def _repr_html_(self) -> Html:
+        rows = [
+            (row.title, format_value(row.a, row.percent), format_value(row.b, row.percent), _interval(row), row.problems, row.conclusion)
+            for row in named_rows(self.table)
+        ]  # fmt: skip
+        names = ["metric", self.name_a, self.name_b, "difference [95%]", "problems", "conclusion"]
+        table = html_table(pd.DataFrame(rows).set_axis(names, axis=1))
         flips = joined(
             html(
                 "<li>{}: {} ({} to {}): {} and {}</li>",
@@ -75,7 +58,7 @@ class Comparison:
         won = int((self.flips.flip == "won").sum())
         return html(
             "<div><p><b>{}</b> against <b>{}</b>. {}</p>{}<details><summary>{} won, {} lost</summary><ul>{}</ul></details></div>",
-            self.name_b, self.name_a, self.sentence, html_table(self._cards()), counted(won, "problem"), len(self.flips) - won, flips,
+            self.name_b, self.name_a, self.sentence, table, counted(won, "problem"), len(self.flips) - won, flips,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.line_panels import Panel, draw_panels
 from rstar_lab.analysis.metrics import METRICS, curves, held_out_metrics, measure
 from rstar_lab.analysis.paper import OTHER_SET, SETS, compact, published, set_name
-from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, open_runs, training_runs
+from rstar_lab.analysis.runs import RunsLike, as_runs, open_runs, training_runs
 from rstar_lab.analysis.tables import format_estimate
 from rstar_lab.analysis.tokens import plot_high_entropy_words, plot_token_kinds, token_table
 from rstar_lab.runs import RunStoreError
@@ -54,7 +54,7 @@ def results_table(runs: RunsLike | None = None, metric: str = "pass1") -> pd.Dat
     return pd.DataFrame(rows)
 
 
-def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataFrame]:
+def figures_of_the_paper(runs: RunsLike) -> dict[str, Figure | pd.DataFrame]:
     """Return the paper's figures and tables, made from your own runs, by name. Those that the runs have no data for are left out.
 
     | name | content |
@@ -71,8 +71,7 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
     Args:
         runs: The runs, or their folder.
     """
-    if not isinstance(runs, Runs):
-        runs = open_runs(runs)
+    runs = as_runs(runs)
     table = runs.runs()
     training = {"run_id": training_runs(table).run_id.tolist()}
     found: dict[str, Figure | pd.DataFrame] = {"training": plot_curves(runs, where=training)}
@@ -82,17 +81,15 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
     elif len(models := model_accuracy(runs)):
         found["held-out accuracy"] = _plot(models, "set", "step", {"pass1": "pass@1"})
     if "recipe.label" in table and table[table.kind == "train"]["recipe.label"].nunique() > 1:
-        found["ablation"] = plot_ablation(
-            runs, "label", [*held_out, "pass1", "response_tokens", "tool_error_rate_correct"]
-        )
+        shown = [*held_out, "pass1", "response_tokens", "tool_error_rate_correct"]
+        found["ablation"] = plot_ablation(runs, "label", shown)
     calls = runs.sql(
         f"""SELECT run_id, stage, step, count(*) AS calls, avg(run_s + coalesce(queue_s, 0)) AS seconds_per_call
             FROM calls WHERE {runs.condition(training, "calls")} GROUP BY ALL ORDER BY ALL"""
     )
     if len(calls):
-        found["tool calls"] = _plot(
-            calls, "run_id", "step", {"calls": "calls per step", "seconds_per_call": "seconds per call"}
-        )
+        titles = {"calls": "calls per step", "seconds_per_call": "seconds per call"}
+        found["tool calls"] = _plot(calls, "run_id", "step", titles)
     with suppress(RunStoreError):  # without token arrays
         tokens = token_table(runs, training)
         found |= {"tokens": plot_token_kinds(tokens), "words": plot_high_entropy_words(tokens)}
@@ -101,11 +98,8 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
     found |= {"results": results_table(runs), "lengths": results_table(runs, "response_tokens")}
     turns = table[(table.kind == "evaluate") & ~table.run_id.str.contains(DURING_TRAINING)]
     if "recipe.evaluate.max_turns" in turns and turns["recipe.evaluate.max_turns"].nunique() > 1:
-        frame = (
-            measure(runs, ["pass1"])
-            .merge(turns, on="run_id")
-            .rename(columns={"recipe.evaluate.max_turns": "max_turns"})
-        )
+        turns = turns.rename(columns={"recipe.evaluate.max_turns": "max_turns"})
+        frame = measure(runs, ["pass1"]).merge(turns, on="run_id")
         name = next((key for key in ("extra.model", "recipe.model") if key in frame), "kind")
         found["accuracy by turns"] = _plot(frame.sort_values("max_turns"), name, "max_turns", {"value": "pass@1"})
     return found
@@ -114,10 +108,10 @@ def figures_of_the_paper(runs: Runs | str | Path) -> dict[str, Figure | pd.DataF
 def _plot(frame: pd.DataFrame, lines: str, x: str, panels: dict[str, str]) -> Figure:
     """Plot each column of `panels` over `x` in a panel of that title, with one line per value of the column `lines`."""
     names = frame[lines].astype(str)
-    drawn = [
-        Panel(title, pd.DataFrame({"line": names, "x": frame[x], "value": frame[name]}))
-        for name, title in panels.items()
-    ]
+    points = {
+        title: pd.DataFrame({"line": names, "x": frame[x], "value": frame[name]}) for name, title in panels.items()
+    }
+    drawn = [Panel(title, part) for title, part in points.items()]
     return Figure(draw_panels(drawn, x=x.replace("_", " "), hover="%{x}: %{y:.3g}"), frame)
 
 

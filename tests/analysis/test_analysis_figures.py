@@ -161,7 +161,7 @@ def test_the_card_reports_paired_differences_and_a_conclusion(folder):
     assert row.difference == pytest.approx(b - a) and row.a == pytest.approx(a)
     assert row.high < 0 and row.conclusion == "better"
     assert "the data show a difference" in card.sentence and "3 and 3 runs" in card.sentence
-    assert "| tool-error rate |" in card.to_markdown()
+    assert "<td>tool-error rate</td>" in card._repr_html_()
     assert "RoC" in card._repr_html_()
 
 

@@ -10,8 +10,7 @@ from helpers.inspector_runs import write_run
 
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.figures import plot_curves
-from rstar_lab.analysis.inspector.explorer import explore
-from rstar_lab.analysis.inspector.inspector import Inspector, inspect
+from rstar_lab.analysis.inspector.inspector import Inspector, explore, inspect
 from rstar_lab.analysis.inspector.link import LinkedFigure, link, point_filter, show_points
 from rstar_lab.analysis.inspector.watch import watch
 from rstar_lab.analysis.runs import open_runs

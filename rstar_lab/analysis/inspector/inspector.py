@@ -4,16 +4,21 @@ import itertools
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import traitlets
+from IPython.display import display
 
+from rstar_lab.analysis.figure_theme import template
 from rstar_lab.analysis.filters import Where, json_filter, where_sql
 from rstar_lab.analysis.forks import Fork, alternatives_payload, alternatives_table, model_argument, turn_text
 from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html, plain_html
+from rstar_lab.analysis.inspector.link import LinkedFigure, answer_figure, check_links, themed
 from rstar_lab.analysis.inspector.notes import (
     View,
     check_view,
@@ -35,21 +40,13 @@ _MODULES = (
     "dom", "links", "python", "tokens", "transcript", "list", "group", "alternatives", "fork", "views", "filters", "cache", "detail",
     "plot", "figures", "inspector",
 )  # fmt: skip
+MAX_FIGURES = 3
 _GROUP = ("run_id", "step", "group_id")
 # Traits that an inspector and its replacement share.
 _SHARED = (
-    "filters",
-    "scope",
-    "sort",
-    "columns",
-    "selected",
-    "channel",
-    "height",
-    "label",
-    "place",
-    "revision",
-    "reveal",
-)
+    "filters", "scope", "sort", "columns", "selected", "channel", "height", "label", "place", "revision", "reveal", "figures",
+    "dark_template",
+)  # fmt: skip
 
 
 _NUMBERS = itertools.count(1)
@@ -88,10 +85,13 @@ class Inspector(NotebookWidget):
     reveal = traitlets.Int(0).tag(sync=True)
     label = traitlets.Unicode("").tag(sync=True)
     judging = traitlets.Bool(False).tag(sync=True)
+    figures = traitlets.List(trait=traitlets.Dict()).tag(sync=True)  # beside the list, of {name, json}
+    dark_template = traitlets.Dict().tag(sync=True)
     # Notebook and number of the inspector in it: the browser restores the state of the same inspector after a restart.
     place = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, store: StoreLike, **state: Any) -> None:
+    def __init__(self, store: StoreLike, figures: Sequence[go.Figure] = (), **state: Any) -> None:
+        self.linked = [themed(figure) for figure in figures]
         self.source = Source(as_store(store))
         self._notes: dict[str, dict[str, Any]] | None = None
         self.forks: list[Fork] = []
@@ -99,6 +99,8 @@ class Inspector(NotebookWidget):
         path = getattr(self.source.store, "path", "")
         super().__init__(**{"label": str(path or "trajectories"), "place": _place(), **state})
         self._condition(self.filters, {})  # raises for an unknown filter
+        for figure in self.linked:
+            check_links(self, figure)
         self.on_msg(self._on_message)
 
     def show(self, label: str | Mapping[str, Any] = "", **filters: Any) -> None:
@@ -278,6 +280,8 @@ class Inspector(NotebookWidget):
     )  # fmt: skip
 
     def _on_message(self, _widget: Any, message: Any, _buffers: Any) -> None:
+        if answer_figure(self, message, self.linked, self):
+            return
         op = message.get("op") if isinstance(message, dict) else None
         if op in self._OPERATIONS:
             arguments = {key: value for key, value in message.items() if key not in ("op", "id")}
@@ -404,8 +408,13 @@ class Inspector(NotebookWidget):
                 pass  # show the list without a transcript
         return page
 
+    def _ipython_display_(self, **options: Any) -> None:
+        for figure in self.linked:
+            display(LinkedFigure(figure, self).static_bundle(), raw=True)
+        super()._ipython_display_(**options)
+
     def replacement(self) -> "Inspector":
-        widget = Inspector(self.source.store)
+        widget = Inspector(self.source.store, self.linked)
         self.share_state(widget)
         return widget
 
@@ -430,3 +439,29 @@ def inspect(store: StoreLike, where: Where = None, **state: Any) -> Inspector:
     elif where is not None:
         where_sql(where)  # raises
     return Inspector(store, filters=filters, **state)
+
+
+def explore(figures: go.Figure | Sequence[go.Figure], store: StoreLike, **state: Any) -> Inspector:
+    """Return one widget with up to three figures and the list of rollouts beside them. Display it in a cell.
+
+    A click on a point or a box around several points lists their rollouts and opens the first one. On a page wider than 1500
+    pixels the figures are on the left, else they are above the list.
+
+    figures: figures whose points define their rollouts, see `LinkedFigure`. store: the result of `open_runs`, a runs folder,
+    or a data frame of trajectories. state: initial values of the inspector's traits, such as `filters`, `selected`, `height`.
+    Raises UserError without figures, for too many, and if a trace names an unknown filter.
+    """
+    shown = [figures] if isinstance(figures, go.Figure) else list(figures)
+    if not 1 <= len(shown) <= MAX_FIGURES:
+        raise UserError(f"explore shows 1 to {MAX_FIGURES} figures, got {len(shown)}")
+    panes = [{"name": _name(figure, i), "json": themed(figure).to_json()} for i, figure in enumerate(shown, 1)]
+    dark = template("dark").to_plotly_json()
+    return Inspector(store, shown, **{"height": 900, "figures": panes, "dark_template": dark, **state})
+
+
+def _name(figure: go.Figure, number: int) -> str:
+    """Return a short name of a figure for its tab: its title or the title of its first panel."""
+    titles = [figure.layout.title.text, *(note.text for note in figure.layout.annotations)]
+    if any(isinstance(trace, go.Heatmap) for trace in figure.data):
+        return "Heat map"
+    return next((unescape(str(title))[:24] for title in titles if title), f"Figure {number}")
