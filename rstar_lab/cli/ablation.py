@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import AsJson, check_output, examples
-from rstar_lab.untrusted.text import printable
+from rstar_lab.untrusted.text import echo
 
 app = typer.Typer(no_args_is_help=True, help="Compare the arms of an ablation.")
 
@@ -69,9 +69,9 @@ def report(
     result = ablation_report(sums, control=control, last_share=last_share, arms=arm)
     if as_json:
         for row in result.table.to_dict("records"):
-            print(json.dumps(json_safe(row)))
+            echo(json.dumps(json_safe(row)))
     else:
-        print(printable(result.to_markdown()), end="")
+        echo(result.to_markdown(), end="")
 
 
 def _is_labelled(folder: Path) -> bool:

@@ -62,7 +62,7 @@ def audit(
             "reward": reward, "passed": found.passed, "problems": found.problems, "slowest_s": round(found.slowest_s, 3),
             "rollouts": found.rollouts, "disagreements": len(found.disagreements),
         }  # fmt: skip
-        print("\n".join(map(json.dumps, [*map(asdict, found.checks), *found.disagreements, summary])))
+        echo("\n".join(map(json.dumps, [*map(asdict, found.checks), *found.disagreements, summary])))
         raise typer.Exit(code)
     for check in found.checks:
         meaning = f" ({CHECKS[check.check][1]})" if check.check in CHECKS else ""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, examples
+from rstar_lab.cli.shared import AsJson, echo, examples
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.resources import load_benchmark
 
@@ -47,10 +47,10 @@ def bench(
     if wrong := next((key for key in options if given[key][1] != name), None):
         raise UserError(f"bench {name}: --{wrong} is an option of `bench {given[wrong][1]}` only")
     if not as_json:
-        print(ROW("bench", "value", "unit", "ratio", "against", "n"))
+        echo(ROW("bench", "value", "unit", "ratio", "against", "n"))
     # Lines are printed as they are measured: some benches take a quarter of an hour.
     for line in load_benchmark(MODULES[name]).bench(**options):
-        print(json.dumps(line) if as_json else _row(line), flush=True)
+        echo(json.dumps(line) if as_json else _row(line))
 
 
 def _row(line: dict[str, Any]) -> str:

@@ -77,7 +77,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(__version__)
+        typer.echo(__version__)
         raise typer.Exit
 
 
@@ -147,7 +147,7 @@ def _fail_usage(error: Any) -> NoReturn:
     """Print a wrong command, option or argument as one line, which names the help, and end the process."""
     context = getattr(error, "ctx", None)
     if context is not None and type(error).__name__ == "NoArgsIsHelpError":
-        print(context.get_help())
+        typer.echo(context.get_help())
         sys.exit(error.exit_code)
     message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     message = re.sub(r"(argument|for) '([a-z_]+)'", lambda found: f"{found[1]} '{found[2].upper()}'", message)

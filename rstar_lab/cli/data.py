@@ -7,7 +7,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, check_output, examples, print_result
 from rstar_lab.common.errors import UserError
-from rstar_lab.untrusted.text import counted, printable
+from rstar_lab.untrusted.text import counted, echo
 
 app = typer.Typer()
 
@@ -115,7 +115,7 @@ def prepare(
         drop_bad_rows=drop_bad_rows, on_filter=show,
     )  # fmt: skip
     for bad in [] if as_json else card.bad_rows:
-        print(printable(f"bad row: {bad}"))
+        echo(f"bad row: {bad}")
     overlaps = {entry["name"]: entry["overlaps"] for entry in card.against}
     result = {"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}
     card_name = card_path(out).name

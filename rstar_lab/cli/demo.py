@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, Overrides, RunsDir, check_output, examples, read_recipe, run_async
+from rstar_lab.cli.shared import AsJson, Overrides, RunsDir, check_output, echo, examples, read_recipe, run_async
 from rstar_lab.common.errors import UserError
 
 app = typer.Typer()
@@ -50,4 +50,4 @@ def demo(
     recipe = read_recipe("smollm2_laptop" if real else "tiny_fast" if fast else "tiny", overrides, runs_dir)
     result = run_async(run_demo(recipe, out, Reporter(as_json), transfer or (TRANSFER if real else None)))
     if as_json:
-        print(json.dumps(result))
+        echo(json.dumps(result))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, Overrides, RunsDir, examples, read_recipe, run_async
+from rstar_lab.cli.shared import AsJson, Overrides, RunsDir, echo, examples, read_recipe, run_async
 
 app = typer.Typer()
 
@@ -73,4 +73,4 @@ def evaluate(
         )
     )  # fmt: skip
     if as_json:
-        print(json.dumps(result))
+        echo(json.dumps(result))

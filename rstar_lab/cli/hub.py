@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rstar_lab.cli.shared import RunsFolder, examples
-from rstar_lab.untrusted.text import counted, printable
+from rstar_lab.untrusted.text import counted, echo
 
 app = typer.Typer()
 
@@ -37,15 +37,11 @@ def push(
     upload = prepare(Path(source) if Path(source).is_dir() else runs_dir / source)
     if dry_run:
         card = upload.files["README.md"]
-        print(printable(card.decode() if isinstance(card, bytes) else card))
+        echo(card.decode() if isinstance(card, bytes) else card)
         for name in upload.files:
-            print(printable(name))
+            echo(name)
         return
-    print(
-        printable(
-            f"{send(upload, repo, public=public)} ({counted(len(upload.files), 'file')}, {upload.size / 1e6:.1f} MB)"
-        )
-    )
+    echo(f"{send(upload, repo, public=public)} ({counted(len(upload.files), 'file')}, {upload.size / 1e6:.1f} MB)")
 
 
 @app.command(
@@ -60,4 +56,4 @@ def pull(
     from rstar_lab.exchange.hub import pull as fetch
 
     kind, folder = fetch(repo, to, revision=revision)
-    print(printable(f"{kind} {folder}"))
+    echo(f"{kind} {folder}")

@@ -10,7 +10,7 @@ import typer
 from rstar_lab.cli.shared import examples
 from rstar_lab.common.errors import UserError, program
 from rstar_lab.untrusted.files import parse_json
-from rstar_lab.untrusted.text import counted, printable
+from rstar_lab.untrusted.text import counted, echo
 
 if TYPE_CHECKING:
     from rstar_lab.hardware.profiles import Profile
@@ -102,7 +102,7 @@ def init(
     files = [out.with_name(f"{out.stem}-{part}.jsonl") for part in ("train", "held-out")]
     for file, part, use in zip(files, (train, held_out), ("training problem", "held-out problem"), strict=True):
         write_problems(file, part)
-        print(f"{file}: {counted(len(part), use)}")
+        echo(f"{file}: {counted(len(part), use)}")
     tests = all(problem.info.get("tests") for problem in (*train, *held_out))
     text = recipe_text(
         str(model), machine, sft=sft, train=files[0], held_out=files[1], knows_tools=knows_tools, tests=tests
@@ -110,13 +110,13 @@ def init(
     with atomic_write(out) as recipe_file:
         recipe_file.write(text.encode())
     recipe = load_recipe(out)
-    print(
+    echo(
         f"{out}: {'SFT, then ' if sft else ''}{counted(recipe.stages[0].steps, 'step')} of GRPO-RoC on profile {machine.name}"
     )
     if not sft and not knows_tools:
-        print("The chat template knows no tools, so tools are described in the system prompt; --sft teaches them first")
+        echo("The chat template knows no tools, so tools are described in the system prompt; --sft teaches them first")
     command = program()
-    print(f"next: {command} preflight {out} --profile {profile}\n      {command} run {out}")
+    echo(f"next: {command} preflight {out} --profile {profile}\n      {command} run {out}")
 
 
 def _in_terminal() -> bool:
@@ -173,7 +173,7 @@ def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
     bad: list[str] = []
     candidates = list(read_source(parsed, bad.append))
     if bad:
-        print(printable(f"left out rows: {len(bad)}; the first: {bad[0]}"))
+        echo(f"left out rows: {len(bad)}; the first: {bad[0]}")
     texts = Corpus().encode(candidate.problem.question for candidate in candidates)
     if clash := conflicts(candidates, texts):
         rows = [f"{candidates[place].where} ({candidates[place].problem.answer[:40]})" for place in sorted(clash)]
@@ -183,18 +183,18 @@ def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
     repeated = duplicates(candidates, texts)
     if repeated:
         rows = [candidates[place].where for place in sorted(repeated)]
-        print(printable(f"left out repeated rows: {len(repeated)}: {_listed(rows)}"))
+        echo(f"left out repeated rows: {len(repeated)}: {_listed(rows)}")
     candidates, texts = keep(candidates, repeated), keep_texts(texts, repeated)
     if len(candidates) < 2:
         found = counted(len(candidates), "different problem")
         raise UserError(f"--problems {source}: {found}; at least 2 are needed, one of them held out")
     if unmet := [f"{one.where} ({one.problem.answer[:40]!r})" for one in candidates if _is_text(one.problem.answer)]:
-        print(printable(f"answers that only the same text meets: {len(unmet)}: {_listed(unmet)}"))
+        echo(f"answers that only the same text meets: {len(unmet)}: {_listed(unmet)}")
     chosen = random.Random(0).sample([candidate.problem for candidate in candidates], len(candidates))
     held_out = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(chosen))))
     if held_out < FEW_HELD_OUT:
         half = f"about ±{98 / held_out**0.5:.0f} points" if held_out > 1 else "no interval"
-        print(
+        echo(
             f"warning: {counted(held_out, 'held-out problem')} of {len(chosen)}: pass@1 has {half}; bring more problems"
         )
     return chosen[held_out:], chosen[:held_out]

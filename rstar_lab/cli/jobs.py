@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, examples, print_result, print_table
-from rstar_lab.untrusted.text import printable
+from rstar_lab.untrusted.text import echo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -130,7 +130,7 @@ def _submit(
         text = preview(recipe, profile, pairs, **options)
         print_result(as_json, {"dry_run": text}, text)
         return
-    job = submit_job(recipe, profile, pairs, log=lambda text: typer.echo(printable(text), err=True), **options)
+    job = submit_job(recipe, profile, pairs, log=lambda text: echo(text, err=True), **options)
     print_result(as_json, job_row(job), job.id)
     if watch and (end := job.watch()).value != "finished":
         raise typer.Exit(1 if end.ended else 130)
@@ -147,10 +147,10 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     rows = [job_row(job) for job in list_jobs(runs_dir)]
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            echo(json.dumps(row))
         return
     if not rows:
-        typer.echo(f"no jobs in {runs_dir}/ yet: `rstar-lab jobs submit RECIPE` starts one")
+        echo(f"no jobs in {runs_dir}/ yet: `rstar-lab jobs submit RECIPE` starts one")
         return
     # Ids are never truncated, because `jobs logs` and `jobs stop` need them. The other columns wrap.
     names = Column("id", no_wrap=True, min_width=max(len(row["id"]) for row in rows))
@@ -158,7 +158,7 @@ def list_(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     print_table(table, ((row["id"], row["status"], row["backend"], Path(row["profile"]).name) for row in rows))
     for row in rows:
         if row["error"]:
-            typer.echo(printable(f"{row['id']}: {row['error']}"), err=True)
+            echo(f"{row['id']}: {row['error']}", err=True)
 
 
 @app.command(epilog=examples("rstar-lab jobs logs tiny_fast-20260101-120000-ab12 --follow"))
@@ -176,7 +176,7 @@ def logs(
         if not job.watch().ended:
             raise typer.Exit(130)
     else:
-        typer.echo(printable(job.logs(tail)), nl=False)
+        echo(job.logs(tail), end="")
 
 
 @app.command(epilog=examples("rstar-lab jobs stop tiny_fast-20260101-120000-ab12"))
@@ -223,10 +223,10 @@ def pull(
 
     job = attach(job_id, runs_dir=runs_dir)
     if follow:
-        follow_runs(job, log=lambda text: typer.echo(printable(text)), checkpoints=checkpoints, transcripts=transcripts)
+        follow_runs(job, log=echo, checkpoints=checkpoints, transcripts=transcripts)
         return
     for pulled in pull_runs(job.spec, checkpoints=checkpoints, transcripts=transcripts):
-        typer.echo(printable(pulled))
+        echo(pulled)
 
 
 @app.command(epilog=examples("rstar-lab jobs describe qwen3_14b_mi300x --profile mi300x_8x8"))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import examples
+from rstar_lab.cli.shared import echo, examples
 
 app = typer.Typer()
 
@@ -26,6 +26,6 @@ def mcp(
     from rstar_lab.rl.recipe.keys import find_keys
 
     if skill:
-        print(SKILL.read_text(encoding="utf-8"), end="")
+        echo(SKILL.read_text(encoding="utf-8"), end="")
         return
     make_server(runs_dir, find_keys).run("stdio")

@@ -1,13 +1,12 @@
 """`rstar-lab monitor`."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import RunsFolder, examples
+from rstar_lab.cli.shared import RunsFolder, echo, examples
 
 app = typer.Typer()
 
@@ -35,9 +34,9 @@ def monitor(
 
     def announce(url: str, token_file: Path | None) -> None:
         if not runs_dir.is_dir():
-            print(f"there is no folder {runs_dir} yet: its runs appear when they are written", file=sys.stderr)
+            echo(f"there is no folder {runs_dir} yet: its runs appear when they are written", err=True)
         if token_file is not None:
-            print(f"token: {token_file}", file=sys.stderr, flush=True)
-        print(url, flush=True)
+            echo(f"token: {token_file}", err=True)
+        echo(url)
 
     serve_metrics(runs_dir, host, port, os.environ.get("RSTAR_LAB_MONITOR_TOKEN") or None, announce)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import examples
+from rstar_lab.cli.shared import echo, examples
 from rstar_lab.common.errors import UserError
 
 app = typer.Typer()
@@ -36,5 +36,5 @@ def new(
         raise UserError(f"{', '.join(existing)}: exists already; choose another name")
     for path, template in files.items():
         path.write_text((TEMPLATES / template).read_text(encoding="utf-8").replace("{module}", name), encoding="utf-8")
-        print(path)
-    print(f"check it with: python -m pytest test_{name}.py")
+        echo(path)
+    echo(f"check it with: python -m pytest test_{name}.py")

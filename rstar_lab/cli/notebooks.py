@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import examples
+from rstar_lab.cli.shared import echo, examples
 
 app = typer.Typer()
 
@@ -19,4 +19,4 @@ def notebooks(
     from rstar_lab.common.resources import copy_notebooks
 
     for path in copy_notebooks(folder, overwrite=overwrite):
-        print(path)
+        echo(path)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import AsJson, Overrides, ProfileName, RecipeName, examples, read_recipe
+from rstar_lab.cli.shared import AsJson, Overrides, ProfileName, RecipeName, echo, examples, read_recipe
 from rstar_lab.common.errors import UserError
 
 app = typer.Typer()
@@ -39,6 +39,6 @@ def plan(
         read_recipe(recipe, overrides, None), machine, stage=stage, batches=[int(size) for size in sizes]
     )
     if as_json:
-        print(json.dumps(made.to_json()))
+        echo(json.dumps(made.to_json()))
     else:
         planner.print_plan(made, machine.trainer)

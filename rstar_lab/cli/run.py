@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from rstar_lab.cli.shared import AsJson, Overrides, RecipeName, RunsDir, examples, read_recipe, run_async
-from rstar_lab.untrusted.text import printable
+from rstar_lab.untrusted.text import echo
 
 if TYPE_CHECKING:
     from rstar_lab.rl.recipe import Recipe
@@ -29,14 +29,14 @@ def run_parts(recipe: "Recipe", as_json: bool, *, stages: bool, evaluations: boo
     resolved = resolve(recipe, stages=recipe.stages if stages else (), model=True)
     result = run_async(run_recipe(resolved, Reporter(as_json), stages=stages, evaluations=evaluations))
     if as_json:
-        print(json.dumps(result))
+        echo(json.dumps(result))
         return
     if stages and not recipe.stages:
-        print(f"recipe {recipe.name} has no stages: no RL was run")
+        echo(f"recipe {recipe.name} has no stages: no RL was run")
     for name, path in result.items():
         if name.startswith("model_"):
-            print(f"{name.removeprefix('model_')} model: {path}")
+            echo(f"{name.removeprefix('model_')} model: {path}")
     for line in result.get("progress", ()):
-        print(printable(line))
+        echo(line)
     if "nothing_learnt" in result:
-        print(printable(result["nothing_learnt"]))
+        echo(result["nothing_learnt"])

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run, print_result, print_table
-from rstar_lab.untrusted.text import printable
+from rstar_lab.untrusted.text import echo
 
 app = typer.Typer(no_args_is_help=True, help="List, show and compact runs.")
 
@@ -27,7 +27,7 @@ def list_(runs_dir: RunsFolder = Path("runs"), as_json: AsJson = False) -> None:
     rows.sort(key=lambda row: row.get("created") or "")
     if as_json:
         for row in rows:
-            print(json.dumps(row))
+            echo(json.dumps(row))
         return
     from rich.table import Column, Table
 
@@ -35,7 +35,7 @@ def list_(runs_dir: RunsFolder = Path("runs"), as_json: AsJson = False) -> None:
     names = ("stage", "status", "steps", "trajectories", "reward", "created")
     table = Table(Column("run", overflow="fold"), *names, box=None, padding=(0, 1, 0, 0))
     if not rows:
-        print(f"no runs in {runs_dir}/ yet: `rstar-lab demo --fast` creates one")
+        echo(f"no runs in {runs_dir}/ yet: `rstar-lab demo --fast` creates one")
         return
     cells = (
         (row["run_id"], row.get("stage") or row.get("kind", ""), row["status"],
@@ -46,7 +46,7 @@ def list_(runs_dir: RunsFolder = Path("runs"), as_json: AsJson = False) -> None:
     print_table(table, cells)
     for row in rows:
         if "error" in row:
-            print(printable(row["error"]))
+            echo(row["error"])
 
 
 @app.command(epilog=examples("rstar-lab runs show tiny_fast-rl"))

@@ -10,7 +10,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, examples, print_result
 from rstar_lab.common.errors import UserError
-from rstar_lab.untrusted.text import counted
+from rstar_lab.untrusted.text import counted, echo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -170,7 +170,7 @@ def check(
         print_result(as_json, asdict(layer), f"{layer.name:20} {state}{risk}")
     if not guarantees and not as_json:
         for name in (name for name in GUARANTEES if not holds(name, missing)):
-            typer.echo(f"not guaranteed: a program {name}")
+            echo(f"not guaranteed: a program {name}")
     if strict and not all(layer.present for layer in layers):
         raise typer.Exit(1)
 
@@ -201,5 +201,5 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         sys.exit(2)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rstar_lab.common.errors import UserError, as_called
 from rstar_lab.hardware.ends import end_now, exit_code, output_is_closed
-from rstar_lab.untrusted.text import printable
+from rstar_lab.untrusted.text import echo, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,7 +97,7 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
 
 def print_result(as_json: bool, value: Mapping[str, Any], text: str) -> None:
     """Print the result of a command: one JSON object for programs, text for people."""
-    print(json.dumps(value) if as_json else printable(text), flush=True)
+    echo(json.dumps(value) if as_json else text)
 
 
 def print_shipped(

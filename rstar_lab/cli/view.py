@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import examples
+from rstar_lab.cli.shared import echo, examples
 
 app = typer.Typer()
 
@@ -36,7 +36,7 @@ def view(
     viewer = Viewer(folder, logs=None if folder == path else path)
     listener = loopback_socket(port)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={viewer.token}"
-    print(f"{address}\nStop with Ctrl+C.", flush=True)
+    echo(f"{address}\nStop with Ctrl+C.")
     if browser:
         webbrowser.open(address)
     serve(viewer, listener)

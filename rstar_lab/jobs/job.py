@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from rstar_lab.jobs.secrets import refuse_secrets
 from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec, check_name
 from rstar_lab.runs.reader import find_runs_dir
 from rstar_lab.untrusted.files import read_text
-from rstar_lab.untrusted.text import printable
+from rstar_lab.untrusted.text import echo
 
 
 class Job:
@@ -123,7 +122,7 @@ class Job:
                     raise
                 # The job continues without the connection.
                 if not lost:
-                    print(printable(f"{error}; trying again"), file=sys.stderr, flush=True)
+                    echo(f"{error}; trying again", err=True)
                 lost = True
             lines = self.logs().splitlines(keepends=True)
             complete = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
@@ -147,7 +146,7 @@ class Job:
             for line in self.follow(timeout_s=timeout_s):
                 progress.print(line)
         except KeyboardInterrupt:
-            print(f"\n{self._how_to_find()}", flush=True)
+            echo(f"\n{self._how_to_find()}")
         return self.status()
 
     async def watched(self, *, every_s: float = 1.0) -> JobStatus:
@@ -163,7 +162,7 @@ class Job:
                 for line in read[0]:
                     progress.print(line)
         except (asyncio.CancelledError, KeyboardInterrupt):
-            print(f"\n{self._how_to_find()}", flush=True)
+            echo(f"\n{self._how_to_find()}")
         return self.status()
 
     def _how_to_find(self) -> str:
@@ -383,16 +382,16 @@ class _Progress:
         """Print a line of the log."""
         event = parse_event(line)
         if event is None:
-            print(printable(line), flush=True)
+            echo(line)
         elif "done" in event:
             tenth = (event["event"], 10 * event["done"] // (event["total"] or 1))
             if tenth != self._tenth:
-                print(printable(_progress_line(event)), flush=True)
+                echo(_progress_line(event))
             self._tenth = tenth
         else:
             for text in map(event.get, ("line", "nothing_learnt")):  # of the first step and of the end
                 if isinstance(text, str):
-                    print(printable(text), flush=True)
+                    echo(text)
 
 
 def _progress_line(event: Mapping[str, Any]) -> str:

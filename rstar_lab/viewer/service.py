@@ -25,7 +25,7 @@ from rstar_lab.analysis.inspector.overview import Overview, RunTable, overview
 from rstar_lab.doctor import doctor
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.untrusted.files import parse_json
-from rstar_lab.untrusted.text import escaped
+from rstar_lab.untrusted.text import html
 from rstar_lab.viewer.page_comm import Pages, state_of_page, use_pages
 
 STATIC = Path(__file__).parent / "static"
@@ -159,7 +159,7 @@ class Viewer:
             try:
                 return doctor(*paths or [self._root]).to_html()
             except READ_ERRORS as error:
-                return f"<!doctype html><p>{escaped(error)}</p>"
+                return html("<!doctype html><p>{}</p>", error)
 
         return HTMLResponse(await run_in_threadpool(diagnosis))
 

@@ -31,7 +31,7 @@ from rstar_lab.analysis.inspector.notes import (
 from rstar_lab.analysis.inspector.palette import SCALES, join_modules, widget_css
 from rstar_lab.analysis.inspector.source import Source, Store, StoreLike, as_store
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
-from rstar_lab.analysis.inspector.widget import NotebookWidget
+from rstar_lab.analysis.inspector.widget import Bundle, NotebookWidget
 from rstar_lab.common.errors import UserError
 from rstar_lab.untrusted.files import check_type
 from rstar_lab.untrusted.text import Html, joined, visible
@@ -289,9 +289,9 @@ class Inspector(NotebookWidget):
             try:
                 answer: dict[str, Any] = {"result": getattr(self, f"_{op}")(buffers, **arguments)}
             except UserError as error:
-                answer = {"error": str(error)}
+                answer = {"error": visible(error)}
             except Exception as error:  # shown in the widget
-                answer = {"error": f"{type(error).__name__}: {error}"}
+                answer = {"error": visible(f"{type(error).__name__}: {error}")}
             self.send({"id": message.get("id"), **answer}, buffers)
 
     def _start(self, _buffers: list[Any]) -> dict[str, Any]:
@@ -392,7 +392,7 @@ class Inspector(NotebookWidget):
     def _export(self, _buffers: list[Any], traj_id: str, kind: str) -> str:
         return self.html(traj_id) if kind == "html" else self.markdown(traj_id)
 
-    def static_bundle(self) -> dict[str, Any]:
+    def static_bundle(self) -> Bundle:
         return {"text/html": self.static_html(), "text/plain": repr(self)}
 
     def static_html(self) -> Html:

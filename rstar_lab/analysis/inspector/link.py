@@ -16,7 +16,7 @@ from rstar_lab.analysis.figure_image import figure_image
 from rstar_lab.analysis.figure_theme import apply_theme, template
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.inspector.palette import join_modules
-from rstar_lab.analysis.inspector.widget import NotebookWidget
+from rstar_lab.analysis.inspector.widget import Bundle, NotebookWidget
 from rstar_lab.analysis.tables import html_table
 from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import Html, html
@@ -40,7 +40,7 @@ class RolloutList(Protocol):
     def show_and_reveal(self, label: str, **filters: Any) -> None: ...
 
 
-def static_bundle(figure: go.Figure, frame: pd.DataFrame | None = None) -> dict[str, Any]:
+def static_bundle(figure: go.Figure, frame: pd.DataFrame | None = None) -> Bundle:
     """Return the MIME bundle that notebooks show without a kernel.
 
     The bundle holds plotly's JSON (drawn by JupyterLab), an SVG image (shown by GitHub and nbconvert) and plain text. Without
@@ -48,7 +48,7 @@ def static_bundle(figure: go.Figure, frame: pd.DataFrame | None = None) -> dict[
 
     frame: data of the figure. A column named "where" is left out of the table.
     """
-    bundle: dict[str, Any] = {
+    bundle: Bundle = {
         "application/vnd.plotly.v1+json": json.loads(figure.to_json()),
         "text/plain": repr(figure) if frame is None else repr(frame),
     }
@@ -113,7 +113,7 @@ class LinkedFigure(NotebookWidget):
         self.figure = themed(figure)
         self.figure_json = self.figure.to_json()
 
-    def static_bundle(self) -> dict[str, Any]:
+    def static_bundle(self) -> Bundle:
         frame = getattr(self.figure, "frame", None)
         return static_bundle(self.figure, frame if isinstance(frame, pd.DataFrame) else None)
 

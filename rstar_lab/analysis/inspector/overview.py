@@ -18,7 +18,7 @@ from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.inspector.palette import join_modules, styles
-from rstar_lab.analysis.inspector.widget import NotebookWidget, check_interval, start_task
+from rstar_lab.analysis.inspector.widget import Bundle, NotebookWidget, check_interval, start_task
 from rstar_lab.analysis.metrics import class_title, curves, get_metric, held_out_metrics, rollout_classes
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.views import state_of
@@ -245,7 +245,7 @@ class RunTable(NotebookWidget):
         self.rows = rows
         self.table_rows = [[row.run_id, row.cells()] for row in rows]
 
-    def static_bundle(self) -> dict[str, Any]:
+    def static_bundle(self) -> Bundle:
         return {"text/html": render_overview(self.rows), "text/plain": "\n".join(row.run_id for row in self.rows)}
 
     def replacement(self) -> "RunTable":

@@ -8,13 +8,14 @@ import time
 import uuid
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import anywidget
 import traitlets
 from IPython.display import display, update_display
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.untrusted.text import Html
 
 _REPLACE_AFTER_S = 3.0
 
@@ -31,6 +32,12 @@ def start_task(follow: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[
         return asyncio.get_running_loop().create_task(follow())
     except RuntimeError:
         return None
+
+
+# What a notebook shows without a kernel, by MIME type. HTML is made by the escaping functions of `untrusted.text`.
+Bundle = TypedDict(
+    "Bundle", {"text/html": Html, "text/plain": str, "image/svg+xml": str, "application/vnd.plotly.v1+json": Any}, total=False
+)  # fmt: skip
 
 
 class _Meta(ABCMeta, traitlets.MetaHasTraits):
@@ -53,7 +60,7 @@ class NotebookWidget(anywidget.AnyWidget, metaclass=_Meta):
         self.on_msg(self._on_connection)
 
     @abstractmethod
-    def static_bundle(self) -> dict[str, Any]:
+    def static_bundle(self) -> Bundle:
         """Return the MIME bundle of the static output."""
 
     @abstractmethod
