@@ -13,7 +13,7 @@ from IPython.display import display
 from rstar_lab.analysis.figure_image import figure_image
 from rstar_lab.analysis.figure_theme import apply_theme
 from rstar_lab.analysis.inspector.export import content_hash
-from rstar_lab.analysis.inspector.link import LinkedFigure
+from rstar_lab.analysis.inspector.link import LinkedFigure, point_item
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.files import atomic_write
 
@@ -80,7 +80,7 @@ class Figure(go.Figure):
         The filter selects nothing for a trace without trajectories, such as a confidence band.
         """
         custom = self.data[trace].customdata
-        return {"any": [] if custom is None else [_item(custom, point) for point in points]}
+        return {"any": [] if custom is None else [point_item(custom, point) for point in points]}
 
 
 def _with_policy(page: str) -> str:
@@ -88,9 +88,3 @@ def _with_policy(page: str) -> str:
     hashes = " ".join(map(content_hash, re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)))
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     return page.replace("<head>", f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
-
-
-def _item(custom: Any, point: Any) -> Any:
-    for index in point if isinstance(point, Sequence) else [point]:
-        custom = custom[index]
-    return custom

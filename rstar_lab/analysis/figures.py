@@ -38,7 +38,6 @@ def plot_curves(
     by: str | None = None,
     x: str = "step",
     where: Where = None,
-    band: bool = True,
     reference: bool = False,
 ) -> Figure:
     """Plot metrics over steps, one panel per metric. Vertical lines mark stage boundaries; crosses mark alerts.
@@ -51,14 +50,14 @@ def plot_curves(
     others. With more than three curves no intervals are drawn.
     `environment`: one curve for each environment of a run.
     x: step, tokens (generated, including dropped rollouts) or rollouts.
-    band: draw 95% intervals: over seeds if a curve has several runs (Student's t), else over problems.
+    The intervals are over seeds if a curve has several runs (Student's t), else over problems.
     where: filter of the rollouts or steps. Raises RunStoreError for an unknown x or key.
     """
     runs = as_runs(runs)
     if x not in _X:
         raise RunStoreError(f"x must be one of {', '.join(_X)}, got {x!r}")
     names = list(metrics)
-    frame = _curve_frame(runs, names, by, x, where, band)
+    frame = _curve_frame(runs, names, by, x, where)
     groups = list(dict.fromkeys(frame.group))
     if by is None:  # the newest first
         started = runs.runs().set_index("run_id").get("created", pd.Series(dtype=str))
@@ -98,32 +97,26 @@ def plot_ablation(
     return plot_curves(runs, metrics, by=key, x=x, reference=reference)
 
 
-def plot_outcomes(runs: RunsLike, *, correct: bool | None = None, where: Where = None) -> Figure:
-    """Plot the share of failed tool calls by outcome over steps.
-
-    correct: only calls of correct (True) or incorrect (False) trajectories. Infrastructure failures are hatched.
-    """
+def plot_outcomes(runs: RunsLike, where: Where = None) -> Figure:
+    """Plot the share of failed tool calls by outcome over steps. Infrastructure failures are hatched."""
     runs = as_runs(runs)
     mix = outcome_mix(runs, by=("step",), where=where)
-    mix = mix if correct is None else mix[mix.correct == correct]
     frame = mix.groupby(["step", "outcome"], as_index=False).agg({"calls": "sum"})
     frame["share"] = frame.calls / frame.groupby("step").calls.transform("sum")
     frame["ours"] = frame.outcome.isin(INFRASTRUCTURE_FAILURES)
     figure = go.Figure()
-    side: dict[str, Any] = {} if correct is None else {"rewarded": correct}
     for outcome in [str(outcome) for outcome in Outcome if outcome != Outcome.OK]:
         part = frame[frame.outcome == outcome]
         if len(part):
             figure.add_bar(
                 x=part.step, y=part.share, name=outcome, marker=outcome_marker(outcome),
-                customdata=[narrowed(where, step=int(step), outcome=outcome, **side) for step in part.step],
+                customdata=[narrowed(where, step=int(step), outcome=outcome) for step in part.step],
                 hovertemplate=f"step %{{x}}<br>{outcome} %{{y:.1%}}<extra></extra>",
             )  # fmt: skip
     if not figure.data:
         text = "no failed tool call is recorded"
         figure.add_annotation(text=text, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
-    of = "all" if correct is None else "correct" if correct else "incorrect"
-    figure.update_layout(barmode="stack", height=400, title=f"outcomes of failed calls, {of} trajectories")
+    figure.update_layout(barmode="stack", height=400, title="outcomes of failed calls")
     figure.update_yaxes(tickformat=".0%", title="share of all calls")
     figure.update_xaxes(title="step")
     return Figure(figure, frame)
@@ -200,7 +193,7 @@ def recipe_groups(runs: Runs, by: str | None) -> pd.DataFrame:
     return pd.DataFrame({"run_id": table.run_id, "group": values})
 
 
-def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Where, band: bool) -> pd.DataFrame:
+def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Where) -> pd.DataFrame:
     """Return one row per point: group, metric, step, x, value, low, high, n (trajectories), runs, where (SQL)."""
     groups = recipe_groups(runs, None if by == ENVIRONMENT else by)
     rolled = [name for name in names if get_metric(name).rolled_up or get_metric(name).logged]
@@ -225,7 +218,7 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
     for name, sides in ends.items():
         long.loc[long.metric == name, ["low", "high"]] = wide[sides].to_numpy(float)
     # Bands over problems read the trajectories; they are drawn for single runs only.
-    read = [name for name in names if name not in rolled] if several or not band else names
+    read = [name for name in names if name not in rolled] if several else names
     read = names if by == ENVIRONMENT else read
     read = [name for name in read if not get_metric(name).logged]
     if read:
@@ -245,14 +238,13 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
         count = len(part)
         value, low, high, _ = mean_interval(part["value"].to_numpy(float))
         if count == 1:
-            low, high = (part[side].iloc[0] if side in part and band else np.nan for side in ("low", "high"))
+            low, high = (part[side].iloc[0] if side in part else np.nan for side in ("low", "high"))
         if get_metric(str(metric)).percent:
             low, high = np.clip([low, high], 0, 1)
         # A group of rollouts without an environment is named "no environment".
         environment = {} if by != ENVIRONMENT else {ENVIRONMENT: None if group == "no environment" else str(group)}
         chosen_here = narrowed(chosen, run_id=list(part.run_id), step=int(part.step.iloc[0]), **environment)
-        ends_here = (low, high) if band else (np.nan, np.nan)
-        rows.append((group, metric, step, part.x.mean(), value, *ends_here, int(part.n.sum()), count, chosen_here))
+        rows.append((group, metric, step, part.x.mean(), value, low, high, int(part.n.sum()), count, chosen_here))
     columns = ["group", "metric", "step", "x", "value", "low", "high", "n", "runs", "where"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -1,7 +1,5 @@
 """Heat map of the pass rate of each problem at each step of a run."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -45,19 +43,17 @@ def plot_heatmap(runs: RunsLike, run_id: str, *, problems: int = 100) -> Figure:
     frame = frame.sort_values(["row", "step"], ignore_index=True)
 
     steps = sorted(frame.step.unique())
-    columns = {step: column for column, step in enumerate(steps)}
-    rate: list[list[float | None]] = [[None] * len(steps) for _ in names]
-    where: list[list[Any]] = [[{"any": []}] * len(steps) for _ in names]  # an empty cell has no rollouts
-    text = [[""] * len(steps) for _ in names]
+    shape = (len(names), len(steps))
+    rate, where, text = np.full(shape, None, object), np.full(shape, None, object), np.full(shape, "", object)
+    where[...] = [[{"any": []}]]  # an empty cell has no rollouts
     for cell in named_rows(frame):
-        place = columns[cell.step]
-        rate[cell.row][place] = cell.pass_rate
-        where[cell.row][place] = {"run_id": run_id, "step": int(cell.step), "problem_id": cell.problem_id}
-        share = f"{cell.pass_rate:.0%} of {cell.n} rollouts"
-        text[cell.row][place] = f"{escaped(cell.problem_id)}, step {cell.step}<br>{share}"
+        place, share = (cell.row, steps.index(cell.step)), f"{cell.pass_rate:.0%} of {cell.n} rollouts"
+        rate[place] = cell.pass_rate
+        where[place] = {"run_id": run_id, "step": int(cell.step), "problem_id": cell.problem_id}
+        text[place] = f"{escaped(cell.problem_id)}, step {cell.step}<br>{share}"
     figure = go.Figure(
         go.Heatmap(
-            z=rate, x=[str(step) for step in steps], y=list(map(escaped, names)), customdata=where, text=text,
+            z=rate.tolist(), x=[str(step) for step in steps], y=list(map(escaped, names)), customdata=where.tolist(), text=text.tolist(),
             colorscale="Cividis", zmin=0, zmax=1, colorbar={"title": "pass rate", "tickformat": ".0%"},
             hovertemplate="%{text}<extra></extra>", hoverongaps=False, xgap=1, ygap=1,
         )

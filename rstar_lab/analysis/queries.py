@@ -44,12 +44,12 @@ def connect(files: Iterable[str | Path] = (), **config: Any) -> duckdb.DuckDBPyC
     # Global, because cursors do not inherit settings: without the cache each query reads every file's footer again.
     connection.execute("SET GLOBAL parquet_metadata_cache = true")
     connection.execute(f"SET allowed_paths = [{', '.join(quoted(str(file)) for file in files)}]")
-    for option, value in (
-        ("python_enable_replacements", "false"),
-        ("enable_external_access", "false"),
-        ("lock_configuration", "true"),
+    for setting in (
+        "python_enable_replacements = false",
+        "enable_external_access = false",
+        "lock_configuration = true",
     ):
-        connection.execute(f"SET {option} = {value}")
+        connection.execute(f"SET {setting}")
     return connection
 
 

@@ -234,13 +234,12 @@ def plot_token_kinds(table: pd.DataFrame) -> Figure:
     """Plot the mean entropy of tokens before any tool response, after success and after error; prose and code separately."""
     frame = token_kinds(table)
     figure = go.Figure()
-    for code, name, colour, shape in ((False, "prose", COLOURS[0], ""), (True, "inside a tool call", COLOURS[1], "/")):
+    for code, name in ((False, "prose"), (True, "inside a tool call")):
         part = frame[frame.code == code].set_index("kind").reindex(list(KINDS))
-        figure.add_bar(
-            x=list(KINDS), y=part.entropy, name=name, text=part.tokens, textposition="none",
-            marker={"color": colour, "pattern": {"shape": shape}},
-            hovertemplate="%{x}<br>" + name + ": %{y:.3f} nats, %{text} tokens<extra></extra>",
-        )  # fmt: skip
+        hover = "%{x}<br>" + name + ": %{y:.3f} nats, %{text} tokens<extra></extra>"
+        _add_bars(
+            figure, code, COLOURS[1], x=list(KINDS), y=part.entropy, name=name, text=part.tokens, hovertemplate=hover
+        )
     figure.update_layout(barmode="group", height=400)
     figure.update_yaxes(title="entropy (nats per token)", rangemode="tozero")
     return Figure(figure, frame)
@@ -250,20 +249,20 @@ def plot_high_entropy_words(table: pd.DataFrame, *, count: int = 25, min_count: 
     """Plot the words whose first token has the highest mean entropy. Words of the word list are marked."""
     frame = word_list(table, min_count=min_count).head(count).iloc[::-1]
     figure = go.Figure()
-    for listed, name, colour, shape in (
-        (False, "found by entropy", COLOURS[0], ""),
-        (True, "in the word list", COLOURS[4], "/"),
-    ):
-        part = frame[frame.listed == listed]
-        figure.add_bar(
-            x=part.entropy, y=part.word, orientation="h", name=name, text=part["count"], textposition="none",
-            marker={"color": colour, "pattern": {"shape": shape}},
-            hovertemplate="%{y}: %{x:.3f} nats, %{text} uses<extra></extra>",
-        )  # fmt: skip
+    for listed, name in ((False, "found by entropy"), (True, "in the word list")):
+        part, hover = frame[frame.listed == listed], "%{y}: %{x:.3f} nats, %{text} uses<extra></extra>"
+        bars = {"x": part.entropy, "y": part.word, "text": part["count"], "orientation": "h", "hovertemplate": hover}
+        _add_bars(figure, listed, COLOURS[4], name=name, **bars)
     figure.update_yaxes(categoryorder="array", categoryarray=list(frame.word))
     figure.update_xaxes(title="entropy at the word's first token (nats)")
     figure.update_layout(height=160 + 20 * len(frame))
     return Figure(figure, frame)
+
+
+def _add_bars(figure: go.Figure, hatched: bool, colour: str, **bars: Any) -> None:
+    """Add plain bars in the first colour, or hatched ones in `colour`."""
+    marker = {"color": colour if hatched else COLOURS[0], "pattern": {"shape": "/" if hatched else ""}}
+    figure.add_bar(textposition="none", marker=marker, **bars)
 
 
 def plot_entropy(table: pd.DataFrame) -> Figure:

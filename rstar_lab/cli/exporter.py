@@ -28,10 +28,10 @@ from rstar_lab.sandbox.http_limits import http_limits
 
 RECENT_S = 24 * 3600.0  # finished runs older than this are not exported
 GAUGES = {
-    "rstar_lab_run_running": "1 while the run is running, else 0",
-    "rstar_lab_run_step": "last finished step",
-    "rstar_lab_run_last_step_timestamp_seconds": "time at which the last step was written",
-    "rstar_lab_run_metric": "metric of the last step, by name",
+    "rstar_lab_run_running": ("1 while the run is running, else 0", "run"),
+    "rstar_lab_run_step": ("last finished step", "run"),
+    "rstar_lab_run_last_step_timestamp_seconds": ("time at which the last step was written", "run"),
+    "rstar_lab_run_metric": ("metric of the last step, by name", "run", "stage", "name"),
 }
 
 
@@ -42,12 +42,7 @@ class RunCollector(Collector):
         self.runs_dir = runs_dir
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        families = {
-            name: GaugeMetricFamily(
-                name, text, labels=("run", "stage", "name") if name.endswith("_metric") else ("run",)
-            )
-            for name, text in GAUGES.items()
-        }
+        families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, *labels) in GAUGES.items()}
         for folder in run_folders(self.runs_dir):
             try:
                 self._add(folder, families)

@@ -77,7 +77,7 @@ def test_where_selects_the_rollouts_of_each_point(runs):
             assert means.mean() == pytest.approx(trace.y[index])
             checked += 1
     assert checked == 8
-    bars = plot_outcomes(runs, correct=True, where={"run_id": "none0"})
+    bars = plot_outcomes(runs, where={"run_id": "none0", "rewarded": True})
     bar = bars.data[0]
     rows = runs.trajectories(bars.where(0, [0]))
     assert len(rows) and rows.reward.gt(0).all() and set(rows.run_id) == {"none0"}
@@ -85,9 +85,9 @@ def test_where_selects_the_rollouts_of_each_point(runs):
 
 
 def test_tokens_on_the_x_axis_include_dropped_rollouts(runs):
-    frame = plot_curves(runs, ["pass1"], x="rollouts", band=False).frame
+    frame = plot_curves(runs, ["pass1"], x="rollouts").frame
     assert frame[frame.group == "paper0"].x.tolist() == [32, 64, 96, 128]
-    tokens = plot_curves(runs, ["pass1"], x="tokens", band=False).frame
+    tokens = plot_curves(runs, ["pass1"], x="tokens").frame
     last = tokens[(tokens.group == "none1") & (tokens.step == 4)].x.iloc[0]
     assert last == runs.trajectories({"run_id": "none1"}).response_tokens.sum()
     with pytest.raises(RunStoreError, match="x must be one of"):
@@ -142,7 +142,7 @@ def _contrast(one, other):
 
 
 def test_text_and_curves_have_contrast_on_light_and_dark_pages(runs):
-    figure = plot_curves(runs, ["pass1"], band=False)
+    figure = plot_curves(runs, ["pass1"])
     for shown in (figure, figure.dark()):
         layout = shown.layout.template.layout
         assert _contrast(layout.font.color, layout.paper_bgcolor) > 7

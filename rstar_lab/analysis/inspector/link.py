@@ -185,7 +185,7 @@ def point_filter(inspector: RolloutList, trace: Any, point: Point) -> dict[str, 
     """Return the inspector's filters for one point of a trace, or for the cell (row, column) of a heat map."""
     meta = trace.meta if isinstance(trace.meta, Mapping) else {}
     filters = copy.deepcopy(dict(meta.get("filter") or {}))
-    custom = _item(trace.customdata, point)
+    custom = point_item(trace.customdata, point)
     if isinstance(custom, Mapping):
         return filters | dict(custom)
     if custom is not None and not isinstance(custom, str) and len(custom) and isinstance(custom[0], str):
@@ -201,13 +201,13 @@ def point_filter(inspector: RolloutList, trace: Any, point: Point) -> dict[str, 
             filters["run_id"] = trace.name
     for axis, column in axes.items():
         place = point if isinstance(point, int) else point[("y", "x").index(axis)]
-        value = _item(getattr(trace, axis, None), place)
+        value = point_item(getattr(trace, axis, None), place)
         if value is not None:
             filters[column] = value.item() if hasattr(value, "item") else value
     return filters
 
 
-def _item(values: Any, point: Point) -> Any:
+def point_item(values: Any, point: Point) -> Any:
     """Return the value of a point or of a cell; None if there is none."""
     for index in (point,) if isinstance(point, int) else point:
         if values is None or index >= len(values):

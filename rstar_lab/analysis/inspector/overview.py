@@ -2,6 +2,7 @@
 
 import asyncio
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.inspector.palette import join_modules, styles
-from rstar_lab.analysis.inspector.widget import Bundle, NotebookWidget, check_interval, start_task
+from rstar_lab.analysis.inspector.widget import Bundle, Follower, NotebookWidget
 from rstar_lab.analysis.metrics import class_title, curves, get_metric, held_out_metrics, rollout_classes
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.analysis.views import state_of
@@ -36,7 +37,6 @@ SERIES = {
 COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "trained", "parent", "alerts")
 _POINTS, WIDTH, HEIGHT = 40, 80, 20  # size of a sparkline in pixels
 _SPEED_STEPS = 5  # the speed is the median over this number of latest steps
-_UNREADABLE = "unreadable"
 _UNDER_PARENT = ("evaluate", "fork")  # kinds of runs that are listed under the run that they belong to
 
 
@@ -144,13 +144,11 @@ def _state(folder: Path) -> tuple:
 
 
 def _read_rows(folders: list[Path]) -> dict[Path, OverviewRow]:
-    if not folders:
-        return {}
     try:
-        return _read_readable(folders)
+        return _read_readable(folders) if folders else {}
     except READ_ERRORS as error:
         if len(folders) == 1:
-            return {folders[0]: OverviewRow(folders[0].name, _UNREADABLE, error=str(error) or type(error).__name__)}
+            return {folders[0]: OverviewRow(folders[0].name, "unreadable", error=str(error) or type(error).__name__)}
         return {folder: row for path in folders for folder, row in _read_rows([path]).items()}
 
 
@@ -255,15 +253,14 @@ class RunTable(NotebookWidget):
         return widget
 
 
-class Overview:
+class Overview(Follower):
     """All runs of a folder in a table, the curves of the selected runs, and an inspector of their rollouts.
 
     `selected` can be set from Python. Executed without a kernel, the table and the figure stay readable.
     """
 
     def __init__(self, root: Path, every_s: float, selected: list[str] | None) -> None:
-        self.every_s = every_s
-        self.task: asyncio.Task[None] | None = None
+        super().__init__(every_s)
         self.inspector: Inspector | None = None
         self._reader = OverviewRows(root)
         self.rows = self._reader.read()
@@ -292,12 +289,6 @@ class Overview:
     def refresh(self) -> None:
         """Read the runs that changed and update the display."""
         self._show(self._reader.read())
-
-    def stop(self) -> None:
-        """Stop updating. The display stays."""
-        if self.task is not None:
-            self.task.cancel()
-            self.task = None
 
     def _show(self, rows: list[OverviewRow]) -> None:
         if rows == self.rows:
@@ -338,21 +329,16 @@ class Overview:
         else:
             self.inspector.refresh()
 
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(self.every_s)
-            try:
-                self._show(await asyncio.to_thread(self._reader.read))
-            except READ_ERRORS:  # a run was moved or cut between two reads: the next update shows it
-                continue
+    async def update(self) -> None:
+        with suppress(*READ_ERRORS):  # a run was moved or cut between two reads: the next update shows it
+            self._show(await asyncio.to_thread(self._reader.read))
 
     def _ipython_display_(self, **_: Any) -> None:
         display(self.table)
         display(self.figure)
         if self.inspector is not None:
             display(self.inspector)
-        if self.task is None:
-            self.task = start_task(self._follow)
+        self.start()
 
 
 def _empty_figure(text: str = "No run with rollouts is selected.") -> Figure:
@@ -372,7 +358,6 @@ def overview(runs_dir: str | Path = "", *, selected: list[str] | None = None, ev
     shown first; default: the newest run with rollouts. every_s: seconds between updates.
     Raises UserError for an invalid interval or an unknown run id, and RunStoreError if the folder does not exist.
     """
-    check_interval(every_s)
     shown = Overview(find_runs_dir(runs_dir), every_s, selected)
     run_ids = {row.run_id for row in shown.rows}
     if unknown := [run_id for run_id in shown.selected if run_id not in run_ids]:

@@ -1,6 +1,5 @@
 """Follow a run in a notebook: its curves and newest trajectories, updated while a job writes them."""
 
-import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
-from rstar_lab.analysis.inspector.widget import check_interval, start_task
+from rstar_lab.analysis.inspector.widget import Follower
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader
@@ -96,30 +95,20 @@ def _has_rollouts(steps: pd.DataFrame) -> bool:
     return "reward_mean" in steps and bool(steps["reward_mean"].notna().any())
 
 
-class Watch:
+class Watch(Follower):
     """Curves and an inspector that follow one run, or several runs of a job one after the other.
 
     It reads only the folders of the runs, so the same call shows the same runs again after a kernel restart.
     """
 
-    def __init__(self, folders: Sequence[Path], curves: Sequence[str], every_s: float) -> None:
-        self.folders, self.curves, self.every_s = list(folders), list(curves), every_s
+    def __init__(self, folders: Sequence[Path], every_s: float) -> None:
+        super().__init__(every_s)
+        self.folders = list(folders)
         self.reader: RunReader | None = None
         self.inspector: Inspector | None = None
-        self.task: asyncio.Task[None] | None = None
         self._steps = -1
         self.figure = LinkedFigure(self._draw(pd.DataFrame()), None)
         self.refresh()
-
-    def start(self) -> None:
-        """Update the display until the run ends. Without a running event loop (in a script) this does nothing."""
-        if self.task is None and not self._ended():
-            self.task = start_task(self._follow)
-
-    def stop(self) -> None:
-        """Stop updating. The display stays."""
-        if self.task is not None:
-            self.task.cancel()
 
     def refresh(self) -> str:
         """Update the display once. Returns the status of the current run, or "waiting" before the first run starts."""
@@ -146,23 +135,19 @@ class Watch:
                 self.inspector.refresh()
         return status
 
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
         """Return whether no more steps will come: the last run has ended, or an earlier one did not finish."""
         if self.reader is None:
             return False
         status = self.reader.status
         return status != "running" and (status != "finished" or self.reader.run_dir == self.folders[-1])
 
-    async def _follow(self) -> None:
-        while True:
-            self.refresh()
-            if self._ended():
-                return
-            await asyncio.sleep(self.every_s)
+    async def update(self) -> None:
+        self.refresh()
 
     def _draw(self, steps: pd.DataFrame, status: str = "waiting") -> Figure:
         run_id = self.reader.run_id if self.reader else self.folders[0].name
-        columns = [name for name in self.curves if name in steps and steps[name].notna().any()][:_MAX_CURVES]
+        columns = [name for name in CURVES if name in steps and steps[name].notna().any()][:_MAX_CURVES]
         titles = [tile(CURVES.get(name, name), steps[name]) for name in columns]
         figure = make_subplots(rows=1, cols=max(1, len(columns)), subplot_titles=titles)
         for place, name in enumerate(columns, 1):
@@ -184,21 +169,19 @@ class Watch:
         self.start()
 
 
-def watch(*runs: str | Path, curves: Sequence[str] = tuple(CURVES), every_s: float = 2.0) -> Watch:
+def watch(*runs: str | Path, every_s: float = 2.0) -> Watch:
     """Follow a run in a notebook. Display the result.
 
     runs: the run's folder, runs/NAME, or the folders of several runs in the order in which a job writes them, such as SFT
     and RL. The display moves on when the next run starts. Folders that do not exist yet are waited for if their parent
     folder exists.
-    curves: columns of `open_runs(...).steps()`; columns that a run does not have are skipped.
     every_s: seconds between updates.
     Raises UserError for an invalid interval, for no run, and if a folder exists but is not a run.
     """
-    check_interval(every_s)
     if not runs:
         raise UserError("watch needs the folder of at least one run: runs/NAME")
     folders = [Path(run) for run in runs]
     for folder in folders:
         if (folder.exists() and not _is_run(folder)) or not folder.parent.is_dir():
             raise UserError(f"{folder} is not a run; give the folder of a run: runs/NAME")
-    return Watch(folders, curves, every_s)
+    return Watch(folders, every_s)

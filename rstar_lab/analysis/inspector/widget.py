@@ -6,8 +6,8 @@ import os
 import sys
 import time
 import uuid
-from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Coroutine
+from abc import ABC, ABCMeta, abstractmethod
+from contextlib import suppress
 from typing import Any, Self, TypedDict
 
 import anywidget
@@ -20,18 +20,42 @@ from rstar_lab.untrusted.text import Html
 _REPLACE_AFTER_S = 3.0
 
 
-def check_interval(every_s: float) -> None:
-    """Raise UserError unless the seconds between two updates are a positive number."""
-    if not (math.isfinite(every_s) and every_s > 0):
-        raise UserError(f"every_s must be a positive number of seconds, not {every_s}")
+class Follower(ABC):
+    """A display that is updated while runs are written, in the event loop of the notebook. In a script it is not updated.
 
+    Raises UserError unless `every_s`, the seconds between two updates, is a positive number.
+    """
 
-def start_task(follow: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None] | None:
-    """Start a coroutine in the event loop of the notebook, and return its task; None outside of a notebook (in a script)."""
-    try:
-        return asyncio.get_running_loop().create_task(follow())
-    except RuntimeError:
-        return None
+    def __init__(self, every_s: float) -> None:
+        if not (math.isfinite(every_s) and every_s > 0):
+            raise UserError(f"every_s must be a positive number of seconds, not {every_s}")
+        self.every_s = every_s
+        self.task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def update(self) -> None:
+        """Read the runs again."""
+
+    def ended(self) -> bool:
+        """Return whether no more updates will come."""
+        return False
+
+    def start(self) -> None:
+        """Update the display until the runs end."""
+        if self.task is None and not self.ended():
+            with suppress(RuntimeError):  # no event loop
+                self.task = asyncio.get_running_loop().create_task(self._follow())
+
+    def stop(self) -> None:
+        """Stop updating. The display stays."""
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+
+    async def _follow(self) -> None:
+        while not self.ended():
+            await asyncio.sleep(self.every_s)
+            await self.update()
 
 
 # What a notebook shows without a kernel, by MIME type. HTML is made by the escaping functions of `untrusted.text`.
