@@ -79,12 +79,10 @@ def compare(
     """Compare b with a on the problems that both sampled.
 
     Args:
-        runs_a: Runs of one side.
-        runs_b: Runs of the other side.
+        runs_a, runs_b: Runs of each side.
         metrics: Metrics of the table; the sentence is about the first.
         where: A filter for both sides, such as "step > 40".
-        name_a: Name in the card. Default: the run id.
-        name_b: Name in the card. Default: the run id.
+        name_a, name_b: Names in the card. Default: the run ids.
 
     Returns:
         The card. Intervals: 95%, paired over problems, and over runs if both sides have several.

@@ -34,6 +34,9 @@ RULES: dict[str, dict[str, Any]] = {
 _ROWS = [
     "step", "rule", "traj_id", "group_id", "problem_id", "reward", "penalty", "kept", "kept_share", "advantage",
 ]  # fmt: skip
+_NO_GRADIENT = {
+    "loss": np.nan, "gradient_norm": np.nan, "gradient_cosine": np.nan, "weights_step": None, "note": "", "without_effect": "",
+}  # fmt: skip
 _PANELS = {
     "changed": ("rollouts replaced", ".0%"),
     "error_rate_correct": ("tool-error rate, kept and correct", ".0%"),
@@ -119,9 +122,7 @@ def counterfactual(
                 times = 1 if rl.method.roc.rule in ("released", "none") else draws
                 selections = [stored.select(rl, draw) for draw in range(times)]
             table = _rows(stored, name, selections, stored.penalties(rl))
-            line = {"step": int(number), "rule": name} | _summary(stored, table, selections[0])
-            line |= dict.fromkeys(("loss", "gradient_norm", "gradient_cosine"), np.nan)
-            line |= {"weights_step": None, "note": "", "without_effect": ""}
+            line = {"step": int(number), "rule": name} | _summary(stored, table, selections[0]) | _NO_GRADIENT
             missing = lab.missing_tokens(selections[0])
             if not gradients:
                 line["note"] = "gradients=False"

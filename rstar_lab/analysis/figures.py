@@ -22,7 +22,7 @@ from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, training_runs
 from rstar_lab.common.estimates import mean_interval
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.runs import RunStoreError
-from rstar_lab.untrusted.text import escaped
+from rstar_lab.untrusted.text import escaped, html
 
 DEFAULT_METRICS = ("pass1", "tool_error_rate_correct", "response_tokens", "reflection_tokens")
 ENVIRONMENT = "environment"  # the column of trajectories by which `plot_curves` can compare
@@ -77,7 +77,9 @@ def plot_curves(
         if panels[number].points["value"].isna().all():
             continue
         place = panel_place(number)
-        _mark_alerts(figure, frame, alerts[alerts.metric == name], line_styles(look), place)
+        crosses = frame.merge(alerts[alerts.metric == name].drop(columns="value"), on=["group", "metric", "step"])
+        if len(crosses):
+            _mark_alerts(figure, crosses, line_styles(look), place)
         if reference and (published := paper.reference(name)) is not None:
             label = f"{paper.reference_name(name)}: {published:{'.1%' if get_metric(name).percent else ',.0f'}}"
             figure.add_hline(published, line={"dash": "dot", "width": 1}, annotation_text=label, **place)
@@ -250,28 +252,17 @@ def _curve_frame(runs: Runs, names: list[str], by: str | None, x: str, where: Wh
 
 
 def _mark_alerts(
-    figure: go.Figure,
-    frame: pd.DataFrame,
-    alerts: pd.DataFrame,
-    look: dict[str, tuple[str, str, str]],
-    place: dict[str, int],
+    figure: go.Figure, points: pd.DataFrame, look: dict[str, tuple[str, str, str]], place: dict[str, int]
 ) -> None:
     """Draw a cross in the curve's colour at the first step of each alert. The hover text gives value and threshold."""
-    points = alerts.drop(columns="value").merge(frame, on=["group", "metric", "step"])
-    if points.empty:
-        return
+    colours = [look[group][0] for group in points.group]
+    texts = [
+        html("{}, step {}: {}<br>{}", row.run_id, row.step, row.alert, row.evidence) for row in points.itertuples()
+    ]
     figure.add_scatter(
-        x=points.x,
-        y=points["value"],
-        mode="markers",
-        name="alerts",
-        showlegend=False,
-        marker={"symbol": "x", "size": 11, "color": [look[group][0] for group in points.group], "line": {"width": 1}},
-        customdata=points["where"],
-        text=[f"{row.run_id}, step {row.step}: {row.alert}<br>{row.evidence}" for row in points.itertuples()],
-        hovertemplate="%{text}<extra></extra>",
-        **place,
-    )
+        x=points.x, y=points["value"], mode="markers", name="alerts", showlegend=False, customdata=points["where"], text=texts,
+        marker={"symbol": "x", "size": 11, "color": colours, "line": {"width": 1}}, hovertemplate="%{text}<extra></extra>", **place,
+    )  # fmt: skip
 
 
 def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, int]) -> None:

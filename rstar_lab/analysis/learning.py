@@ -25,28 +25,17 @@ def learning_curves(runs: RunsLike, evaluation: str = "held_out") -> pd.DataFram
     """
     runs = as_runs(runs)
     column = f"eval/{evaluation}/pass1"
-    run_rows = {row["run_id"]: row for row in runs.runs().to_dict("records")}
-    frames = []
-    for run_id, steps in runs.steps().groupby("run_id"):
-        if column not in steps or run_id not in run_rows:
-            continue
-        steps = steps.sort_values("step")
-        seconds = steps.step_s - (steps.evaluate_s.fillna(0) if "evaluate_s" in steps else 0)
-        trained = steps.update_tokens.fillna(0) if "update_tokens" in steps else 0 * steps.step  # no step had an update
-        frame = pd.DataFrame(
-            {
-                "arm": run_rows[run_id].get("recipe.label") or run_id,
-                "seed": run_rows[run_id]["seed"],
-                "step": steps.step,
-                "tokens": trained.cumsum(),
-                "seconds": seconds.cumsum(),
-                "pass1": steps[column],
-            }
-        )
-        frames.append(frame[frame.pass1.notna()])
-    if not frames:
+    table, steps = runs.runs(), runs.steps().sort_values(["run_id", "step"])
+    if column not in steps:
         raise UserError(f"{runs.path}: no run has evaluations of {evaluation!r}; train with evaluate.during.every")
-    return pd.concat(frames, ignore_index=True)
+    zero, labels = pd.Series(0, steps.index), table.get("recipe.label", pd.Series("", table.index))
+    steps["seconds"] = steps.step_s - steps.get("evaluate_s", zero).fillna(0)
+    steps["tokens"] = steps.get("update_tokens", zero).fillna(0)  # missing if no step had an update
+    steps[["seconds", "tokens"]] = steps.groupby("run_id")[["seconds", "tokens"]].cumsum()
+    table["arm"] = labels.where(labels.fillna("") != "", table.run_id)
+    frame = steps.rename(columns={column: "pass1"}).merge(table[["run_id", "arm", "seed"]], on="run_id")
+    frame = frame[frame.pass1.notna()]
+    return frame[["arm", "seed", "step", "tokens", "seconds", "pass1"]].reset_index(drop=True)
 
 
 @dataclass(frozen=True)

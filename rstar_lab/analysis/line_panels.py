@@ -107,15 +107,9 @@ def _add_line(
 
 
 def band(
-    figure: go.Figure,
-    x: pd.Series,
-    low: pd.Series,
-    high: pd.Series,
-    colour: str,
-    opacity: float,
-    group: str = "",
+    figure: go.Figure, x: pd.Series, low: pd.Series, high: pd.Series, colour: str, opacity: float, group: str = "",
     place: Mapping[str, int] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Fill the area between `low` and `high`. Values without an interval are left out."""
     has_interval = (low.notna() & high.notna()).to_numpy()
     x, low, high = x[has_interval], low[has_interval], high[has_interval]

@@ -187,14 +187,8 @@ def curves(runs: RunsLike, names: Sequence[str], where: Where = None) -> pd.Data
     """Return one row per step: run_id, stage, step, n and one column per metric.
 
     Reads only the rollups, and for `eval/<set>/<name>` the metrics that the trainer wrote; steps without an evaluation are NaN.
-
-    Args:
-        runs: Opened runs.
-        names: Metrics.
-        where: A filter. One of whole steps (run_id, stage, step, steps) reads only the rollups, another the trajectories.
-
-    Raises:
-        RunStoreError: For a metric that only `measure` can compute, or an evaluation that no run has.
+    A filter `where` of anything but run_id, stage, step and steps reads the trajectories instead. Raises RunStoreError for a metric
+    that only `measure` can compute, or an evaluation that no run has.
     """
     runs = as_runs(runs)
     metrics = [get_metric(name) for name in names]
@@ -250,14 +244,8 @@ def measure(
 ) -> pd.DataFrame:
     """Return one row per group and metric: the columns of `by`, metric, value, low, high, n, clusters.
 
-    Args:
-        runs: Opened runs.
-        names: Metrics.
-        by: Columns of trajectories, such as run_id, stage, step.
-        where: Filter of the trajectories.
-
-    Returns:
-        n: trajectories. clusters: problems. low and high: 95% interval over problems (docs/metrics.md).
+    by: columns of trajectories, such as run_id, stage, step. n: trajectories. clusters: problems. low and high: 95% interval over
+    problems (docs/metrics.md).
     """
     runs = as_runs(runs)
     metrics = [get_metric(name) for name in names]

@@ -18,13 +18,10 @@ def _one_of(char: str, any_case: bool) -> str:
     if char in '"\\':
         return rf"\\{{1,3}}{re.escape(char)}"
     cases = dict.fromkeys((char, char.lower(), char.upper()) if any_case and not char.isascii() else (char,))
-    forms = [form for case in cases for form in (re.escape(case), _escape(case))]
+    # As JSON writes it, with each escape once or twice.
+    escapes = {case: re.escape(json.dumps(case)[1:-1]).replace(r"\\", r"\\{1,2}") for case in cases}
+    forms = [form for case in cases for form in (re.escape(case), escapes[case])]
     return f"(?:{'|'.join(dict.fromkeys(forms))})" if len(set(forms)) > 1 else forms[0]
-
-
-def _escape(text: str) -> str:
-    """Return the pattern of a text as JSON writes it, with each escape once or twice."""
-    return re.escape(json.dumps(text)[1:-1]).replace(r"\\", r"\\{1,2}")
 
 
 def excerpt(messages: str, pattern: str, before: int = 60, after: int = 100) -> str:

@@ -229,11 +229,8 @@ class Views:
 
     def _stored_files(self, level: str) -> list[StoredFile]:
         """Return the files of all runs. Warns of runs that lack them; raises RunStoreError if all do."""
-        readers = self.readers()
-        files: list[StoredFile] = []
-        lacking = []
-        elsewhere: list[TranscriptsElsewhere] = []
-        for reader in readers:
+        files, lacking, elsewhere = list[StoredFile](), list[str](), list[TranscriptsElsewhere]()
+        for reader in self.readers():
             try:
                 with self.skip_damaged(reader):
                     run_files = self.accepted(reader, level)
@@ -244,12 +241,11 @@ class Views:
                 elsewhere.append(caught)
         if elsewhere and not files:
             raise elsewhere[0]
+        if lacking and not files:
+            others = " and the others" if lacking[1:] else ""
+            raise RunStoreError(f"no {level} are stored in run {lacking[0]}{others}")
         for error in elsewhere:
             warnings.warn(f"skipped: {error}", stacklevel=2)
-        if lacking and not files:
-            raise RunStoreError(
-                f"no {level} are stored in run {lacking[0]}" + (" and the others" if lacking[1:] else "")
-            )
         if lacking:
             warnings.warn(f"no {level} are stored in {', '.join(lacking)}: skipped", stacklevel=2)
         return files

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -221,47 +222,39 @@ def export_markdown(
     note: Mapping[str, Any] | None = None,
 ) -> str:
     """Return one trajectory as Markdown. Each code fence is longer than any run of backticks in its text."""
-    right = verdict(row)[2]
     status = f"{status}; " if (status := roc_status(row, siblings)) else ""
+    counts = [
+        f"{name.replace('_', ' ')} {format_value(row.get(name))}"
+        for name in ("turns", "calls", "errors", "response_tokens")
+    ]
     lines = [
         f"# {_inline(row.get('problem_id'))}, step {row.get('step')}, sample {row.get('sample')}",
         "",
         f"- trajectory: {_inline(row.get('traj_id'))}",
         f"- run: {_inline(row.get('run_id'))}, stage {_inline(row.get('stage'))}",
-        f"- answer: {_inline(row.get('answer'))}, truth {_inline(_truth(row, record))}: **{right}**",
+        f"- answer: {_inline(row.get('answer'))}, truth {_inline(_truth(row, record))}: **{verdict(row)[2]}**",
         f"- {status}advantage {format_value(row.get('advantage'))}",
-        "- "
-        + ", ".join(
-            f"{name.replace('_', ' ')} {format_value(row.get(name))}"
-            for name in ("turns", "calls", "errors", "response_tokens")
-        ),
+        f"- {', '.join(counts)}",
     ]
     if len(siblings) > 1:
         lines.append(f"- group: {solved_of(siblings)}")
     if note and (note.get("note") or note.get("tags")):
-        lines.append(
-            f"- note: {_inline(note.get('note') or '')} {' '.join(_inline(tag) for tag in note.get('tags', []))}"
-        )
+        lines.append(f"- note: {' '.join(map(_inline, [note.get('note') or '', *note.get('tags', [])]))}")
     for segment in segments(record):
         text = visible(segment.text)
-        fence = "`" * max(3, 1 + max((len(run) for run in _backtick_runs(text)), default=0))
-        lines += [
-            "",
-            f"## {_heading(segment)}",
-            "",
-            f"{fence}{'python' if segment.kind == 'code' else 'text'}",
-            text,
-            fence,
-        ]
+        fence = _fence(text, 3)
+        language = "python" if segment.kind == "code" else "text"
+        lines += ["", f"## {_heading(segment)}", "", f"{fence}{language}", text, fence]
     return "\n".join(lines) + "\n"
 
 
-def _backtick_runs(text: str) -> list[str]:
-    return [run for run in "".join(char if char == "`" else " " for char in text).split() if run]
+def _fence(text: str, shortest: int) -> str:
+    """Return backticks that no text can close: more than any run of them in it."""
+    return "`" * max(shortest, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def _inline(value: Any) -> str:
     text = format_value(value).replace("\n", " ")
-    fence = "`" * (1 + max((len(run) for run in _backtick_runs(text)), default=0))
+    fence = _fence(text, 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}" if text else "``"

@@ -19,7 +19,7 @@ from rstar_lab.analysis.inspector.palette import join_modules
 from rstar_lab.analysis.inspector.widget import Bundle, NotebookWidget
 from rstar_lab.analysis.tables import html_table
 from rstar_lab.runs import RunStoreError
-from rstar_lab.untrusted.text import Html, html
+from rstar_lab.untrusted.text import Html, counted, html
 
 _MAX_LABELS = 3  # maximum number of points named in the label of a selection
 Point = int | tuple[int, int]  # index of a point, or row and column of a cell of a heat map
@@ -238,10 +238,6 @@ def _distinct(filters: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 _NAMES = {"run_id": "run", "problem_id": "problem", "group_id": "group", "traj_id": "trajectory"}
 
 
-def _plural(noun: str) -> str:
-    return noun.removesuffix("y") + "ies" if noun.endswith("y") else noun + "s"
-
-
 def _describe(filters: Mapping[str, Any]) -> str:
     words = []
     for key, value in filters.items():
@@ -256,7 +252,7 @@ def _describe(filters: Mapping[str, Any]) -> str:
         elif key == "any":
             words.append(" or ".join(each if isinstance(each, str) else _describe(each) for each in value))
         elif isinstance(value, list) and len(value) != 1:
-            words.append(f"{len(value)} {_plural(_NAMES.get(key, key))}")
+            words.append(counted(len(value), _NAMES.get(key, key)))
         else:
             words.append(f"{_NAMES.get(key, key)} {value[0] if isinstance(value, list) else value}")
     return ", ".join(words)

@@ -156,18 +156,17 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
     runs = open_runs(folders)
     frame = step_metrics(runs, ROLLED_UP, ["step_s"])
     frame = frame.astype({name: float for name in (*SERIES, "step_s")})
-    by_run = dict(list(frame.groupby("run_id")))
-    alerts = dict(list(summarize_alerts(alerts_of_steps(frame)).groupby("run_id")))
-    classes = {
-        str(run_id): dict(zip(part.rollout_class, part.rollouts, strict=True))
-        for run_id, part in rollout_classes(runs).groupby("run_id")
-    }
+    by_run, alerts, classes = (
+        dict(list(table.groupby("run_id")))
+        for table in (frame, summarize_alerts(alerts_of_steps(frame)), rollout_classes(runs))
+    )
     rows: dict[Path, OverviewRow] = {}
     for folder in folders:
         reader = RunReader(folder)
         info, part = reader.info, by_run.get(reader.run_id, frame.iloc[:0])
         values = {name: part[name].dropna().to_numpy() for name in (*SERIES, "step_s")}
         parent = info.get("parent") or {}
+        ended = classes.get(reader.run_id)
         found = alerts[reader.run_id].itertuples() if reader.run_id in alerts else ()
         rows[folder] = OverviewRow(
             run_id=reader.run_id,
@@ -182,7 +181,7 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
             parent=", step ".join(str(parent[key]) for key in ("run", "step") if parent.get(key) is not None),
             alerts=tuple(f"{alert.alert} from step {alert.step}: {alert.evidence}" for alert in found),
             series={name: values[name].tolist() for name in SERIES},
-            classes=classes.get(reader.run_id, {}),
+            classes=dict(zip(ended.rollout_class, ended.rollouts, strict=True)) if ended is not None else {},
         )
     return rows
 

@@ -78,7 +78,10 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     raw: return the unchanged token stream, one segment per run of equal loss-mask values.
     """
     messages = read_messages(record.get("messages"))
-    opening = list(_opening(messages, record))
+    first = takewhile(lambda message: message.get("role") in ("system", "user"), messages)
+    opening = [Segment(message["role"], message["content"], 0) for message in first]
+    if not messages and record.get("question"):
+        opening = [Segment("user", str(record["question"]), 0)]
     texts, mask = record.get("token_texts"), record.get("loss_mask")
     if texts is None or mask is None or len(texts) == 0 or len(texts) != len(mask):
         return opening + list(_from_messages(messages[len(opening) if messages else 0 :]))
@@ -94,15 +97,6 @@ def segments(record: Mapping[str, Any], *, raw: bool = False) -> list[Segment]:
     return (
         opening + list(_from_tokens(stream, [bool(flag) for flag in mask], responses, unread, written, raw)) + failure
     )
-
-
-def _opening(messages: list[dict[str, Any]], record: Mapping[str, Any]) -> Iterator[Segment]:
-    for message in messages:
-        if message.get("role") not in ("system", "user"):
-            return
-        yield Segment(message["role"], message["content"], 0)
-    if not messages and record.get("question"):
-        yield Segment("user", str(record["question"]), 0)
 
 
 def _from_messages(messages: list[dict[str, Any]]) -> Iterator[Segment]:
