@@ -38,7 +38,7 @@ def template(mode: str = "light") -> go.layout.Template:
         "gridcolor": grid, "zeroline": False, "linecolor": ink, "ticks": "outside", "automargin": True,
         "exponentformat": "power", "minexponent": 4, "separatethousands": True,
     }  # fmt: skip
-    clear = {"bgcolor": "rgba(0,0,0,0)"}
+    legend = {"orientation": "h", "yref": "container", "yanchor": "top", "x": 0, "traceorder": "normal"}
     return go.layout.Template(
         layout={
             "colorway": COLOURS,
@@ -50,8 +50,7 @@ def template(mode: str = "light") -> go.layout.Template:
             "hovermode": "closest",
             "margin": {"l": 60, "r": 20, "b": 48},
             "title": {"x": 0, "xref": "paper", "yref": "container", "yanchor": "top", "font": {"size": 15}},
-            "legend": {"orientation": "h", "yref": "container", "yanchor": "top", "x": 0, "traceorder": "normal"}
-            | clear,
+            "legend": legend | {"bgcolor": "rgba(0,0,0,0)"},
             "annotationdefaults": {"font": {"size": 14}},
             "shapedefaults": {"line": {"color": ink}},
         }

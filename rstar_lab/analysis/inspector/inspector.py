@@ -41,6 +41,8 @@ _MODULES = (
     "plot", "figures", "inspector",
 )  # fmt: skip
 MAX_FIGURES = 3
+Json = dict[str, Any]
+Buffers = list[Any]
 _GROUP = ("run_id", "step", "group_id")
 # Traits that an inspector and its replacement share.
 _SHARED = (
@@ -285,28 +287,20 @@ class Inspector(NotebookWidget):
         op = message.get("op") if isinstance(message, dict) else None
         if op in self._OPERATIONS:
             arguments = {key: value for key, value in message.items() if key not in ("op", "id")}
-            buffers: list[Any] = []
+            buffers: Buffers = []
             try:
-                answer: dict[str, Any] = {"result": getattr(self, f"_{op}")(buffers, **arguments)}
+                answer: Json = {"result": getattr(self, f"_{op}")(buffers, **arguments)}
             except UserError as error:
                 answer = {"error": visible(error)}
             except Exception as error:  # shown in the widget
                 answer = {"error": visible(f"{type(error).__name__}: {error}")}
             self.send({"id": message.get("id"), **answer}, buffers)
 
-    def _start(self, _buffers: list[Any]) -> dict[str, Any]:
+    def _start(self, _buffers: Buffers) -> Json:
         return {**self.source.choices(), "columns": list(self.source.columns), "scales": SCALES}
 
     # Requests carry the filters, because the widget's state may reach the kernel after the request.
-    def _page(
-        self,
-        _buffers: list[Any],
-        offset: int,
-        limit: int,
-        filters: dict[str, Any],
-        scope: dict[str, Any],
-        sort: list[Any],
-    ) -> dict[str, Any]:
+    def _page(self, _buffers: Buffers, offset: int, limit: int, filters: Json, scope: Json, sort: list) -> Json:
         self.source.load()
         where, notes = self._condition(filters, scope), self._all_notes()
         rows = self.source.page(where, sort, int(offset), min(int(limit), 500))
@@ -314,18 +308,14 @@ class Inspector(NotebookWidget):
             row["note"] = notes.get(row["traj_id"])
         return {"rows": rows, "total": self.source.count(where), "all": self.source.count("TRUE")}
 
-    def _place(
-        self, _buffers: list[Any], traj_id: str, filters: dict[str, Any], scope: dict[str, Any], sort: list[Any]
-    ) -> int | None:
+    def _place(self, _buffers: Buffers, traj_id: str, filters: Json, scope: Json, sort: list) -> int | None:
         return self.source.index_of(traj_id, self._condition(filters, scope), sort)
 
-    def _questions(self, _buffers: list[Any], rows: list[dict[str, Any]]) -> dict[str, str]:
+    def _questions(self, _buffers: Buffers, rows: list[Json]) -> dict[str, str]:
         return self.source.questions(rows)
 
     # group: run id, step and group id, if the browser knows them. One query then reads the row and its siblings.
-    def _open(
-        self, buffers: list[Any], traj_id: str, raw: bool = False, group: Sequence[Any] | None = None
-    ) -> dict[str, Any]:
+    def _open(self, buffers: Buffers, traj_id: str, raw: bool = False, group: Sequence[Any] | None = None) -> Json:
         source = self._source_of(traj_id)
         siblings = [] if group is None else source.siblings(dict(zip(_GROUP, group, strict=True)))
         row = next((dict(sibling) for sibling in siblings if sibling["traj_id"] == traj_id), None)
@@ -333,7 +323,7 @@ class Inspector(NotebookWidget):
             row = source.row(traj_id)
             siblings = source.siblings(row)
         row["note"] = self._all_notes().get(traj_id)
-        answer: dict[str, Any] = {"row": row, "siblings": siblings, "channels": list(CHANNELS)}
+        answer: Json = {"row": row, "siblings": siblings, "channels": list(CHANNELS)}
         try:
             record = source.record(row)
         except UserError as error:
@@ -345,51 +335,47 @@ class Inspector(NotebookWidget):
         answer["question"] = visible(question) if isinstance(question, str) and question.strip() else None
         return {**answer, "segments": parts, "tokens": values.shape[1]}
 
-    def _search(
-        self, _buffers: list[Any], text: str, filters: dict[str, Any], scope: dict[str, Any], sort: list[Any]
-    ) -> dict[str, Any]:
+    def _search(self, _buffers: Buffers, text: str, filters: Json, scope: Json, sort: list) -> Json:
         return self.source.search(text, self._condition(filters, scope))
 
-    def _alternatives(self, _buffers: list[Any], traj_id: str, position: int, weights: str) -> dict[str, Any]:
+    def _alternatives(self, _buffers: Buffers, traj_id: str, position: int, weights: str) -> Json:
         model = model_argument(weights, self.source, traj_id)
         return alternatives_payload(self.alternatives(int(position), traj_id, **model))
 
-    def _fork(
-        self, _buffers: list[Any], traj_id: str, turn: int | None, k: int, edit: str, weights: str
-    ) -> dict[str, Any]:
+    def _fork(self, _buffers: Buffers, traj_id: str, turn: int | None, k: int, edit: str, weights: str) -> Json:
         model = model_argument(weights, self.source, traj_id, fork=True)
         forked = self.fork(traj_id, turn=turn, k=int(k), edit=edit, **model)
         self.forks.append(forked)
         self._continuations |= dict.fromkeys(forked.tree.traj_id, Source(forked.runs))
         return forked.payload()
 
-    def _forked(self, _buffers: list[Any], traj_id: str) -> dict[str, Any] | None:
+    def _forked(self, _buffers: Buffers, traj_id: str) -> Json | None:
         """Return the last fork of a rollout, or None."""
         made = next((forked for forked in reversed(self.forks) if forked.traj_id == traj_id), None)
         return None if made is None else made.payload()
 
-    def _turn_text(self, _buffers: list[Any], traj_id: str, turn: int) -> str:
+    def _turn_text(self, _buffers: Buffers, traj_id: str, turn: int) -> str:
         return turn_text(self.source.record(self.source.row(traj_id)), int(turn))
 
-    def _note(self, _buffers: list[Any], traj_id: str, note: str, tags: list[str]) -> dict[str, Any]:
+    def _note(self, _buffers: Buffers, traj_id: str, note: str, tags: list[str]) -> Json:
         entry = write_note(self._folder_of(self.source.row(traj_id), "store the note"), traj_id, note, tags)
         self._notes = None
         return entry
 
-    def _views(self, _buffers: list[Any]) -> dict[str, Any]:
+    def _views(self, _buffers: Buffers) -> Json:
         """Return the views that the page may apply: those with typed filters only."""
         return {name: view for name, view in self.views.items() if is_typed(view)}
 
     # The view is sent with the request, because the widget's state may reach the kernel after it.
-    def _save_view(self, _buffers: list[Any], name: str, view: dict[str, Any]) -> dict[str, Any]:
+    def _save_view(self, _buffers: Buffers, name: str, view: Json) -> Json:
         write_view(self._views_folder(), name, check_type(view, View, f"view {name!r}"))
         return self._views([])
 
-    def _delete_view(self, _buffers: list[Any], name: str) -> dict[str, Any]:
+    def _delete_view(self, _buffers: Buffers, name: str) -> Json:
         self.delete_view(name)
         return self._views([])
 
-    def _export(self, _buffers: list[Any], traj_id: str, kind: str) -> str:
+    def _export(self, _buffers: Buffers, traj_id: str, kind: str) -> str:
         return self.html(traj_id) if kind == "html" else self.markdown(traj_id)
 
     def static_bundle(self) -> Bundle:
@@ -431,7 +417,7 @@ def inspect(store: StoreLike, where: Where = None, **state: Any) -> Inspector:
     where: filter of the list, SQL text or a mapping, see `rstar_lab.analysis.filters.Filter`.
     state: initial values of the inspector's traits.
     """
-    filters: dict[str, Any] = {}
+    filters: Json = {}
     if isinstance(where, str):
         filters = {"sql": where} if where.strip() else {}
     elif isinstance(where, Mapping):
