@@ -271,7 +271,7 @@ def _mark_stages(figure: go.Figure, runs: Runs, where: Where, place: dict[str, i
         f"""SELECT DISTINCT stage, step FROM (
               SELECT run_id, stage, min(step) AS step FROM trajectories WHERE {runs.condition(where)} GROUP BY run_id, stage
               QUALIFY min(step) > min(min(step)) OVER (PARTITION BY run_id))
-            ORDER BY step""",
+            ORDER BY step"""
     )
     if starts.stage.duplicated().any():
         return

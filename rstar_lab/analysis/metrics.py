@@ -307,7 +307,7 @@ def pass_at_k(
     runs = as_runs(runs)
     counts = runs.sql(
         f"""SELECT {_columns([*by, "problem_id"])}, count(correct) AS n, count(*) FILTER (correct) AS c FROM trajectories
-            WHERE {runs.condition(where)} GROUP BY ALL ORDER BY ALL""",
+            WHERE {runs.condition(where)} GROUP BY ALL ORDER BY ALL"""
     )
     rows = []
     for key, group in _groups(counts, by):

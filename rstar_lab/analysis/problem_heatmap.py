@@ -99,7 +99,7 @@ def problem_table(runs: RunsLike, where: Where = None) -> pd.DataFrame:
                    arg_min(rate, step) AS first_rate, arg_max(rate, step) AS last_rate
             FROM (SELECT *, {_RATE} OVER (PARTITION BY problem_id, step) AS rate
                   FROM trajectories WHERE {condition})
-            GROUP BY problem_id ORDER BY problem_id""",
+            GROUP BY problem_id ORDER BY problem_id"""
     )
     frame["change"] = frame.last_rate - frame.first_rate
     return frame

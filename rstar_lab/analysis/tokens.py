@@ -55,7 +55,7 @@ def token_table(
     condition = runs.condition(where)
     chosen = runs.sql(
         f"""SELECT traj_id, run_id, step, reward, advantage FROM trajectories
-            WHERE {condition} AND entropy IS NOT NULL ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}""",
+            WHERE {condition} AND entropy IS NOT NULL ORDER BY hash(traj_id), traj_id LIMIT {int(limit)}"""
     )
     arrays = _arrays(runs, chosen)
     tables = [_tokens(runs, row, arrays[row.traj_id], words) for row in named_rows(chosen) if row.traj_id in arrays]
