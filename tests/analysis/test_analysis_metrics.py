@@ -9,6 +9,7 @@ from helpers.analysis_runs import make_run
 
 from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
 from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.tables import format_numbers
 from rstar_lab.common.outcomes import count_errors
 from rstar_lab.runs import RunStoreError, RunWriter
 
@@ -186,3 +187,18 @@ def test_correct_rewarded_and_verified_are_three_columns(tmp_path):
             np.testing.assert_allclose(values[["verify", "own", "import"]].to_numpy(float), expected)
     shares = pass_at_k(runs, (1,)).set_index("run_id").value
     assert shares["verify"] == pytest.approx(2 / 3) and np.isnan(shares["own"])
+
+
+def test_shares_are_percentages_and_other_numbers_have_three_digits():
+    frame = pd.DataFrame(
+        {
+            ("pass1", "easy"): [0.93945, np.nan],
+            ("response_tokens", "easy"): [40.5508, 1234.5],
+            ("high_share", ""): [0.5, 0.25],
+            ("count", ""): [3, 4],
+        },
+        index=["a", "b"],
+    )
+    shown = format_numbers(frame)
+    assert shown.columns.equals(frame.columns) and shown.index.equals(frame.index)
+    assert shown.values.tolist() == [["93.9%", "40.6", "50.0%", 3], ["–", "1,234", "25.0%", 4]]

@@ -338,23 +338,9 @@ def break_run(folder, way):
 
 
 WAYS = [
-    "json",
-    "deep",
-    "id",
-    "step",
-    "stage",
-    "metric",
-    "column",
-    "rollup",
-    "mirror",
-    "binary",
-    "nested",
-    "range",
-    "holes",
-    "hole",
-    "rows",
+    "json", "deep", "id", "step", "stage", "metric", "column", "rollup", "mirror", "binary", "nested", "range", "holes", "hole", "rows",
     "checkpoint",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -370,24 +356,15 @@ def test_one_broken_run_ends_no_list(run, way):
     assert rows["a"] == "finished" and len(rows) == 2
     names = {sample.labels["run"] for family in RunCollector(root).collect() for sample in family.samples}
     assert "a" in names
-    with (
-        pytest.warns(UserWarning)
-        if way in ("json", "deep", "id", "binary", "nested", "holes")
-        else contextlib.nullcontext()
-    ):
+    unreadable = way in ("json", "deep", "id", "binary", "nested", "holes")
+    with pytest.warns(UserWarning) if unreadable else contextlib.nullcontext():
         table = open_runs(root).runs()
     assert "a" in set(table.run_id) and table.set_index("run_id").status["a"] == "finished"
 
 
 DAMAGED = (
-    "metrics.jsonl",
-    "rollup.parquet",
-    "trajectories",
-    "calls",
-    "transcripts",
     NOTES,
-    "rewards.parquet",
-    "mirror.json",
+    *["metrics.jsonl", "rollup.parquet", "trajectories", "calls", "transcripts", "rewards.parquet", "mirror.json"],
 )
 
 

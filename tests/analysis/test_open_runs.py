@@ -71,22 +71,6 @@ def test_sql_can_be_limited_to_the_files_of_steps(runs, monkeypatch):
     assert [file.steps for file in read[-1]] == [(step,)]
 
 
-def test_files_with_the_same_steps_share_one_select(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "runs")
-    for run in ("run0", "run1"):
-        compact(tmp_path / "runs" / run)
-    runs = open_runs(tmp_path / "runs")
-    one = runs._views.of_steps("trajectories", "step = ?", [1])
-    assert one.count("SELECT") == one.count("read_parquet") == 1
-    two = runs._views.of_steps("trajectories", "step = 1 OR step = 3 AND run_id = 'run1'", [])
-    assert two.count("SELECT") == 2  # step 1 of both runs, and step 3 of one
-    order = "ORDER BY run_id, step, traj_id"
-    expected = open_runs(folder).sql(
-        f"SELECT * EXCLUDE (rewarded, verified, correct) FROM trajectories WHERE step = 1 OR step = 3 AND run_id = 'run1' {order}"
-    )
-    pd.testing.assert_frame_equal(runs.sql(f"SELECT * FROM ({two}) {order}"), expected)
-
-
 def test_sql_sees_every_table(runs):
     found = runs.sql(
         """SELECT r.kind, count(*) AS n FROM trajectories t JOIN runs r USING (run_id)

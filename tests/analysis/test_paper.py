@@ -8,7 +8,7 @@ from helpers.analysis_runs import make_run
 from helpers.notebooks import GOLDEN
 from helpers.run_rows import rows
 
-from rstar_lab.analysis import open_runs
+from rstar_lab.analysis import open_runs, phase_table
 from rstar_lab.analysis.ablation import ablation_report, ablation_sums
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figures import plot_curves
@@ -192,3 +192,17 @@ def test_evaluations_of_models_belong_to_steps_of_their_training():
     assert table.pass1.tolist() == pytest.approx([0.1953125, 0.5234375]) and (table.low < table.pass1).all()
     stages = stage_table(GOLDEN, {"run_id": ["tiny_fast-rl"]})
     assert stages["eval pass@1"].tolist() == [table.pass1[1]]
+
+
+def test_phases_are_in_order_and_have_intervals():
+    table = phase_table(GOLDEN, "tiny_fast", ("pass1",))
+    assert list(table.index) == ["before training", "after SFT", "after RL"]
+    ((value, low, high),) = measure(open_runs(GOLDEN, run_ids=["tiny_fast-eval-rl"]), ["pass1"])[
+        ["value", "low", "high"]
+    ].to_numpy()
+    assert table.loc["after RL", "eval"].iloc[0] == f"{value:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def test_a_training_without_evaluations_says_so():
+    table = phase_table(GOLDEN, "nothing")
+    assert table.empty and "no evaluation" in table.columns[0]
