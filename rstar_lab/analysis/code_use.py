@@ -60,14 +60,12 @@ def tool_calls(runs: RunsLike, where: Where = None, *, limit: int | None = None)
     whether the output of an earlier call contained the final answer of the rollout. limit: maximum number of rollouts,
     a fixed sample; default: all.
     """
-    runs = as_runs(runs)
-    rows = [row for rollout in rollouts(runs, where, limit) for row in rollout["calls"]]
+    rows = [row for rollout in rollouts(as_runs(runs), where, limit) for row in rollout["calls"]]
     return pd.DataFrame(rows, columns=CALL_COLUMNS)
 
 
 def libraries(runs: RunsLike, where: Where = None, *, by: Sequence[str] = ("run_id", "step")) -> pd.DataFrame:
     """Return the share of calls that import each library: the columns of `by`, library, calls, share (of the group's calls)."""
-    runs = as_runs(runs)
     calls = tool_calls(runs, where)
     calls = calls[calls.code.notna()]
     total = calls.groupby(list(by)).size().rename("total")
@@ -85,8 +83,7 @@ def tool_use(
     by: run_id, step, or both. n: calls or rollouts of the mean, clusters: problems. low, high: 95% interval over
     problems. limit: as in `tool_calls`.
     """
-    runs = as_runs(runs)
-    read = list(rollouts(runs, where, limit))
+    read = list(rollouts(as_runs(runs), where, limit))
     calls = pd.DataFrame([row for rollout in read for row in rollout["calls"]], columns=CALL_COLUMNS)
     keys = ["run_id", "step", "problem_id", "called", "first_turn", "first_characters"]
     all_rollouts = pd.DataFrame(read, columns=keys)
@@ -103,7 +100,6 @@ def tool_use(
 
 def plot_tool_use(runs: RunsLike, metrics: Sequence[str] = tuple(METRICS), where: Where = None) -> Figure:
     """Plot metrics of METRICS over the steps of each run, with 95% intervals over problems."""
-    runs = as_runs(runs)
     if unknown := [name for name in metrics if name not in METRICS]:
         raise RunStoreError(f"unknown metric {unknown[0]!r} of tool use; there are {', '.join(METRICS)}")
     frame = tool_use(runs, where)

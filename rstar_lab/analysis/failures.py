@@ -46,9 +46,8 @@ def failed_rollouts(runs: RunsLike, where: Where = None, *, limit: int | None = 
     without one.
     limit: maximum number of rollouts to read, a fixed sample; default: all.
     """
-    runs = as_runs(runs)
     rows = []
-    for rollout in rollouts(runs, where, limit, parse=False):
+    for rollout in rollouts(as_runs(runs), where, limit, parse=False):
         failed = [call for call in rollout["calls"] if call["outcome"] not in (None, "ok")]
         kind = _kind(rollout, bool(failed))
         if kind is None:

@@ -1,6 +1,6 @@
 """Figures of runs: curves with bands over seeds or problems, ablations, outcomes of tool calls, lengths, pass@k.
 
-`Figure.where` returns the SQL condition of the rollouts behind a point; `Figure.frame` holds the plotted values.
+`Figure.where` returns the filter of the rollouts behind a point; `Figure.frame` holds the plotted values.
 """
 
 import difflib
@@ -87,7 +87,9 @@ def plot_curves(
             _mark_stages(figure, runs, where, place)
     if left_out:
         shown = ", ".join(left_out[:12]) + (f" and {len(left_out) - 12} more" if len(left_out) > 12 else "")
-        figure.update_layout(title={"text": f"<sub>not drawn: {shown}; select with `where` or `run_ids`</sub>"})
+        figure.update_layout(
+            title={"text": f"<sub>not drawn: {escaped(shown)}; select with `where` or `run_ids`</sub>"}
+        )
     return Figure(figure, frame)
 
 
@@ -95,13 +97,11 @@ def plot_ablation(
     runs: RunsLike, key: str, metrics: Sequence[str] = DEFAULT_METRICS, *, x: str = "step", reference: bool = False
 ) -> Figure:
     """Plot curves of the runs grouped by a recipe key, with bands over seeds."""
-    runs = as_runs(runs)
     return plot_curves(runs, metrics, by=key, x=x, reference=reference)
 
 
 def plot_outcomes(runs: RunsLike, where: Where = None) -> Figure:
     """Plot the share of failed tool calls by outcome over steps. Infrastructure failures are hatched."""
-    runs = as_runs(runs)
     mix = outcome_mix(runs, by=("step",), where=where)
     frame = mix.groupby(["step", "outcome"], as_index=False).agg({"calls": "sum"})
     frame["share"] = frame.calls / frame.groupby("step").calls.transform("sum")
@@ -162,7 +162,6 @@ def plot_pass_at_k(
     names: Mapping[str, str] | None = None,
 ) -> Figure:
     """Plot pass@k with intervals over problems, one curve per value of `by` (run_id, stage, step). names: other names for values."""
-    runs = as_runs(runs)
     frame = pass_at_k(runs, ks, by=(by,), where=where)
     shown: list[Any] = [value if isinstance(value, str) else int(value) for value in frame[by]]
     points = frame.rename(columns={"k": "x"})

@@ -70,7 +70,7 @@ def draw_panels(
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    titles = [panel.title for panel in panels]
+    titles = [escaped(panel.title) for panel in panels]
     figure = make_subplots(
         rows, columns, subplot_titles=titles, vertical_spacing=0.36 / rows, horizontal_spacing=0.2 / columns
     )

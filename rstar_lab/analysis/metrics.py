@@ -219,13 +219,11 @@ def _curves_of_rollouts(runs: Runs, names: Sequence[str], where: Where) -> pd.Da
 
 def evaluations(runs: RunsLike) -> list[str]:
     """Return the names of the results of evaluations during training, such as eval/aime24/pass1."""
-    runs = as_runs(runs)
-    return sorted(name for name in runs.trainer_metrics().columns if str(name).startswith(EVALUATION))
+    return sorted(name for name in as_runs(runs).trainer_metrics().columns if str(name).startswith(EVALUATION))
 
 
 def held_out_metrics(runs: RunsLike) -> list[str]:
     """Return the names of the evaluations' pass@1, such as eval/aime24/pass1."""
-    runs = as_runs(runs)
     return [name for name in evaluations(runs) if name.endswith("/pass1")]
 
 
