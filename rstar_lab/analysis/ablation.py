@@ -3,8 +3,6 @@
 An arm is the set of runs that share the recipe key `label`; each has its own seed. The value of a metric for a run is
 the ratio of its sums over the last steps. Differences to the control are paired by seed, with Student's 95% interval
 over the seeds and p values corrected for all comparisons of the table (Holm 1979).
-
-`benchmarks/recorded.py` reads the recorded runs of docs/ablation.md.
 """
 
 import re
@@ -20,7 +18,7 @@ import plotly.graph_objects as go
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.line_panels import draw_panels, mean_panel
 from rstar_lab.analysis.metrics import get_metric
-from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, training_runs
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, recipe_changes, training_runs
 from rstar_lab.analysis.tables import format_difference
 from rstar_lab.common.estimates import holm, mean_interval
 from rstar_lab.runs import RunStoreError
@@ -39,11 +37,14 @@ def ablation_sums(runs: RunsLike, metrics: Sequence[str] = METRICS) -> pd.DataFr
     metrics: those in the rollup, and `eval/<set>/<name>`. held_out: mean pass@1 of the sets of `evaluate.sets`, at the steps that
     `evaluate.during.every` evaluates. informative_groups: share of groups whose kept rollouts differ in reward. tokens: tokens generated
     by the model plus tokens trained on in this step. The frame is the only input of `ablation_report`.
+    Without labels, the arms are the values of the recipe keys that differ between the runs.
     Raises RunStoreError if there is no run, a run has no label, or a metric is not in the rollup.
     """
     runs = as_runs(runs)
     table = training_runs(runs.runs())
     labels = table.get("recipe.label", pd.Series(index=table.index, dtype=object))
+    if (labels.fillna("") == "").all() and len(set(changes := recipe_changes(table))) > 1:
+        labels = pd.Series(changes, table.index)  # of a sweep
     unlabelled = table.run_id[labels.fillna("") == ""]
     if table.empty or len(unlabelled):
         which = f"run {unlabelled.iloc[0]} has no" if len(unlabelled) else f"{runs.path}: no training run with the"

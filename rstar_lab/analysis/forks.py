@@ -146,7 +146,7 @@ def turn_text(record: Mapping[str, Any], turn: int) -> str:
 
 
 def alternatives_table(
-    run_dir: Path, traj_id: str, position: int, *, k: int, model: Path | None, url: str
+    run_dir: Path, traj_id: str, position: int, *, k: int, model: str | Path | None, url: str
 ) -> pd.DataFrame:
     """Return the table of `Inspector.alternatives`. run_dir: folder of the run."""
     from rstar_lab.rl.engines.alternatives import most_likely_tokens  # imports torch
@@ -158,9 +158,10 @@ def alternatives_table(
         raise UserError(f"trajectory {traj_id} has no token arrays, which alternatives need: see rl.token_arrays")
     if not 0 <= position < len(response):
         raise UserError(f"position {position}: trajectory {traj_id} has the response tokens 0 to {len(response) - 1}")
-    if model is None and not url:
-        model = reader.nearest_checkpoint(record["step"])
-    likely = most_likely_tokens([*prompt, *response[:position]], response[position], k=k, model=model, url=url)
+    folder = None if model is None else Path(model)
+    if folder is None and not url:
+        folder = reader.nearest_checkpoint(record["step"])
+    likely = most_likely_tokens([*prompt, *response[:position]], response[position], k=k, model=folder, url=url)
     ids = list(likely.log_probs)
     frame = pd.DataFrame({"token_id": ids, "text": runs.texts(reader.run_id, ids) or [None] * len(ids)})
     frame["log_prob"] = list(likely.log_probs.values())

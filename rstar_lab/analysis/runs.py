@@ -29,6 +29,7 @@ from rstar_lab.runs.reader import RunReader, StoredFile, read_steps, run_folders
 from rstar_lab.runs.schema import TRANSCRIPTS
 from rstar_lab.untrusted.files import reading
 from rstar_lab.untrusted.parquet import read_parquet
+from rstar_lab.untrusted.recipes import ForeignRecipe
 
 _SEARCH_BYTES = 64 * 2**20  # size of the texts cached for the next search
 _FOUND = ["traj_id", "run_id", "stage", "step"]
@@ -389,6 +390,21 @@ def training_runs(table: pd.DataFrame) -> pd.DataFrame:
     return trained if len(trained) else table
 
 
+_OF_ONE_RUN = frozenset({"name", "label", "seed", "runs", "sft.seed"})
+
+
+def recipe_changes(recipes: pd.DataFrame) -> list[str]:
+    """Return for each row the recipe keys that differ between the rows, such as "rl.lr=0.001, rl.group_size=8".
+
+    recipes: columns `recipe.<key>`, as in `Runs.runs`. Names, labels and seeds are left out.
+    """
+    texts = {
+        str(name).removeprefix("recipe."): recipes[name].map(str) for name in recipes if str(name).startswith("recipe.")
+    }
+    changed = {key: values for key, values in texts.items() if key not in _OF_ONE_RUN and values.nunique() > 1}
+    return [", ".join(f"{key}={values.iloc[row]}" for key, values in changed.items()) for row in range(len(recipes))]
+
+
 def named_rows(frame: pd.DataFrame) -> list[Any]:
     """Return the rows as named tuples, typed Any for the type checker."""
     return list(frame.itertuples(index=False))
@@ -418,8 +434,13 @@ def _run_row(reader: RunReader) -> dict[str, Any]:
         "model": model_title(model) if isinstance(model, str) else None, "parent_run": parent.get("run"),
         "parent_step": parent.get("step"), "attempts": info.get("attempts"), "steps": rollup.num_rows,
         "trajectories": sum(rollup["rows_trajectories"].to_pylist()), "commit": info.get("commit"), "path": str(reader.run_dir),
-        **{f"recipe.{key}": value for key, value in _flat(info["recipe"].for_display())},
+        **recipe_columns(info["recipe"]),
     }  # fmt: skip
+
+
+def recipe_columns(recipe: ForeignRecipe) -> dict[str, Any]:
+    """Return a recipe as values by `recipe.<key>`."""
+    return {f"recipe.{key}": value for key, value in _flat(recipe.for_display())}
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

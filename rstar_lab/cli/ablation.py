@@ -40,7 +40,7 @@ def report(
 ) -> None:
     """Print the table of an ablation: value per arm, difference to the control paired by seed, 95% interval.
 
-    The runs need the recipe key `label` (the arm), as notebook 06_ablation sets it.
+    An arm is the recipe key `label`, as notebook 06_ablation sets it; without labels, the recipe keys that differ between the runs.
     """
     from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums, plot_frontier
     from rstar_lab.analysis.runs import open_runs

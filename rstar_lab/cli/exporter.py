@@ -67,12 +67,8 @@ class RunCollector(Collector):
             families["rstar_lab_run_step"].add_metric(run, last["step"])
         for name, value in last.items():
             if name != "step" and _is_number(value):
-                families["rstar_lab_run_metric"].add_metric([*run, str(last["stage"]), clean_name(name)], float(value))
-
-
-def clean_name(name: str) -> str:
-    """Return the value of the label `name`: `eval/held_out/pass1` becomes `eval_held_out_pass1`."""
-    return re.sub(r"\W", "_", name)
+                label = re.sub(r"\W", "_", name)  # eval/held_out/pass1 becomes eval_held_out_pass1
+                families["rstar_lab_run_metric"].add_metric([*run, str(last["stage"]), label], float(value))
 
 
 def _is_number(value: Any) -> bool:

@@ -67,23 +67,19 @@ def report(
     from rstar_lab.analysis.report import paper_html, report_html
     from rstar_lab.runs.files import atomic_write
 
-    if paper:
-        target = out or Path("out") / "paper.html"
-        check_output(target)
-        with atomic_write(target) as file:
-            file.write(paper_html(Path(run) if run else runs_dir).encode())
-        print_result(as_json, {"report": str(target), "bytes": target.stat().st_size}, str(target))
-        return
-    folder = find_run(str(run), runs_dir)
-    other = find_run(compare, runs_dir) if compare else None
-    target = out or Path("out") / f"{folder.name}.html"
+    folder = None if paper else find_run(str(run), runs_dir)
+    target = out or Path("out") / f"{folder.name if folder else 'paper'}.html"
     check_output(target)
-    page = report_html(folder, compare_with=other, sample=sample)
+    other = find_run(compare, runs_dir) if compare else None
+    if folder is None:
+        page = paper_html(Path(run) if run else runs_dir)
+    else:
+        page = report_html(folder, compare_with=other, sample=sample)
     with atomic_write(target) as file:
         file.write(page.encode())
     written: dict[str, Any] = {"report": str(target), "bytes": target.stat().st_size}
     lines = [f"{target} ({written['bytes'] / 1e6:.1f} MB)"]
-    if dataset is not None:
+    if folder is not None and dataset is not None:
         from rstar_lab.exchange.hub import prepare, write_folder
 
         upload = prepare(folder)
@@ -100,9 +96,8 @@ def _check(notebook: Path, as_json: bool) -> None:
     lines = []
     for missing in found.missing:
         source = "" if missing.kind == "quotation" else f": {missing.context}"
-        lines.append(
-            f"cell {missing.cell}, line {missing.line}: {missing.kind} {missing.text!r} is in no output{source}"
-        )
+        place = f"cell {missing.cell}, line {missing.line}"
+        lines.append(f"{place}: {missing.kind} {missing.text!r} is in no output{source}")
     checked = f"{found.numbers} numbers and {found.quotations} quotations"
     lines.append(f"{notebook}: {checked} checked, {len(found.missing)} in no output")
     print_result(as_json, {"notebook": str(notebook), "ok": not found.missing, **asdict(found)}, "\n".join(lines))

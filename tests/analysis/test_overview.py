@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from helpers.analysis_runs import make_run
 from helpers.inspector_runs import write_run, write_steps
 
 from rstar_lab.analysis import open_runs, overview
+from rstar_lab.analysis.ablation import ablation_report, ablation_sums
 from rstar_lab.analysis.inspector.link import show_points
 from rstar_lab.analysis.inspector.overview import COLUMNS, OverviewRow, OverviewRows, render_overview, sparkline
 from rstar_lab.analysis.metrics import curves
@@ -20,6 +22,16 @@ def test_rows_hold_the_curves_of_the_run_store(folder: Path):
     assert rows["roc"].series["response_tokens"] == frame.response_tokens.tolist()
     assert (rows["roc"].state, rows["roc"].step, rows["roc"].trajectories) == ("finished", 6, 192)
     assert all(len(row.cells()) == len(COLUMNS) for row in rows.values())
+
+
+def test_recipe_keys_that_differ_are_shown_and_name_the_arms_of_a_sweep(tmp_path: Path):
+    for seed, (run_id, roc) in enumerate({"a": "paper", "b": "paper", "c": "none"}.items()):
+        make_run(tmp_path, run_id, steps=2, seed=seed, roc=roc)
+    arms = {name: f"rl.method.roc.rule={name}" for name in ("paper", "none")}
+    rows = {row.run_id: row.changes for row in OverviewRows(tmp_path).read()}
+    assert rows == {"a": arms["paper"], "b": arms["paper"], "c": arms["none"]}
+    report = ablation_report(ablation_sums(open_runs(tmp_path), ["pass1"]), control=arms["paper"])
+    assert report.arms == [*arms.values()]
 
 
 def test_text_of_a_run_is_escaped():

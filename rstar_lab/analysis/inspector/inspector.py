@@ -4,6 +4,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from html import unescape
 from pathlib import Path
 from typing import Any, ClassVar
@@ -245,8 +246,7 @@ class Inspector(NotebookWidget):
         """
         row = self.source.row(traj_id or self.selected)
         folder = self._folder_of(row, "compute alternatives")
-        path = None if model is None else Path(model)
-        return alternatives_table(folder, row["traj_id"], position, k=k, model=path, url=url)
+        return alternatives_table(folder, row["traj_id"], position, k=k, model=model, url=url)
 
     def _load(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         source = self._source_of(traj_id)
@@ -388,10 +388,8 @@ class Inspector(NotebookWidget):
         chosen = self.selected or next((row["traj_id"] for row in with_values or rows), "")
         page = listing_html(rows, self.source.count(self.where), self.label, self.source.questions(rows))
         if chosen:
-            try:
+            with suppress(UserError):  # without a transcript, the list alone is shown
                 page = joined([page, plain_html(*self._load(chosen)[:2])])
-            except UserError:
-                pass  # show the list without a transcript
         return page
 
     def _ipython_display_(self, **options: Any) -> None:

@@ -21,7 +21,7 @@ from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.inspector.palette import join_modules, styles
 from rstar_lab.analysis.inspector.widget import Bundle, Follower, NotebookWidget
 from rstar_lab.analysis.metrics import class_title, curves, get_metric, held_out_metrics, rollout_classes
-from rstar_lab.analysis.runs import open_runs
+from rstar_lab.analysis.runs import open_runs, recipe_changes, recipe_columns
 from rstar_lab.analysis.views import state_of
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader
@@ -34,8 +34,9 @@ SERIES = {
     "pass1": "pass@1", "tool_error_rate_correct": "tool errors in correct", "response_tokens": "length (tokens)",
     "reflection_tokens": "reflection words", "mismatch": "mismatch", "entropy": "entropy (nats)",
 }  # fmt: skip
-COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "trained", "parent", "alerts")
+COLUMNS = ("run", "state", "step", "s/step", *SERIES.values(), "trained", "parent", "recipe", "alerts")
 _POINTS, WIDTH, HEIGHT = 40, 80, 20  # size of a sparkline in pixels
+_CHANGES = 60  # characters of the recipe keys in a cell
 _SPEED_STEPS = 5  # the speed is the median over this number of latest steps
 _UNDER_PARENT = ("evaluate", "fork")  # kinds of runs that are listed under the run that they belong to
 
@@ -50,6 +51,7 @@ class OverviewRow:
         classes: What became of the rollouts: number by class, see `rollout_classes`. They add up to `trajectories`.
         parent_run: Run that the model came from; empty if the run does not name it.
         model: Path of the model of an evaluation.
+        recipe: Its keys, as in `recipe_columns`. changes: those that differ between the training runs of the overview.
         under: Run under which the row is listed: evaluations and forks follow the run that they belong to.
     """
 
@@ -68,6 +70,8 @@ class OverviewRow:
     parent_run: str = ""
     model: str = ""
     under: str = ""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    changes: str = ""
 
     def cells(self) -> list[dict[str, str]]:
         """Return the cells in the order of COLUMNS: text, and optionally title (shown on hover) and points of a line."""
@@ -84,6 +88,7 @@ class OverviewRow:
             *(sparkline(name, self.series.get(name, [])) for name in SERIES),
             {"text": f"{trained:.0%}", "title": classes} if self.classes else {"text": ""},
             {"text": self.parent},
+            {"text": textwrap.shorten(self.changes, _CHANGES, placeholder=" …"), "title": self.changes},
             {"text": str(len(self.alerts) or ""), "title": "; ".join(self.alerts)},
         ]
         shown: list[dict[str, str]] = [{name: visible(text) for name, text in cell.items()} for cell in cells]
@@ -101,8 +106,7 @@ class OverviewRows:
     def read(self) -> list[OverviewRow]:
         """Return one row per run, newest first; evaluations and forks follow the run that they belong to.
 
-        A damaged run has the state "unreadable" and its error. Start times have a resolution of one second; runs of the same
-        second are in descending order of their ids.
+        A damaged run has the state "unreadable" and its error.
         """
         folders = [self.root] if (self.root / "run.json").exists() else run_folders(self.root)
         states = {folder: _state(folder) for folder in folders}
@@ -110,6 +114,10 @@ class OverviewRows:
         for folder, row in _read_rows(changed).items():
             self._rows[folder] = (states[folder], row)
         rows = [self._rows[folder][1] for folder in folders]
+        trained = [row for row in rows if row.kind == "train"]
+        changes = recipe_changes(pd.DataFrame([row.recipe for row in trained]))
+        texts = {row.run_id: text for row, text in zip(trained, changes, strict=True)}
+        rows = [replace(row, changes=texts.get(row.run_id, "")) for row in rows]
         return _under_their_runs(sorted(rows, key=lambda row: (row.created, row.run_id), reverse=True))
 
 
@@ -176,6 +184,7 @@ def _read_readable(folders: list[Path]) -> dict[Path, OverviewRow]:
             trajectories=int(part.n.sum()),
             step_s=float(np.median(values["step_s"][-_SPEED_STEPS:])) if len(values["step_s"]) else None,
             kind=str(info.get("kind") or ""),
+            recipe=recipe_columns(info["recipe"]),
             parent_run=str(parent.get("run") or ""),
             model=str((info.get("extra") or {}).get("model") or ""),
             parent=", step ".join(str(parent[key]) for key in ("run", "step") if parent.get(key) is not None),

@@ -95,7 +95,8 @@ class NotebookWidget(anywidget.AnyWidget, metaclass=_Meta):
         display(self.static_bundle(), raw=True)
         display_id = uuid.uuid4().hex
         self._display_ids.append(display_id)
-        live = self._connected_at is not None or _always_has_browser()
+        always = "google.colab" in sys.modules or any(name.startswith("VSCODE_") for name in os.environ)
+        live = self._connected_at is not None or always
         display(self._live_bundle() if live else {"text/html": ""}, raw=True, display_id=display_id)
 
     def _live_bundle(self) -> dict[str, Any]:
@@ -116,7 +117,3 @@ class NotebookWidget(anywidget.AnyWidget, metaclass=_Meta):
                 return
             self._replacement = self.replacement()
             self._replacement._display_ids = self._display_ids
-
-
-def _always_has_browser() -> bool:
-    return "google.colab" in sys.modules or any(name.startswith("VSCODE_") for name in os.environ)
