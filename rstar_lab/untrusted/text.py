@@ -45,9 +45,9 @@ def printable(value: object) -> Shown:
     return visible(_COLOUR.sub("", str(value)))
 
 
-def echo(value: object = "", *, err: bool = False) -> None:
+def echo(value: object = "", *, end: str = "\n", err: bool = False) -> None:
     """Print a value as `printable` text. err: on standard error."""
-    print(printable(value), file=sys.stderr if err else sys.stdout, flush=True)
+    print(printable(value), end=end, file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def escaped(value: object) -> Html:

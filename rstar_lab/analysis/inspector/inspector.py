@@ -93,8 +93,8 @@ class Inspector(NotebookWidget):
     # Notebook and number of the inspector in it: the browser restores the state of the same inspector after a restart.
     place = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, store: StoreLike, figures: Sequence[go.Figure] = (), **state: Any) -> None:
-        self.linked = [themed(figure) for figure in figures]
+    def __init__(self, store: StoreLike, linked: Sequence[go.Figure] = (), **state: Any) -> None:
+        self.linked = [themed(figure) for figure in linked]
         self.source = Source(as_store(store))
         self._notes: dict[str, dict[str, Any]] | None = None
         self.forks: list[Fork] = []
