@@ -58,7 +58,7 @@ from IPython.display import Markdown, display
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums, plot_frontier
 from rstar_lab.analysis.comparison import compare
-from rstar_lab.analysis.figures import plot_ablation
+from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.jobs import find_job_runs_dir, run_grid
 from rstar_lab.common.parameters import check_parameters
 from rstar_lab.common.resources import benchmark_file
@@ -113,7 +113,7 @@ runs.runs()[["run_id", "status", "steps", "trajectories"]] if runs else f"no run
 
 # %%
 metrics = ["pass1", "tool_error_rate_correct", "response_tokens", "duplicate_answers", "entropy", "reflection_tokens"]
-plot_ablation(runs, "label", metrics) if runs else None
+plot_curves(runs, metrics, by="label") if runs else None
 
 # %% [markdown]
 # ## By compute
@@ -121,7 +121,7 @@ plot_ablation(runs, "label", metrics) if runs else None
 # The same curves over the number of generated tokens, which shows the cost of oversampling.
 
 # %%
-plot_ablation(runs, "label", metrics[:4], x="tokens") if runs else None
+plot_curves(runs, metrics[:4], by="label", x="tokens") if runs else None
 
 # %% [markdown]
 # Held-out pass@1 over all tokens, generated and trained on, if the runs were evaluated (`evaluate.during.every`):

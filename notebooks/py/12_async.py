@@ -38,7 +38,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.learning import learning_curves, learning_table, plot_learning
+from rstar_lab.analysis.ablation import learning_curves, learning_table, plot_learning
 from rstar_lab.analysis.timeline import plot_staleness
 from rstar_lab.jobs import find_job_runs_dir, run_grid
 from rstar_lab.common.parameters import check_parameters

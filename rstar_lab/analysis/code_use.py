@@ -102,8 +102,7 @@ def plot_tool_use(runs: RunsLike, metrics: Sequence[str] = tuple(METRICS), where
     """Plot metrics of METRICS over the steps of each run, with 95% intervals over problems."""
     if unknown := [name for name in metrics if name not in METRICS]:
         raise RunStoreError(f"unknown metric {unknown[0]!r} of tool use; there are {', '.join(METRICS)}")
-    frame = tool_use(runs, where)
-    frame = frame[frame.metric.isin(metrics)]
+    frame = tool_use(runs, where).query("metric in @metrics")
     points = frame.rename(columns={"run_id": "line", "step": "x"})
     panels = [Panel(METRICS[name][0], points[points.metric == name], METRICS[name][2]) for name in metrics]
     return Figure(draw_panels(panels), frame)

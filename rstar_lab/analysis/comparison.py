@@ -21,8 +21,6 @@ DEFAULT_METRICS = (
     "pass1", "tool_error_rate", "tool_error_rate_correct", "response_tokens", "response_tokens_correct", "calls",
     "turns", "truncation_rate", "duplicate_answers", "reflection_tokens", "entropy",
 )  # fmt: skip
-
-
 FEW_PROBLEMS = 20  # below, `compare` says that only large differences can be shown
 
 
@@ -79,10 +77,12 @@ def compare(
     """Compare b with a on the problems that both sampled.
 
     Args:
-        runs_a, runs_b: Runs of each side.
+        runs_a: Runs of one side.
+        runs_b: Runs of the other side.
         metrics: Metrics of the table; the sentence is about the first.
         where: A filter for both sides, such as "step > 40".
-        name_a, name_b: Names in the card. Default: the run ids.
+        name_a: Name in the card. Default: the run id.
+        name_b: Name in the card. Default: the run id.
 
     Returns:
         The card. Intervals: 95%, paired over problems, and over runs if both sides have several.

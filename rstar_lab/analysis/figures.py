@@ -93,13 +93,6 @@ def plot_curves(
     return Figure(figure, frame)
 
 
-def plot_ablation(
-    runs: RunsLike, key: str, metrics: Sequence[str] = DEFAULT_METRICS, *, x: str = "step", reference: bool = False
-) -> Figure:
-    """Plot curves of the runs grouped by a recipe key, with bands over seeds."""
-    return plot_curves(runs, metrics, by=key, x=x, reference=reference)
-
-
 def plot_outcomes(runs: RunsLike, where: Where = None) -> Figure:
     """Plot the share of failed tool calls by outcome over steps. Infrastructure failures are hatched."""
     mix = outcome_mix(runs, by=("step",), where=where)

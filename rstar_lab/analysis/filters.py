@@ -24,18 +24,9 @@ class Filter(TypedDict, total=False):
     `correct` is missing for rollouts without a reward, and for runs whose reward function is the user's (see `rewarded`).
     """
 
-    run_id: Any
-    stage: Any
-    step: Any
-    group_id: Any
-    problem_id: Any
-    traj_id: Any
-    reward: Any
     rewarded: Any  # reward > 0
     correct: Any
     kept: Any  # missing in evaluations and imports, which select nothing
-    errors: Any
-    truncated: Any
     steps: Sequence[int]  # first and last step, both included
     problem: str  # text that the problem id contains, in any case
     outcome: Any  # rollouts with a tool call of this outcome, or of one of these; of tool calls: their own outcome

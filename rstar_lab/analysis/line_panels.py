@@ -74,8 +74,8 @@ def draw_panels(
     figure = make_subplots(
         rows, columns, subplot_titles=titles, vertical_spacing=0.36 / rows, horizontal_spacing=0.2 / columns
     )
-    found = order or list(dict.fromkeys(name for panel in panels for name in panel.points.line))
-    styles, named = line_styles(found), set[Any]()
+    styles = line_styles(order or list(dict.fromkeys(name for panel in panels for name in panel.points.line)))
+    named = set[Any]()
     for number, panel in enumerate(panels):
         place = panel_place(number, columns)
         if panel.points["value"].isna().all():

@@ -211,9 +211,8 @@ def _curves_of_rollouts(runs: Runs, names: Sequence[str], where: Where) -> pd.Da
     """Return the rows of `curves` for the rollouts that match a filter, from the trajectories."""
     keys = ["run_id", "stage", "step"]
     values = measure(runs, names, by=keys, where=where).pivot(index=keys, columns="metric", values="value")
-    counts = runs.sql(
-        f"SELECT run_id, stage, step, count(*) AS n FROM trajectories WHERE {runs.condition(where)} GROUP BY ALL ORDER BY 1, 3"
-    )
+    select = "SELECT run_id, stage, step, count(*) AS n FROM trajectories"
+    counts = runs.sql(f"{select} WHERE {runs.condition(where)} GROUP BY ALL ORDER BY 1, 3")
     return counts.merge(values.reindex(columns=list(names)).reset_index(), on=keys, how="left")
 
 
@@ -242,8 +241,13 @@ def measure(
 ) -> pd.DataFrame:
     """Return one row per group and metric: the columns of `by`, metric, value, low, high, n, clusters.
 
-    by: columns of trajectories, such as run_id, stage, step. n: trajectories. clusters: problems. low and high: 95% interval over
-    problems (docs/metrics.md).
+    n: trajectories. clusters: problems. low and high: 95% interval over problems (docs/metrics.md).
+
+    Args:
+        runs: Opened runs.
+        names: Metrics.
+        by: Columns of trajectories, such as run_id, stage, step.
+        where: Filter of the trajectories.
     """
     runs = as_runs(runs)
     metrics = [get_metric(name) for name in names]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.figures import plot_ablation, plot_curves
+from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.line_panels import Panel, draw_panels
 from rstar_lab.analysis.metrics import METRICS, curves, held_out_metrics, measure
@@ -82,7 +82,7 @@ def figures_of_the_paper(runs: RunsLike) -> dict[str, Figure | pd.DataFrame]:
         found["held-out accuracy"] = _plot(models, "set", "step", {"pass1": "pass@1"})
     if "recipe.label" in table and table[table.kind == "train"]["recipe.label"].nunique() > 1:
         shown = [*held_out, "pass1", "response_tokens", "tool_error_rate_correct"]
-        found["ablation"] = plot_ablation(runs, "label", shown)
+        found["ablation"] = plot_curves(runs, shown, by="label")
     calls = runs.sql(
         f"""SELECT run_id, stage, step, count(*) AS calls, avg(run_s + coalesce(queue_s, 0)) AS seconds_per_call
             FROM calls WHERE {runs.condition(training, "calls")} GROUP BY ALL ORDER BY ALL"""

@@ -61,12 +61,13 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
     if not runs.count():
         raise RunStoreError(f"run {reader.run_id} has no trajectories, so there is nothing to report")
     both = runs if compare_with is None else open_runs([reader.run_dir, Path(compare_with)])
-    measured = _measured(runs)
+    measured, held_out = _measured(runs), held_out_metrics(both)
+    names, known = [*DEFAULT_METRICS, *held_out], any(reference(name) is not None for name in held_out)
     parts = [
         _facts(reader, runs),
         _section("Damaged files, which are left out", joined(damaged, Html("<br>"))) if damaged else "",
         _section("Summary", _summary(measured)),
-        _section("Curves", _curves(both)) if len(reader.steps()) > 1 else "",
+        _section("Curves", _figure(plot_curves(both, names, reference=known))) if len(reader.steps()) > 1 else "",
         _section("Means and 95% intervals", _intervals(measured)),
         _outcomes(runs),
         _classes(runs),
@@ -121,27 +122,20 @@ def _facts(reader: RunReader, runs: Runs) -> Html:
     return html('<dl class="facts">{}</dl>', joined(listed))
 
 
-def _thirds(runs: Runs) -> list[tuple[str, str]]:
-    """Return (name, condition) of the parts of the run that are compared: first and last third of its steps."""
-    steps = sorted(runs.sql("SELECT DISTINCT step FROM trajectories").step)
-    if len(steps) < 3:
-        return [("all steps", "TRUE")]
-    size = max(1, len(steps) // 3)
-    return [
-        (f"steps {steps[0]} to {steps[size - 1]}", f"step <= {steps[size - 1]}"),
-        (f"steps {steps[-size]} to {steps[-1]}", f"step >= {steps[-size]}"),
-    ]
-
-
 def _measured(runs: Runs) -> dict[str, pd.DataFrame]:
-    """Return the rows of `measure` of METRICS, with their texts, by part of the run."""
-    parts = {}
-    for name, where in _thirds(runs):
+    """Return the rows of `measure` of METRICS, with their texts, for the first and the last third of the steps."""
+    steps = sorted(runs.sql("SELECT DISTINCT step FROM trajectories").step)
+    size = max(1, len(steps) // 3)
+    parts = {
+        f"steps {steps[0]} to {steps[size - 1]}": f"step <= {steps[size - 1]}",
+        f"steps {steps[-size]} to {steps[-1]}": f"step >= {steps[-size]}",
+    }
+    found = {}
+    for name, where in (parts if len(steps) >= 3 else {"all steps": "TRUE"}).items():
         table = measure(runs, METRICS, by=(), where=where).set_index("metric", drop=False).reindex(METRICS)
-        parts[name] = table.assign(
-            metric=METRICS, text=[format_estimate(row) for row in table.assign(metric=METRICS).itertuples()]
-        )
-    return parts
+        table["metric"] = table.index
+        found[name] = table.assign(text=[format_estimate(row) for row in table.itertuples()])
+    return found
 
 
 def _summary(measured: Mapping[str, pd.DataFrame]) -> Html:
@@ -160,12 +154,6 @@ def _intervals(measured: Mapping[str, pd.DataFrame]) -> Html:
     for name, table in measured.items():
         columns |= {name: table.text.tolist(), f"n ({name})": table.n.fillna(0).astype(int).tolist()}
     return html('<div class="wide">{}</div>', html_table(pd.DataFrame(columns)))
-
-
-def _curves(runs: Runs) -> Html:
-    held_out = held_out_metrics(runs)
-    published = any(reference(name) is not None for name in held_out)
-    return _figure(plot_curves(runs, [*DEFAULT_METRICS, *held_out], reference=published))
 
 
 def _outcomes(runs: Runs) -> Html | str:

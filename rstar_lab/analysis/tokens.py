@@ -60,9 +60,8 @@ def token_table(
     arrays = _arrays(runs, chosen)
     tables = [_tokens(runs, row, arrays[row.traj_id], words) for row in named_rows(chosen) if row.traj_id in arrays]
     if not tables:
-        raise RunStoreError(
-            "no selected trajectory has token arrays with entropies; set `rl.token_arrays: kept` in the recipe"
-        )
+        hint = "set `rl.token_arrays: kept` in the recipe"
+        raise RunStoreError(f"no selected trajectory has token arrays with entropies; {hint}")
     frame = pd.concat(tables, ignore_index=True)
     frame["high"] = frame.entropy >= frame.entropy.quantile(1 - top)
     return frame

@@ -52,11 +52,8 @@ class Views:
         """The opened folders as text."""
         if self._root is not None:
             return str(self._root)
-        parents = {folder.parent for folder in self._given}
-        if len(self._given) < 2 or len(parents) > 1:
-            return ", ".join(map(str, self._given))
-        names = [folder.name for folder in self._given]
-        return f"{parents.pop()} ({', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''})"
+        names = ", ".join(map(str, self._given[:4]))
+        return names + (f" and {len(self._given) - 4} more" if len(self._given) > 4 else "")
 
     def sql(
         self,

@@ -11,7 +11,7 @@ from helpers.analysis_runs import make_run
 from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
-from rstar_lab.analysis.figures import plot_ablation, plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k
+from rstar_lab.analysis.figures import plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k
 from rstar_lab.analysis.inspector.export import content_hash
 from rstar_lab.analysis.inspector.link import data_table
 from rstar_lab.analysis.metrics import measure
@@ -36,7 +36,7 @@ def runs(folder):
 
 @pytest.mark.slow
 def test_curves_average_seeds_and_band_them(runs):
-    figure = plot_ablation(runs, "rl.method.roc.rule", ["pass1"])
+    figure = plot_curves(runs, ["pass1"], by="rl.method.roc.rule")
     assert set(figure.frame.group) == {"rule: paper", "rule: none"}
     point = figure.frame[(figure.frame.group == "rule: paper") & (figure.frame.step == 2)].iloc[0]
     values = measure(runs, ["pass1"], where="run_id LIKE 'paper%' AND step = 2")["value"]
@@ -65,7 +65,7 @@ def test_a_panel_without_values_says_so(folder):
 
 
 def test_where_selects_the_rollouts_of_each_point(runs):
-    figure = plot_ablation(runs, "rl.method.roc.rule", ["pass1"])
+    figure = plot_curves(runs, ["pass1"], by="rl.method.roc.rule")
     checked = 0
     for number, trace in enumerate(figure.data):
         if trace.customdata is None:
@@ -104,7 +104,7 @@ def test_lengths_and_pass_at_k_equal_those_of_the_rows(runs):
 
 def test_an_unknown_recipe_key_is_an_error_with_the_nearest_key(runs):
     with pytest.raises(RunStoreError, match=r"did you mean rl.method.roc.rule\?"):
-        plot_ablation(runs, "rl.method.roc.rul")
+        plot_curves(runs, by="rl.method.roc.rul")
 
 
 def test_figures_are_saved_as_csv_and_offline_html(runs, tmp_path):

@@ -11,7 +11,7 @@ from helpers.run_rows import rows
 from benchmarks import published_async
 from benchmarks.recorded import recorded_curves
 from rstar_lab.analysis import open_runs
-from rstar_lab.analysis.learning import learning_curves, learning_table, plot_learning
+from rstar_lab.analysis.ablation import learning_curves, learning_table, plot_learning
 from rstar_lab.analysis.timeline import plot_staleness
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunWriter

@@ -70,7 +70,7 @@ def figures_of(runs: Runs, run: str) -> dict[str, Callable[[], go.Figure]]:
     return {
         "curves": lambda: analysis.plot_curves(runs),
         "four curves": lambda: analysis.plot_curves(runs, ["pass1", "tool_error_rate", "response_tokens", "calls"]),
-        "ablation": lambda: analysis.plot_ablation(runs, "rl.method.roc.rule", ["pass1"]),
+        "ablation": lambda: analysis.plot_curves(runs, ["pass1"], by="rl.method.roc.rule"),
         "outcomes": lambda: analysis.plot_outcomes(runs),
         "lengths": lambda: analysis.plot_lengths(runs),
         "pass@k": lambda: analysis.plot_pass_at_k(runs, (1, 2)),

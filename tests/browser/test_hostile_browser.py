@@ -102,7 +102,7 @@ def figures(runs) -> dict[str, Any]:
     failed = analysis.failed_rollouts(runs)
     return {
         "curves": analysis.plot_curves(runs, ["pass1", "turns"]),
-        "ablation": analysis.plot_ablation(runs, "label", ["pass1"]),
+        "ablation": analysis.plot_curves(runs, ["pass1"], by="label"),
         "environment": analysis.plot_curves(runs, ["pass1"], by="environment"),
         "lengths": analysis.plot_lengths(runs),
         "outcomes": analysis.plot_outcomes(runs),

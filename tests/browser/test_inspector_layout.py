@@ -35,7 +35,15 @@ def shown(browser, widget, size) -> WidgetPage:
 
 @pytest.mark.parametrize(
     "width, height, share",
-    [(1400, 900, 0.6), (1000, 900, 0.6), (900, 900, 0.5), (700, 900, 0.5), (1400, 400, 0.3), (900, 400, 0.3)],
+    [
+        (1400, 900, 0.6),
+        (1006, 760, 0.5),
+        (1000, 900, 0.6),
+        (900, 900, 0.5),
+        (700, 900, 0.5),
+        (1400, 400, 0.3),
+        (900, 400, 0.3),
+    ],
 )
 def test_the_transcript_comes_first_and_nothing_overlaps(browser, runs, width, height, share):
     page = shown(browser, inspect(runs, height=min(760, height)), (width, height))
@@ -70,6 +78,19 @@ def test_one_screen_leaves_the_transcript_250_pixels(browser, runs, width):
     for above, below in itertools.pairwise(PARTS):
         assert boxes[above]["bottom"] <= boxes[below]["top"] + 1, (above, below, boxes)
     assert page.errors == []
+    page.close()
+
+
+def test_a_run_that_is_chosen_in_the_list_replaces_that_of_a_figure(browser, runs, tmp_path):
+    for run_id in ("one", "two"):
+        write_run(tmp_path, run_id, steps=1, problems=1)
+    widget = inspect(tmp_path)
+    page = shown(browser, widget, (1400, 900))
+    widget.show("run one, step 1", run_id=["one"], step=1)
+    page.wait("() => document.querySelector('.rl-scope').textContent.includes('run one')")
+    page.page.get_by_label("All runs").select_option("two")
+    page.wait("() => document.querySelector('.rl-count').textContent.startsWith('8 of 16')")
+    assert widget.scope == {} and widget.filters == {"run_id": "two"}
     page.close()
 
 

@@ -99,6 +99,5 @@ def is_typed(view: View) -> bool:
 def check_view(name: str, view: View) -> None:
     """Raise UserError if the filters of a view contain SQL text."""
     if not is_typed(view):
-        raise UserError(
-            f"view {name!r} contains an SQL condition: views store the other filters; keep the condition in the notebook"
-        )
+        hint = "views store the other filters; keep the condition in the notebook"
+        raise UserError(f"view {name!r} contains an SQL condition: {hint}")

@@ -116,7 +116,9 @@ class View {
         this.list.sorted(...(this.state().sort.length ? this.state().sort : [null]));
       },
     });
-    this.filters = new Filters(choices, () => this.model.get("filters"), (filters) => this.set({ filters }));
+    // A run that is chosen here replaces one that was chosen in a figure.
+    const elsewhere = (run) => run && ![this.state().scope.filter?.run_id ?? run].flat().includes(run);
+    this.filters = new Filters(choices, () => this.model.get("filters"), (filters) => this.set({ filters, ...(elsewhere(filters.run_id) ? { scope: {} } : {}) }));
     this.build();
     this.listen();
     await this.reload();
