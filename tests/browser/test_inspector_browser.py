@@ -299,7 +299,9 @@ def test_a_papermill_notebook_is_readable_without_a_kernel(lab: Lab, tmp_path: P
         )
         assert page.locator("text=model not found").count() == 0
         # JupyterLab's styles of tables do not apply: no cell overflows.
-        crowded = "() => [...document.querySelectorAll('.rl-page td')].filter(td => td.scrollWidth > td.clientWidth).length"
+        crowded = (
+            "() => [...document.querySelectorAll('.rl-page td')].filter(td => td.scrollWidth > td.clientWidth).length"
+        )
         assert page.evaluate(crowded) == 0
         opened.shot("inspector-static")
 
