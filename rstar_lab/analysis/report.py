@@ -65,7 +65,9 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
     names, known = [*DEFAULT_METRICS, *held_out], any(reference(name) is not None for name in held_out)
     parts = [
         _facts(reader, runs),
-        _section("Damaged files, which are left out", joined(damaged, Html("<br>"))) if damaged else "",
+        _section("Damaged files, which are left out", joined(html("{}<br>", message) for message in damaged))
+        if damaged
+        else "",
         _section("Summary", _summary(measured)),
         _section("Curves", _figure(plot_curves(both, names, reference=known))) if len(reader.steps()) > 1 else "",
         _section("Means and 95% intervals", _intervals(measured)),
