@@ -267,8 +267,10 @@ class RunWriter:
                 remove_folder(final)
                 hidden.replace(final)
                 sync_path(parent)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(hidden, ignore_errors=True)
+            if isinstance(error, Exception):
+                self._lock.check()  # a library describes a missing folder in its own words
             raise
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:

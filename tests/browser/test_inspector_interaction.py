@@ -123,24 +123,6 @@ def test_next_row_after_leaving_the_filter_continues_in_the_list(opened: LabPage
     opened.wait(f"() => Number(document.querySelector('{APP} .rl-chosen')?.dataset.index) === 3", 20)
 
 
-def test_y_and_n_judge_rollouts_and_open_the_next_one(opened: LabPage):
-    page = opened.page
-    run_python(opened, "inspector.filters = {'sql': 'sample = 3'}; inspector.judging = True")
-    wait_for_count(opened, 24)
-    run_python(opened, "inspector.selected = inspector.rows(3).traj_id[0]")
-    wait_for_head(opened, "sample 3")
-    page.locator(f"{APP} .rl-list").focus()
-    for index, key in ((1, "y"), (2, "n")):
-        page.keyboard.press(key)
-        opened.wait(f"() => Number(document.querySelector('{APP} .rl-chosen')?.dataset.index) === {index}", 60)
-    tags = "[note['tags'] for _, note in sorted(inspector._all_notes().items())]"
-    wait_for_python(opened, tags, "[['right'], ['wrong']]")
-    run_python(
-        opened,
-        "[inspector._note([], traj_id, '', []) for traj_id in list(inspector._all_notes())]; inspector.judging = False",
-    )
-
-
 def test_labels_and_values_of_tooltip_and_help_do_not_overlap(opened: LabPage):
     page = opened.page
     page.locator(f"{APP} .rl-ribbon").focus()

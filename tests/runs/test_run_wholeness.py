@@ -185,3 +185,11 @@ def test_an_error_of_a_full_disk_names_the_bytes(tmp_path: Path):
                     raise error
         assert [*(tmp_path / "a" / "checkpoints").iterdir()] == []
         assert json.loads((tmp_path / "a" / "run.json").read_text())["status"] == "running"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Parent directory does not exist"), FileNotFoundError(2, "x", "y")])
+def test_a_run_folder_that_is_deleted_during_a_checkpoint_is_named(error, tmp_path):
+    with pytest.raises(RunStoreError, match="a was moved or deleted while this process wrote it"):
+        with RunWriter.open(tmp_path, "a", **TRAIN) as writer, writer.checkpoint(1):
+            shutil.rmtree(tmp_path / "a")
+            raise error  # of a library that writes into the folder

@@ -70,7 +70,6 @@ class Inspector(NotebookWidget):
     selected: traj_id of the open transcript.
     columns: columns of the list, such as ["step", "reward", "answer"]; default: all.
     `filters`, `columns` and `selected` can be set from Python at any time, and follow what the user selects.
-    judging: whether the keys y and n tag the open rollout as right or wrong, and open the next one.
     forks: results of the panel *Fork*, the newest last.
     """
 
@@ -87,7 +86,6 @@ class Inspector(NotebookWidget):
     revision = traitlets.Int(0).tag(sync=True)
     reveal = traitlets.Int(0).tag(sync=True)
     label = traitlets.Unicode("").tag(sync=True)
-    judging = traitlets.Bool(False).tag(sync=True)
     figures = traitlets.List(trait=traitlets.Dict()).tag(sync=True)  # beside the list, of {name, json}
     dark_template = traitlets.Dict().tag(sync=True)
     # Notebook and number of the inspector in it: the browser restores the state of the same inspector after a restart.

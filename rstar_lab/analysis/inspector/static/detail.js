@@ -215,14 +215,6 @@ export class Detail {
     if (at >= 0) this.matchLine.textContent = `${at + 1} of ${this.transcript.matches.length}`;
   }
 
-  /** Tag the rollout as right or wrong. Resolves to whether it is stored. */
-  async judge(tag) {
-    const others = this.tags.value.split(",").map((own) => own.trim()).filter((own) => own && own !== "right" && own !== "wrong");
-    this.tags.value = [...others, tag].join(", ");
-    await this.saveNote();
-    return this.row.note?.tags?.includes(tag);
-  }
-
   async saveNote() {
     const tags = this.tags.value.split(",").map((tag) => tag.trim()).filter(Boolean);
     const { traj_id } = this.row;

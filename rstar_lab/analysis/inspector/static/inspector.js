@@ -13,7 +13,7 @@ const keys = [
   ["e, E", "next, previous failed tool call"], ["b, B", "next, previous forking token"],
   ["a", "most likely tokens at the selected token"], ["t", "continuations from a turn (fork)"],
   ["c", "compare with the next rollout of the group"], ["g", "table of the group"], ["r", "raw tokens"], ["/", "search in the transcript"],
-  ["s", "search in all transcripts"], ["n", "note and tags"], ["y, n", "while judging: right, wrong, and open the next one"], ["v", "saved views and columns"], ["f", "full screen"], ["?", "this help"],
+  ["s", "search in all transcripts"], ["n", "note and tags"], ["v", "saved views and columns"], ["f", "full screen"], ["?", "this help"],
 ];
 
 class View {
@@ -404,8 +404,7 @@ class View {
     if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) && event.target.type !== "radio" || !this.helpBox) return undefined;
     const focus = (input) => { input.focus(); input.select(); };
     const { detail } = this;
-    const judgement = this.model.get("judging") && { y: "right", n: "wrong" }[event.key];
-    const ofTrajectory = judgement ? () => detail.judge(judgement).then((saved) => saved && this.list.move(1)) : {
+    const ofTrajectory = {
       e: () => detail.say(detail.transcript.nextError(1)), E: () => detail.say(detail.transcript.nextError(-1)),
       b: () => detail.say(detail.transcript.nextFork(1)), B: () => detail.say(detail.transcript.nextFork(-1)),
       a: () => detail.showAlternatives(), t: () => detail.showFork(), "[": () => this.set({ selected: detail.nextSibling(-1) }), "]": () => this.set({ selected: detail.nextSibling(1) }),
