@@ -6,6 +6,7 @@ Temporary files and files of uncommitted steps are ignored. A damaged file of a 
 import os
 import re
 import time
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -255,7 +256,8 @@ def with_all_columns(table: pa.Table, lacking: Iterable[str]) -> pa.Table:
 
 def filter_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
     """Return the rows of these steps."""
-    chosen = pc.is_in(table["step"], pa.array(steps, pa.int32()))
+    numbers = [None, pa.py_buffer(array("i", steps))]  # pa.array() imports pandas
+    chosen = pc.is_in(table["step"], pa.Array.from_buffers(pa.int32(), len(steps), numbers))
     return table if pc.all(chosen).as_py() else table.filter(chosen)
 
 

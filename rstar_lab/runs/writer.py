@@ -254,11 +254,10 @@ class RunWriter:
         self._lock.check()
         parent = self.run_dir / "checkpoints"
         hidden, final = parent / f".step={step:06d}.tmp", parent / f"step={step:06d}"
-        with name_disk_errors(final):
-            shutil.rmtree(hidden, ignore_errors=True)
-            hidden.mkdir(parents=True)
         try:
             with name_disk_errors(final, needed):
+                shutil.rmtree(hidden, ignore_errors=True)
+                hidden.mkdir(parents=True)
                 yield hidden
                 write_manifest(hidden, step)
                 for path in [*hidden.rglob("*"), hidden]:

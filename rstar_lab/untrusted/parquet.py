@@ -36,7 +36,7 @@ def read_parquet(
 
     with reading(path), _opened(path) as (file, schema, most):
         schema = schema if columns is None else pa.schema([schema.field(name) for name in columns], schema.metadata)
-        tables, total = [schema.empty_table()], 0
+        tables, total = [pa.Table.from_batches([], schema)], 0
         for group in range(file.num_row_groups) if groups is None else groups:
             table = file.read_row_group(group, schema.names)
             if (total := total + sum(map(_bytes_of, table.columns))) > most:
