@@ -2,7 +2,7 @@
 
 Problems have pass rates from a beta distribution, rollouts are binomial. The interval of a rate claims to contain the mean pass rate
 of the distribution; `compare` and the ablation report claim to show a difference in at most 5% of the cases without one.
-`python -m benchmarks.intervals` prints the tables of docs/metrics.md.
+`python -m benchmarks.intervals` prints tables; docs/benchmarks.md has the first one and the ranges of the others.
 """
 
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ def _line(name: str, value: float, unit: str, n: int) -> dict[str, Any]:
 
 
 def tables() -> str:
-    """Return the tables of docs/metrics.md."""
+    """Return the coverage of intervals, and how often comparisons of equal sides show a difference, as Markdown tables."""
     lines = ["| problems x rollouts | " + " | ".join(f"rate {rate:g}" for rate in RATES) + " |", "|---" * 6 + "|"]
     for problems, rollouts in SIZES:
         cells = [f"{coverage(problems, rollouts, rate):.1%}" for rate in RATES]

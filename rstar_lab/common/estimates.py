@@ -2,7 +2,7 @@
 
 The rollouts of one problem are correlated, so problems are the independent units (Cameron, Gelbach and Miller 2008, on clustered
 errors). `benchmarks/intervals.py` measures how often the intervals contain the truth and how often comparisons of equal sides show a
-difference; docs/metrics.md has the tables.
+difference; docs/benchmarks.md has the measured coverage.
 """
 
 from collections.abc import Sequence
