@@ -151,7 +151,7 @@ def test_reads_of_a_process_are_recorded_without_validation_and_preflight(tmp_pa
     subprocess.run([sys.executable, str(script)], check=True, env=environment, capture_output=True)
     reads = recorded_reads(tmp_path / "reads")
     assert {"Recipe.stages", "Recipe.rl", "Grpo.clip_low", "Profile.hardware", "Hardware.nodes"} <= reads
-    assert {"Roc.rule", "RlSection.group_size"} <= reads, "read through the property hooks"
+    assert "Roc.rule" in reads, "read through the property hooks"
     assert (
         not {"RlSection.lr", "RlSection.importance_cap", "Stage.steps", "Hardware.cpus_per_node", "Recipe.seed"} & reads
     )

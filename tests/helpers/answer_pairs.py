@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from fractions import Fraction
 
 Pair = tuple[str, str, bool]
@@ -57,7 +58,8 @@ def write(value: Fraction | int, rng: random.Random) -> str:
             rf"{sign}{whole}\tfrac{{{rest}}}{{{bottom}}}", rf"{sign}{whole}\,\frac{{{rest}}}{{{bottom}}}",
         ]  # fmt: skip
     if bottom in (2, 4, 5, 8, 10):
-        forms += [f"{sign}{float(size):g}", f"{sign}{float(size):g}0"]
+        decimal = f"{sign}{Decimal(top) / bottom:f}"
+        forms += [decimal, f"{decimal}0"]
     return rng.choice(forms)
 
 
