@@ -143,7 +143,7 @@ class _Fork:
             engines = await stack.enter_async_context(
                 open_engines(recipe.engine, self.model, self.reader.run_dir.parent / ".engines" / "fork", longest)
             )
-            stateful = not all(isinstance(tool, CodeTool) for tool in tools.values())
+            stateful = not all(isinstance(tool, CodeTool) and tool.sessions is None for tool in tools.values())
             steps = []
             for turn in self.turns:
                 tasks = [self._task(turn, sample, codec) for sample in range(self.k)]

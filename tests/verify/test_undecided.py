@@ -83,7 +83,7 @@ def test_a_stopped_worker_has_no_cpu_time_and_is_undecided():
 def test_a_comparison_that_uses_its_cpu_time_is_different():
     started = time.monotonic()
     assert not same_answer(EXPENSIVE, "5")
-    assert time.monotonic() - started >= worker.CPU_S * 0.9
+    assert time.monotonic() - started >= worker.CPU_S / 2
 
 
 @pytest.mark.slow
