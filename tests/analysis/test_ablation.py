@@ -19,6 +19,8 @@ from rstar_lab.cli.ablation import app
 from rstar_lab.common.estimates import critical_t, holm, mean_interval, two_sided_p
 from rstar_lab.runs import RunStoreError, RunWriter
 
+pytestmark = pytest.mark.slow
+
 ARMS = {"2x at random": "none", "RoC (paper)": "paper", "RoC (released)": "released"}
 
 

@@ -19,6 +19,8 @@ from rstar_lab.analysis.runs import open_runs
 from rstar_lab.common.estimates import critical_t
 from rstar_lab.runs import RunStoreError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -17,6 +17,8 @@ from rstar_lab.rl.trajectory import ToolCallRecord
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
 
+pytestmark = pytest.mark.slow
+
 RUN = GOLDEN / "tiny_fast-rl"
 
 

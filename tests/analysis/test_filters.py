@@ -110,6 +110,7 @@ def test_steps_take_only_filters_of_steps(runs):
     assert not selects_steps({"any": [{"step": 1}, "errors > 0"]}) and not selects_steps("traj_id = 'x'")
 
 
+@pytest.mark.slow
 def test_figures_take_every_filter(runs):
     for where in ({"errors": True}, "correct AND step > 1"):
         assert len(analysis.libraries(runs, where)) <= len(analysis.libraries(runs))

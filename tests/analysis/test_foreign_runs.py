@@ -25,6 +25,8 @@ from rstar_lab.runs.files import atomic_write, lock_file, write_json
 from rstar_lab.runs.lock import RunLock, is_locked
 from rstar_lab.runs.questions import copied_questions
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):

@@ -19,6 +19,8 @@ from rstar_lab.analysis.report import paper_html, report_html
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.writer import RunWriter
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def runs(tmp_path):

@@ -5,6 +5,8 @@ import pytest
 from benchmarks.planted_logs import FAULTS, HONEST, PAGE, findings, table
 from rstar_lab.doctor.rules import RULES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_fault_is_named(name):

@@ -24,6 +24,8 @@ from rstar_lab.rl.renderers.conversations import read_conversations
 from rstar_lab.runs import CALLS, TRAJECTORIES, TRANSCRIPTS
 from rstar_lab.runs.reader import RunReader
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent.parent / "golden" / "runs"
 PLACE = {"run_id", "attempt"}
 

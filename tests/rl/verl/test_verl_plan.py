@@ -31,6 +31,8 @@ from rstar_lab.rl.verl.trainer import _peak_memory
 from rstar_lab.rl.verl.unsupported import check, check_architecture, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
 
+pytestmark = pytest.mark.slow
+
 RL = {"problems_per_step": 4, "group_size": 2, "checkpoint_every": 1}
 
 
