@@ -27,6 +27,7 @@ def renderer(monkeypatch):
 BROWSERS = {"ends at once": "exit 1", "never answers": "exec sleep 1000", "is no program": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BROWSERS)
 def test_a_browser_that_does_not_start_is_tried_once(renderer, monkeypatch, tmp_path, kind):
     browser = tmp_path / "browser"
@@ -45,6 +46,7 @@ def test_a_browser_that_does_not_start_is_tried_once(renderer, monkeypatch, tmp_
     assert renderer._process is process and time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "suspend"])
 def test_a_browser_that_dies_in_the_middle_costs_one_picture(renderer, monkeypatch, how):
     figure = go.Figure(go.Scatter(y=[1, 2]))
@@ -57,6 +59,7 @@ def test_a_browser_that_dies_in_the_middle_costs_one_picture(renderer, monkeypat
     assert psutil.wait_procs(browser, 10)[1] == []
 
 
+@pytest.mark.slow
 def test_images_have_the_size_that_was_asked_for(renderer, tmp_path):
     figure = Figure(go.Figure(go.Scatter(y=[1, 2])), pd.DataFrame({"y": [1, 2]}))
     for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<svg")):

@@ -60,6 +60,7 @@ def everything(runs):
     return runs.trajectories()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapping, sql, condition", CASES)
 def test_mapping_and_sql_select_the_same_rows_everywhere(runs, everything, mapping, sql, condition):
     expected = set(everything.traj_id[condition(everything)])
@@ -70,6 +71,7 @@ def test_mapping_and_sql_select_the_same_rows_everywhere(runs, everything, mappi
         assert set(inspect(everything, where=where).rows(10_000).get("traj_id", [])) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapping, sql, condition", CASES)
 def test_functions_read_exactly_the_rows_of_the_filter(runs, everything, mapping, sql, condition):
     rows = everything[condition(everything)]

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import reliability
 from rstar_lab.common.resources import benchmark_file
 
@@ -12,6 +14,7 @@ def test_the_page_has_the_recorded_injections():
     assert reliability.table(result) in reliability.PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_services_that_are_silent_or_answer_garbage_fail_in_time():
     injections = [*reliability.peers()]
     assert len(injections) == 12

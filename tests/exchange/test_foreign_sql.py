@@ -201,6 +201,7 @@ def test_assistants_read_nothing_but_the_tables(run):
     asked._process.close()
 
 
+@pytest.mark.slow
 def test_a_query_ends_at_its_limit_and_below_its_memory(run, monkeypatch):
     monkeypatch.setattr("rstar_lab.exchange.mcp_server.QUERY_S", 2.0)
     monkeypatch.setattr(tool_process, "MEMORY", 2**30)

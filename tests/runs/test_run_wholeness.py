@@ -52,6 +52,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs_dir / "a"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_run_ends_with_the_same_numbers_or_refuses(undisturbed: Path, tmp_path: Path, data: st.DataObject):

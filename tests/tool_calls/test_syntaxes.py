@@ -291,6 +291,7 @@ def test_an_unknown_syntax_is_an_error():
         parse_tool_calls("", syntax="xml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("syntax", SYNTAXES)
 @pytest.mark.parametrize(
     "unit",

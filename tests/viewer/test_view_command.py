@@ -71,6 +71,7 @@ def no_control_is_clipped(page: Page) -> list[str]:
     }).map((item) => item.outerHTML.slice(0, 120))""")
 
 
+@pytest.mark.slow
 def test_rollouts_curves_runs_and_the_diagnosis_are_one_click_away(tmp_path, page):
     make_run(tmp_path / "runs", "a", steps=3)
     with view(tmp_path / "runs") as address:
@@ -99,6 +100,7 @@ def test_rollouts_curves_runs_and_the_diagnosis_are_one_click_away(tmp_path, pag
         assert page.problems == []
 
 
+@pytest.mark.slow
 def test_a_click_on_a_curve_lists_its_rollouts_and_new_steps_appear(tmp_path, page):
     run = make_run(tmp_path / "runs", "a", steps=2)
     grown = make_run(tmp_path / "later", "a", steps=3)
@@ -138,6 +140,7 @@ def test_every_request_needs_the_token(tmp_path):
         assert "default-src 'none'" in policy and "unsafe-eval" not in policy and "script-src 'self' blob:;" in policy
 
 
+@pytest.mark.slow
 def test_logs_of_other_trainers_are_imported_once(tmp_path, monkeypatch, page):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     dump = tmp_path / "verl_rollouts"

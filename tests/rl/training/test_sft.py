@@ -356,6 +356,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["auto", "bf16", "fp32"])
 def test_the_defaults_fit_into_memory_with_a_large_vocabulary(tmp_path, precision):
     """Neither logits of all tokens nor attention of tokens x tokens is computed."""
