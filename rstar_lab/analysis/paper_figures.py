@@ -177,7 +177,7 @@ def phase_table(
     Returns:
         One row per phase, in the order of the training, and one column per set and metric: "33.8% [29.6%, 38.3%]", with the
         95% interval over problems. `n` is the number of rollouts and problems.
-        If the training has no evaluations, the table is empty and its column title says so.
+        If the training has no evaluations, the table is empty and the title of its only column states this.
     """
     runs = open_runs(runs_dir).runs()
     found = runs[runs.run_id.str.startswith(f"{name}-") & (runs.kind == "evaluate")].sort_values("created")

@@ -297,9 +297,7 @@ class SupervisorPool:
         """Ask a zygote, one of whose supervisors did not answer, for an answer, and give it PONG_S seconds."""
 
         def give_up() -> None:
-            log.warning(
-                "the sandbox's zygote %s has not answered for %g s; all its processes are replaced", tier, PONG_S
-            )
+            log.warning("the sandbox's zygote %s did not answer for %g s; all its processes are replaced", tier, PONG_S)
             self._broken = True
 
         if tier not in self._asked:

@@ -126,7 +126,7 @@ async def test_a_zygote_that_does_not_answer_is_replaced(monkeypatch, caplog):
             while (await sandbox.run("3")).value != "3":
                 pass
     assert sandbox.events["zygotes_restarted"] == 1
-    assert any("has not answered for 1 s" in message for message in caplog.messages)
+    assert any("did not answer for 1 s" in message for message in caplog.messages)
 
 
 async def test_control_groups_are_removed():

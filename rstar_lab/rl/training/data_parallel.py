@@ -231,7 +231,7 @@ def serve(address: str, rank: int, size: int, parent: int) -> None:
             module, function = entry.split(":")
             getattr(importlib.import_module(module), function)(ranks)
     except RankDied:
-        os._exit(1)  # rank 0 names the helper that died; if rank 0 died, whoever started it says so
+        os._exit(1)  # rank 0 names the helper that died; if rank 0 died, the process that started it reports this
     dist.destroy_process_group()
 
 
