@@ -11,7 +11,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # a stop token
     LENGTH = "length"  # max_tokens
-    ABORTED = "aborted"  # interrupted by the caller; a later request may continue it
+    ABORTED = "aborted"  # by `Interruptible.interrupt`; a later request may continue it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """An engine that can return unfinished requests. Requests to other engines are cancelled and lose their tokens."""
+    """An engine that can return unfinished requests."""
 
     def interrupt(self) -> None:
         """End every request with the tokens generated so far, as FinishReason.ABORTED."""
@@ -80,9 +80,6 @@ class EngineSlot(Engine, Protocol):
 
     def leave(self) -> None:
         """Called when the rollout has ended, also after an error."""
-
-    def interrupt(self) -> None:
-        """End the requests of all rollouts of this step with the tokens generated so far (FinishReason.ABORTED)."""
 
 
 Slots = Callable[[int, Any], EngineSlot]  # (index in the step, task of the rollout) -> its slot
@@ -127,9 +124,6 @@ class SlotWrapper:
 
     def leave(self) -> None:
         self.slot.leave()
-
-    def interrupt(self) -> None:
-        self.slot.interrupt()
 
     def finish(self, trajectory: Any) -> Any:
         """Return the rollout as it is stored. Called after its end."""

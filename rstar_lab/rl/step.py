@@ -64,7 +64,6 @@ class Sampled:
         groups: number of groups that were started.
         retried: number of further attempts at failed rollouts.
         buffered: groups that were generated in the background; None: all were generated in this step.
-        carried: number of rollouts that the next step continues; None: the schedule carries none.
     """
 
     trajectories: list[Trajectory]
@@ -72,7 +71,6 @@ class Sampled:
     groups: int
     retried: int = 0
     buffered: BufferedGroups | None = None
-    carried: int | None = None
 
     @property
     def dropped(self) -> list[Trajectory]:
@@ -209,8 +207,6 @@ class Step:
         metrics |= sequence_metrics(self.selection, generated)
         if self.version is not None:
             metrics["stale_tokens"] = stale_tokens(self.selection, self.version)
-        if sampled.carried is not None:
-            metrics["carried"] = sampled.carried
         if self.update.gpu_gb is not None:
             metrics["update_gpu_gb"] = self.update.gpu_gb
         metrics |= {**self.seconds, "step_s": self.total_s}

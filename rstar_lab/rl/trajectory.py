@@ -16,8 +16,8 @@ class StopReason(StrEnum):
     ANSWERED = "answered"  # the model ended a turn without a call
     MAX_TURNS = "max_turns"
     LENGTH = "length"  # max_response_tokens
-    TIME_LIMIT = "time_limit"  # time limit of the rollout or of its step
-    UNFINISHED = "unfinished"  # cut off at the end of the step; continues in the next step
+    TIME_LIMIT = "time_limit"
+    UNFINISHED = "unfinished"  # the start of a rollout, which a branch or a fork continues; never stored
     DONE = "done"  # the environment ended the rollout
     ENGINE_ERROR = "engine_error"  # not the fault of the model: excluded from training
     UNDECIDED = "undecided"  # the machine could not compare the answer in time: excluded from training

@@ -56,8 +56,6 @@ class Branching(MethodSection):
         refused = "method.add: branching cannot be combined with"
         if rl.sync.lockstep:
             raise ValueError(f"{refused} schedule.lockstep (a branch starts in the middle of a batch)")
-        if rl.sync.carry_over:
-            raise ValueError(f"{refused} schedule.carry_over: set it to false")
         for entry in rl.environments:
             if entry.environment is not None:
                 raise ValueError(f"{refused} environments.{entry.name}.environment, whose state cannot be copied")

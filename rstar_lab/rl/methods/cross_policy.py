@@ -41,10 +41,8 @@ class CrossPolicy(MethodSection):
         return lambda index, task: CrossPolicySlot(slots(index, task), older, self.share)
 
     def check(self, rl: Any) -> None:
-        if rl.schedule.type != "sync" or rl.sync.lockstep or rl.sync.step_time_s is not None:
-            raise ValueError(
-                "method.add: cross_policy requires schedule: {type: sync}, without lockstep and step_time_s"
-            )
+        if rl.schedule.type != "sync" or rl.sync.lockstep:
+            raise ValueError("method.add: cross_policy requires schedule: {type: sync}, without lockstep")
         if rl.correction.type == "none" and rl.old_log_probs != "engine":
             raise ValueError(
                 "method.add: cross_policy trains on tokens of an older policy: set correction (for example {type: tis}), or "

@@ -82,29 +82,9 @@ class Sync(Section):
     lockstep: bool = False
     """Generate turns in fixed batches: the same machine, versions and seed give the same bits. `false`: every rollout proceeds on
     its own."""
-    step_time_s: float | None = Field(None, gt=0)
-    """Wall-clock limit of a step's rollouts in seconds. Unfinished rollouts are cut off and count as truncated, unless
-    `carry_over` is set. Not with `lockstep`. Default: none."""
-    carry_over: bool = False
-    """Continue rollouts that `step_time_s` cut off in the next step, with their groups (arXiv 2501.12599). Requires
-    `step_time_s` and `old_log_probs: engine`."""
     dynamic_sampling: NotNegative = 0
     """Maximum number of extra rounds in which new problems replace groups with equal rewards (arXiv 2503.14476).
     Default: 0, off."""
-
-    @model_validator(mode="after")
-    def _check_time(self) -> "Sync":
-        if self.step_time_s is not None and self.lockstep:
-            raise ValueError(
-                "step_time_s cannot be combined with lockstep (a time limit makes lockstep runs irreproducible)"
-            )
-        if self.carry_over and self.step_time_s is None:
-            raise ValueError("carry_over requires step_time_s, the time at which rollouts are cut")
-        if self.carry_over and self.dynamic_sampling:
-            raise ValueError(
-                "carry_over cannot be combined with dynamic_sampling: the rewards of unfinished groups are unknown"
-            )
-        return self
 
 
 class OffPolicy(Section):
@@ -433,10 +413,6 @@ class RlSection(Section):
             )
         for part in self.method.parts:
             part.check(self)
-        if self.sync.carry_over and self.old_log_probs != "engine":
-            raise ValueError(
-                "schedule.carry_over requires old_log_probs: engine (the trainer does not keep older policy versions)"
-            )
         schedule = self.schedule
         if isinstance(schedule, OffPolicy) and self.correction.type == "none" and not schedule.allow_uncorrected:
             raise ValueError(

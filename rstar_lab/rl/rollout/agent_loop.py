@@ -50,25 +50,19 @@ async def run_rollout(
     context: RolloutContext,
     *,
     on_turn: Callable[[str, bool], None] | None = None,
-    step_ended: asyncio.Event | None = None,
-    carry_over: bool = False,
     on_written: Callable[[WrittenTurn], Awaitable[None]] | None = None,
 ) -> Trajectory:
     """Generate the rollout of `task`, or continue `task.partial`, and return its trajectory.
 
     on_turn: called with the text of each turn and whether it is the last, before the tools of the turn run.
-    step_ended: no turn starts once this event is set. The rollout then ends with the tokens so far and
-    StopReason.TIME_LIMIT. With carry_over it is returned with StopReason.UNFINISHED and without a reward, and a later
-    call continues it. on_written: called after each turn but the first, before its tools run.
+    on_written: called after each turn but the first, before its tools run.
 
     A failure of the engine or the environment does not raise: it ends the rollout with StopReason.ENGINE_ERROR or
     ENVIRONMENT_ERROR. So does an answer that could not be compared in time: StopReason.UNDECIDED.
     """
     CURRENT_PROBLEM.set(task.problem)
     context = context.of(task.problem)
-    at_step_end = StopReason.UNFINISHED if carry_over else StopReason.TIME_LIMIT
-    rollout = _Rollout(task, engine, context, on_turn, on_written, step_ended, at_step_end)
-    stop = StopReason.ENVIRONMENT_ERROR
+    rollout = _Rollout(task, engine, context, on_turn, on_written)
     try:
         episode = rollout.episode = context.open(task)
         if task.partial is None:
@@ -76,7 +70,7 @@ async def run_rollout(
             rollout.prompt_ids = context.codec.prompt_ids(rollout.question)
         stop = await rollout.run()
         trajectory = rollout.trajectory(stop)
-        if stop in (StopReason.UNFINISHED, StopReason.ENVIRONMENT_ERROR):
+        if stop is StopReason.ENVIRONMENT_ERROR:
             return trajectory
         try:
             reward, metrics = await episode.score(trajectory)
@@ -86,11 +80,9 @@ async def run_rollout(
         return replace(trajectory, reward=reward, metrics=metrics)
     except EnvironmentFailure as failure:
         log.warning("%s", failure)
-        stop = StopReason.ENVIRONMENT_ERROR
-        return rollout.trajectory(stop, str(failure))
+        return rollout.trajectory(StopReason.ENVIRONMENT_ERROR, str(failure))
     finally:
-        if stop is not StopReason.UNFINISHED:
-            await context.close(task.traj_id)
+        await context.close(task.traj_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +110,7 @@ class _Acted:
 class _Rollout:
     """A rollout in progress, new or the continuation of `task.partial`. Arguments: those of `run_rollout`.
 
-    ids, mask, log_probs: arrays of the response so far. open_turn: a turn that the end of an earlier step cut off; the
+    ids, mask, log_probs: arrays of the response so far. open_turn: the start of a turn, at the end of `task.partial`; the
     next completion continues it. question: the first user message. error: why the environment failed.
     """
 
@@ -127,8 +119,6 @@ class _Rollout:
     context: RolloutContext
     on_turn: Callable[[str, bool], None] | None
     on_written: Callable[[WrittenTurn], Awaitable[None]] | None
-    step_ended: asyncio.Event | None
-    at_step_end: StopReason
     episode: Episode | None = None
     error: str = ""
     open_turn: Turn | None = None
@@ -144,7 +134,7 @@ class _Rollout:
         self.engine, self.policy_version = partial.engine, partial.policy_version
         self.ids, self.mask, self.log_probs = [*partial.response_ids], [*partial.loss_mask], [*partial.log_probs]
         self.turns, self.calls = [*partial.turns], [*partial.calls]
-        # A turn at the end of the response, without tool responses after it, was cut off.
+        # A turn at the end of the response, without tool responses after it, is not finished.
         if self.turns and self.turns[-1].end == len(self.ids):
             self.open_turn = self.turns.pop()
 
@@ -175,8 +165,6 @@ class _Rollout:
         limits, spent_s = self.context.limits, sum(turn.generate_s + turn.tool_s for turn in self.all_turns)
         deadline = None if limits.time_limit_s is None else time.monotonic() - spent_s + limits.time_limit_s
         while len(self.turns) < limits.max_turns:
-            if self.step_ended and self.step_ended.is_set():
-                return self.at_step_end
             generated = await self._generate(deadline)
             if isinstance(generated, StopReason):
                 return generated
@@ -224,22 +212,21 @@ class _Rollout:
         if self.on_turn:
             self.on_turn(text, not continues)
         results = await self._execute(calls) if continues else []
-        if len(self.ids) > generated.start or generated.finish_reason is not FinishReason.ABORTED:
-            self.turns.append(
-                Turn(
-                    start=generated.start,
-                    end=len(self.ids),
-                    text=text,
-                    generate_s=generated.generate_s,
-                    tool_s=time.monotonic() - tools_started,
-                    queue_s=max((result.queue_s for result in results), default=0.0),
-                    versions=generated.versions,
-                    void=is_void_turn(text, parsed, context.answer_format),
-                    control_token=codec.has_misplaced_control_token(text),
-                    observation=observation.text,
-                    reward=observation.reward,
-                )
+        self.turns.append(
+            Turn(
+                start=generated.start,
+                end=len(self.ids),
+                text=text,
+                generate_s=generated.generate_s,
+                tool_s=time.monotonic() - tools_started,
+                queue_s=max((result.queue_s for result in results), default=0.0),
+                versions=generated.versions,
+                void=is_void_turn(text, parsed, context.answer_format),
+                control_token=codec.has_misplaced_control_token(text),
+                observation=observation.text,
+                reward=observation.reward,
             )
+        )
         # `position` is where the tool responses of this turn start.
         records = [
             ToolCallRecord(
@@ -258,8 +245,6 @@ class _Rollout:
     def _observe(self, generated: _Generated, acted: _Acted) -> StopReason | None:
         """Append what the model sees next. Returns why the rollout ends, or None if it continues."""
         context, observation = self.context, acted.observation
-        if generated.finish_reason is FinishReason.ABORTED:
-            return self.at_step_end
         if generated.finish_reason is FinishReason.LENGTH:
             return StopReason.LENGTH
         if observation.done:

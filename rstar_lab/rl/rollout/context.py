@@ -158,8 +158,7 @@ class RolloutTask:
     """One rollout to generate.
 
     seed: seed of this rollout; every turn and call derives its own seed from it, so the order of rollouts does not
-    matter. partial: the trajectory so far, if the end of an earlier step cut it off. It is complete if only other
-    rollouts of its group were cut off.
+    matter. partial: the start of the trajectory, if it is given (a branch or a fork).
     """
 
     problem: Problem
@@ -175,5 +174,5 @@ class RolloutTask:
 
     @property
     def generated(self) -> int:
-        """Tokens that the model generated in an earlier step."""
+        """Tokens of the model in `partial`."""
         return self.partial.model_tokens if self.partial else 0

@@ -28,42 +28,25 @@ async def run_rollouts(
     context: RolloutContext,
     *,
     slots: Slots,
-    step_ended: asyncio.Event | None = None,
-    carry_over: bool = False,
     on_rollout: Callable[[Trajectory], Any] | None = None,
 ) -> list[Trajectory]:
     """Generate all rollouts concurrently and return them in the order of `tasks`.
 
     slots: gives the engine slot of a task, by its index. on_rollout: called with each rollout when it ends.
-    step_ended: once this event is set, unfinished rollouts are cut off; with carry_over they are returned with
-    StopReason.UNFINISHED, to be passed again as `partial` of their tasks.
     Raises UserError if the reward function fails.
     """
-    started: list[EngineSlot] = []
-
-    async def interrupt_at(step_ended: asyncio.Event) -> None:
-        await step_ended.wait()
-        for slot in started:
-            slot.interrupt()
 
     async def run_task(index: int, task: RolloutTask) -> Trajectory:
-        if task.partial and task.partial.stop_reason is not StopReason.UNFINISHED:
-            return task.partial
-        options = {"step_ended": step_ended, "carry_over": carry_over}
-        trajectory = await _run_in_slot(task, slots(index, task), context, started, **options)
+        trajectory = await _run_in_slot(task, slots(index, task), context)
         if on_rollout:
             on_rollout(trajectory)
         return trajectory
 
-    interrupter = asyncio.create_task(interrupt_at(step_ended)) if step_ended else None
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(run_task(index, task)) for index, task in enumerate(tasks)]
     except* UserError as errors:
         raise _first(errors) from None
-    finally:
-        if interrupter:
-            interrupter.cancel()
     return [task.result() for task in running]
 
 
@@ -84,7 +67,7 @@ async def stream_rollouts(
     try:
         while True:
             for index, task in islice(waiting, max_in_flight - len(running)):
-                running.add(asyncio.create_task(_run_in_slot(task, slots(index, task), context, [])))
+                running.add(asyncio.create_task(_run_in_slot(task, slots(index, task), context)))
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -96,16 +79,11 @@ async def stream_rollouts(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _run_in_slot(
-    task: RolloutTask, slot: EngineSlot, context: RolloutContext, started: list[EngineSlot], **options: Any
-) -> Trajectory:
-    """Generate a rollout in its slot, which is added to `started`. options: of `run_rollout`."""
+async def _run_in_slot(task: RolloutTask, slot: EngineSlot, context: RolloutContext) -> Trajectory:
     wrapped = slot if isinstance(slot, SlotWrapper) else SlotWrapper(slot)
     task = await wrapped.begin(task)
-    started.append(wrapped)
     try:
-        on_turn, on_written = wrapped.on_turn, wrapped.on_written
-        rollout = await run_rollout(task, wrapped, context, on_turn=on_turn, on_written=on_written, **options)
+        rollout = await run_rollout(task, wrapped, context, on_turn=wrapped.on_turn, on_written=wrapped.on_written)
     finally:
         wrapped.leave()
     return wrapped.finish(rollout)
@@ -188,8 +166,7 @@ async def retry_failed(
     """
     found, attempts, attempt, pause_s = [*rollouts], 0, 0, FIRST_PAUSE_S
     while True:
-        finished = {i: rollout for i, rollout in enumerate(found) if rollout.stop_reason is not StopReason.UNFINISHED}
-        reasons = {i: reason for i, rollout in finished.items() if (reason := failure(rollout)) is not None}
+        reasons = {i: reason for i, rollout in enumerate(found) if (reason := failure(rollout)) is not None}
         failed = [*reasons]
         # An engine or an environment that fails is reported elsewhere: it may be a fault that no pause removes.
         of_tools = sum(found[i].infrastructure_failure is not None for i in failed)

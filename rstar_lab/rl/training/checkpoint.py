@@ -34,7 +34,7 @@ class TrainerState:
 
     step: last finished step of the run, from 1. stage: index of the stage, from 0. stage_step: finished steps of the stage.
     position: problems drawn in the stage, including skipped ones. retired: ids of problems that are not drawn again.
-    finished: whether all stages are finished. carried: (group id, problem id) of groups cut off at the end of the step.
+    finished: whether all stages are finished. carried: (group id, problem id) of the groups in flight.
     history: results of each problem, with a sampler.
     """
 
@@ -53,7 +53,7 @@ class TrainerState:
         return read_json(folder / "trainer.json", cls, hint="; remove the checkpoint")
 
     def enter_stage(self, number: int) -> None:
-        self.stage, self.stage_step, self.position = number, 0, 0
+        self.stage, self.stage_step, self.position, self.carried = number, 0, 0, []
         self.history = {name: results._replace(drawn=0) for name, results in self.history.items()}
 
     def draw(self, pool: Sequence[Problem], count: int, rl: RlSection, *, seed: int, stage: str) -> list[Problem]:

@@ -1,6 +1,5 @@
 """The rollouts of each training step: generated within the step (sync), or in the background of the updates."""
 
-import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from rstar_lab.rl.rollout.run import retry_failed, run_rollouts, score_groups
 from rstar_lab.rl.step import Sampled, select
 from rstar_lab.rl.training.checkpoint import TrainerState
 from rstar_lab.rl.training.group_stream import GroupStream, trim, updates_since
-from rstar_lab.rl.trajectory import StopReason, Trajectory
+from rstar_lab.rl.trajectory import Trajectory
 
 
 def wrapped_slots(slots: Slots, tasks: Sequence[RolloutTask], rl: RlSection, servers: Mapping[str, Engine]) -> Slots:
@@ -46,8 +45,6 @@ class RolloutSource:
         self.servers = servers or {}
         self.recipe, self.run, self.engines, self.context, self.load = recipe, run, engines, context, load
         self.state = TrainerState()
-        self.step_ended = asyncio.Event()  # set when the time limit of the current step is reached
-        self.carried: list[RolloutTask] = []  # rollouts of the groups that the end of the last step cut off
         # Versions of the trainer's weights, in order, since the start or the resume. A step without an update adds
         # none.
         self.versions = [0]
@@ -57,12 +54,8 @@ class RolloutSource:
     async def next_step(self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int) -> Sampled:
         """Return the rollouts of a step. In the modes one_step_off and async they are taken from the stream."""
         if self.stream is None:
-            self.step_ended = asyncio.Event()
-            if rl.sync.step_time_s is not None:
-                asyncio.get_running_loop().call_later(rl.sync.step_time_s, self.step_ended.set)
             trajectories, selection, groups = await self.collect(stage, rl, pool, step, seed)
-            carried = len(self.carried) if rl.sync.carry_over else None
-            return Sampled(trajectories, selection, groups, self._retried(), carried=carried)
+            return Sampled(trajectories, selection, groups, self._retried())
         buffered = await self.stream.take()
         if rl.schedule.type == "one_step_off":
             # No request is in flight now. The next batch starts with the weights before this update.
@@ -85,14 +78,12 @@ class RolloutSource:
 
         With dynamic_sampling, groups without signal are replaced by further problems, for that many rounds.
         """
-        carried_groups = len({task.group_id for task in self.carried})
-        problems = self.draw(stage, max(rl.problems_per_step - carried_groups, 0), pool, rl)
-        trajectories = await self.generate(problems, rl, step)
+        trajectories = await self.generate(self.draw(stage, rl.problems_per_step, pool, rl), rl, step)
         selection = select(trajectories, rl, seed)
         groups = rl.problems_per_step
         for _ in range(rl.sync.dynamic_sampling):
             missing = rl.problems_per_step - selection.groups
-            if not missing or self.step_ended.is_set():
+            if not missing:
                 break
             trajectories += await self.generate(self.draw(stage, missing, pool, rl), rl, step, first_group=groups)
             selection = select(trajectories, rl, seed)
@@ -102,36 +93,20 @@ class RolloutSource:
     async def generate(
         self, problems: Sequence[Problem], rl: RlSection, step: int, first_group: int = 0
     ) -> list[Trajectory]:
-        """Generate the rollouts of carried groups and of new problems; return those of the groups that are complete.
-
-        Groups that the end of the step cuts off are kept in `carried` for the next step.
-        """
-        new_tasks = [
+        """Generate the rollouts of these problems. first_group: number of the first group in the step."""
+        tasks = [
             task
             for number, problem in enumerate(problems, start=first_group)
             for task in self.group_tasks(problem, rl, step, number)
         ]
-        tasks, self.carried = self.carried + new_tasks, []
         context = self.context(rl)
         slots = partial(self.engines.slots, mode=rl.rollout_mode, max_response_tokens=rl.limits.max_response_tokens)
 
         async def run(tasks: Sequence[RolloutTask]) -> list[Trajectory]:
-            return await run_rollouts(
-                tasks,
-                context,
-                slots=wrapped_slots(slots(tasks), tasks, rl, self.servers),
-                step_ended=self.step_ended if rl.sync.step_time_s is not None else None,
-                carry_over=rl.sync.carry_over,
-            )
+            return await run_rollouts(tasks, context, slots=wrapped_slots(slots(tasks), tasks, rl, self.servers))
 
-        trajectories = await self.retry(tasks, await run(tasks), run, rl)
-        unfinished = {t.group_id for t in trajectories if t.stop_reason is StopReason.UNFINISHED}
-        self.carried = [
-            replace(task, partial=t) for task, t in zip(tasks, trajectories, strict=True) if t.group_id in unfinished
-        ]
-        self.state.carried = list(dict.fromkeys((task.group_id, task.problem.problem_id) for task in self.carried))
-        complete = [t for t in trajectories if t.group_id not in unfinished]
-        return await score_groups(complete, tasks, context)
+        rollouts = await self.retry(tasks, await run(tasks), run, rl)
+        return await score_groups(rollouts, tasks, context)
 
     async def retry(
         self,
@@ -167,16 +142,18 @@ class RolloutSource:
         if rl.schedule.type == "sync":
             yield
             return
-        carried = [list(tasks) for _, tasks in itertools.groupby(self.carried, key=lambda task: task.group_id)]
-        self.carried = []
+        problems = {problem.problem_id: problem for problem in pool}
+        # Groups that were in flight at the checkpoint. Their tokens are not stored, so they start again.
+        restart = [(*parse_group_name(group_id), problems[name]) for group_id, name in self.state.carried]
         numbers: dict[int, int] = defaultdict(int)  # groups started, by step
         indices = itertools.count()
         slot = self.engines.slots([], "async", rl.limits.max_response_tokens)
         context = self.context(rl)
 
         def next_group() -> list[RolloutTask] | None:
-            if carried:
-                return carried.pop(0)
+            if restart:
+                step, number, problem = restart.pop(0)
+                return self.group_tasks(problem, rl, step, number)
             retired = set(self.state.retired)
             if all(problem.problem_id in retired for problem in pool):
                 return None
@@ -233,22 +210,6 @@ class RolloutSource:
     def staleness(self, version: int) -> int:
         """Return the number of updates between the weights of a version and the newest."""
         return updates_since(version, self.versions)
-
-    # Groups in progress at the end of a step or at a checkpoint
-
-    def restart_carried(self, problems_of_stage: Sequence[Problem], rl: RlSection) -> list[RolloutTask]:
-        """Return the groups that were in progress at the checkpoint. Their tokens are not stored, so they start again."""
-        problems = {problem.problem_id: problem for problem in problems_of_stage}
-        tasks = []
-        for group_id, problem_id in self.state.carried:
-            step, number = parse_group_name(group_id)
-            tasks += self.group_tasks(problems[problem_id], rl, step, number)
-        return tasks
-
-    async def drop_carried(self) -> None:
-        """Drop the carried groups at the end of a stage: the next stage has other limits and problems."""
-        await self.close_tools(self.carried)
-        self.carried, self.state.carried = [], []
 
     async def close_tools(self, tasks: Sequence[RolloutTask]) -> None:
         """Close the tools of rollouts that will not be continued."""

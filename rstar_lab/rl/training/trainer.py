@@ -63,7 +63,7 @@ class TrainerStep(LocalDriver):
         sampled = await source.next_step(self.stage, self.rl, self.pool, self.number, self.seed)
         newest = source.versions[-1]
         older = (version < newest for t in sampled.trajectories for turn in t.turns for version, _ in turn.versions)
-        if self.rl.sync.carry_over or source.stream is not None or any(older):
+        if source.stream is not None or any(older):
             self.version = newest
         return sampled
 
@@ -185,7 +185,6 @@ class Trainer:
         for number in range(self.state.stage, len(stages)):
             if number > self.state.stage:
                 self.state.enter_stage(number)
-                await self.rollouts.drop_carried()
             await self.run_stage(stages[number], base if number == 0 else None)
         self.learner.dismiss()
         result: dict[str, Any] = {"stages": stage_table(self.recipe, self.writer.run_dir)}
@@ -197,8 +196,6 @@ class Trainer:
         """Train the remaining steps of a stage. base: reference model of the first stage, if it has a KL term."""
         rl, state = with_cpu_precision(self.recipe.settings(stage), self.learner.device), self.state
         pool = await self.problem_pool(stage, rl)
-        if state.carried and not self.rollouts.carried:
-            self.rollouts.carried = self.rollouts.restart_carried(self.problems[stage.name], rl)
         lines = [line for line in RunReader(self.writer.run_dir).metrics() if line["stage"] == stage.name]
         if not self.stage_has_ended(stage, lines, pool):
             reference = base

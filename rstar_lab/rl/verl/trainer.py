@@ -143,7 +143,6 @@ class RecipeTrainer(PPOTrainer):
             self._export(self.settings.recipe.stages[self.state.stage].name, over=self.state.stage < number)
         if self.state.stage != number:
             self.state.enter_stage(number)
-            self.state.carried = []  # groups in flight at the end of a stage belong to it
         self.versions = [step]
         stage = self.settings.stage.name
         self.lines = [line for line in RunReader(self.writer.run_dir).metrics() if line["stage"] == stage]

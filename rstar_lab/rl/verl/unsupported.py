@@ -35,9 +35,6 @@ def unsupported_options(recipe: Recipe) -> list[str]:
             "schedule.when_stale: trim: the verl adapter leaves out whole groups; use wait or drop": (
                 rl.asynchronous.when_stale == "trim"
             ),
-            "schedule.step_time_s: a verl step ends with its last rollout; use limits.time_limit_s, the limit of each rollout": (
-                rl.sync.step_time_s is not None
-            ),
             f"mini_batches: {rl.problems_per_step} problems_per_step cannot be cut into {rl.mini_batches} equal parts, which verl "
             "requires": rl.problems_per_step % rl.mini_batches,
         }

@@ -155,8 +155,6 @@ async def test_a_rollout_whose_session_is_lost_does_not_branch(caplog):
     "keys, message",
     [
         ({"schedule": {"lockstep": True}}, "branching cannot be combined with schedule.lockstep"),
-        ({"schedule": {"carry_over": True, "step_time_s": 1.0}, "old_log_probs": "engine"},
-         "branching cannot be combined with schedule.carry_over"),
         ({"tools": ["mcp+stdio:server"]}, "branching cannot be combined with the tool mcp.stdio:server"),
         ({"environments": [{"name": "e", "environment": "m:E"}]}, "branching cannot be combined with environments.e.environment"),
     ],

@@ -49,8 +49,6 @@ async def test_only_failed_rollouts_are_generated_once_more():
     found, attempts = await retry_failed(tasks(5), first, run)
     assert seen == [["t1", "t2"]] and attempts == 2
     assert [failure(t) for t in found] == [None, None, "queue_timeout", None, None]
-    unfinished = [replace(first[2], stop_reason=StopReason.UNFINISHED)]
-    assert await retry_failed(tasks(1), unfinished, run) == (unfinished, 0)
 
 
 async def test_a_run_pauses_while_most_rollouts_fail_and_goes_on_by_itself(caplog):

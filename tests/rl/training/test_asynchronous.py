@@ -116,7 +116,7 @@ async def test_stages_can_have_different_modes(tmp_path):
         ({"correction": {"type": "none"}}, "set correction"),
         ({"correction": {"type": "none"}, "old_log_probs": "engine"}, "allow_uncorrected"),
         ({"schedule": {"dynamic_sampling": 2}}, r"rl.schedule.dynamic_sampling: not a key of type: async"),
-        ({"schedule": {"step_time_s": 5}}, r"rl.schedule.step_time_s: not a key of type: async"),
+        ({"schedule": {"dynamic_sampling": 5}}, r"rl.schedule.dynamic_sampling: not a key of type: async"),
         ({"schedule": {"buffer_groups": 2}}, "at least problems_per_step, 3"),
     ],
 )

@@ -145,7 +145,6 @@ def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
         ({"method": {"type": "otb"}}, "stages.s0: method.type: otb"),
         ({"method": {"add": [{"type": "sdpo", "weight": 0.1}]}}, "stages.s0: method.add: sdpo"),
         ({"method": {"add": [{"type": "branching", "entropy": 0.1}]}}, "stages.s0: method.add: branching"),
-        ({"schedule": {"step_time_s": 60.0}}, "stages.s0: schedule.step_time_s"),
         (
             {"schedule": {"type": "one_step_off"}, "correction": {"type": "tis"}},
             "stages.s0: schedule.type: one_step_off",
