@@ -12,8 +12,6 @@ from rstar_lab.common.http_answers import AnswerTooLong, limit_answers
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server import ServerEngine
-from rstar_lab.rl.environments.openenv import OpenEnv
-from rstar_lab.rl.tools.user import HttpTool
 from rstar_lab.sandbox.client import SandboxClient
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -62,9 +60,6 @@ def server(request):
 
 @pytest.mark.timeout(60)
 async def test_an_endless_answer_is_an_error_of_each_client(server):
-    for read in (lambda: HttpTool(server.url, 30.0), lambda: OpenEnv(server.url).schema):
-        with pytest.raises(UserError, match="longer than 67,108,864 bytes"):
-            await asyncio.to_thread(read)
     if not server.card:
         async with SandboxClient(server.url, deadline_s=1.0) as client:
             result = await client.run("1")

@@ -1,4 +1,5 @@
-"""The adapter for OpenEnv, against a server of the real library, which is installed in an environment of its own."""
+"""The adapter for OpenEnv (examples/openenv_environment.py), against a server of the real library, which is installed in an
+environment of its own."""
 
 import asyncio
 import os
@@ -18,15 +19,18 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.hardware.processes import free_port
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
-from rstar_lab.rl.environments.openenv import OpenEnv
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.trajectory import StopReason
+
+sys.path.append(str(Path(__file__).parents[3] / "examples"))
+from openenv_environment import OpenEnv
 
 VERSION = "0.3.0"
 SERVER = Path(__file__).parents[2] / "helpers" / "openenv_server.py"
@@ -59,9 +63,7 @@ def url(tmp_path_factory):
 
 @pytest.mark.soak
 def test_rewards_of_openenv_steps_become_rewards_of_the_turns(url, tmp_path, monkeypatch):
-    (tmp_path / "my_openenv.py").write_text(
-        f"from rstar_lab.rl.environments.openenv import OpenEnv\n\ngame = OpenEnv({url!r})\n"
-    )
+    (tmp_path / "my_openenv.py").write_text(f"from openenv_environment import OpenEnv\n\ngame = OpenEnv({url!r})\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     guesses = [3, 9, 7, 0]
     engine = ScriptedEngine(
@@ -69,7 +71,9 @@ def test_rewards_of_openenv_steps_become_rewards_of_the_turns(url, tmp_path, mon
     )
     environment = load_environment("game", "my_openenv:game", time_limit_s=30)
     own = RunEnvironment(environment.tools, lambda text, answer: 0.0, environment, {})
-    context = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, RolloutLimits(4000))
+    context = RolloutContext(
+        Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, LimitsSection(max_response_tokens=4000)
+    )
     task = RolloutTask(PROBLEM, "t-0", "g", 0, seed=1)
     trajectory = asyncio.run(run_rollout(task, engine, context.with_environments({"game": own})))
     assert trajectory.stop_reason == StopReason.DONE
@@ -152,7 +156,7 @@ def test_a_run_depends_on_the_file_that_makes_the_object(tmp_path, monkeypatch):
     hashes = []
     for i, port in enumerate((8000, 8001)):
         (tmp_path / f"openenv_{i}.py").write_text(
-            f"from rstar_lab.rl.environments.openenv import OpenEnv\n\ngame = OpenEnv('http://127.0.0.1:{port}')\n"
+            f"from openenv_environment import OpenEnv\n\ngame = OpenEnv('http://127.0.0.1:{port}')\n"
         )
         hashes.append(source_hash(f"openenv_{i}:game", "rl.environments"))
     assert hashes[0] != hashes[1]
@@ -160,9 +164,7 @@ def test_a_run_depends_on_the_file_that_makes_the_object(tmp_path, monkeypatch):
 
 @pytest.mark.soak
 async def test_a_game_is_evaluated_and_shown_in_the_inspector(url, tmp_path, monkeypatch):
-    (tmp_path / "my_openenv.py").write_text(
-        f"from rstar_lab.rl.environments.openenv import OpenEnv\n\ngame = OpenEnv({url!r})\n"
-    )
+    (tmp_path / "my_openenv.py").write_text(f"from openenv_environment import OpenEnv\n\ngame = OpenEnv({url!r})\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "my_openenv", raising=False)

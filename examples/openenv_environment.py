@@ -1,11 +1,13 @@
 """Environments served by OpenEnv (openenv-core): each action of the model is a call of the tool `act`.
 
-    from rstar_lab.rl.environments.openenv import OpenEnv
+Copy this file beside your tasks, and write a module that a recipe names (docs/environments.md):
+
+    from openenv_environment import OpenEnv
 
     game = OpenEnv("http://127.0.0.1:8000")
 
-Name the object in the recipe, `environment: my_module:game`. Protocol: OpenEnv 0.3, JSON messages on the WebSocket /ws, with
-one session per connection. The package openenv-core is not required.
+Protocol: OpenEnv 0.3, JSON messages on the WebSocket /ws, with one session per connection. The package openenv-core is not
+required.
 """
 
 import asyncio
@@ -17,13 +19,13 @@ from typing import Any
 
 import httpx
 
-from rstar_lab.common.errors import UserError, install_hint
+from rstar_lab.common.errors import UserError
+from rstar_lab.common.http_answers import limit_answers
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.environments.base import Environment, ModelMessage, Observation
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.tools.base import ToolResult
-from rstar_lab.rl.tools.user import get_json
-from rstar_lab.untrusted.files import reading
+from rstar_lab.untrusted.files import answer_json, reading
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 CAPACITY_WAIT_S = 1.0  # pause before the next request if all sessions of the server are in use
@@ -45,7 +47,9 @@ class OpenEnv:
         """The schema of the tool `act`: its arguments are the fields of the server's action. Raises UserError."""
         if self._schema is None:
             with reading(f"OpenEnv server {self.url} returned no schema", error=UserError, errors=(httpx.HTTPError,)):
-                action = dict(get_json(f"{self.url}/schema", self.timeout_s)["action"])
+                with limit_answers(httpx.Client(timeout=self.timeout_s), max_s=self.timeout_s) as client:
+                    answer = client.get(f"{self.url}/schema").raise_for_status()
+                action = dict(answer_json(answer, dict)["action"])
             fields = {name: field for name, field in action.get("properties", {}).items() if name != "metadata"}
             about = " ".join(action.get("description", "").split()) or "Act in the environment."
             parameters = {"type": "object", "properties": fields, "required": action.get("required", [])}
@@ -126,7 +130,7 @@ class OpenEnvEnvironment(Environment):
         try:
             from websockets.asyncio.client import connect
         except ModuleNotFoundError:
-            raise UserError(f"environments of OpenEnv require websockets: {install_hint('openenv')}") from None
+            raise UserError("environments of OpenEnv require websockets: pip install websockets") from None
         address = f"ws{self.server.url.removeprefix('http')}/ws"
         self.connection = await connect(address, max_size=MAX_MESSAGE_BYTES, proxy=None)
 
