@@ -98,23 +98,22 @@ def policy_loss(
     config = LossConfig(
         variant, aggregation, clip_low, clip_high, horizon, cov_share=cov_share, cov_bounds=cov_bounds, cov_kl=cov_kl
     )
-    loss, stats = _policy_loss(
-        log_probs, old_log_probs, advantages, mask, config, rollout_weights, normaliser, generator
-    )
+    terms = Terms(advantages, mask, rollout_weights, normaliser=normaliser)
+    loss, stats = training_loss(log_probs, old_log_probs, terms, config, generator=generator)
     return loss, floats(stats)
 
 
-def _policy_loss(
+def _clipped_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantages: Tensor,
     mask: Tensor,
     config: LossConfig,
-    rollout_weights: Tensor | None,
+    weights: Tensor | None,
     normaliser: float | Tensor | None,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the results of `policy_loss`, with statistics that stay on the device."""
+    """Return the policy loss and its statistics, see `policy_loss`. weights: of the tokens."""
     variant = config.variant
     if not callable(variant) and variant not in get_args(Variant):
         raise ValueError(f"variant must be one of {', '.join(get_args(Variant))}, got {variant!r}")
@@ -164,8 +163,8 @@ def _policy_loss(
     else:
         losses = torch.maximum(plain, clipped)
 
-    if rollout_weights is not None:
-        losses = losses * rollout_weights.masked_fill(~mask, 0.0)
+    if weights is not None:
+        losses = losses * weights.masked_fill(~mask, 0.0)
     loss = aggregate(losses, mask, aggregation=config.aggregation, normaliser=normaliser, horizon=config.horizon)
     return loss, _stats(log_ratio.detach(), ratio.detach(), cut, mask)
 
@@ -205,7 +204,8 @@ def training_loss(
     correction_weights_BT: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return the loss of a micro-batch, and its statistics: policy loss, cross-entropy, and KL to another model.
+    """Return the loss of a micro-batch, and its statistics: policy loss, cross-entropy, and KL to another model. All trainers
+    call this function.
 
     The policy loss is weighted by the off-policy correction, if there is one. The cross-entropy is the sum of
     -weight * log p over the number of tokens with a weight. The KL has two estimators. `k3`: `kl_loss` times
@@ -242,7 +242,9 @@ def training_loss(
         gap = (reference - old_log_probs).masked_fill(~mask, 0.0).nan_to_num(0.0)
         advantages = advantages + config.kl_coefficient * gap
         stats_of_terms[config.kl_metric] = -float(gap.sum()) / max(1, terms.tokens or int(mask.sum()))
-    loss, stats = _policy_loss(log_probs, old_log_probs, advantages, mask, config, weights, terms.normaliser, generator)
+    loss, stats = _clipped_loss(
+        log_probs, old_log_probs, advantages, mask, config, weights, terms.normaliser, generator
+    )
     stats_of_terms = stats | stats_of_terms
     if reference is not None and config.kl_estimator == "k3":
         kl = kl_loss(

@@ -9,10 +9,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from rstar_lab.rl.algorithm.advantages import tool_budget_advantages
+from rstar_lab.rl.algorithm.advantages import group_advantages
 from rstar_lab.rl.algorithm.hooks import Group
 from rstar_lab.rl.algorithm.streams import Streams, rollout_streams
 from rstar_lab.rl.methods.base import MethodSection
+
+CLIP = 0.5  # largest relative change of an advantage; not from the paper
 
 
 class ToolBudget(MethodSection):
@@ -32,16 +34,14 @@ class ToolBudget(MethodSection):
             raise ValueError("method.add: tool_budget requires method: {type: grpo}")
 
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
-        rate, rollouts = float(np.mean([t.reward > 0 for t in group.generated])), len(group.rollouts)
-        return rollout_streams(
-            tool_budget_advantages(
-                group.rewards,
-                [0] * rollouts,
-                [len(t.calls) for t in group.rollouts],
-                [rate >= self.easy_from] * rollouts,
-                weight=self.weight,
-                max_calls=self._rl.limits.max_turns,
-                normalise_std=self._rl.method.normalise_std,
-                unshaped=[t.reward for t in group.rollouts],
-            )
-        )
+        plain = self._advantages(group.rewards)
+        if np.mean([t.reward > 0 for t in group.generated]) < self.easy_from:
+            return rollout_streams(plain)
+        share = np.minimum([len(t.calls) / self._rl.limits.max_turns for t in group.rollouts], 1.0)
+        successful = np.array([t.reward > 0 for t in group.rollouts])
+        penalty = np.where(successful, self.weight * np.sin(np.pi / 2 * share), 0.0)
+        bound = CLIP * np.abs(plain)
+        return rollout_streams(plain + np.clip(self._advantages(group.rewards - penalty) - plain, -bound, bound))
+
+    def _advantages(self, rewards: np.ndarray) -> np.ndarray:
+        return group_advantages(rewards, [0] * len(rewards), normalise_std=self._rl.method.normalise_std)
