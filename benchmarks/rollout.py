@@ -19,11 +19,11 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.engines.group import EngineGroup, open_engines
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import EngineSection, SftConfig
+from rstar_lab.rl.recipe import EngineSection, LimitsSection, SftConfig
 from rstar_lab.rl.renderers.paper import SYSTEM_PROMPT, format_question, render_segments, render_tool_call
 from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.scheduler import Scheduler
 from rstar_lab.rl.scheduling.slots import ScheduledSlots
@@ -35,7 +35,7 @@ from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.tool_calls import parse_tool_calls
 
 ROLLOUTS, BATCH = 256, 64
-LIMITS = RolloutLimits(max_response_tokens=600, max_turns=4)
+LIMITS = LimitsSection(max_response_tokens=600, max_turns=4)
 LATENCY_S = 0.3
 SCRIPTED = 10_000
 
@@ -290,7 +290,12 @@ async def cpu_per_turn(rollouts: int, engines: int = 16) -> tuple[float, int]:
         scheduler.add_server(f"e{i}", 250_000, max_running=1024)
     slots = ScheduledSlots(scheduler, {f"e{i}": engine for i in range(engines)})
     before = time.process_time()
-    context = RolloutContext(codec, tools, lambda text, answer: float("boxed{1}" in text), RolloutLimits(100_000, 8))
+    context = RolloutContext(
+        codec,
+        tools,
+        lambda text, answer: float("boxed{1}" in text),
+        LimitsSection(max_response_tokens=100_000, max_turns=8),
+    )
     done = await run_rollouts(wanted, context, slots=slots.slot)
     used = time.process_time() - before
     turns = sum(len(trajectory.turns) for trajectory in done)

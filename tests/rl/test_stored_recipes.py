@@ -65,7 +65,7 @@ def test_no_command_imports_what_a_stored_recipe_names(run, tmp_path, key):
     assert not (tmp_path / "MARK").exists()
 
 
-@pytest.mark.parametrize("tool", ["mcp+stdio:touch MARK", "mcp+http://127.0.0.1:9/x", "http://127.0.0.1:9/x"])
+@pytest.mark.parametrize("tool", ["mcp+stdio:touch MARK", "mcp+http://127.0.0.1:9/x"])
 def test_no_tool_server_of_a_stored_recipe_is_started_or_contacted(run, tmp_path, tool):
     name(run, "rl.tools", ["python", tool])
     with pytest.raises(UserError, match="may come from somebody else"):

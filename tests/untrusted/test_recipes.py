@@ -17,7 +17,7 @@ NAMED = {
     "function": ({"rl": {"reward": "os:system"}}, "os:system"),
     "metric": ({"rl": {"metrics": ["evil:metric"]}}, "evil:metric"),
     "MCP command": ({"rl": {"tools": ["python", "mcp+stdio:sh -c 'id'"]}}, "mcp+stdio:sh -c 'id'"),
-    "tool over HTTP": ({"rl": {"tools": ["http://evil/tool"]}}, "http://evil/tool"),
+    "tool over HTTP": ({"rl": {"tools": ["mcp+http://evil/tool"]}}, "mcp+http://evil/tool"),
     "environment": ({"rl": {"environments": [{"name": "e", "environment": "evil:Env"}]}}, "evil:Env"),
     "tool of an environment": ({"rl": {"environments": [{"name": "e", "tools": ["evil:tool"]}]}}, "evil:tool"),
     "function of a stage": ({"stages": [{"name": "one", "steps": 1, "rl": {"metrics": ["evil:m"]}}]}, "evil:m"),

@@ -22,10 +22,11 @@ from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.base import PromptFormat, PromptStyle
 from rstar_lab.rl.rollout.agent_loop import check_call, run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.records import TrainingLabels, call_rows, trajectory_row, transcript_row
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.serving.serve import ServeOptions, serving
@@ -208,7 +209,7 @@ class Chat:
             self.codec,
             {name: _EventEmittingTool(tool, on_event) for name, tool in self.tools.items()},
             lambda text, answer: 0.0,
-            RolloutLimits(options.max_tokens or 30_000, options.max_turns),
+            LimitsSection(max_response_tokens=options.max_tokens or 30_000, max_turns=options.max_turns),
             options.temperature,
             options.top_p,
         )

@@ -59,7 +59,7 @@ class Environment(Protocol):
 
     @property
     def tools(self) -> Sequence[Any]:
-        """The tools of the model: methods, functions, classes with state, URLs, MCP servers (`mcp+stdio:COMMAND`), or objects with
+        """The tools of the model: methods, functions, classes with state, MCP servers (`mcp+stdio:COMMAND`), or objects with
         `schema` (see Tool).
 
         Functions need types and a docstring, from which their schema is made. The names and schemas must not depend on

@@ -74,7 +74,7 @@ def describe_tools(
             tools.append(UserTool(f"{name}:{given.__name__}", given, time_limit_s))
         else:
             raise UserError(
-                f"rl.environments: {name}: {given!r} is not a tool: expected a function, class, URL, MCP server or object"
+                f"rl.environments: {name}: {given!r} is not a tool: expected a function, class, MCP server or object"
             )
     return by_name(tools, f"rl.environments: {name}")
 
@@ -111,10 +111,9 @@ class EnvironmentClass:
         self.tools = describe_tools(self.name, offered, self.time_limit_s, self.episodes)
 
     def open(self, problem: Problem, traj_id: str) -> Episode:
-        """Return the environment of a rollout; create it unless the rollout continues an earlier one. Raises EnvironmentFailure."""
-        if traj_id not in self.episodes:
-            self.episodes[traj_id] = self._episode(problem)
-        return self.episodes[traj_id]
+        """Return a new environment for a rollout. Raises EnvironmentFailure."""
+        episode = self.episodes[traj_id] = self._episode(problem)
+        return episode
 
     def _episode(self, problem: Problem) -> Episode:
         try:

@@ -18,7 +18,7 @@ class RunEnvironment:
     """An entry of `rl.environments` with its environment and tools loaded.
 
     tools: tools by the name that the model uses. reward: as in RolloutContext. environment: None if the entry has only
-    tools and a reward. limits: fields of RolloutLimits that the entry changes. instruction: see `RlSection.instruction`.
+    tools and a reward. limits: keys of `rl.limits` that the entry changes. instruction: see `RlSection.instruction`.
     """
 
     tools: Mapping[str, Tool]

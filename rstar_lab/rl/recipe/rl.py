@@ -17,7 +17,7 @@ from rstar_lab.rl.renderers.base import PromptStyle, TruncateSide
 from rstar_lab.rl.section import TESTS, ByType, Function, NotNegative, Positive, Reward, Section, is_user_function
 from rstar_lab.verify import AnswerFormat
 
-TOOL_ADDRESSES = ("http://", "https://", "mcp+stdio:", "mcp+http://", "mcp+https://")
+TOOL_ADDRESSES = ("mcp+stdio:", "mcp+http://", "mcp+https://")
 CODE_TOOLS = ("python", "python_released", "jupyter")
 
 
@@ -224,7 +224,7 @@ class EnvironmentEntry(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the environment, unique in the recipe. It is used in problem files, metrics and curves."""
     environment: str | None = None
-    """`module:name` of your environment class, an Inspect task or an OpenEnv server (docs/environments.md). Default: none;
+    """`module:name` of your environment class or an Inspect task (docs/environments.md). Default: none;
     the entry is defined by `tools` and `reward`."""
     problems: Problems | None = None
     """Training problems. Default: the problems of the stage that name this environment."""
@@ -293,7 +293,7 @@ class RlSection(Section):
     """Number of newest checkpoints that are kept. Default: our choice."""
     tools: tuple[str, ...] = ("python",)
     """Tools of the model. `python` (the paper's), `python_released`, `jupyter`, or your own: `module:function`,
-    `module:Class`, a URL, or an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md). Cannot differ between stages."""
+    `module:Class`, or an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md). Cannot differ between stages."""
     environments: tuple[EnvironmentEntry, ...] = ()
     """Several tasks in one run, mixed by weight in every step (docs/environments.md). Problems that name no environment
     use `tools` and `reward`. Default: none. Cannot differ between stages."""
@@ -392,9 +392,7 @@ class RlSection(Section):
     def _check_tools(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
         for tool in tools:
             if tool not in CODE_TOOLS and not NAME.fullmatch(tool) and not tool.startswith(TOOL_ADDRESSES):
-                raise ValueError(
-                    f"{tool!r} is not one of {', '.join(CODE_TOOLS)}, a module:function, a URL or an MCP server"
-                )
+                raise ValueError(f"{tool!r} is not one of {', '.join(CODE_TOOLS)}, a module:function or an MCP server")
         return tools
 
     @field_validator("environments")

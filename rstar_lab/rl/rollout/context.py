@@ -10,29 +10,13 @@ from rstar_lab.rl.environments.episode import Episode, MathsEpisode
 from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import EvaluateSection, Recipe, RlSection
+from rstar_lab.rl.recipe import EvaluateSection, LimitsSection, Recipe, RlSection
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.tools.base import ForkableTool, ForkFailed, Tool
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.verify import AnswerFormat
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """Limits of one rollout.
-
-    max_response_tokens: tokens of the model and of tool responses together. max_tool_chars: longest tool response; longer
-    ones lose their middle. time_limit_s: wall-clock time, also within a turn; None: no limit. max_calls_per_turn: further
-    calls of a turn are answered with an error.
-    """
-
-    max_response_tokens: int
-    max_turns: int = 10
-    max_tool_chars: int = 4096
-    time_limit_s: float | None = None
-    max_calls_per_turn: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +33,7 @@ class RolloutContext:
     codec: Codec
     tools: Mapping[str, Tool]
     reward: Callable[[str, str], float]
-    limits: RolloutLimits
+    limits: LimitsSection
     temperature: float = 1.0
     top_p: float = 1.0
     answer_format: AnswerFormat = "tagged"
@@ -105,7 +89,7 @@ class RolloutContext:
                 ),
                 tools=entry.tools,
                 reward=entry.reward,
-                limits=replace(self.limits, **entry.limits),
+                limits=self.limits.model_copy(update=dict(entry.limits)),
                 environment=entry.environment,
             )
             for name, entry in environments.items()
@@ -115,7 +99,7 @@ class RolloutContext:
     def with_response_limit(self, tokens: int) -> "RolloutContext":
         """Return this context with at most this many response tokens, also in its environments."""
         others = {name: other.with_response_limit(tokens) for name, other in self.others.items()}
-        limits = replace(self.limits, max_response_tokens=min(self.limits.max_response_tokens, tokens))
+        limits = self.limits.model_copy(update={"max_response_tokens": min(self.limits.max_response_tokens, tokens)})
         return replace(self, limits=limits, others=others)
 
     @classmethod
@@ -123,15 +107,8 @@ class RolloutContext:
         cls, codec: Codec, tools: Mapping[str, Tool], reward: Callable[[str, str], float], rl: RlSection
     ) -> Self:
         """Return the context of the training rollouts of a stage."""
-        limits = RolloutLimits(
-            rl.limits.max_response_tokens,
-            rl.limits.max_turns,
-            rl.limits.max_tool_chars,
-            rl.limits.time_limit_s,
-            rl.limits.max_calls_per_turn,
-        )
         marks = any(method.reads_outputs for method in rl.hooks)
-        return cls(codec, tools, reward, limits, rl.temperature, answer_format=rl.answer, marks_outputs=marks)
+        return cls(codec, tools, reward, rl.limits, rl.temperature, answer_format=rl.answer, marks_outputs=marks)
 
     @classmethod
     def for_evaluation(
@@ -144,12 +121,8 @@ class RolloutContext:
     ) -> Self:
         """Return the context of the evaluation rollouts of a recipe. settings: default: `evaluate` of the recipe."""
         settings = settings or recipe.evaluate
-        limits = RolloutLimits(
-            settings.max_response_tokens,
-            settings.max_turns,
-            recipe.rl.limits.max_tool_chars,
-            max_calls_per_turn=recipe.rl.limits.max_calls_per_turn,
-        )
+        own = {"max_response_tokens": settings.max_response_tokens, "max_turns": settings.max_turns}
+        limits = recipe.rl.limits.model_copy(update=own | {"time_limit_s": None})
         return cls(codec, tools, reward, limits, settings.temperature, settings.top_p, recipe.rl.answer)
 
 

@@ -20,7 +20,6 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.tools.base import ToolResult
 from rstar_lab.rl.tools.user import ToolUnavailable, run_with_retries
 
-PREFIXES = ("mcp+stdio:", "mcp+http://", "mcp+https://")
 _INVALID_PARAMS = -32602  # JSON-RPC
 
 log = logging.getLogger(__name__)

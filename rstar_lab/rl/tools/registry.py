@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.recipe import CODE_TOOLS
+from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
 from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.formats import renderer_type
 from rstar_lab.rl.tools.base import Tool, tool_name
 from rstar_lab.rl.tools.code import CodeTool, FaultySandbox, Sandbox
-from rstar_lab.rl.tools.mcp import PREFIXES, load_mcp_tools
+from rstar_lab.rl.tools.mcp import load_mcp_tools
 from rstar_lab.rl.tools.user import load_user_tool
 
 
@@ -46,7 +47,9 @@ def make_tools(
 
 def load_tools(name: str, time_limit_s: float) -> Sequence[Tool]:
     """Return the tools that a text names: those of an MCP server, or one of the user. Raises UserError."""
-    return load_mcp_tools(name, time_limit_s) if name.startswith(PREFIXES) else [load_user_tool(name, time_limit_s)]
+    return (
+        load_mcp_tools(name, time_limit_s) if name.startswith(TOOL_ADDRESSES) else [load_user_tool(name, time_limit_s)]
+    )
 
 
 def by_name(tools: Sequence[Tool], where: str) -> dict[str, Tool]:

@@ -1,4 +1,4 @@
-"""User-defined tools: a typed function, a class with one instance per trajectory, or an HTTP endpoint.
+"""User-defined tools: a typed function, or a class with one instance per trajectory.
 
 User tools are trusted: they run in the trainer's process, without a sandbox. A time limit ends the wait for a call, not the
 thread it runs in. The schema for the model is generated from the signature and the docstring (Google style).
@@ -16,16 +16,13 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, get_type_hints
 
-import httpx
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.http_answers import limit_answers
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, RETRIES, ForkFailed, Tool, ToolResult, tool_name
-from rstar_lab.untrusted.files import answer_json, reading
 
 THREADS = 64  # concurrent calls of one tool; time in the queue does not count towards the limit
 SUPPLIED = ("seed", "traj_id", "problem")  # keyword-only parameters of these names are filled in by the agent loop
@@ -134,52 +131,8 @@ class UserTool:
         return ToolResult(outcome, text, queue_s=began - requested, run_s=time.monotonic() - began)
 
 
-class HttpTool:
-    """A tool behind a URL: GET returns its schema, POST {"arguments", "seed", "traj_id"} returns {"content": text}.
-
-    Status 400 and 422 count as `invalid_arguments`, any other failure as an infrastructure failure.
-    """
-
-    def __init__(self, url: str, time_limit_s: float):
-        """Raises UserError if the URL does not return a schema."""
-        self.url, self.time_limit_s = url, time_limit_s
-        with reading(f"rl.tools: {url}: GET returned no function schema", error=UserError, errors=(httpx.HTTPError,)):
-            description = get_json(url, time_limit_s)
-            function = description["function"] if description.get("type") == "function" else description
-            self.schema = {"type": "function", "function": function}
-            _ = tool_name(self.schema), function["parameters"]["properties"]
-        self._client = limit_answers(httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=THREADS)))
-
-    async def __call__(self, arguments: dict[str, Any], *, seed: int, traj_id: str) -> ToolResult:
-        return await run_with_retries(lambda: self._post({"arguments": arguments, "seed": seed, "traj_id": traj_id}))
-
-    async def close(self, traj_id: str) -> None: ...
-
-    async def _post(self, body: dict[str, Any]) -> ToolResult:
-        began = time.monotonic()
-        with reading(self.url, error=ToolUnavailable, errors=(httpx.HTTPError,)):
-            try:
-                async with asyncio.timeout(self.time_limit_s):
-                    answer = await self._client.post(self.url, json=body)
-            except TimeoutError:
-                outcome, text = Outcome.TIMEOUT, "TimeoutError: the tool ran past its time limit."
-            else:
-                outcome, text = Outcome.INVALID_ARGUMENTS, answer.text
-                if answer.status_code not in (400, 422):
-                    outcome, text = Outcome.OK, str(answer_json(answer.raise_for_status(), dict)["content"])
-        return ToolResult(outcome, text, run_s=time.monotonic() - began)
-
-
-def get_json(url: str, time_limit_s: float) -> dict[str, Any]:
-    """Return the JSON object at a URL. Raises httpx.HTTPError or DataError."""
-    with limit_answers(httpx.Client(timeout=time_limit_s), max_s=time_limit_s) as client:
-        return answer_json(client.get(url).raise_for_status(), dict)
-
-
 def load_user_tool(name: str, time_limit_s: float) -> Tool:
-    """Return the tool that a recipe names as `module:name` or by its URL. Raises UserError if it cannot be loaded."""
-    if name.startswith(("http://", "https://")):
-        return HttpTool(name, time_limit_s)
+    """Return the tool that a recipe names as `module:name`. Raises UserError if it cannot be loaded."""
     own = load_named(name, "rl.tools")
     if not callable(own):
         raise UserError(f"rl.tools: {name} is a {type(own).__name__}; expected a function or a class")

@@ -14,10 +14,11 @@ from rstar_lab.rl.environments.loading import EnvironmentClass, load_environment
 from rstar_lab.rl.environments.mixture import Mixture, RunEnvironment
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.plan import draw_problems
 from rstar_lab.rl.rollout.records import messages
 from rstar_lab.rl.rollout.run import run_rollouts, score_groups
@@ -97,7 +98,9 @@ class Ranked(Guess):
 
 def context_of(made=Guess, **limits) -> RolloutContext:
     environment = EnvironmentClass("game", made, time_limit_s=0.5)
-    context = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 1.0, RolloutLimits(4000))
+    context = RolloutContext(
+        Codec(TOKENIZER, {}), {}, lambda text, answer: 1.0, LimitsSection(max_response_tokens=4000)
+    )
     own = RunEnvironment(environment.tools, lambda text, answer: 0.0, environment, limits)
     return context.with_environments({"game": own})
 
@@ -251,4 +254,7 @@ def test_errors_of_loading_name_the_key(tmp_path, monkeypatch):
 
 async def test_a_problem_of_an_unknown_environment_is_an_error():
     with pytest.raises(UserError, match=r"problem seven: rl\.environments has no entry 'game'; entries: none"):
-        await roll("I say 7", context=RolloutContext(Codec(TOKENIZER, {}), {}, lambda t, a: 1.0, RolloutLimits(100)))
+        await roll(
+            "I say 7",
+            context=RolloutContext(Codec(TOKENIZER, {}), {}, lambda t, a: 1.0, LimitsSection(max_response_tokens=100)),
+        )

@@ -21,9 +21,10 @@ from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.trajectory import StopReason
 
 TOKENIZER = train_tokenizer(["what is the sum of these two numbers"], 300)
@@ -63,7 +64,9 @@ def roll(turn, sample):
     environment = load_environment("sums", "test_inspect_task:sums", time_limit_s=30)
     problem = next(p for p in InspectTask("t:sums", sums).problems() if p.info["sample"] == sample)
     own = RunEnvironment(environment.tools, lambda text, answer: 0.0, environment, {})
-    context = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, RolloutLimits(4000))
+    context = RolloutContext(
+        Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, LimitsSection(max_response_tokens=4000)
+    )
     engine = ScriptedEngine(TOKENIZER, lambda prompt, index: turn)
     rollout_task = RolloutTask(problem.model_copy(update={"environment": "sums"}), "t-0", "g", 0, seed=1)
     trajectory = asyncio.run(run_rollout(rollout_task, engine, context.with_environments({"sums": own})))

@@ -12,10 +12,11 @@ pytest.importorskip("verifiers.v1", reason="verifiers is not installed; its pins
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.models.tokenizer import train_tokenizer
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.trajectory import StopReason
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))
@@ -135,7 +136,9 @@ def problems(target="shop_environments:Shop"):
 
 async def roll(*turns, problem=None, target="shop_environments:Shop", environment=None):
     environment = environment or load_environment("shop", target, 5.0)
-    context = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, RolloutLimits(4000))
+    context = RolloutContext(
+        Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, LimitsSection(max_response_tokens=4000)
+    )
     own = RunEnvironment(environment.tools, lambda text, answer: 0.0, environment, {})
     engine = ScriptedEngine(TOKENIZER, lambda prompt, turn: turns[turn])
     task = RolloutTask(problem or problems(target)[0], "t", "g", 0, seed=1)

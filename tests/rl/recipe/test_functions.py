@@ -22,12 +22,12 @@ from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.pipeline import SFT_KEYS
 from rstar_lab.rl.preflight.run import preflight
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import RecipeError, RlSection
+from rstar_lab.rl.recipe import LimitsSection, RecipeError, RlSection
 from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.resolved import load_functions, resolve
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.update import Learner
@@ -238,7 +238,7 @@ async def test_an_own_chat_template_renders_prompts_and_text_between_turns():
     )
     codec = Codec(tokenizer, {}, rl.prompt_style)
     engine = ScriptedEngine(tokenizer, lambda prompt, turn: [render_tool_call("f", {}), "\\boxed{4}"][turn])
-    context = RolloutContext(codec, {}, verify, RolloutLimits(500), answer_format="boxed")
+    context = RolloutContext(codec, {}, verify, LimitsSection(max_response_tokens=500), answer_format="boxed")
     task = RolloutTask(Problem(problem_id="p", question="2 + 2?", answer="4"), "t", "g", sample=0, seed=1)
     rollout = await run_rollout(task, engine, context)
     asked = "2 + 2?\n\nPut the final answer in \\boxed{}."

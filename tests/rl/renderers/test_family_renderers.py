@@ -11,11 +11,12 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.families import Gemma4Renderer, GlmRenderer, GptOssRenderer
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.sandbox.call import CallResult
@@ -103,7 +104,7 @@ async def test_a_rollout_of_three_turns_has_the_tokens_of_the_template(family):
     codec = Codec(tokenizer_of(family), tools, STYLE)
     turns = [write_calls(family, each) + CALL_END[family] for each in codes] + [answer(family) + ANSWER_END[family]]
     engine = Scripted(codec.tokenizer, turns)
-    context = RolloutContext(codec, tools, verify, RolloutLimits(4000), answer_format="boxed")
+    context = RolloutContext(codec, tools, verify, LimitsSection(max_response_tokens=4000), answer_format="boxed")
     task = RolloutTask(Problem(problem_id="p", question="What is 6 times 7?", answer="42"), "t", "g", sample=0, seed=1)
     trajectory = await run_rollout(task, engine, context)
     assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.answer == "42"

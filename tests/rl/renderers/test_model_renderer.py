@@ -13,13 +13,13 @@ from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import RecipeError, RlSection
+from rstar_lab.rl.recipe import LimitsSection, RecipeError, RlSection
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import render_prompt
 from rstar_lab.rl.renderers.model import ModelRenderer
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.sandbox.call import CallResult
@@ -63,7 +63,7 @@ async def roll(family, texts, ends=None):
     tools = make_tools(["python"], EchoSandbox())
     codec = Codec(tokenizer, tools, STYLE)
     engine = Scripted(tokenizer, texts, ends or [codec.renderer.end] * len(texts))
-    context = RolloutContext(codec, tools, verify, RolloutLimits(4000), answer_format="boxed")
+    context = RolloutContext(codec, tools, verify, LimitsSection(max_response_tokens=4000), answer_format="boxed")
     task = RolloutTask(PROBLEM, "t", "g", sample=0, seed=1)
     return await run_rollout(task, engine, context), engine, codec
 

@@ -7,10 +7,11 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.paper import neutralise, render_tool_call
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.sandbox import LocalSandbox
@@ -38,7 +39,7 @@ async def tools():
 
 async def roll(tokenizer, tools, turns: list[str], engine=None, marks_outputs=False, **limits):
     engine = engine or ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn])
-    limits = RolloutLimits(**({"max_response_tokens": 4000} | limits))
+    limits = LimitsSection(**({"max_response_tokens": 4000} | limits))
     context = RolloutContext(Codec(tokenizer, tools), tools, verify, limits, marks_outputs=marks_outputs)
     trajectory = await run_rollout(RolloutTask(PROBLEM, "t", "g", sample=0, seed=1), engine, context)
     return trajectory, engine

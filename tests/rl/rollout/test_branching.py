@@ -17,11 +17,11 @@ from rstar_lab.rl.engine import Completion, Sampling
 from rstar_lab.rl.methods.branching import FIRST_TOKENS, Branch, Branching, entropy_estimate, plan_branches
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import RecipeError, RlSection
+from rstar_lab.rl.recipe import LimitsSection, RecipeError, RlSection
 from rstar_lab.rl.renderers.paper import JUPYTER_TOOL, render_tool_call
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits
+from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
@@ -97,7 +97,9 @@ class Counter(ScriptedEngine):
 async def roll(branching: float | None, count: int = 12):
     async with LocalSandbox(workers=1) as sandbox:
         tools = make_tools(["jupyter"], sandbox, timeout_s=5.0, memory_mb=256)
-        context = RolloutContext(Codec(TOKENIZER, tools), tools, lambda text, answer: 1.0, RolloutLimits(4000))
+        context = RolloutContext(
+            Codec(TOKENIZER, tools), tools, lambda text, answer: 1.0, LimitsSection(max_response_tokens=4000)
+        )
         policy = make_policy("adaptive", max_context=4000, predictor=LengthPredictor(4000))
         slots = scheduled({"e": Counter()}, policy)
         slot, planned = slots.slot, tasks(count)

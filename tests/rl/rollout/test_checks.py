@@ -9,13 +9,14 @@ from helpers.scripted_engine import ScriptedEngine
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
 from rstar_lab.rl.reward import reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.checks import RolloutError, check_rollouts, check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.tools.code import CodeTool
 from rstar_lab.rl.trajectory import ToolCallRecord
@@ -43,7 +44,9 @@ async def rollout():
     """A rollout of two turns with a tool call between them."""
     async with LocalSandbox(workers=1) as sandbox:
         tools = {"execute_python_code_with_standard_io": CodeTool(sandbox)}
-        context = RolloutContext(Codec(TOKENIZER, tools), tools, reward, RolloutLimits(2000, 4))
+        context = RolloutContext(
+            Codec(TOKENIZER, tools), tools, reward, LimitsSection(max_response_tokens=2000, max_turns=4)
+        )
         task = RolloutTask(Problem(problem_id="p", question="How many?", answer="5"), "t", "g", 0, 0)
         return await run_rollout(task, ScriptedEngine(TOKENIZER, lambda _, turn: TURNS[turn]), context)
 

@@ -11,11 +11,12 @@ from rstar_lab.analysis.metrics import measure
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.tools.registry import make_tools
@@ -68,7 +69,9 @@ def module(tmp_path, monkeypatch):
 async def roll(add: int, reward="baskets:full", sample: int = 0):
     tools = make_tools(["baskets:Basket"], None)
     turns = [f"</reason>\n{render_tool_call('Basket', {'add': add})}", "</reason>\n<answer>5</answer>"]
-    context = RolloutContext(Codec(TOKENIZER, tools), tools, make_reward(reward), RolloutLimits(4000))
+    context = RolloutContext(
+        Codec(TOKENIZER, tools), tools, make_reward(reward), LimitsSection(max_response_tokens=4000)
+    )
     task = RolloutTask(PROBLEM, f"r-{sample}", "g", sample, seed=1)
     return await run_rollout(task, ScriptedEngine(TOKENIZER, lambda prompt, turn: turns[turn]), context)
 

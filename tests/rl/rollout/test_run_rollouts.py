@@ -11,9 +11,10 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, Sampling
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import make_policy
@@ -51,9 +52,8 @@ def tasks(count: int, group_size: int = 4) -> list[RolloutTask]:
 
 async def go(tokenizer, wanted, slots, turns: int = 8):
     tools = make_tools(["python"], Echo())
-    context = RolloutContext(
-        Codec(tokenizer, tools), tools, lambda text, answer: float("boxed{1}" in text), RolloutLimits(100_000, turns)
-    )
+    limits = LimitsSection(max_response_tokens=100_000, max_turns=turns)
+    context = RolloutContext(Codec(tokenizer, tools), tools, lambda text, answer: float("boxed{1}" in text), limits)
     return await run_rollouts(wanted, context, slots=slots)
 
 
@@ -130,7 +130,8 @@ async def test_turns_that_arrive_after_the_last_engine_failed_are_errors(tokeniz
     made = make_policy(policy, max_context=4000, predictor=LengthPredictor(4000))
     slots = scheduled({"only": engine}, made)
     tools = make_tools(["python"], Slow())
-    context = RolloutContext(Codec(tokenizer, tools), tools, lambda text, answer: 0.0, RolloutLimits(100_000, 8))
+    limits = LimitsSection(max_response_tokens=100_000, max_turns=8)
+    context = RolloutContext(Codec(tokenizer, tools), tools, lambda text, answer: 0.0, limits)
     done = await asyncio.wait_for(run_rollouts(tasks(4), context, slots=slots.slot), 10)
     assert {t.stop_reason for t in done} == {StopReason.ENGINE_ERROR}
 

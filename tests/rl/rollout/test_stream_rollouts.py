@@ -7,12 +7,13 @@ from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import TOKENIZER, problem
 from helpers.slots import scheduled
 
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.run import stream_rollouts
 
 ANSWER = "so</reason><answer>\\boxed{7}</answer>"
-CONTEXT = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 1.0, RolloutLimits(500))
+CONTEXT = RolloutContext(Codec(TOKENIZER, {}), {}, lambda text, answer: 1.0, LimitsSection(max_response_tokens=500))
 
 
 class Gated(ScriptedEngine):

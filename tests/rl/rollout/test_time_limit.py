@@ -12,9 +12,10 @@ from helpers.slots import scheduled
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.paper import END_OF_TURN, render_tool_call
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
 from rstar_lab.rl.scheduling.policies import POLICIES, make_policy
@@ -77,7 +78,13 @@ def a_task(i: int = 0) -> RolloutTask:
 
 
 async def go(
-    tasks, engines, tool: Tool, *, policy: str = "adaptive", limits: RolloutLimits = RolloutLimits(4000), **options
+    tasks,
+    engines,
+    tool: Tool,
+    *,
+    policy: str = "adaptive",
+    limits: LimitsSection = LimitsSection(max_response_tokens=4000),
+    **options,
 ):
     made = make_policy(policy, max_context=4500, predictor=LengthPredictor(4000))
     slots = scheduled({f"e{i}": engine for i, engine in enumerate(engines)}, made)
@@ -91,7 +98,7 @@ async def go(
 async def test_time_limit_of_a_rollout_ends_a_turn_in_progress(policy):
     engine, tool = TokenByTokenEngine([CALL, ANSWER]), Wait()
     engine.ticks = 3 * len(engine.turns[0]) + 20
-    limits = RolloutLimits(4000, time_limit_s=0.7)
+    limits = LimitsSection(max_response_tokens=4000, time_limit_s=0.7)
     done = await go([a_task(i=i) for i in range(3)], [engine], tool, policy=policy, limits=limits)
     assert [t.stop_reason for t in done] == [StopReason.TIME_LIMIT] * 3
     assert engine.cancelled and not engine.open, "the requests were cancelled in the engine too"
@@ -108,17 +115,17 @@ async def test_a_held_turn_that_times_out_frees_its_place():
         context = RolloutContext(Codec(TOKENIZER, tools), tools, right, limits)
         return await run_rollouts(tasks, context, slots=slots.slot)
 
-    first = await roll([a_task(i=i) for i in range(3)], RolloutLimits(4000, time_limit_s=0.2))
+    first = await roll([a_task(i=i) for i in range(3)], LimitsSection(max_response_tokens=4000, time_limit_s=0.2))
     assert [t.stop_reason for t in first] == [StopReason.TIME_LIMIT] * 3
     engine.ticks = 10**9
-    (later,) = await roll([a_task(i=0)], RolloutLimits(4000))
+    (later,) = await roll([a_task(i=0)], LimitsSection(max_response_tokens=4000))
     assert later.stop_reason is StopReason.ANSWERED
 
 
 async def test_time_limit_of_a_rollout_applies_in_lockstep():
     engine = ScriptedEngine(TOKENIZER, lambda prompt, turn: ANSWER, 60.0)
     lockstep = Lockstep([engine], ["g", "g"])
-    context = RolloutContext(Codec(TOKENIZER, {}), {}, right, RolloutLimits(4000, time_limit_s=0.2))
+    context = RolloutContext(Codec(TOKENIZER, {}), {}, right, LimitsSection(max_response_tokens=4000, time_limit_s=0.2))
     done = await run_rollouts([a_task(i=i) for i in range(2)], context, slots=lockstep.slot)
     assert [t.stop_reason for t in done] == [StopReason.TIME_LIMIT] * 2
 

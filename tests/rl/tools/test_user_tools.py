@@ -3,9 +3,7 @@
 import asyncio
 import json
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from textwrap import dedent
 
 import pytest
@@ -18,7 +16,7 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.recipe import LimitsSection, RecipeError
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import render_prompt
 from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
@@ -26,11 +24,11 @@ from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.reward import make_reward, reward
 from rstar_lab.rl.rollout.agent_loop import execute_call, run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits, RolloutTask
+from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.tools.registry import make_tools
-from rstar_lab.rl.tools.user import HttpTool, ToolUnavailable, UserTool
+from rstar_lab.rl.tools.user import ToolUnavailable, UserTool
 from rstar_lab.tool_calls import ToolCall
 
 PRICES = {"apple": 3, "pear": 5}
@@ -204,59 +202,6 @@ async def test_an_async_tool_and_a_failure_that_is_not_the_models():
     assert (await call(tool, {"query": "slow"})).outcome is Outcome.TIMEOUT
 
 
-class Endpoint(BaseHTTPRequestHandler):
-    failures = 0
-
-    def reply(self, status: int, body: object) -> None:
-        content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def do_GET(self) -> None:
-        if self.path == "/bare":
-            self.reply(200, {"hello": 1})
-            return
-        parameters = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-        self.reply(200, {"name": "far", "description": "Far away.", "parameters": parameters})
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        x = asked["arguments"]["x"]
-        if x == 1 and Endpoint.failures < 2:
-            Endpoint.failures += 1
-            self.reply(503, "busy")
-        elif x in (2, 3):
-            self.reply({2: 422, 3: 500}[x], "no such x")
-        else:
-            self.reply(200, {"content": f"{x} {asked['traj_id']} {asked['seed']}"})
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.mark.slow
-async def test_a_tool_behind_a_url():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        tools = await asyncio.to_thread(make_tools, [url], None)
-        tool = tools["far"]
-        assert isinstance(tool, HttpTool)
-        assert (await call(tool, {"x": 1})).text == "1 t 7", "a failure of the service is tried again"
-        refused = await call(tool, {"x": 2})
-        assert (refused.outcome, refused.text) == (Outcome.INVALID_ARGUMENTS, "no such x")
-        assert (await call(tool, {"x": 3})).outcome is Outcome.SANDBOX_ERROR
-        with pytest.raises(UserError, match=r"rl.tools: .*/bare: GET returned no function schema"):
-            await asyncio.to_thread(make_tools, [f"{url}/bare"], None)
-    finally:
-        server.shutdown()
-        server.server_close()
-    with pytest.raises(UserError, match=r"rl.tools: .*GET returned no function schema"):
-        await asyncio.to_thread(make_tools, [url], None)
-
-
 async def test_a_rollout_uses_user_tools_and_a_user_reward():
     tokenizer = train_tokenizer(["text"], 300)
     tools = {"lookup": UserTool("m:lookup", lookup, 20.0), "Counter": UserTool("m:Counter", Counter, 20.0)}
@@ -264,7 +209,10 @@ async def test_a_rollout_uses_user_tools_and_a_user_reward():
     turns = ["</reason>\n" + "\n".join(render_tool_call(*one) for one in asked), "</reason><answer>5</answer>"]
     Counter.closed.clear()
     context = RolloutContext(
-        Codec(tokenizer, tools), tools, lambda text, truth: text.count("answer") / 4, RolloutLimits(2000)
+        Codec(tokenizer, tools),
+        tools,
+        lambda text, truth: text.count("answer") / 4,
+        LimitsSection(max_response_tokens=2000),
     )
     engine = ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn])
     trajectory = await run_rollout(RolloutTask(problem("p", 1.0), "t", "g", 0, 0), engine, context)
@@ -359,7 +307,9 @@ async def test_such_an_error_is_the_runs_and_no_group_of_errors(own):
     engine = ScriptedEngine(tokenizer, lambda prompt, turn: "</reason><answer>5</answer>")
     tasks = [RolloutTask(problem(f"p{i}", 1.0), f"t{i}", "g", i, i) for i in range(5)]
     with pytest.raises(UserError, match="broken failed: ZeroDivisionError"):
-        context = RolloutContext(Codec(tokenizer, {}), {}, make_reward(f"{MINE}:broken"), RolloutLimits(2000))
+        context = RolloutContext(
+            Codec(tokenizer, {}), {}, make_reward(f"{MINE}:broken"), LimitsSection(max_response_tokens=2000)
+        )
         await run_rollouts(tasks, context, slots=scheduled({"e": engine}).slot)
 
 

@@ -12,9 +12,9 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.methods.sdpo import DEMONSTRATION, Sdpo
 from rstar_lab.rl.models.model import build_tiny
-from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.recipe import LimitsSection, RlSection
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutLimits
+from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.training.driver import LocalPasses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.rl.trajectory import StopReason, ToolCallRecord
@@ -51,7 +51,9 @@ async def test_the_teacher_is_the_policy_with_the_demonstration_in_its_prompt():
     learner, rl, codec = Learner(model), RlSection(micro_batch_tokens=400), Codec(TOKENIZER, {})
     rollouts = [rollout(0, 0.0), rollout(1, 1.0, Outcome.OK), rollout(2, 0.0)]
     selection = Selection.of(rollouts, [-1.0, 1.0, -1.0])
-    passes = LocalPasses(learner, rl, RolloutContext(codec, {}, lambda text, answer: 0.0, RolloutLimits(500)), None)
+    passes = LocalPasses(
+        learner, rl, RolloutContext(codec, {}, lambda text, answer: 0.0, LimitsSection(max_response_tokens=500)), None
+    )
 
     async def taught(max_tokens):
         passes.max_tokens = max_tokens
