@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from benchmarks.verl_fleet import Fleet
     from rstar_lab.rl.verl.engine import ScheduledEngine
 
+# Names of the policies, as the recipe key `engine.scheduler` accepts them.
+NAMES = {"turn-barrier": "benchmarks.barrier:TurnBarrier", "static": "benchmarks.barrier:Static"}
+NAMES |= {name: name for name in POLICIES}
 SERVERS, ROUNDS, MAX_RUNNING, MAX_TOKENS = 3, 2, 64, 2048
 # KV cache of the tiny model: layers x heads x size of a head x (K and V) x bytes of a float32.
 BYTES_PER_TOKEN = 4 * 4 * 32 * 2 * 4
@@ -63,7 +66,7 @@ def bench() -> Iterator[dict[str, Any]]:
     yield {
         "name": "verl_ranking", "value": len(wrong), "unit": "pairs in another order", "ratio": None,
         "against": "the simulator" + "".join(f"; {first} before {second}" for first, second in wrong),
-        "n": len(POLICIES) * (len(POLICIES) - 1) // 2,
+        "n": len(NAMES) * (len(NAMES) - 1) // 2,
     }  # fmt: skip
 
 
@@ -72,11 +75,15 @@ async def measure(servers: dict[str, Any], rollouts: list[ScriptedRollout]) -> d
     from benchmarks.verl_fleet import OneServer, with_scheduler
 
     rates = await fit_rates([OneServer(server) for server in servers.values()], WORKLOAD.kv_tokens)
-    seconds: dict[str, list[float]] = {name: [] for name in POLICIES}
+    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
     for _ in range(ROUNDS):
-        for name in POLICIES:
+        for name, scheduler in NAMES.items():
             fleet = with_scheduler(
-                servers, name, max_tokens=MAX_TOKENS, max_response_tokens=WORKLOAD.max_context, max_running=MAX_RUNNING
+                servers,
+                scheduler,
+                max_tokens=MAX_TOKENS,
+                max_response_tokens=WORKLOAD.max_context,
+                max_running=MAX_RUNNING,
             )
             await fleet.scheduler.begin_step.remote(len(rollouts))
             seconds[name].append(await run_scripts(rollouts, partial(make_slot, fleet, uuid4().hex)))
@@ -87,7 +94,7 @@ async def measure(servers: dict[str, Any], rollouts: list[ScriptedRollout]) -> d
     policies = make_policies(WORKLOAD)
     return {
         name: Measurement(name, simulate(rollouts, policies[name](), [spec] * SERVERS).makespan_s, seconds[name], 0, [])
-        for name in POLICIES
+        for name in NAMES
     }
 
 

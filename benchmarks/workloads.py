@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field
 
+from benchmarks.barrier import Static, TurnBarrier
 from benchmarks.simulated_engine import EngineSpec, Rates
 from benchmarks.simulator import ScriptedRollout, ScriptedTurn, lower_bound, simulate
 from rstar_lab.rl.scheduling.base import DispatchPolicy
@@ -92,7 +93,8 @@ def make_policies(
         predictor = LengthPredictor(regime.max_tokens, mean_tokens=regime.mean_tokens, history=history)
         return make_policy(name, max_context=regime.max_context, predictor=predictor)
 
-    return {name: partial(make, name) for name in POLICIES}
+    barriers: dict[str, Callable[[], DispatchPolicy]] = {"turn-barrier": TurnBarrier, "static": Static}
+    return barriers | {name: partial(make, name) for name in POLICIES}
 
 
 def makespans(regime: Regime, seed: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 import pytest
 from plotly.subplots import make_subplots
 
+from benchmarks.barrier import Static
 from benchmarks.calibration import recorded_measurements
 from benchmarks.figures import plot_calibration
 from benchmarks.sandbox_load import Sample, plot_load, plot_outcomes
@@ -15,7 +16,6 @@ from benchmarks.simulated_engine import EngineSpec, Rates
 from benchmarks.simulator import ScriptedRollout, ScriptedTurn, SimulationResult, simulate
 from rstar_lab.analysis.figure_theme import COLOURS, apply_theme, outcome_marker, place_headings, template
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
-from rstar_lab.rl.scheduling.policies import Static
 
 ROOT = Path(__file__).parents[1] / "rstar_lab"
 SAMPLES = [Sample("print", Outcome.OK, 0.1 * i, 0.02, 0.0, 0.01) for i in range(20)]

@@ -5,10 +5,10 @@ from collections import deque
 import numpy as np
 import pytest
 
+from benchmarks.barrier import Static
 from benchmarks.simulated_engine import EngineSpec, Rates
 from benchmarks.simulator import ScriptedRollout, ScriptedTurn, lower_bound, simulate
 from benchmarks.workloads import Regime, make_policies, make_rollouts
-from rstar_lab.rl.scheduling.policies import Static
 
 RATES = Rates(step_s=0.01, weights_s=0.002, token_s=0.0005, context_s=1e-5, request_s=0.003)
 SMALL = Regime(engines=3, rollouts=24, group=8, kv_tokens=6000, mean_tokens=300, max_tokens=1200, prompt_tokens=40)

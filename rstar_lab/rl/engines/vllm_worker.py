@@ -130,15 +130,12 @@ class Worker:
         self.requests: dict[int, Request] = {}  # in flight
 
     def serve(self) -> None:
-        """Handle messages and step the engine until the message `close`."""
+        """Handle messages and step the engine until the process is killed or the parent is gone."""
         heartbeat = time.monotonic()
         while True:
             idle = not self.engine.has_unfinished_requests()
             while self.connection.poll(None if idle else 0):
-                message = self.connection.recv()
-                if message[0] == "close":
-                    return
-                self.handle(*message)
+                self.handle(*self.connection.recv())
                 idle = not self.engine.has_unfinished_requests()
             outputs = [output for output in self.engine.step() if int(output.request_id) in self.requests]
             if outputs:
@@ -323,5 +320,4 @@ def main() -> None:
 if __name__ == "__main__":
     with suppress(EOFError, BrokenPipeError):
         main()
-        os._exit(0)  # sys.exit would wait for threads that vLLM leaves running
     time.sleep(60)  # the parent is gone: the thread that watches the life pipe cleans up and ends this process

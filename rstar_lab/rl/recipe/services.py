@@ -32,7 +32,7 @@ class EngineSection(Section):
     """Share of a GPU's memory that an engine takes. GPU only. Default: our choice."""
     max_num_seqs: Positive = 256
     """Maximum sequences that an engine generates at once. Default: our choice."""
-    scheduler: Literal["turn-barrier", "static", "least-in-flight", "kv", "adaptive"] | Function = "adaptive"
+    scheduler: Literal["least-in-flight", "kv", "adaptive"] | Function = "adaptive"
     """Policy that assigns turns to engines (docs/scheduler.md), or your own `module:Class` (docs/extending.md).
     `rl.schedule.lockstep` ignores it."""
     stall_s: float = Field(300.0, gt=0)

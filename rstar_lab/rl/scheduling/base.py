@@ -1,6 +1,6 @@
 """The interface between the scheduler and a dispatch policy.
 
-A dispatch policy decides which waiting turn goes to which engine, and when. The policies are in `baselines` and `adaptive`; the
+A dispatch policy decides which waiting turn goes to which engine, and when. The policies are in `policies` and `adaptive`; the
 scheduler and the simulator use the same ones. A policy has no clock and does no I/O. The scheduler reports events and then asks
 for dispatches:
 

@@ -290,10 +290,6 @@ class Scheduler:
             "decision_ms": 1000 * self._decision_s / max(self._decisions, 1),
         }
 
-    def placements(self) -> dict[str, int]:
-        """Return the number of turns in flight by server."""
-        return {server.state.name: server.in_flight for server in self._servers}
-
     def _release(self, entry: _Rollout) -> None:
         """Record that the turn of a rollout, if it has one in flight, has left its server."""
         if entry.server is not None:

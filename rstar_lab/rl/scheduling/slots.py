@@ -94,7 +94,9 @@ class Lockstep:
         self.engines = engines
         self.engine_of = [order[group] % len(engines) for group in groups]
         self.live = [{i for i, number in enumerate(self.engine_of) if number == own} for own in range(len(engines))]
-        self.waiting: list[dict[int, tuple[list[int], Sampling, asyncio.Future[Completion]]]] = [{} for _ in engines]
+        # Index of a slot -> its request, and the future that receives the future of its completion.
+        self.waiting: list[dict[int, tuple[list[int], Sampling, asyncio.Future[asyncio.Future[Completion]]]]]
+        self.waiting = [{} for _ in engines]
 
     def slot(self, index: int, rollout: object = None) -> "LockstepSlot":
         """Return the slot of the rollout at `index` of the groups."""
@@ -106,10 +108,10 @@ class Lockstep:
 
     async def _flush(self, number: int) -> None:
         batch, self.waiting[number] = self.waiting[number], {}
-        slots = sorted(batch)
+        slots = sorted(index for index, (*_, submitted) in batch.items() if not submitted.cancelled())
         futures = self.engines[number].submit([batch[i][:2] for i in slots]) if slots else []
         for index, future in zip(slots, futures, strict=True):
-            _chain(future, batch[index][2])
+            batch[index][2].set_result(future)
 
 
 class LockstepSlot:
@@ -119,32 +121,18 @@ class LockstepSlot:
         self.lockstep, self.index, self.number = lockstep, index, lockstep.engine_of[index]
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self.lockstep.waiting[self.number][self.index] = (prompt_ids, sampling, future)
+        submitted: asyncio.Future[asyncio.Future[Completion]] = asyncio.get_running_loop().create_future()
+        self.lockstep.waiting[self.number][self.index] = (prompt_ids, sampling, submitted)
         self.lockstep.flush_if_complete(self.number)
         try:
-            return await future
+            completion = await submitted
         finally:
-            if future.cancelled():
+            if submitted.cancelled():
                 self.lockstep.waiting[self.number].pop(self.index, None)
+        return await completion
 
     def on_turn(self, text: str, last: bool) -> None: ...
 
     def leave(self) -> None:
         self.lockstep.live[self.number].discard(self.index)
         self.lockstep.flush_if_complete(self.number)
-
-
-def _chain(source: asyncio.Future[Completion], target: asyncio.Future[Completion]) -> None:
-    """Give `target` the result of `source`, and cancel `source` if `target` is cancelled."""
-
-    def copy(done: asyncio.Future[Completion]) -> None:
-        if target.done() or done.cancelled():
-            return
-        if error := done.exception():
-            target.set_exception(error)
-        else:
-            target.set_result(done.result())
-
-    source.add_done_callback(copy)
-    target.add_done_callback(lambda done: source.cancel() if done.cancelled() else None)

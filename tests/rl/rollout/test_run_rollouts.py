@@ -110,7 +110,7 @@ async def test_rollouts_of_a_failed_engine_continue_on_another(tokenizer):
     assert {t.stop_reason for t in done} >= {StopReason.ENGINE_ERROR}
 
 
-@pytest.mark.parametrize("policy", ["least-in-flight", "adaptive", "kv", "static", "turn-barrier"])
+@pytest.mark.parametrize("policy", ["least-in-flight", "adaptive", "kv"])
 async def test_turns_that_arrive_after_the_last_engine_failed_are_errors(tokenizer, policy):
     """The engine fails while the tools of the other rollouts run."""
 

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from benchmarks.barrier import TurnBarrier
 from benchmarks.scheduler import bench, read_grid
 from benchmarks.workloads import Regime, make_policies
 from rstar_lab.common.errors import UserError
@@ -18,7 +19,8 @@ from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.scheduling.adaptive import Adaptive
 from rstar_lab.rl.scheduling.base import DispatchPolicy, EngineState, TurnRequest
 from rstar_lab.rl.scheduling.lengths import LengthPredictor
-from rstar_lab.rl.scheduling.policies import KvCapacity, LeastInFlight, TurnBarrier
+from rstar_lab.rl.scheduling.policies import POLICIES as BUILT_IN
+from rstar_lab.rl.scheduling.policies import KvCapacity, LeastInFlight
 from rstar_lab.rl.scheduling.slots import ScheduledSlot
 
 POLICIES = make_policies(Regime(max_tokens=4000))
@@ -234,7 +236,7 @@ def test_predictor_keeps_lengths_of_earlier_steps_with_limited_weight():
     assert predictor.remaining("again") > known / 2
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_engine_groups_use_the_policy_of_the_recipe(name, tmp_path):
     section = EngineSection(scheduler=name)  # type: ignore[arg-type]
     group = EngineGroup([], tmp_path, 64, scheduler=section.scheduler, max_tokens=4000)

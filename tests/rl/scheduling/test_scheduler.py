@@ -100,7 +100,7 @@ async def test_admit_fails_when_no_server_returns_in_time():
 
 
 async def test_first_dispatch_waits_for_all_rollouts_up_to_hold_s():
-    scheduler = make_scheduler("static", hold_s=0.2)
+    scheduler = make_scheduler("benchmarks.barrier:Static", hold_s=0.2)
     scheduler.begin_step(4)
     first = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(2)]
     await asyncio.sleep(0.05)

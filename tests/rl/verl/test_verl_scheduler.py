@@ -128,9 +128,8 @@ def test_rollouts_of_a_killed_server_continue_on_the_others(model, engine):
     assert stats["alive"] == 2 and stats["open"] == stats["in_flight"] == 0
 
 
-OTHER_POLICIES = [
-    pytest.param(name, marks=pytest.mark.soak) for name in ("turn-barrier", "static", "least-in-flight", "kv")
-]
+STATIC = "benchmarks.barrier:Static"
+OTHER_POLICIES = [pytest.param(name, marks=pytest.mark.soak) for name in (STATIC, "least-in-flight", "kv")]
 
 
 @pytest.mark.parametrize("policy", ["adaptive", *OTHER_POLICIES])
@@ -139,7 +138,7 @@ def test_every_policy_places_all_turns(model, slow_servers, policy):
     complete, peak = asyncio.run(roll_out_all(client, model))
     assert len(complete) == ROLLOUTS and max(peak.values()) <= ROLLOUTS
     assert ray.get(client.scheduler.stats.remote())["decisions"] == ROLLOUTS * TURNS
-    if policy == "static":
+    if policy == STATIC:
         assert set(peak.values()) == {ROLLOUTS // 3}
 
 
