@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.synthetic.traces import TraceMix
 
 SHAPE = {

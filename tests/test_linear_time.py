@@ -17,8 +17,8 @@ from rstar_lab.exchange.import_rows import conversation_messages
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.chat.events import Kind, TurnSplitter
 from rstar_lab.rl.data.converters import glaive_v2
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.reward.hidden_tests import final_program
 from rstar_lab.untrusted.files import parse_yaml
 from rstar_lab.untrusted.text import up_to_last

@@ -30,7 +30,8 @@ def synthesize(
     as_json: AsJson = False,
 ) -> None:
     """Generate problems with integer answers, from the families that the tiny recipes train on."""
-    from rstar_lab.rl.problems import load_problems, write_problems
+    from rstar_lab.rl.data.sources import load_problems
+    from rstar_lab.rl.problems import write_problems
     from rstar_lab.rl.synthetic import families as tiny
 
     taken = [problem for path in exclude or [] for problem in load_problems(path)]
@@ -59,10 +60,9 @@ def prepare(
     ] = None,
     fields: Fields = "",
     any_answer: Annotated[bool, typer.Option("--any-answer", help="Also keep answers that are not integers.")] = False,
-    similarity: Annotated[float, typer.Option(help="Minimum similarity of near-duplicates, 0 to 1.")] = 0.8,
     ngram: Annotated[
         int,
-        typer.Option(help="Number of consecutive shared words that counts as contamination."),
+        typer.Option(help="Number of consecutive shared words that counts as contamination.", min=1),
     ] = 8,
     answers: Annotated[
         Path | None,
@@ -71,18 +71,12 @@ def prepare(
             "and answers."
         ),
     ] = None,
-    min_agree: Annotated[
-        int, typer.Option(help="Minimum number of those answers, of at most 16, that agree with the label.")
-    ] = 2,
     difficulty: Annotated[
         Path | None,
         typer.Option(
-            help="Rollouts of the current policy: a run folder (runs/NAME), or rows with problem_id and reward or pass_rate."
+            help="Rollouts of the current policy: a run folder (runs/NAME), or rows with problem_id and reward."
         ),
     ] = None,
-    drop_solved: Annotated[
-        bool, typer.Option("--drop-solved", help="Drop problems that every rollout of --difficulty solved.")
-    ] = False,
     drop_bad_rows: Annotated[
         bool,
         typer.Option(
@@ -110,9 +104,8 @@ def prepare(
 
     check_output(out)
     card = run(
-        sources, out, against=against or [], fields=parse_fields(fields), any_answer=any_answer, similarity=similarity,
-        ngram=ngram, answers=answers, min_agree=min_agree, difficulty=difficulty, drop_solved=drop_solved,
-        drop_bad_rows=drop_bad_rows, on_filter=show,
+        sources, out, against=against or [], fields=parse_fields(fields), any_answer=any_answer, ngram=ngram,
+        answers=answers, difficulty=difficulty, drop_bad_rows=drop_bad_rows, on_filter=show,
     )  # fmt: skip
     for bad in [] if as_json else card.bad_rows:
         echo(f"bad row: {bad}")
@@ -133,13 +126,15 @@ def convert(
 
     Prints the number of rejected rows for each reason, with an example.
     """
-    from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport, convert_file
+    from rstar_lab.rl.data.converters import CONVERTERS, ConversionReport
+    from rstar_lab.rl.data.converters import convert as converted
+    from rstar_lab.rl.problems import read_rows
     from rstar_lab.rl.renderers.conversations import write_conversations
 
     if source not in CONVERTERS:
         raise UserError(f"data convert: no converter {source!r}; choose from {', '.join(CONVERTERS)}")
     report = ConversionReport(source)
-    write_conversations(out, convert_file(source, file, report))
+    write_conversations(out, converted(source, read_rows(file), str(file), report))
     result = {"source": report.source, "rows": report.rows, "converted": report.converted, "refused": report.refused}
     result |= {"examples": report.examples, "file": str(out)}
     lines = [f"{report.converted:,} of {report.rows:,} conversations in {out}"]

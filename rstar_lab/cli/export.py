@@ -83,7 +83,7 @@ def _filter(text: str | None) -> Any:
 
 def _questions(files: list[Path] | None) -> dict[str, list[str]]:
     """Return the questions of problem files, by the name of the file."""
-    from rstar_lab.rl.problems import load_problems
+    from rstar_lab.rl.data.sources import load_problems
 
     return {file.stem: [problem.question for problem in load_problems(file)] for file in files or ()}
 

@@ -9,7 +9,7 @@ import typer
 
 from rstar_lab.cli.shared import examples
 from rstar_lab.common.errors import UserError, program
-from rstar_lab.untrusted.files import parse_json
+from rstar_lab.untrusted.files import parse_json, read_text
 from rstar_lab.untrusted.text import counted, echo
 
 if TYPE_CHECKING:
@@ -26,13 +26,7 @@ CHATS = ("messages", "conversations")  # columns of whole conversations
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 100
 MAX_HEADER = 2**27  # bytes of the header of a safetensors file
 STATE_BYTES = 18  # per parameter: weights, gradient and two moments in float32, and the engine's copy in bfloat16
-# Problems per step, rollouts that train per problem, tokens and turns of a response, learning rates of RL and SFT, steps, and steps
-# between checkpoints. Those of "cpu" are of recipes/smollm2_laptop.yaml, which was measured.
-SIZES = {
-    "cpu": (8, 4, 256, 4, "3.0e-5", "5.0e-4", 20, 2),
-    "one_gpu": (32, 8, 2048, 8, "1.0e-6", "1.0e-4", 100, 10),
-    "cluster": (128, 16, 8192, 10, "1.0e-6", "1.0e-4", 200, 10),
-}
+TEMPLATE = Path(__file__).parent / "templates" / "recipe.yaml.jinja"
 FEW_HELD_OUT = 20  # fewer give an interval that hides most differences
 MOST_SHOWN = 5  # rows that a message lists
 
@@ -256,52 +250,22 @@ def recipe_text(
         knows_tools: whether the chat template renders tools.
         tests: whether the problems have hidden tests.
     """
+    import jinja2
     import yaml
 
     from rstar_lab.rl.preflight.context import architecture_of
 
     hardware = profile.hardware
     size = "cpu" if not hardware.gpus else "one_gpu" if profile.trainer == "local" else "cluster"
-    problems, group, tokens, turns, lr, sft_lr, steps, checkpoint = SIZES[size]
     memory_gb = hardware.hbm_gb or hardware.memory_gb_per_node
     shape = architecture_of(model)
-    lora = shape is not None and size != "cluster" and STATE_BYTES * shape.parameters > 0.6 * memory_gb * 1e9
 
     def quoted(value: Any) -> str:
         return yaml.safe_dump(str(value), default_style=None, width=2**20).removesuffix("...\n").strip()
 
-    adapters = (
-        "\n  lora: {rank: 32}  # all weights and their optimizer state do not fit into the memory" if lora else ""
-    )
-    reason = "the format of the paper" if knows_tools else "the chat template knows no tools"
-    sft_section = f"""
-sft:  # teaches tool calls and the answer format: {reason}
-  problems: {{synthetic: {{count: 384, seed: 1, families: [words]}}}}  # word problems; their programs are executed
-  mix: {{clean: 0.8, error_then_fix: 0.2, wrong_code: 0, guess: 0, error_then_guess: 0, hardness: 0}}
-  epochs: 1
-  batch_size: 8
-  lr: {sft_lr}
-  warmup: 0.1
-  max_tokens: 1024{adapters}"""
-    own_format = "\n  prompt: {format: model}  # the chat template of the model"
-    own_format += "" if tests else "\n  answer: boxed  # where the answer is read"
-    reward = "\n  reward: tests  # the hidden tests of each problem" if tests else ""
-    engine = {
-        "cpu": "\nengine: {dtype: float32, kv_cache_gb: 0.5}  # small models differ too much from the trainer in bfloat16",
-        "one_gpu": "\nengine: {count: 1, gpu_memory_utilization: 0.4}  # the trainer uses the same GPU",
-    }.get(size, "")
-    return f"""\
-# Written by `rstar-lab init`. `rstar-lab run FILE` starts or resumes it; docs/recipe-keys.md lists all keys.
-model: {quoted(model)}{sft_section if sft else ""}
-rl:
-  problems_per_step: {problems}
-  group_size: {group}  # rollouts per problem that train the model; RoC chooses them from twice as many
-  limits: {{max_response_tokens: {tokens}, max_turns: {turns}}}
-  lr: {lr if not lora else "1.0e-5"}
-  warmup_steps: 0
-  checkpoint_every: {checkpoint}{adapters}{"" if sft else own_format}{reward}
-stages:
-  - {{name: rl, steps: {steps}, problems: {{file: {quoted(train)}}}}}{engine}
-evaluate: {{samples: 2, max_response_tokens: {tokens}, max_turns: {turns},
-           sets: {{held_out: {{file: {quoted(held_out)}}}}}}}
-"""
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    template = jinja2.Template(read_text(TEMPLATE), undefined=jinja2.StrictUndefined, **options)
+    return template.render(
+        size=size, model=quoted(model), train=quoted(train), held_out=quoted(held_out), sft=sft, knows_tools=knows_tools, tests=tests,
+        lora=shape is not None and size != "cluster" and STATE_BYTES * shape.parameters > 0.6 * memory_gb * 1e9,
+    )  # fmt: skip

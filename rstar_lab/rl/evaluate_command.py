@@ -11,9 +11,9 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import format_interval
 from rstar_lab.common.progress import Reporter, plain
 from rstar_lab.hardware.processes import PeakMemory
-from rstar_lab.rl.data.sources import parse_source, read_source
+from rstar_lab.rl.data.sources import load_problems, parse_source
 from rstar_lab.rl.engines.server import ServerEngine
-from rstar_lab.rl.evaluation import per_problem, summarise_sets, summarise_usable, usable_rows
+from rstar_lab.rl.evaluation import per_problem, usable_rows
 from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.pipeline import evaluate_model
@@ -81,19 +81,15 @@ async def evaluate_command(
         async with RunSession.open(resolve(recipe), reporter) as session:
             run = session.runs_dir / session.run_id(run_suffix)
             is_finished = (run / "run.json").exists() and RunReader(run).status == "finished"
-            stored = await evaluate_model(
+            result = await evaluate_model(
                 session, folder, problems, run_suffix, as_served=bool(urls), model_identity=weights, sets=ids
             )
     rows = RunReader(run).read("trajectories").to_pylist()
-    result, table = summarise_usable(rows), per_problem(usable_rows(rows))
-    if "overlong_prompts" in stored:
-        result["overlong_prompts"] = stored["overlong_prompts"]
-    result |= summarise_sets(rows, ids)  # runs of older versions have none
-    seconds = sum(line.get("generate_s") or 0.0 for line in RunReader(run).metrics())
-    if seconds:  # runs of older versions have none
-        result |= {"generated_tokens_per_s": sum(row["model_tokens"] for row in rows) / seconds, "generate_s": seconds}
-        if not (urls or is_finished):
-            result["generate_gb"] = memory.gb
+    table = per_problem(usable_rows(rows))
+    seconds = sum(line["generate_s"] for line in RunReader(run).metrics())
+    result |= {"generated_tokens_per_s": sum(row["model_tokens"] for row in rows) / seconds, "generate_s": seconds}
+    if not (urls or is_finished):
+        result["generate_gb"] = memory.gb
     for row in table:
         reporter.emit("problem", **row)
     if not reporter.as_json:
@@ -145,26 +141,15 @@ def load_sets(
 
 
 def load(source: str, fields: str, limit: int | None, environment: str = "") -> tuple[str, list[Problem]]:
-    """Return the name of a problem set, and its problems.
+    """Return the name of a problem set, and its problems; see `load_problems`.
 
-    environment: name of an environment that is used for all problems, which then need no answers; "": each row names its
-    own. Raises ProblemError for an invalid row, and UserError if the set is empty or two problems have the same id.
+    environment: name of an environment that is used for all problems, which then need no answers; "": each row names its own.
     """
-    parsed = parse_source(source, parse_fields(fields))
-    problems: list[Problem] = []
-    for candidate in read_source(parsed, answers=not environment):
-        if limit is not None and len(problems) >= limit:
-            break
-        problem = candidate.problem
-        problems.append(problem.model_copy(update={"environment": environment}) if environment else problem)
-    if not problems:
-        raise UserError(f"{source}: no problems")
-    seen: set[str] = set()
-    for problem in problems:
-        if problem.problem_id in seen:
-            raise UserError(f"{source}: two problems have the id {problem.problem_id}")
-        seen.add(problem.problem_id)
-    return parsed.source.name, without_copies(problems)
+    columns = parse_fields(fields)
+    problems = load_problems(source, fields=columns, answers=not environment, limit=limit)
+    if environment:
+        problems = [problem.model_copy(update={"environment": environment}) for problem in problems]
+    return parse_source(source, columns).source.name, without_copies(problems)
 
 
 async def _tokenizer_of(urls: Sequence[str], tokenizer: Path | None) -> tuple[Path, str]:

@@ -208,47 +208,6 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
             raise ProblemError(f"{path}: problem files end in {', '.join(FILE_SUFFIXES)}, not {suffix!r}")
 
 
-def load_problems(path: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:
-    """Return the problems of a .jsonl, .json, .csv or .parquet file. Data files for verl need no `fields`.
-
-    Args:
-        path: The file. Columns that are not fields of a problem are ignored.
-        fields: Our field name -> column name, such as {"question": "problem"}; dots address nested objects
-            ("reward_model.ground_truth").
-        answers: Whether each problem that names no environment must have an answer.
-
-    Returns:
-        The problems. Default id: file name and row. Default source: file name. A solution is reduced to its `final_answer`; a list of
-        answers is joined by commas.
-
-    Raises:
-        ProblemError: Names file, row and field of the first invalid row.
-    """
-    path = Path(path)
-    mapping = dict(fields or {})
-    if unknown := set(mapping) - set(FIELDS):
-        raise ProblemError(f"unknown field: {', '.join(sorted(unknown))}; a problem has {', '.join(FIELDS)}")
-    problems: list[Problem] = []
-    rows_of: dict[str, int] = {}
-    for number, row in read_rows(path):
-        where = f"{path} row {number}"
-        problem = read_problem(
-            row,
-            where=where,
-            fields=mapping,
-            default_id=f"{path.stem}-{number}",
-            default_source=path.stem,
-            answers=answers,
-        )
-        if (before := rows_of.setdefault(problem.problem_id, number)) != number:
-            name = mapping.get("problem_id", "problem_id")
-            raise ProblemError(f"{where}, field {name!r}: {problem.problem_id!r} is also the id of row {before}")
-        problems.append(problem)
-    if not problems:
-        raise ProblemError(f"{path}: no problems")
-    return problems
-
-
 def without_copies(problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems of an evaluation without copies, and warn about them.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.data.sources import load_set
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import Mixture, load_environments
 from rstar_lab.rl.methods.samplers import check_difficulty
@@ -133,7 +133,7 @@ def read_problems(section: Problems, exclude: Sequence[Problem] = (), key: str =
         assert section.file is not None
         fields = {str(ours): theirs for ours, theirs in section.fields.items()}
         try:
-            problems = load_set(section.file, fields=fields, answers=section.environment is None)
+            problems = load_problems(section.file, fields=fields, answers=section.environment is None)
         except ProblemError as error:
             raise ProblemError(f"{key}{error}") from None
     if section.environment is not None:

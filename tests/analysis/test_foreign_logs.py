@@ -20,7 +20,7 @@ from rstar_lab.doctor.event_files import BLOCK, FIRST, HEADER, IDENT, MIDDLE, fi
 from rstar_lab.doctor.notebook_check import check_notebook
 from rstar_lab.exchange import importers
 from rstar_lab.exchange.atif import import_atif
-from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.renderers.conversations import read_conversations
 
 HUGE = "1" + "0" * 400  # an integer that no float can hold

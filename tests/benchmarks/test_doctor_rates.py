@@ -23,8 +23,8 @@ from benchmarks.verl_faults import (
 from rstar_lab.doctor.diagnosis import RATES_FILE
 from rstar_lab.doctor.rules import RULES
 from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
-from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.verl.unsupported import check
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"

@@ -26,9 +26,9 @@ from rstar_lab.hardware.processes import alive
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.jobs import local
 from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight.run import Status, preflight
-from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.training.stages import stage_model
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from rstar_lab.cli.data import app as data_commands
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.lint import lint_problems
-from rstar_lab.rl.data.sources import load_set
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.evaluate_command import load as load_for_evaluation
-from rstar_lab.rl.problems import Problem, ProblemError, load_problems, parse_fields, write_problems
+from rstar_lab.rl.problems import Problem, ProblemError, parse_fields, write_problems
 from rstar_lab.untrusted.files import long_integers
 
 ROWS = [
@@ -72,7 +72,6 @@ def test_data_files_for_verl_need_no_column_names(tmp_path):
     )
     problems = load_problems(tmp_path / "test.parquet")
     assert [p.question for p in problems] == ["What is half?", "Other"] and problems[0].answer == "\\frac{1}{2}"
-    assert load_set(tmp_path / "test.parquet") == problems
     (named,) = load_problems(jsonl(tmp_path / "n.jsonl", [row]), fields={"question": "prompt", "answer": "ability"})
     (own,) = load_problems(jsonl(tmp_path / "o.jsonl", [row | {"question": "Ours", "answer": "7"}]))
     assert (named.answer, own.question, own.answer) == ("math", "Ours", "7")
@@ -196,8 +195,6 @@ def test_bad_files(tmp_path):
         load_problems(tmp_path / "h.jsonl")
     with pytest.raises(UserError, match=r"\.csv"):
         write_problems(tmp_path / "p.csv", [])
-    with pytest.raises(UserError, match="unknown field: prompt"):
-        load_problems(tmp_path / "a.jsonl", fields={"prompt": "question"})
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])

@@ -57,7 +57,7 @@ EXCEPTIONS = {
     "rl/overrides.py": (2, USER),
     "rl/plugins.py": (1, USER),
     "rl/preflight/machine.py": (1, OWN_FILE),
-    "rl/recipe/synonyms.py": (2, OWN_FILE),
+    "rl/recipe/explain.py": (2, OWN_FILE),
     "rl/renderers/released.py": (1, BOUNDED),
     "rl/reward/boxed.py": (1, USER),
     "rl/reward/hidden_tests.py": (1, BOUNDED),

@@ -9,13 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from rstar_lab.rl.data.lint import lint
-from rstar_lab.rl.problems import read_rows
 from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, tool_calls
 from rstar_lab.untrusted.files import DataError, parse_value
 from rstar_lab.untrusted.text import counted
@@ -375,8 +373,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, DataError):
         return NEITHER
     return str(error) if type(error) is ValueError else f"not in the schema of the set ({type(error).__name__})"
-
-
-def convert_file(source: str, path: Path, report: ConversionReport) -> Iterator[Conversation]:
-    """Yield the conversations of a .jsonl, .json or .parquet file; see `convert`."""
-    return convert(source, read_rows(path), str(path), report)

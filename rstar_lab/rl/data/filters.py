@@ -4,7 +4,7 @@ Source: rStar2-Agent, section 4.2.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -105,19 +105,6 @@ def wrong_labels(candidates: Sequence[Candidate], min_agree: int, max_answers: i
         if agreeing < min_agree:
             drops[place] = f"{agreeing} of {len(answers)} answers agree with {candidate.problem.answer[:60]}"
     return drops, unchecked
-
-
-def solved(candidates: Sequence[Candidate], pass_rates: Mapping[str, tuple[float, int]]) -> Drops:
-    """Drop problems that the policy solved in every sample (the paper's filter before stage 3).
-
-    pass_rates: {problem id: (pass rate, samples)}.
-    """
-    drops: Drops = {}
-    for place, candidate in enumerate(candidates):
-        rate, samples = pass_rates.get(candidate.problem.problem_id, (0.0, 0))
-        if samples and rate >= 1.0:
-            drops[place] = f"solved {samples} of {samples} times"
-    return drops
 
 
 def keep(candidates: Sequence[Candidate], drops: Drops) -> list[Candidate]:

@@ -1,11 +1,13 @@
 """Prepare a problem set for RL: read the sources, filter problems, check labels, store the difficulty, and write a data card."""
 
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import FiniteFloat
+from typing_extensions import TypedDict
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data import filters
@@ -16,8 +18,10 @@ from rstar_lab.rl.data.sources import Candidate, ParsedSource, parse_source, rea
 from rstar_lab.rl.problems import ProblemError, read_rows, write_problems
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.tables import UNUSABLE
+from rstar_lab.untrusted.files import check_type
 
-MAX_ANSWERS = 16
+MAX_ANSWERS, MIN_AGREE = 16, 2  # so many of the answers of a strong model must agree with a label
+SIMILARITY = 0.8  # threshold of near-duplicates
 
 
 def prepare(
@@ -27,12 +31,9 @@ def prepare(
     against: Sequence[str] = (),
     fields: Mapping[str, str] | None = None,
     any_answer: bool = False,
-    similarity: float = 0.8,
     ngram: int = 8,
     answers: Path | None = None,
-    min_agree: int = 2,
     difficulty: Path | None = None,
-    drop_solved: bool = False,
     drop_bad_rows: bool = False,
     on_filter: Callable[[FilterCount], None] | None = None,
 ) -> Card:
@@ -41,28 +42,21 @@ def prepare(
     sources, against: see `sources.parse_source`. Problems of the evaluation sets `against` are removed. fields: column names of
     plain files. any_answer: keep answers that are not integers. Only problems with an answer are checked, and only if a source is
     not a benchmark: if all sources are (math500, aime24, ...), every problem is kept, so that results stay comparable.
-    similarity: threshold for near-duplicates, 0 to 1.
     ngram: number of equal consecutive words that counts as contamination. answers: run of a strong model, or table of its answers
-    (problem_id or question, answers).
-    min_agree: how many of 16 answers must agree with a label. difficulty: run folder, or table of problem_id and reward
-    (or pass_rate), from rollouts of the current policy; the difficulty of a problem is the share of rollouts that failed.
-    drop_solved: drop problems that were always solved. drop_bad_rows: list invalid rows in the card instead of raising an
-    error. on_filter: called after each filter.
+    (problem_id or question, answers). difficulty: run folder, or table of problem_id and reward, from rollouts of the current
+    policy; the difficulty of a problem is the share of rollouts that failed. drop_bad_rows: list invalid rows in the card instead
+    of raising an error. on_filter: called after each filter.
     Raises UserError for input that cannot be read, and if no problem is left.
     """
-    if not 0 < similarity <= 1 or ngram < 1 or min_agree < 1:
-        raise UserError("--similarity must be above 0 and at most 1; --ngram and --min-agree must be at least 1")
-    if drop_solved and difficulty is None:
-        raise UserError("--drop-solved requires --difficulty, the rollouts that show which problems are solved")
     for text in (*sources, *against):
         path = parse_source(text, fields).path
         if path is not None and path.exists() and path.resolve() == out.resolve():
             raise UserError(f"data prepare --out {out}: this file is also a source; write to another file")
     card = Card(
         settings={
-            "any_answer": any_answer, "similarity": similarity, "ngram": ngram, "min_agree": min_agree,
+            "any_answer": any_answer, "similarity": SIMILARITY, "ngram": ngram, "min_agree": MIN_AGREE,
             "answers": str(answers) if answers else None, "difficulty": str(difficulty) if difficulty else None,
-            "drop_solved": drop_solved, "drop_bad_rows": drop_bad_rows,
+            "drop_bad_rows": drop_bad_rows,
         }
     )  # fmt: skip
     on_bad_row = card.bad_rows.append if drop_bad_rows else None
@@ -79,33 +73,30 @@ def prepare(
     corpus = Corpus()
     filtering.texts = corpus.encode(candidate.problem.question for candidate in filtering.candidates)
     if not benchmarks:
-        _drop_repeated(filtering, corpus, similarity)
+        _drop_repeated(filtering, corpus)
     drops, overlaps = filters.contamination(filtering.texts, corpus, corpus.encode(evaluation), owners, ngram)
     filtering.drop("contamination", f"{ngram} words in a row with an evaluation set", drops)
     for entry in card.against:
         entry["overlaps"] = overlaps.get(entry["name"], 0)
-    drops, unchecked = filters.wrong_labels(filtering.candidates, min_agree, MAX_ANSWERS)
-    note = f"unchecked, with fewer than {min_agree} answers: {unchecked:,}" if unchecked else ""
-    filtering.drop("label", f"at least {min_agree} of {MAX_ANSWERS} answers of a strong model agree", drops, note)
-    if drop_solved:
-        filtering.drop("solved", "not solved by every rollout", filters.solved(filtering.candidates, pass_rates))
+    drops, unchecked = filters.wrong_labels(filtering.candidates, MIN_AGREE, MAX_ANSWERS)
+    note = f"unchecked, with fewer than {MIN_AGREE} answers: {unchecked:,}" if unchecked else ""
+    filtering.drop("label", f"at least {MIN_AGREE} of {MAX_ANSWERS} answers of a strong model agree", drops, note)
     if not filtering.candidates:
         raise UserError(f"no problem is left of {len(candidates):,}; dropped: {_summary(card)}")
     _write(card, filtering.candidates, pass_rates, Path(out))
     return card
 
 
-def _drop_repeated(filtering: "_Filtering", corpus: Corpus, similarity: float) -> None:
+def _drop_repeated(filtering: "_Filtering", corpus: Corpus) -> None:
     """Apply the filters of questions that occur more than once."""
     assert filtering.texts is not None
     drops = filters.conflicts(filtering.candidates, filtering.texts)
     filtering.drop("conflict", "questions with different answers", drops)
     drops = filters.duplicates(filtering.candidates, filtering.texts)
     filtering.drop("duplicate", "the same words, numbers and signs", drops)
-    rule = f"Jaccard similarity of word pairs at least {similarity:g}, numbers, signs, variables alike"
-    filtering.drop(
-        "near-duplicate", rule, filters.similar_questions(filtering.candidates, filtering.texts, corpus, similarity)
-    )
+    rule = f"Jaccard similarity of word pairs at least {SIMILARITY:g}, numbers, signs, variables alike"
+    drops = filters.similar_questions(filtering.candidates, filtering.texts, corpus, SIMILARITY)
+    filtering.drop("near-duplicate", rule, drops)
 
 
 class _Filtering:
@@ -228,38 +219,26 @@ def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
         candidate.answers += by_id.get(problem.problem_id, []) + by_question.get(problem.question, [])
 
 
-def read_pass_rates(path: Path) -> dict[str, tuple[float, int]]:
-    """Return {problem_id: (share of rollouts with a positive reward, rollouts)} of a run folder or a table. Rollouts of a run without
-    a valid reward are left out.
+def read_pass_rates(path: Path) -> dict[str, float]:
+    """Return {problem_id: share of rollouts with a positive reward} of a run folder, or of a table with problem_id and reward.
 
-    A table has problem_id and either reward (a row per rollout) or pass_rate and samples (a row per problem).
-    Raises UserError that names file and row.
+    Rollouts of a run without a valid reward are left out. Raises UserError that names file and row.
     """
-    solved: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    path = Path(path)
-    rates: dict[str, tuple[float, int]] = {}
+    rewards: dict[str, list[bool]] = defaultdict(list)
     for number, row in _rows_of(path, ["problem_id", "reward", "stop_reason"]):
         if path.is_dir() and (row["reward"] is None or row["stop_reason"] in UNUSABLE):
             continue
-        try:
-            name, is_rate = str(row["problem_id"]), "pass_rate" in row
-            value = float(row["pass_rate" if is_rate else "reward"])
-            if not math.isfinite(value) or (is_rate and not 0 <= value <= 1):
-                raise ValueError(value)
-            if is_rate:
-                rates[name] = (value, int(row.get("samples", 1)))
-            else:
-                solved[name] += value > 0
-                total[name] += 1
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProblemError(
-                f"{path} row {number}: expected problem_id and reward or pass_rate ({error!r})"
-            ) from None
-    return rates | {name: (solved[name] / count, count) for name, count in total.items()}
+        rollout = check_type(row, _Rollout, f"{path} row {number}: expected problem_id and reward")
+        rewards[str(rollout["problem_id"])].append(rollout["reward"] > 0)
+    return {name: sum(solved) / len(solved) for name, solved in rewards.items()}
 
 
-def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, tuple[float, int]], out: Path) -> None:
+class _Rollout(TypedDict):
+    problem_id: str | int
+    reward: FiniteFloat
+
+
+def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, float], out: Path) -> None:
     """Write the problems and the card."""
     problems = []
     for candidate in candidates:
@@ -268,7 +247,7 @@ def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, tup
         if (integer := filters.plain_integer(problem.answer)) is not None:
             changes["answer"] = integer
         if problem.problem_id in pass_rates:
-            changes["difficulty"] = 1.0 - pass_rates[problem.problem_id][0]
+            changes["difficulty"] = 1.0 - pass_rates[problem.problem_id]
         problems.append(problem.model_copy(update=changes))
     write_problems(out, problems)
     card.kept = len(problems)

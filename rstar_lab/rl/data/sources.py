@@ -12,6 +12,7 @@ The command line and the recipe key `file` accept
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,6 @@ from rstar_lab.rl.problems import (
     FILE_SUFFIXES,
     Problem,
     ProblemError,
-    load_problems,
     parse_fields,
     read_problem,
     read_rows,
@@ -162,29 +162,44 @@ def is_problem_set(source: str | Path) -> bool:
     return Path(source).is_file() or _named_source(str(source), None) is not None
 
 
-def load_set(source: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True) -> list[Problem]:
+def load_problems(
+    source: str | Path, *, fields: Mapping[str, str] | None = None, answers: bool = True, limit: int | None = None
+) -> list[Problem]:
     """Return the problems of a file, or of a data set by name, which is read from the hub once in a process.
 
     Args:
-        source: File or name (see the module docstring).
-        fields: Our field name -> column name.
+        source: File or name (see the module docstring). Columns of a file that are not fields of a problem are ignored; data files
+            for verl need no `fields`.
+        fields: Our field name -> column name, such as {"question": "problem"}; dots address nested objects
+            ("reward_model.ground_truth").
         answers: Whether each problem that names no environment must have an answer.
+        limit: Read only the first `limit` problems.
+
+    Returns:
+        The problems. Default id: file name and row. Default source: file name. A solution is reduced to its `final_answer`; a list of
+        answers is joined by commas.
 
     Raises:
-        ProblemError: The set cannot be read, or has an invalid row.
+        ProblemError: The set cannot be read, has no problems, or has an invalid row, which is named with its field.
     """
-    if _named_source(str(source), fields) is None:
-        return load_problems(source, fields=fields, answers=answers)
-    return _load_named(str(source), tuple((fields or {}).items()), answers)
+    named = _named_source(str(source), fields) is not None
+    return [*(_load_once if named else _load)(str(source), tuple((fields or {}).items()), answers, limit)]
 
 
-@functools.cache
-def _load_named(source: str, fields: tuple[tuple[str, str], ...], answers: bool) -> list[Problem]:
+def _load(source: str, fields: tuple[tuple[str, str], ...], answers: bool, limit: int | None) -> list[Problem]:
     parsed = parse_source(source, dict(fields))
-    problems = [candidate.problem for candidate in read_source(parsed, answers=answers)]
-    if not problems:
+    found: dict[str, Candidate] = {}
+    for candidate in itertools.islice(read_source(parsed, answers=answers), limit):
+        name = candidate.problem.problem_id
+        if (before := found.setdefault(name, candidate)) is not candidate:
+            field, row = parsed.source.fields.get("problem_id", "problem_id"), before.where.rpartition(" ")[2]
+            raise ProblemError(f"{candidate.where}, field {field!r}: {name!r} is also the id of row {row}")
+    if not found:
         raise ProblemError(f"{source}: no problems")
-    return problems
+    return [candidate.problem for candidate in found.values()]
+
+
+_load_once = functools.cache(_load)
 
 
 def read_source(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.rl.data.sources import is_problem_set, load_set
+from rstar_lab.rl.data.sources import is_problem_set, load_problems
 from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.recipe import Problems, Recipe, RlSection
 from rstar_lab.rl.recipe.sft import Lora
@@ -426,5 +426,5 @@ def problem_count(section: Problems) -> int:
         count = read_footer(section.file).num_rows
     else:
         fields = {str(ours): theirs for ours, theirs in section.fields.items()}
-        count = len(load_set(section.file, fields=fields, answers=section.environment is None))
+        count = len(load_problems(section.file, fields=fields, answers=section.environment is None))
     return min(count, section.limit or count)

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.similarity import tokens
-from rstar_lab.rl.data.sources import is_problem_set, load_set
+from rstar_lab.rl.data.sources import is_problem_set, load_problems
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.models.sources import download_command, hub_name, is_named
 from rstar_lab.rl.preflight import estimate
@@ -219,7 +219,7 @@ def data(context: CheckContext) -> str:
             lines.append(f"{stage.name}: synthetic problems")
             continue
         fields = {str(ours): theirs for ours, theirs in section.fields.items()}
-        problems = load_set(section.file, fields=fields, answers=section.environment is None)
+        problems = load_problems(section.file, fields=fields, answers=section.environment is None)
         if not problems:
             raise UserError(f"stages.{stage.name}.problems: {section.file} contains no problem")
         if section.environment is not None:
@@ -339,7 +339,7 @@ def _of_file(section: Problems) -> Sequence[Problem]:
     """
     if section.file is None or section.environment is not None or not is_problem_set(section.file):
         return []
-    problems = load_set(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
+    problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
     return [problem for problem in problems[: section.limit] if not problem.environment]
 
 

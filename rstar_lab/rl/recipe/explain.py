@@ -3,13 +3,14 @@
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
+import yaml
 from pydantic import ValidationError
 
 from rstar_lab.rl.problems import FIELDS
 from rstar_lab.rl.recipe.rl import RlSection
-from rstar_lab.rl.recipe.synonyms import RELEASE_KEYS, synonym_line
 from rstar_lab.rl.section import NEAR, ByType, Section
 
 PAGE = "docs/coming-from-rstar.md"
@@ -18,21 +19,39 @@ ROOTS = (
     # Beginnings of keys as docs/coming-from-rstar.md shortens them
     "down_sampling_config", "rollout", "actor", "multi_turn", "val_kwargs", "custom_reward_function",
 )  # fmt: skip
-VERL_ROOTS = (
-    "data",
-    "actor_rollout_ref",
-    "algorithm",
-    "trainer",
-)  # of these, `verl.KEY` sets the keys without a counterpart
+# `verl.KEY` sets the keys of these sections that have no counterpart.
+VERL_ROOTS = ("data", "actor_rollout_ref", "algorithm", "trainer")
+_WORDS = yaml.load(
+    Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+)
+RELEASE_KEYS: dict[str, str] = _WORDS["release"]
+# Words that TRL, the Trainer of Hugging Face, verl and OpenRLHF use for keys of a recipe, and the keys.
+SYNONYMS: dict[str, str] = {word: keys for keys, words in _WORDS["synonyms"].items() for word in words}
+
+
+def synonym_line(key: str) -> str | None:
+    """Return the line of an error about a word of another trainer; None if the last part of the key is not such a word.
+
+    key: dotted. The keys of its own section come first: `sft.learning_rate` is `sft.lr`.
+    """
+    *sections, word = key.lower().replace("-", "_").split(".")
+    found = SYNONYMS.get(word)
+    if found is None:
+        return None
+    if found.startswith("- "):
+        return f"{key}: unknown key; {found.removeprefix('- ')}"
+    keys = found.split(", ")
+    near = {"rl": ("rl", "stages"), "stages": ("stages", "rl")}.get(sections[0], sections[:1]) if sections else ()
+    own = [ours for ours in keys if ours.split(".")[0] in near]
+    chosen = [ours for ours in own or keys if ours != key]
+    return f"{key}: unknown key; here it is {' or '.join(chosen)}" if chosen else None
 
 
 def advice(key: str) -> str | None:
     """Return what to set instead of a key of the release; None if the key is not one."""
     parts = key.lstrip("+~").split(".")
-    for start in range(len(parts)):
-        if found := RELEASE_KEYS.get(".".join(parts[start:])):
-            return found
-    return None
+    suffixes = (".".join(parts[start:]) for start in range(len(parts)))
+    return next((RELEASE_KEYS[suffix] for suffix in suffixes if suffix in RELEASE_KEYS), None)
 
 
 def release_line(key: str) -> str | None:

@@ -8,8 +8,8 @@ import zlib
 import pytest
 
 from rstar_lab.rl.data.prepare import prepare
-from rstar_lab.rl.data.sources import parse_source, read_source
-from rstar_lab.rl.problems import ProblemError, load_problems
+from rstar_lab.rl.data.sources import load_problems, parse_source, read_source
+from rstar_lab.rl.problems import ProblemError
 from rstar_lab.rl.reward.hidden_tests import hidden_tests_of
 
 CASES = [{"input": "2\n3", "output": "5", "testtype": "functional"}]

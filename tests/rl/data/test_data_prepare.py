@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from rstar_lab.cli.data import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.prepare import prepare, read_pass_rates
-from rstar_lab.rl.data.sources import SOURCES, parse_source, read_source
-from rstar_lab.rl.problems import load_problems
+from rstar_lab.rl.data.sources import SOURCES, load_problems, parse_source, read_source
 
 LONG = (
     "Ann walks {n} kilometres to the market, buys apples and pears, "
@@ -98,14 +97,12 @@ def test_answers_and_rollouts_from_files(tmp_path):
         [{"problem_id": str(n), "reward": float(k < n)} for n in range(3) for k in range(2)],
     )
     out = tmp_path / "o.jsonl"
-    card = prepare([rows], out, answers=Path(votes), difficulty=Path(rollouts), drop_solved=True)
-    assert dropped(card) == {"label": 1, "solved": 1}
-    assert {one.problem_id: one.difficulty for one in load_problems(out)} == {"0": 1.0, "3": None}
-    assert card.difficulty == {"measured": 1, "not measured": 1, "mean": 1.0, "never solved": 1, "always solved": 0}
+    card = prepare([rows], out, answers=Path(votes), difficulty=Path(rollouts))
+    assert dropped(card) == {"label": 1}
+    assert {one.problem_id: one.difficulty for one in load_problems(out)} == {"0": 1.0, "2": 0.0, "3": None}
+    assert card.difficulty == {"measured": 2, "not measured": 1, "mean": 0.5, "never solved": 1, "always solved": 1}
     assert "fewer than 2 answers: 2" in next(one.note for one in card.filters if one.name == "label")
-    table = jsonl(tmp_path / "rates.jsonl", [{"problem_id": "a", "pass_rate": 0.25, "samples": 8}])
-    assert read_pass_rates(Path(table)) == {"a": (0.25, 8)}
-    for bad in ({"reward": 1}, {"problem_id": "a", "pass_rate": 1.5}, {"problem_id": "a", "reward": float("nan")}):
+    for bad in ({"reward": 1}, {"problem_id": "a", "reward": float("nan")}):
         with pytest.raises(UserError, match="row 1: expected problem_id"):
             read_pass_rates(Path(jsonl(tmp_path / "bad.jsonl", [bad])))
 
@@ -116,15 +113,15 @@ def test_difficulty_of_a_run(tmp_path):
     empty = dict.fromkeys(TRAJECTORIES.names)
     rows = [
         empty | {"traj_id": f"t{n}", "problem_id": str(n % 2), "reward": float(n == 0), "answer": answer}
-        for n, answer in enumerate((None, "7", "1", None))
+        for n, answer in enumerate((None, "7", "1", "7"))
     ]
     rows += [rows[0] | {"traj_id": f"x{n}", "reward": 0.0, "stop_reason": "undecided"} for n in range(2)]
     with RunWriter.open(tmp_path, "r", kind="evaluate", recipe={}, seed=0) as run:
         run.write_step("evaluate", 1, trajectories=rows, calls=[], transcripts=[], metrics={})
-    assert read_pass_rates(tmp_path / "r") == {"0": (0.5, 2), "1": (0.0, 2)}
-    # The answers of the run check the labels: t2 answers 1 to problem 0, t1 answers 7 to problem 1; two have no answer.
+    assert read_pass_rates(tmp_path / "r") == {"0": 0.5, "1": 0.0}
+    # The answers of the run check the labels: t1 and t3 answer 7 to problem 1; one of problem 0 has no answer.
     problems = jsonl(tmp_path / "p.jsonl", [problem(n, f"What is {n} + 1?", n + 1) for n in range(3)])
-    card = prepare([problems], tmp_path / "o.jsonl", answers=tmp_path / "r", min_agree=1)
+    card = prepare([problems], tmp_path / "o.jsonl", answers=tmp_path / "r")
     assert dropped(card) == {"label": 1} and {p.problem_id for p in load_problems(tmp_path / "o.jsonl")} == {"0", "2"}
 
 
@@ -142,8 +139,6 @@ def test_bad_rows_stop_or_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"similarity": 0}, "similarity"),
-        ({"drop_solved": True}, "--difficulty"),
         ({"sources": ["nonsense"]}, "neither a file, nor ORG/NAME on the hub, nor one of dapo"),
         ({"sources": ["project_euler"]}, "project_euler=FILE"),
         ({"sources": ["missing.jsonl"]}, "no such file"),

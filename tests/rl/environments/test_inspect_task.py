@@ -16,11 +16,11 @@ from inspect_ai.scorer import Score, Target, answer, includes, match, mean, scor
 from inspect_ai.solver import TaskState
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.environments.inspect_task import InspectTask, is_task
 from rstar_lab.rl.environments.loading import load_environment
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.models.tokenizer import train_tokenizer
-from rstar_lab.rl.problems import load_problems
 from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec

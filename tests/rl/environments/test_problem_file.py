@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.problems import Problem, load_problems, write_problem_file
+from rstar_lab.rl.data.sources import load_problems
+from rstar_lab.rl.problems import Problem, write_problem_file
 
 
 def problems_of(target: str) -> list[Problem]:

@@ -11,8 +11,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.overrides import load_recipe, parse_overrides, shipped_recipes
-from rstar_lab.rl.problems import load_problems
 
 ROOT = Path(__file__).parents[3]
 

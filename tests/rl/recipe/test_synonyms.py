@@ -4,8 +4,8 @@ import pytest
 
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import RecipeError
+from rstar_lab.rl.recipe.explain import SYNONYMS, synonym_line
 from rstar_lab.rl.recipe.keys import find_keys
-from rstar_lab.rl.recipe.synonyms import SYNONYMS, synonym_line
 
 KEYS = {row["key"].replace("stages[]", "stages.0") for row in find_keys("")}
 
