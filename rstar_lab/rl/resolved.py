@@ -37,14 +37,12 @@ class ResolvedRecipe:
         held_out: problems of its evaluation sets, which training must not use.
         problems: problems of each stage that is run, by its name.
         environments: entries of `rl.environments`, by name.
-        audit: result of `rl.reward_audit`; None: not asked for.
     """
 
     recipe: Recipe
     held_out: Mapping[str, Sequence[Problem]]
     problems: Mapping[str, Sequence[Problem]]
     environments: Mapping[str, EnvironmentClass]
-    audit: Any = None
 
     @property
     def excluded(self) -> list[Problem]:
@@ -85,10 +83,9 @@ def resolve(
     problems = {stage.name: read_stage_problems(recipe, stage, excluded) for stage in chosen}
     first = next((problem for part in problems.values() for problem in part if not problem.environment), None)
     make_reward(recipe.rl.reward, recipe.rl.answer, info=first.info if first else None)  # it may read names in `info`
-    result = None
     if audit and recipe.rl.reward_audit and chosen and chosen[0] == recipe.stages[0]:
-        result = load_named(AUDIT, "rl.reward_audit")(recipe.rl, problems[chosen[0].name])
-    return ResolvedRecipe(recipe, held_out, problems, load_environments(recipe.rl), result)
+        load_named(AUDIT, "rl.reward_audit")(recipe.rl, problems[chosen[0].name])
+    return ResolvedRecipe(recipe, held_out, problems, load_environments(recipe.rl))
 
 
 def load_functions(recipe: Recipe) -> dict[str, str]:

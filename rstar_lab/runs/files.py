@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import glob
 import json
-import math
 import os
 import secrets
 import shutil
@@ -18,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from pydantic_core import to_jsonable_python
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs.errors import RunStoreError
@@ -161,17 +162,7 @@ def write_json(path: Path, value: object) -> None:
 
 def json_safe(value: Any) -> Any:
     """Return `value` as JSON types: non-finite floats become None, numpy scalars become numbers, paths become text."""
-    if isinstance(value, dict):
-        return {str(key): json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "item") and not isinstance(value, str):  # numpy or torch scalar
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return to_jsonable_python(value, inf_nan_mode="null", fallback=lambda scalar: scalar.item())
 
 
 def remove_folder(folder: Path) -> None:

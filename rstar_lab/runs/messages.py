@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rstar_lab.common.outcomes import Outcome
@@ -10,7 +10,7 @@ from rstar_lab.untrusted.files import parse_json, without_surrogates
 
 ROLES = ("system", "user", "assistant", "tool", "environment")
 OTHER = "other"  # role of a message whose role is none of ROLES
-_OUTCOMES = frozenset(map(str, Outcome))
+_OUTCOMES = tuple(map(str, Outcome))
 
 
 def read_messages(messages: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -37,25 +37,32 @@ def own_texts(messages: str | Sequence[Mapping[str, Any]] | None) -> list[str]:
 
 
 def _checked(message: Mapping[str, Any]) -> dict[str, Any]:
-    role, content = message.get("role"), message.get("content")
-    tool, outcome = message.get("tool"), message.get("outcome")
-    checked: dict[str, Any] = {
-        "role": role if isinstance(role, str) and role in ROLES else OTHER,
+    role, content, tool, outcome = map(message.get, ("role", "content", "tool", "outcome"))
+    checked = {
+        "role": role if role in ROLES else OTHER,
         "content": "" if content is None else _text(content),
         "tool": None if tool is None else _text(tool),
-        "outcome": outcome if isinstance(outcome, str) and outcome in _OUTCOMES else None,
+        "outcome": outcome if outcome in _OUTCOMES else None,
     }
-    for name in ("generate_s", "reward"):
-        if isinstance(value := message.get(name), int | float) and not isinstance(value, bool) and math.isfinite(value):
-            checked[name] = value
-    if message.get("control_token") is True:
-        checked["control_token"] = True
-    versions = message.get("policy_versions")
-    if isinstance(versions, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair) for pair in versions
-    ):
-        checked["policy_versions"] = versions
-    return checked
+    return checked | {name: message[name] for name, is_valid in _OPTIONAL.items() if is_valid(message.get(name))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_list_of_pairs(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair) for pair in value
+    )
+
+
+_OPTIONAL: dict[str, Callable[[Any], bool]] = {
+    "generate_s": _is_number,
+    "reward": _is_number,
+    "control_token": lambda value: value is True,
+    "policy_versions": _is_list_of_pairs,
+}
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -177,29 +177,6 @@ class RunWriter:
         Raises ValueError for a row that does not fit the schema or a step that is not after the last one, RunStoreError
         if the disk is full.
         """
-        fill = {"run_id": self._info["run_id"], "attempt": self.attempt, "stage": stage, "step": step}
-        rows = {"trajectories": trajectories, "calls": calls}
-        written = {}
-        if isinstance(transcripts, int):
-            written["transcripts"] = transcripts
-        else:
-            rows["transcripts"] = transcripts
-        tables = {}
-        for level, level_rows in rows.items():
-            names = LEVELS[level].names
-            tables[level] = table_of(level, level_rows, {name: value for name, value in fill.items() if name in names})
-        self.write_tables(stage, step, tables, metrics, written)
-
-    def write_tables(
-        self,
-        stage: str,
-        step: int,
-        tables: dict[str, pa.Table],
-        metrics: dict[str, Any],
-        written: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        """Like `write_step`, for Arrow tables with the schemas of the levels. written: number of rows of each level
-        whose file already exists."""
         if not is_valid_name(stage):
             raise ValueError(f"stage {stage!r} is not a valid folder's name: use letters, digits, '.', '_' and '-'")
         self._lock.check()
@@ -208,11 +185,17 @@ class RunWriter:
             raise ValueError(
                 f"step {step} does not come after step {last}, the last one of run {self.run_dir}; cut the run first"
             )
+        where = {"run_id": self._info["run_id"], "stage": stage, "step": step, "attempt": self.attempt}
+        rows = {"trajectories": trajectories, "calls": calls, "transcripts": transcripts}
+        tables = {
+            level: table_of(level, part, {name: where[name] for name in where.keys() & LEVELS[level].names})
+            for level, part in rows.items()
+            if not isinstance(part, int)
+        }
         for level, table in tables.items():
             if table.num_rows:
                 write_parts(step_file(self.run_dir, level, stage, step), level, [table])
-        counts = {level: tables[level].num_rows if level in tables else written.get(level, 0) for level in LEVELS}
-        where = {"run_id": self._info["run_id"], "stage": stage, "step": step, "attempt": self.attempt}
+        counts = {level: part if isinstance(part, int) else len(part) for level, part in rows.items()}
         row = rollup_row(tables["trajectories"], counts, where)
         rollup = pa.concat_tables([self._rollup, pa.Table.from_pylist([row], ROLLUP)])
         write_rollup(self.run_dir, rollup)

@@ -6,7 +6,7 @@ from typing import Any
 from rstar_lab.untrusted.files import DataError
 
 # Texts in which a colon names nothing. Every other text with one is a function, a command, an address or a URL.
-_FREE_TEXTS = frozenset({"label", "system_prompt", "question_wrapper", "answer_instruction"})
+_FREE_TEXTS = frozenset({"label", "system_prompt", "answer_instruction"})
 _LOCAL_LOGGERS = frozenset({"tensorboard"})
 
 

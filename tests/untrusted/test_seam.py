@@ -51,7 +51,7 @@ EXCEPTIONS = {
     "jobs/ssh/backend.py": (1, USER),
     "jobs/ssh/mirror.py": (2, OWN_VALUE),
     "rl/data/converters.py": (4, BOUNDED),
-    "rl/data/hub_columns.py": (2, BOUNDED),
+    "rl/data/sources.py": (2, BOUNDED),
     "rl/engines/vllm_worker.py": (1, CHANNEL),
     "rl/identity.py": (1, OWN_FILE),
     "rl/overrides.py": (2, USER),

@@ -65,7 +65,8 @@ def prepare(
     _add_answers(candidates, answers)
     pass_rates = read_pass_rates(difficulty) if difficulty else {}
     filtering = _Filtering(card, candidates, on_filter)
-    filtering.record("repeated row", "equal question and answer; their sampled answers are collected", repeated)
+    rule = "equal question and answer; their sampled answers are collected"
+    filtering.report(FilterCount("repeated row", rule, len(candidates) + repeated, repeated))
 
     benchmarks = all(parse_source(text, fields).source.evaluation for text in sources)
     if not any_answer and not benchmarks:
@@ -106,20 +107,17 @@ class _Filtering:
         self.card, self.candidates, self.on_filter = card, candidates, on_filter
         self.texts: Texts | None = None
 
-    def record(self, name: str, rule: str, dropped: int) -> None:
-        self._report(FilterCount(name, rule, len(self.candidates) + dropped, dropped))
-
     def drop(self, name: str, rule: str, drops: Drops, note: str = "") -> None:
         places = sorted(drops)
         shown = places[:: max(1, -(-len(places) // EXAMPLES))]
         examples = [_example(self.candidates[place], drops[place]) for place in shown]
-        self._report(FilterCount(name, rule, len(self.candidates), len(drops), note, examples))
+        self.report(FilterCount(name, rule, len(self.candidates), len(drops), note, examples))
         if drops:
             self.candidates = filters.keep(self.candidates, drops)
             if self.texts is not None:
                 self.texts = filters.keep_texts(self.texts, drops)
 
-    def _report(self, count: FilterCount) -> None:
+    def report(self, count: FilterCount) -> None:
         self.card.filters.append(count)
         if self.on_filter:
             self.on_filter(count)

@@ -12,9 +12,11 @@ The command line and the recipe key `file` accept
 """
 
 import functools
+import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +24,6 @@ from typing import Any
 
 from rstar_lab.common.errors import install_hint
 from rstar_lab.rl.data import code_problems
-from rstar_lab.rl.data.hub_columns import different_rows
 from rstar_lab.rl.problems import (
     FILE_SUFFIXES,
     Problem,
@@ -303,6 +304,46 @@ def _hub_rows(source: Source) -> Iterator[Any]:
     finally:
         for module in modules:
             module.HF_HUB_OFFLINE = False
+
+
+def different_rows(
+    hub: str, split: str, columns: Sequence[str], keep: Callable[[Mapping[str, Any]], bool]
+) -> Iterator[dict[str, Any]]:
+    """Yield the different rows of the Parquet files of a split, with these columns only, for which `keep` is true.
+
+    Each file is read over HTTP, only in its columns. Its rows are stored under HF_HOME before the next one is read, so that the same
+    call continues after an interruption. Progress is written to stderr. Raises OSError and the errors of huggingface_hub if the Hub
+    cannot be read, and ProblemError if the split has no Parquet files.
+    """
+    import pyarrow.parquet as pq
+    from huggingface_hub import HfApi, HfFileSystem, constants
+    from tqdm import tqdm
+
+    from rstar_lab.runs.files import atomic_write
+
+    info = HfApi().dataset_info(hub, timeout=30)
+    name = re.compile(rf"(?:.*/)?{re.escape(split)}(?:-\d+-of-\d+)?\.parquet")
+    files = sorted(entry.rfilename for entry in info.siblings or () if name.fullmatch(entry.rfilename))
+    if not files:
+        raise ProblemError(f"{hub}: the split {split} has no Parquet files")
+    digest = hashlib.sha256(repr((info.sha, split, *columns)).encode()).hexdigest()[:16]
+    folder = Path(constants.HF_HOME) / "rstar_lab" / hub.replace("/", "--") / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    remote = HfFileSystem()
+    for file in tqdm(files, desc=hub, unit="file", mininterval=1.0 if sys.stderr.isatty() else 60.0):
+        part = folder / file.replace("/", "--")
+        if part.exists():
+            continue
+        with remote.open(f"datasets/{hub}@{info.sha}/{file}", "rb") as opened:
+            table = pq.read_table(opened, columns=list(columns), use_threads=False)
+        with atomic_write(part) as out:
+            pq.write_table(table.group_by(list(columns), use_threads=False).aggregate([]), out)
+    seen: set[tuple[Any, ...]] = set()
+    for file in files:
+        for row in pq.read_table(folder / file.replace("/", "--")).select(list(columns)).to_pylist():
+            if keep(row) and (key := tuple(row.values())) not in seen:
+                seen.add(key)
+                yield row
 
 
 def _first_line(error: Exception) -> str:

@@ -168,8 +168,8 @@ class Recipe(Section):
         default = PromptStyle(prompt_format, answer=self.rl.answer)
         if self.sft is not None and self.sft.problems is not None and self.rl.prompt_style != default:
             raise ValueError(
-                "rl.prompt: system_prompt, question_wrapper and answer_instruction are not supported with sft.problems, whose traces have "
-                "the default prompt; remove the keys, or set sft.problems=null"
+                "rl.prompt: system_prompt and answer_instruction are not supported with sft.problems, whose traces have the default "
+                "prompt; remove the keys, or set sft.problems=null"
             )
         if self.engine.kind == "server" and any(rl.sync.lockstep for rl in (self.rl, *map(self.settings, self.stages))):
             raise ValueError(

@@ -136,19 +136,9 @@ class OpenPrompt(Section):
 
     system_prompt: str | None = None
     """System prompt; "" for none. Default: that of the prompt format."""
-    question_wrapper: str | None = None
-    """Template of the user message: a text that contains `{question}` and optionally `{answer_instruction}`. Default: the
-    question, an empty line, the instruction."""
     answer_instruction: str | None = None
     """How the model is asked to write its answer. Default: `<answer>` tags with a box; with `format: model`, what `answer`
     reads; with `reward: tests`, a program in `<answer>` tags."""
-
-    @field_validator("question_wrapper")
-    @classmethod
-    def _check_wrapper(cls, wrapper: str | None) -> str | None:
-        if wrapper is not None and wrapper.count("{question}") != 1:
-            raise ValueError("must contain {question} once")
-        return wrapper
 
 
 class PaperPrompt(OpenPrompt):
@@ -433,22 +423,16 @@ class RlSection(Section):
 
     def instruction(self, reward: str) -> str | None:
         """Return how prompts ask for an answer that `reward` can grade; None: as is the default of the format."""
-        if not isinstance(self.prompt, OpenPrompt) or self.prompt.answer_instruction is not None:
-            return self.prompt.answer_instruction if isinstance(self.prompt, OpenPrompt) else None
-        return PROGRAM_INSTRUCTION if reward == TESTS else None
+        if not isinstance(self.prompt, OpenPrompt):
+            return None
+        default = PROGRAM_INSTRUCTION if reward == TESTS else None
+        return default if self.prompt.answer_instruction is None else self.prompt.answer_instruction
 
     @property
     def prompt_style(self) -> PromptStyle:
         """How the prompts of the run are written."""
-        texts = self.prompt if isinstance(self.prompt, OpenPrompt) else PaperPrompt()
-        model = self.prompt if isinstance(self.prompt, ModelPrompt) else ModelPrompt()
+        keys = self.prompt.model_dump()
         return PromptStyle(
-            self.prompt.format,
-            texts.system_prompt,
-            texts.question_wrapper,
-            self.instruction(self.reward),
-            self.answer,
-            model.template_options,
-            model.chat_template,
-            self.limits.tool_truncate_side,
-        )
+            self.prompt.format, keys.get("system_prompt"), None, self.instruction(self.reward), self.answer,
+            keys.get("template_options", {}), keys.get("chat_template"), self.limits.tool_truncate_side,
+        )  # fmt: skip

@@ -6,7 +6,6 @@ program and several wrong ones (`traces` makes SFT conversations from the progra
 """
 
 import functools
-import hashlib
 import math
 import random
 import re
@@ -17,6 +16,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.plugins import NAME, load_function
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.synthetic import word_problems
+from rstar_lab.rl.synthetic.word_problems import named_problem
 
 LEVELS = (1, 2, 3, 4)
 WORDS = (word_problems.TRAINING, word_problems.HELD_OUT)
@@ -336,23 +336,14 @@ def _problem(rng: random.Random, family: Family, level: int) -> Problem:
     if wrapped:
         wrap = {"p": rng.randrange(3, 50), "q": rng.randrange(3, 50), "r": _digits(rng, 3) | 1}
         answer, numbers = (wrap["p"] * answer + wrap["q"]) % wrap["r"], numbers | wrap
-    question = _question(family, wrapped).format(**numbers)
-    return Problem(
-        problem_id=hashlib.sha256(question.encode()).hexdigest()[:16],
-        question=question,
-        answer=str(answer),
-        source=family.name,
-        difficulty=level,
-    )
+    return named_problem(_question(family, wrapped).format(**numbers), answer, family.name, level)
 
 
 def _user_problem(rng: random.Random, name: str, level: int) -> Problem:
     result = load_function(name, "synthetic.families", ("rng", "level"))(rng, level)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], str)):
         raise UserError(f"synthetic.families: {name} returned {result!r}; expected (question, answer)")
-    question, answer = result
-    problem_id = hashlib.sha256(question.encode()).hexdigest()[:16]
-    return Problem(problem_id=problem_id, question=question, answer=str(answer), source=name, difficulty=level)
+    return named_problem(*result, name, level)
 
 
 def _question(family: Family, wrapped: bool) -> str:

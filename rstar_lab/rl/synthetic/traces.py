@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -26,6 +26,7 @@ from rstar_lab.rl.synthetic import families
 from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.sandbox.call import Call, CallResult
+from rstar_lab.sandbox.interface import Sandbox
 from rstar_lab.tool_calls import parse_tool_calls
 
 Segments = list[tuple[str, bool]]
@@ -95,12 +96,6 @@ class Trace:
         return renderer.segments(self.messages, [renderer.code_tool("python")])
 
 
-class Sandbox(Protocol):
-    """The part of LocalSandbox and SandboxClient that is used here."""
-
-    async def run_many(self, calls: list[Call]) -> list[CallResult]: ...
-
-
 async def make_traces(
     problems: Sequence[Problem],
     sandbox: Sandbox,
@@ -136,11 +131,9 @@ async def make_traces(
         await _execute(problem, script, results, renderer) for problem, script in zip(problems, scripts, strict=True)
     ]
     if path:
-        with contextlib.suppress(
-            PermissionError, RunStoreError
-        ):  # in a shared runs folder, the cache can belong to another user
-            with atomic_write(path) as file:
-                file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces).encode())
+        # In a shared runs folder, the cache can belong to another user.
+        with contextlib.suppress(PermissionError, RunStoreError), atomic_write(path) as file:
+            file.write("".join(json.dumps(asdict(trace)) + "\n" for trace in traces).encode())
     return traces
 
 

@@ -86,18 +86,24 @@ def is_held_out(template: str) -> bool:
     return hashlib.blake2b(template.encode()).digest()[0] % _HELD_OUT_SHARE == 0
 
 
+def named_problem(question: str, answer: object, source: str, level: int, **info: object) -> Problem:
+    """Return a synthetic problem, whose id is a hash of its question."""
+    name = hashlib.sha256(question.encode()).hexdigest()[:16]
+    return Problem(problem_id=name, question=question, answer=str(answer), source=source, difficulty=level, info=info)
+
+
 def draw(rng: random.Random, family: str, level: int) -> Problem:
     """Return a random problem. family: TRAINING or HELD_OUT. Levels 1 to 3 have 2 to 4 operations, and level 4 larger numbers.
 
     `info` has the template, and the programs for SFT traces (`families.programs`): a correct one and wrong ones.
     """
     while True:
-        problem = _draw(rng, level)
+        problem = _draw(rng, family, level)
         if problem and is_held_out(problem.info["template"]) == (family == HELD_OUT):
-            return problem.model_copy(update={"source": family})
+            return problem
 
 
-def _draw(rng: random.Random, level: int) -> Problem | None:
+def _draw(rng: random.Random, family: str, level: int) -> Problem | None:
     """Return a problem of any template, or None if the drawn template has no numbers with whole results."""
     name = rng.choice(list(SETTINGS))
     setting = SETTINGS[name]
@@ -128,17 +134,8 @@ def _draw(rng: random.Random, level: int) -> Problem | None:
         texts.append(sentence.text.format(n=n, **words))
     text = " ".join(texts)
     places = [setting.openings.index(opening), *map(setting.steps.index, steps), setting.questions.index(question)]
-    return Problem(
-        problem_id=hashlib.sha256(text.encode()).hexdigest()[:16],
-        question=text,
-        answer=str(x),
-        difficulty=level,
-        info={
-            "template": f"{name}/{'-'.join(map(str, places))}",
-            "program": _program(lines),
-            "wrong_programs": _wrong_programs(rng, lines),
-        },
-    )
+    template, wrong = f"{name}/{'-'.join(map(str, places))}", _wrong_programs(rng, lines)
+    return named_problem(text, x, family, level, template=template, program=_program(lines), wrong_programs=wrong)
 
 
 def _program(lines: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ except Exception as error:
 
 
 COLUMNS = """
-from rstar_lab.rl.data.hub_columns import different_rows
+from rstar_lab.rl.data.sources import different_rows
 
 for row in different_rows("org/set", "cot", ["problem", "answer"], lambda row: row["answer"] != "no"):
     print(row["problem"])

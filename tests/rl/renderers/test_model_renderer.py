@@ -188,12 +188,12 @@ def test_equal_prompts_on_every_day():
 
 
 def test_keys_of_the_prompt_change_it():
-    keys = {"system_prompt": "Be brief.", "question_wrapper": "Task: {question} ({answer_instruction})"}
+    keys = {"system_prompt": "Be brief."}
     for prompt_format in ("paper", "model"):
         rl = RlSection(prompt={"format": prompt_format, "answer_instruction": "In a box."} | keys)
         codec = Codec(chat_tokenizer("qwen2.5"), {}, rl.prompt_style)
         text = codec.tokenizer.decode(codec.prompt_ids("6*7?"))
-        assert "Be brief.<|im_end|>" in text and "user\nTask: 6*7? (In a box.)<|im_end|>" in text
+        assert "Be brief.<|im_end|>" in text and "user\n6*7?\n\nIn a box.<|im_end|>" in text
     assert RlSection().prompt_style == PromptStyle()
 
 
@@ -208,7 +208,6 @@ def test_keys_of_the_prompt_change_it():
             {"template_options": {"enable_thinking": False}},
             "rl.prompt.template_options: not a key of format: paper; it belongs to model",
         ),
-        ({"question_wrapper": "Solve this."}, "rl.prompt.question_wrapper: must contain {question} once"),
     ],
 )
 def test_keys_that_do_not_fit_the_format_are_errors(keys, message):
