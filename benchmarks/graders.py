@@ -19,8 +19,7 @@ import typer
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.resources import benchmark_file
-from rstar_lab.rl.data.sources import load_problems
-from rstar_lab.rl.problems import parse_fields
+from rstar_lab.rl.data.sources import load_problems, parse_fields
 from rstar_lab.rl.reward.boxed import RELEASED, released_grade
 from rstar_lab.verify import AnswerFormat, verify, warm_up
 from rstar_lab.verify.pool import IDLE_WORKERS

@@ -48,8 +48,7 @@ def audit(
     from rstar_lab.common.errors import UserError
     from rstar_lab.doctor.audit import CHECKS, disagreements
     from rstar_lab.doctor.audit import audit as compute
-    from rstar_lab.rl.data.sources import load_problems
-    from rstar_lab.rl.problems import parse_fields
+    from rstar_lab.rl.data.sources import load_problems, parse_fields
     from rstar_lab.verify import ANSWER_FORMATS
 
     if answer not in ANSWER_FORMATS:

@@ -95,7 +95,7 @@ def prepare(
     """
     from rstar_lab.rl.data.card import FilterCount, card_path
     from rstar_lab.rl.data.prepare import prepare as run
-    from rstar_lab.rl.problems import parse_fields
+    from rstar_lab.rl.data.sources import parse_fields
 
     def show(count: FilterCount) -> None:
         line = {"filter": count.name, "before": count.before, "dropped": count.dropped}
@@ -179,7 +179,8 @@ def _lint_problems(file: Path, fields: str, as_json: bool) -> int:
     from dataclasses import asdict
 
     from rstar_lab.rl.data.lint import lint_problems
-    from rstar_lab.rl.problems import parse_fields, read_rows
+    from rstar_lab.rl.data.sources import parse_fields
+    from rstar_lab.rl.problems import read_rows
 
     rows = set()
     for finding in lint_problems(file, parse_fields(fields)):

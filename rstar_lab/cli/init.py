@@ -158,8 +158,7 @@ def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
     """
     from rstar_lab.rl.data.filters import conflicts, duplicates, keep, keep_texts
     from rstar_lab.rl.data.similarity import Corpus
-    from rstar_lab.rl.data.sources import parse_source, read_source
-    from rstar_lab.rl.problems import parse_fields
+    from rstar_lab.rl.data.sources import parse_fields, parse_source, read_source
 
     parsed = parse_source(source, parse_fields(fields))
     if parsed.path and not parsed.source.fields:

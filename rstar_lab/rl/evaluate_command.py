@@ -11,14 +11,14 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.estimates import format_interval
 from rstar_lab.common.progress import Reporter, plain
 from rstar_lab.hardware.processes import PeakMemory
-from rstar_lab.rl.data.sources import load_problems, parse_source
+from rstar_lab.rl.data.sources import load_problems, parse_fields, parse_source
 from rstar_lab.rl.engines.server import ServerEngine
 from rstar_lab.rl.evaluation import per_problem, usable_rows
 from rstar_lab.rl.identity import evaluation_identity, identity_digest, model_hash
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.pipeline import evaluate_model
 from rstar_lab.rl.plugins import NAME
-from rstar_lab.rl.problems import Problem, parse_fields, without_copies
+from rstar_lab.rl.problems import Problem, without_copies
 from rstar_lab.rl.recipe import EnvironmentEntry, Recipe
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.words import first_remedy, phase_text, rollout_line

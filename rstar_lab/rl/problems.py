@@ -66,20 +66,6 @@ _OPTIONAL = ("info", "environment")  # not written if empty
 VERL_FIELDS = {"question": "prompt", "answer": "reward_model.ground_truth"}  # columns of data files for verl
 
 
-def parse_fields(text: str | None) -> dict[str, str]:
-    """Parse `question=problem,answer=final_answer` into {our field name: column name of the file}.
-
-    Raises ProblemError for other syntax or an unknown field.
-    """
-    mapping = {}
-    for pair in filter(None, (part.strip() for part in (text or "").split(","))):
-        ours, equals, theirs = (part.strip() for part in pair.partition("="))
-        if not equals or not theirs or ours not in FIELDS:
-            raise ProblemError(f"--fields: {pair!r} is not FIELD=COLUMN; FIELD is one of {', '.join(FIELDS)}")
-        mapping[ours] = theirs
-    return mapping
-
-
 def _plain(value: Any, field: str, named: bool) -> Any:
     """Return the value of a field in the form in which it is stored; None if there is none.
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from rstar_lab.cli.data import app as data_commands
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.lint import lint_problems
-from rstar_lab.rl.data.sources import load_problems
+from rstar_lab.rl.data.sources import load_problems, parse_fields
 from rstar_lab.rl.evaluate_command import load as load_for_evaluation
-from rstar_lab.rl.problems import Problem, ProblemError, parse_fields, write_problems
+from rstar_lab.rl.problems import Problem, ProblemError, write_problems
 from rstar_lab.untrusted.files import long_integers
 
 ROWS = [

@@ -318,8 +318,7 @@ REAL_SETS = {
 @pytest.mark.skipif(not REAL, reason="the real problem sets are not shipped: set RSTAR_LAB_DATA to their folder")
 @pytest.mark.parametrize("name", REAL_SETS)
 def test_answers_of_real_sets_verify_only_against_themselves(name):
-    from rstar_lab.rl.data.sources import load_problems
-    from rstar_lab.rl.problems import parse_fields
+    from rstar_lab.rl.data.sources import load_problems, parse_fields
 
     warm_up()
     answers = [

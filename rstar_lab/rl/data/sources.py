@@ -24,14 +24,7 @@ from typing import Any
 
 from rstar_lab.common.errors import install_hint
 from rstar_lab.rl.data import code_problems
-from rstar_lab.rl.problems import (
-    FILE_SUFFIXES,
-    Problem,
-    ProblemError,
-    parse_fields,
-    read_problem,
-    read_rows,
-)
+from rstar_lab.rl.problems import FIELDS, FILE_SUFFIXES, Problem, ProblemError, read_problem, read_rows
 from rstar_lab.untrusted.files import reading
 
 _HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/([\w.-]+))?(?::([\w.\[\]%:+-]+))?")
@@ -120,6 +113,20 @@ class ParsedSource:
 
     source: Source
     path: Path | None
+
+
+def parse_fields(text: str | None) -> dict[str, str]:
+    """Parse `question=problem,answer=final_answer` into {our field name: column name of the file}.
+
+    Raises ProblemError for other syntax or an unknown field.
+    """
+    mapping = {}
+    for pair in filter(None, (part.strip() for part in (text or "").split(","))):
+        ours, equals, theirs = (part.strip() for part in pair.partition("="))
+        if not equals or not theirs or ours not in FIELDS:
+            raise ProblemError(f"--fields: {pair!r} is not FIELD=COLUMN; FIELD is one of {', '.join(FIELDS)}")
+        mapping[ours] = theirs
+    return mapping
 
 
 def parse_source(text: str, fields: Mapping[str, str] | None = None) -> ParsedSource:
