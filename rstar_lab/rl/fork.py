@@ -175,7 +175,7 @@ class _Fork:
         reward = make_reward(recipe.rl.reward, recipe.rl.answer, recipe.rl.reward_timeout_s)
         stage = next((stage for stage in recipe.stages if stage.name == name), None)
         if stage is None or self.reader.info["kind"] == "evaluate":
-            return RolloutContext.for_evaluation(codec, tools, reward, recipe)
+            return RolloutContext.for_evaluation(codec, tools, reward, recipe.rl, recipe.evaluate)
         return RolloutContext.for_training(codec, tools, reward, recipe.settings(stage))
 
     def _task(self, turn: int, sample: int, codec: Codec) -> RolloutTask:

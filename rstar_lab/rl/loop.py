@@ -60,8 +60,10 @@ class LoopStep(LocalDriver):
         """select: chooses among all rollouts that were sampled for the step. own: see `TrainingLoop.update`."""
         rl = with_cpu_precision(loop.rl, loop.learner.device)
         super().__init__(
-            loop.learner, loop.recipe, rl, loop._training, loop._servers, number=loop.step + 1, stage_step=loop.step
-        )
+            loop.learner, rl, loop._training, loop._servers,
+            seed=step_seed(loop.recipe.seed, loop.step + 1), mismatch_limit=loop.recipe.engine.resolved_mismatch_limit,
+            stage_step=loop.step,
+        )  # fmt: skip
         self.loop, self.select, self.own = loop, select, own
 
     async def sample(self) -> Sampled:
@@ -160,7 +162,7 @@ class TrainingLoop:
         self.tokenizer, self.held_out = load_tokenizer(self.model_dir), session.held_out
         self.problems = resolved.problems[self._stage.name] if self._stage else []
         self._engines = await session.engines(self.model_dir)
-        opened = open_servers(recipe, stages, self.tokenizer, self._engines.context)
+        opened = open_servers([self.rl] if stages else [], recipe.engine, self.tokenizer, self._engines.context)
         self._servers = await self._stack.enter_async_context(opened)
         self._training = await session.context(self.tokenizer, self.rl)
         self._evaluation = await session.context(self.tokenizer)

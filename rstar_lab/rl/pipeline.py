@@ -235,7 +235,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
         async with AsyncExitStack() as stack:
             work = stack.enter_context(reporter.work("rl", total))
             log = stack.enter_context(open_loggers(recipe.log_to, writer.run_dir, config))
-            opened = open_servers(recipe, recipe.stages, tokenizer, engines.context)
+            opened = open_servers([*map(recipe.settings, recipe.stages)], recipe.engine, tokenizer, engines.context)
             servers = await stack.enter_async_context(opened)
 
             def on_step(metrics: dict[str, Any]) -> None:
@@ -431,7 +431,7 @@ async def run_recipe(
         if stages and recipe.stages:
             models["rl"] = await train(session, after_sft, parent=parents["sft"] if recipe.sft else None)
             run_dir = recipe.runs / session.run_id("rl")
-            table = stage_table(recipe, run_dir)
+            table = stage_table(recipe.stages, run_dir)
             parents["rl"] = {"run": run_dir.name, "step": table[-1]["last_step"]}
             for row in table[:-1]:  # the model of the last stage is "rl"
                 name = f"rl-{row['stage']}"

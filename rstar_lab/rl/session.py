@@ -103,7 +103,7 @@ class RunSession:
         if rl is None:
             evaluate = self.recipe.evaluate
             settings = evaluate.in_training() if in_training else evaluate
-            context = RolloutContext.for_evaluation(codec, tools, self.reward, self.recipe, settings)
+            context = RolloutContext.for_evaluation(codec, tools, self.reward, self.recipe.rl, settings)
         else:
             context = RolloutContext.for_training(codec, tools, self.reward, rl)
         return context.with_environments(await self.environments())

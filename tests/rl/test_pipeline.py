@@ -79,7 +79,7 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
     recipe = parse_recipe({"name": "r", "model": "tiny", "runs": str(tmp_path), "evaluate": evaluate})
     session = RunSession(resolve(recipe), Reporter(True))
     session.held_out = {"held": [problem("easy", 1.0), problem("mixed", 0.5)]}
-    context = RolloutContext.for_evaluation(Codec(TOKENIZER, {}), {}, right, recipe)
+    context = RolloutContext.for_evaluation(Codec(TOKENIZER, {}), {}, right, recipe.rl, recipe.evaluate)
     player = Player()
     player.versions.append(0)
     engines = EngineGroup([player], tmp_path, 64)  # type: ignore[list-item]

@@ -99,8 +99,9 @@ class MethodHooks:
     reads_outputs: ClassVar[bool] = False
     not_with_verl: ClassVar[str] = ""
 
-    def servers(self, recipe: Any) -> Sequence[ModelServer]:
-        """Return the servers of other models that the method needs. They are connected before the first step."""
+    def servers(self, engine: Any) -> Sequence[ModelServer]:
+        """Return the servers of other models that the method needs. They are connected before the first step. engine: the section
+        `engine` of the recipe."""
         return ()
 
     def wrap_slots(self, slots: Any, tasks: Sequence[Any], servers: Mapping[str, Any]) -> Any:

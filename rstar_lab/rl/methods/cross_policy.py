@@ -33,7 +33,7 @@ class CrossPolicy(MethodSection):
 
     not_with_verl: ClassVar[str] = "all servers of a verl job have the newest weights; leave it out"
 
-    def servers(self, recipe: Any) -> Sequence[ModelServer]:
+    def servers(self, engine: Any) -> Sequence[ModelServer]:
         return (ModelServer(OLDER_SERVER, self.url, "method.add: cross_policy: url"),)
 
     def wrap_slots(self, slots: Slots, tasks: Sequence[Any], servers: Mapping[str, Any]) -> Slots:

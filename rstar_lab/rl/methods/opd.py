@@ -38,9 +38,9 @@ class Distillation(MethodSection):
             )
 
 
-def teacher_server(recipe: Any) -> Sequence[ModelServer]:
-    """Return the server of `engine.teacher_url`, if the recipe has one."""
-    url = recipe.engine.teacher_url
+def teacher_server(engine: Any) -> Sequence[ModelServer]:
+    """Return the server of `engine.teacher_url`, if it is set."""
+    url = engine.teacher_url
     return () if url is None else (ModelServer("teacher", url, "engine.teacher_url"),)
 
 
@@ -54,8 +54,8 @@ class Opd(Distillation):
     equal_groups: ClassVar[Literal["drop", "cross_entropy", "train"]] = "train"
     reads_texts: ClassVar[bool] = True
 
-    def servers(self, recipe: Any) -> Sequence[ModelServer]:
-        return teacher_server(recipe)
+    def servers(self, engine: Any) -> Sequence[ModelServer]:
+        return teacher_server(engine)
 
     async def forward(self, selection: Selection, rollouts: Sequence[Trajectory], passes: ForwardPasses) -> Selection:
         teacher = await passes.teacher_log_probs(selection.trajectories)

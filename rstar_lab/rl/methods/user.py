@@ -30,8 +30,8 @@ class UserMethod(Method):
     type: Function
     """Your own `module:function` of (rewards, trajectories) that returns the advantages, or `module:Class` with hooks."""
 
-    def servers(self, recipe: Any) -> Sequence[ModelServer]:
-        return teacher_server(recipe)
+    def servers(self, engine: Any) -> Sequence[ModelServer]:
+        return teacher_server(engine)
 
     def bound(self, rl: Any) -> MethodHooks:  # type: ignore[override]
         return user_hooks(self.type, "rl.method.type")

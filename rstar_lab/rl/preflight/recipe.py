@@ -97,7 +97,7 @@ def verl_configuration(context: CheckContext) -> str:
     if recipe.sft is not None:
         run_dir = recipe.runs.absolute() / f"{recipe.name}-sft"
         config.compose(
-            config.sft_overrides(recipe, context.profile, run_dir / "base", run_dir, 1), "sft_trainer_engine"
+            config.sft_overrides(recipe.sft, context.profile, run_dir / "base", run_dir, 1), "sft_trainer_engine"
         )
     what = f"{'its SFT and ' if recipe.sft else ''}{counted(len(recipe.stages), 'stage')}"
     return f"verl {metadata.version('verl')} composes it for {what} ({len(composed)} sections)"

@@ -10,7 +10,7 @@ from rstar_lab.rl.environments.episode import Episode, MathsEpisode
 from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import EvaluateSection, LimitsSection, Recipe, RlSection
+from rstar_lab.rl.recipe import EvaluateSection, LimitsSection, RlSection
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.tools.base import ForkableTool, ForkFailed, Tool
 from rstar_lab.rl.trajectory import Trajectory
@@ -116,14 +116,13 @@ class RolloutContext:
         codec: Codec,
         tools: Mapping[str, Tool],
         reward: Callable[[str, str], float],
-        recipe: Recipe,
-        settings: EvaluateSection | None = None,
+        rl: RlSection,
+        settings: EvaluateSection,
     ) -> Self:
-        """Return the context of the evaluation rollouts of a recipe. settings: default: `evaluate` of the recipe."""
-        settings = settings or recipe.evaluate
+        """Return the context of evaluation rollouts. settings: `evaluate` of a recipe."""
         own = {"max_response_tokens": settings.max_response_tokens, "max_turns": settings.max_turns}
-        limits = recipe.rl.limits.model_copy(update=own | {"time_limit_s": None})
-        return cls(codec, tools, reward, limits, settings.temperature, settings.top_p, recipe.rl.answer)
+        limits = rl.limits.model_copy(update=own | {"time_limit_s": None})
+        return cls(codec, tools, reward, limits, settings.temperature, settings.top_p, rl.answer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models.config_facts import context_length
 from rstar_lab.rl.models.gpu import is_gpu
-from rstar_lab.rl.recipe import Recipe, RlSection
+from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.context import RolloutContext
-from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.step import Sampled, Update, lr_scale
 from rstar_lab.rl.training.teacher import TeacherPasses
 from rstar_lab.rl.training.update import Learner
@@ -47,21 +46,21 @@ class LocalDriver:
     def __init__(
         self,
         learner: Learner,
-        recipe: Recipe,
         rl: RlSection,
         context: RolloutContext,
         servers: Mapping[str, Any],
         *,
-        number: int,
+        seed: int,
+        mismatch_limit: float | None,
         stage_step: int,
         in_thread: bool = True,
     ):
         """learner: the model and its optimizer. rl: settings of the stage. context: of the rollouts. servers: engines of the servers
-        that the methods need, by name. number: of the step in the run. stage_step: steps of the stage before this one. in_thread:
-        whether the update runs in a thread, so that rollouts in flight continue."""
+        that the methods need, by name. seed: of the step. mismatch_limit: see `Driver`. stage_step: steps of the stage before this
+        one. in_thread: whether the update runs in a thread, so that rollouts in flight continue."""
         self.learner, self.rl, self.context, self.servers = learner, rl, context, servers
-        self.seed, self.scale = step_seed(recipe.seed, number), lr_scale(stage_step, rl.warmup_steps)
-        self.mismatch_limit: float | None = recipe.engine.resolved_mismatch_limit
+        self.seed, self.scale = seed, lr_scale(stage_step, rl.warmup_steps)
+        self.mismatch_limit = mismatch_limit
         self.version: int | None = None
         self.in_thread = in_thread
 

@@ -11,7 +11,7 @@ from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.engine import Engine, Slots
 from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import Recipe, RlSection, Stage
+from rstar_lab.rl.recipe import RlSection, Stage
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.plan import parse_group_name, rollout_task
 from rstar_lab.rl.rollout.run import retry_failed, run_rollouts, score_groups
@@ -33,17 +33,17 @@ class RolloutSource:
 
     def __init__(
         self,
-        recipe: Recipe,
+        seed: int,
         run: str,
         engines: EngineGroup,
         context: Callable[[RlSection], RolloutContext],
         load: Callable[[int], Awaitable[None]],
         servers: Mapping[str, Engine] | None = None,
     ):
-        """run: id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to
+        """seed, run: seed and id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to
         the engines under a version number. servers: engines of the servers that the methods need, by name."""
         self.servers = servers or {}
-        self.recipe, self.run, self.engines, self.context, self.load = recipe, run, engines, context, load
+        self.seed, self.run, self.engines, self.context, self.load = seed, run, engines, context, load
         self.state = TrainerState()
         # Versions of the trainer's weights, in order, since the start or the resume. A step without an update adds
         # none.
@@ -125,12 +125,12 @@ class RolloutSource:
 
     def draw(self, stage: str, count: int, pool: Sequence[Problem], rl: RlSection) -> list[Problem]:
         """Return the next problems of the stage and advance its position."""
-        return self.state.draw(pool, count, rl, seed=self.recipe.seed, stage=stage)
+        return self.state.draw(pool, count, rl, seed=self.seed, stage=stage)
 
     def group_tasks(self, problem: Problem, rl: RlSection, step: int, number: int) -> list[RolloutTask]:
         """Return the rollouts of one group, before selection."""
         return [
-            rollout_task(problem, run=self.run, seed=self.recipe.seed, step=step, group=number, sample=sample)
+            rollout_task(problem, run=self.run, seed=self.seed, step=step, group=number, sample=sample)
             for sample in range(rl.rollouts_per_group)
         ]
 
@@ -189,7 +189,8 @@ class RolloutSource:
         finally:
             self.stream = None
             for group in await stream.aclose():
-                await self.close_tools(group.tasks)
+                for task in group.tasks:  # it will not be continued
+                    await context.of(task.problem).close(task.traj_id)
         if stream.version != self.versions[-1]:
             await self.load(self.versions[-1])
 
@@ -210,9 +211,3 @@ class RolloutSource:
     def staleness(self, version: int) -> int:
         """Return the number of updates between the weights of a version and the newest."""
         return updates_since(version, self.versions)
-
-    async def close_tools(self, tasks: Sequence[RolloutTask]) -> None:
-        """Close the tools of rollouts that will not be continued."""
-        context = self.context(self.recipe.rl)
-        for task in tasks:
-            await context.of(task.problem).close(task.traj_id)

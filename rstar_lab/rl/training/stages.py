@@ -89,14 +89,14 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target)
 
 
-def stage_table(recipe: Recipe, run_dir: Path) -> list[dict[str, Any]]:
+def stage_table(stages: Sequence[Stage], run_dir: Path) -> list[dict[str, Any]]:
     """Return one row per stage that has steps: stage, first_step, last_step, ended_by, parent {run, step}, difficulty
     (path of the difficulty table)."""
     reader = RunReader(run_dir)
     lines = reader.metrics()
     parent = reader.info.get("parent")
     table = []
-    for stage in recipe.stages:
+    for stage in stages:
         finished = [line for line in lines if line["stage"] == stage.name]
         if not finished:
             continue

@@ -11,7 +11,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.hooks import TokenStatistics
 from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.engines.server import ServerEngine
-from rstar_lab.rl.recipe import Recipe, Stage
+from rstar_lab.rl.recipe import EngineSection, RlSection
 from rstar_lab.rl.trajectory import Trajectory
 
 PROBE = "<reason>\nLet x = 3.14, so 2x < 7.\n</reason> print(f'{x:>8}')\u00e9\u4e2d"
@@ -57,19 +57,19 @@ class TeacherPasses:
 
 @asynccontextmanager
 async def open_servers(
-    recipe: Recipe, stages: Sequence[Stage], tokenizer: Any, max_tokens: int
+    settings: Sequence[RlSection], engine: EngineSection, tokenizer: Any, max_tokens: int
 ) -> AsyncIterator[dict[str, ServerEngine]]:
-    """Connect to the servers that the methods of these stages need, and yield them by their names.
+    """Connect to the servers that the methods of the stages need, and yield them by their names.
 
-    max_tokens: maximum tokens of a prompt and its response.
+    settings: of each stage. engine: section of the recipe. max_tokens: maximum tokens of a prompt and its response.
 
     Raises UserError if a server cannot be used, has a shorter context, or has a tokenizer other than that of the trained
     model.
     """
-    parts = [method for stage in stages for method in recipe.settings(stage).method.parts]
+    parts = [method for rl in settings for method in rl.method.parts]
     servers: dict[str, ServerEngine] = {}
     try:
-        for key, name, url in dict.fromkeys((s.key, s.name, s.url) for method in parts for s in method.servers(recipe)):
+        for key, name, url in dict.fromkeys((s.key, s.name, s.url) for method in parts for s in method.servers(engine)):
             if name in servers:
                 raise UserError(f"{key}: all stages must have the same {name}")
             server = servers[name] = ServerEngine(url)

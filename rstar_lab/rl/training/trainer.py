@@ -27,6 +27,7 @@ from rstar_lab.rl.rollout.checks import check_template, check_tools
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.rollout.words import nothing_learnt
+from rstar_lab.rl.seeds import step_seed
 from rstar_lab.rl.step import PhaseTimer, Sampled, Update, run_step
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.checkpoint import TrainerState, restore_checkpoint, save_checkpoint
@@ -52,8 +53,9 @@ class TrainerStep(LocalDriver):
     def __init__(self, trainer: "Trainer", stage: str, rl: RlSection, pool: Sequence[Problem], number: int):
         """stage, pool: name and problems of the stage. number: of the step in the run."""
         super().__init__(
-            trainer.learner, trainer.recipe, rl, trainer.context(rl), trainer.servers,
-            number=number, stage_step=trainer.state.stage_step, in_thread=trainer.rollouts.stream is not None,
+            trainer.learner, rl, trainer.context(rl), trainer.servers,
+            seed=step_seed(trainer.recipe.seed, number), mismatch_limit=trainer.recipe.engine.resolved_mismatch_limit,
+            stage_step=trainer.state.stage_step, in_thread=trainer.rollouts.stream is not None,
         )  # fmt: skip
         self.trainer, self.stage, self.pool, self.number = trainer, stage, pool, number
 
@@ -116,7 +118,7 @@ class Trainer:
         self.helpers, self.evaluate, self.servers = helpers, evaluate, servers or {}
         self.state = TrainerState()
         self.rollouts = RolloutSource(
-            recipe, writer.run_dir.name, engines, self.context, self.load_weights, self.servers
+            recipe.seed, writer.run_dir.name, engines, self.context, self.load_weights, self.servers
         )
         self.correction_limit = CorrectionLimit()
         self.first = True  # whether the next step is the first of this process
@@ -187,7 +189,7 @@ class Trainer:
                 self.state.enter_stage(number)
             await self.run_stage(stages[number], base if number == 0 else None)
         self.learner.dismiss()
-        result: dict[str, Any] = {"stages": stage_table(self.recipe, self.writer.run_dir)}
+        result: dict[str, Any] = {"stages": stage_table(self.recipe.stages, self.writer.run_dir)}
         if reason := nothing_learnt(RunReader(self.writer.run_dir).metrics(), tools=bool(self.tools)):
             result["nothing_learnt"] = reason
         self.writer.finish("finished", result=result)

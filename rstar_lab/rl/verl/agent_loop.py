@@ -122,7 +122,7 @@ class WorkerState:
         context = replace(RolloutContext.for_training(codec, tools, reward, keys), top_p=top_p)
         evaluations = {}
         for kind, section in (("during", settings.recipe.evaluate.in_training()), ("model", settings.recipe.evaluate)):
-            evaluation = RolloutContext.for_evaluation(codec, tools, reward, settings.recipe, section)
+            evaluation = RolloutContext.for_evaluation(codec, tools, reward, settings.recipe.rl, section)
             evaluations[kind] = evaluation.with_environments(environments)
         return cls(settings, context.with_environments(environments), evaluations, find_writer(settings.run))
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.recipe.explain import advice
-from rstar_lab.rl.recipe.sft import Lora
+from rstar_lab.rl.recipe.sft import Lora, SftConfig
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS
 from rstar_lab.rl.verl.settings import Settings, checkpointed
 
@@ -176,10 +175,9 @@ def overrides(
     return options
 
 
-def sft_overrides(recipe: Recipe, profile: Profile, model: Path, run_dir: Path, steps: int) -> dict[str, Any]:
-    """Return the verl keys for a recipe's SFT on a hardware profile; `sft_trainer.RstarSft` provides the data."""
-    sft, hardware, parallel = recipe.sft, profile.hardware, profile.parallelism
-    assert sft is not None
+def sft_overrides(sft: SftConfig, profile: Profile, model: Path, run_dir: Path, steps: int) -> dict[str, Any]:
+    """Return the verl keys for the SFT of a recipe on a hardware profile; `sft_trainer.RstarSft` provides the data."""
+    hardware, parallel = profile.hardware, profile.parallelism
     on_cpu = hardware.gpus == 0
     in_fp32 = sft.precision == "fp32" or (sft.precision == "auto" and on_cpu)
     options: dict[str, Any] = {

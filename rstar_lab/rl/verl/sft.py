@@ -72,7 +72,7 @@ def fine_tune(resolved: ResolvedRecipe, sft: SftConfig, profile: Profile, writer
     from rstar_lab.rl.verl.checkpoints import write_stored_dtype
     from rstar_lab.rl.verl.sft_trainer import Batches, RstarSft
 
-    keys = sft_overrides(recipe, profile, base, run_dir, steps_of(examples, sft))
+    keys = sft_overrides(sft, profile, base, run_dir, steps_of(examples, sft))
     config = compose(keys, "sft_trainer_engine")
     auto_set_device(config)
     hardware = profile.hardware

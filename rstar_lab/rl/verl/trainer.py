@@ -113,7 +113,7 @@ class RecipeTrainer(PPOTrainer):
         with self.writer:
             super().fit(agent_loop_manager)
             if self.state.finished:
-                table = stage_table(self.settings.recipe, self.writer.run_dir)
+                table = stage_table(self.settings.recipe.stages, self.writer.run_dir)
                 self.writer.finish("finished", result={"stages": table})
 
     def get_llm_client(self) -> ScheduledClient:
@@ -296,7 +296,7 @@ class RecipeTrainer(PPOTrainer):
         """Return the selection with the streams that need further forward passes."""
         settings = self.settings
         longest = int(self.config.actor_rollout_ref.rollout.max_model_len)
-        async with open_servers(settings.recipe, [settings.stage], self.tokenizer, longest) as servers:
+        async with open_servers([settings.rl], settings.recipe.engine, self.tokenizer, longest) as servers:
             for method in settings.rl.hooks:
                 if method.forward_phase is not None:
                     selection = await method.forward(selection, rollouts, TeacherPasses(servers.get("teacher")))

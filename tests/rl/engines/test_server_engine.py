@@ -222,14 +222,14 @@ async def test_an_unfit_teacher_is_an_error(served, memorized_model):
         RECIPE | {"model": str(memorized_model[0]), "engine": {"teacher_url": served.urls[1]}, "rl": distilled}
     )
     tokenizer = load_tokenizer(memorized_model[0])
-    async with open_servers(recipe, recipe.stages, tokenizer, 512) as servers:
+    async with open_servers([*map(recipe.settings, recipe.stages)], recipe.engine, tokenizer, 512) as servers:
         assert [*servers] == ["teacher"]
     for tokens, own, words in (
         (513, tokenizer, "a context of 512 tokens, rollouts have up to 513"),
         (512, train_tokenizer(["other text"], 290), "another tokenizer"),
     ):
         with pytest.raises(UserError, match=words):
-            async with open_servers(recipe, recipe.stages, own, tokens):
+            async with open_servers([*map(recipe.settings, recipe.stages)], recipe.engine, own, tokens):
                 pass
 
 

@@ -252,7 +252,7 @@ def test_sft_learning_rates_equal_the_local_trainers_on_all_profiles(tmp_path):
     sft |= {"lora": {"rank": 8, "targets": ["q_proj"]}}
     recipe = parse_recipe({"model": "/models/m", "sft": sft})
     for profile in profile_names():
-        keys = sft_overrides(recipe, load_profile(profile), tmp_path / "base", tmp_path, 20)
+        keys = sft_overrides(recipe.sft, load_profile(profile), tmp_path / "base", tmp_path, 20)
         config = compose(keys, "sft_trainer_engine")
         assert config.data.max_token_len_per_gpu * config.engine.ulysses_sequence_parallel_size >= 9000
         assert config.data.train_batch_size == 64 and config.optim.lr == 0.5

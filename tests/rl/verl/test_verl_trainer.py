@@ -166,7 +166,7 @@ async def test_evaluations_of_the_training_equal_those_of_the_local_engines(runs
     async with LocalSandbox(workers=1) as sandbox:
         tools = make_tools(["python"], sandbox, 5.0, 256)
         codec, engines = Codec(load_tokenizer(recipe.model), tools), ScriptedEngines(recipe.model)
-        context = RolloutContext.for_evaluation(codec, tools, reward, recipe)
+        context = RolloutContext.for_evaluation(codec, tools, reward, recipe.rl, recipe.evaluate)
         with RunWriter.open(folder.parent, "expected", kind="evaluate", recipe={}, seed=0) as writer:
             problems = read_problems(recipe.evaluate.sets["held"])
             await evaluate(problems, context, samples=2, engines=engines, writer=writer, seed=recipe.seed, mode="async")
