@@ -25,7 +25,7 @@ COMMANDS = {
     **{("local", action): ["rstar_lab.cli", action] for action in ("run", "train", "sft", "evaluate")},
     ("verl", "run"): ["rstar_lab.rl.verl.train"],
     ("verl", "train"): ["rstar_lab.rl.verl.train"],
-    ("verl", "sft"): ["rstar_lab.rl.verl.sft"],
+    ("verl", "sft"): ["rstar_lab.rl.verl.train", "--sft"],
 }
 
 
@@ -102,8 +102,7 @@ def plan_job(job: Submission, backend: str) -> tuple[JobSpec, dict[str, str]]:
     module, *arguments = COMMANDS[trainer, action]
     arguments += [*job.arguments, "--recipe", recipe_argument] if action == "evaluate" else [recipe_argument]
     arguments += ["--profile", profile] if trainer == "verl" else []
-    arguments += [*set_options(keys), "--runs-dir", str(runs)]
-    arguments += [] if module.endswith("verl.sft") else ["--json"]  # verl's SFT prints no progress events
+    arguments += [*set_options(keys), "--runs-dir", str(runs), "--json"]
     handles: dict[str, dict[str, Any]] = {
         "ray": {"address": job.address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")},
         "slurm": {"after": job.after} if job.after else {},

@@ -106,7 +106,7 @@ def test_a_cluster_job_gets_a_recipe_with_absolute_paths(cluster_profile, submit
 @pytest.mark.parametrize(
     ("command", "module"),
     [(None, "rstar_lab.rl.verl.train"), ("run", "rstar_lab.rl.verl.train"), ("train", "rstar_lab.rl.verl.train"),
-     ("sft", "rstar_lab.rl.verl.sft"), ("verl", "rstar_lab.rl.verl.train")],
+     ("sft", "rstar_lab.rl.verl.train"), ("verl", "rstar_lab.rl.verl.train")],
 )  # fmt: skip
 def test_every_command_uses_the_trainer_of_the_profile(cluster_profile, submitted, command, module):
     job = submitted("tiny", cluster_profile(), command=command)

@@ -12,7 +12,6 @@ Converted models are kept in ~/.cache/rstar_lab/models (or XDG_CACHE_HOME). Mess
 
 import functools
 import re
-import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -137,9 +136,7 @@ def origin_entry(folder: Path) -> dict[str, Any]:
 
 def download_command(model: str, folder: Path) -> str:
     """Return the command that puts the model of this name into a folder, for an error message; empty for a path."""
-    if model == SMOLLM2:
-        return f"python -m rstar_lab.rl.models.sources {model} {folder}"
-    name, revision = hub_name(model) or (None, None)
+    name, revision = hub_name(_SMOLLM2_HUB if model == SMOLLM2 else model) or (None, None)
     if name is None:
         return ""
     return f"hf download {name}{f' --revision {revision}' if revision else ''} --local-dir {folder}"
@@ -211,7 +208,3 @@ def _hub_error(label: str, error: Exception) -> UserError:
 def say(text: str) -> None:
     """Print a message to stderr."""
     print(text, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":  # see `download_command`
-    shutil.copytree(get_model(sys.argv[1]), sys.argv[2])

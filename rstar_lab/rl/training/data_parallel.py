@@ -95,25 +95,6 @@ class Ranks:
         for tensor, part in zip(tensors, board.sum(0).split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
-    def owns(self, i: int) -> bool:
-        """Return whether task i belongs to this rank."""
-        return i % self.size == self.rank
-
-    def exchange(self, tensors: list[Tensor]) -> None:
-        """Copy each tensor, in place, from the rank that owns its index (float32)."""
-        if self.size == 1:
-            return
-        with _helper_errors():
-            sizes = [tensor.numel() for tensor in tensors]
-            places = self._next_board(sum(sizes))[0].split(sizes)
-            for i, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
-                if self.owns(i):
-                    place.copy_(tensor.reshape(-1))
-            dist.barrier()
-        for i, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
-            if not self.owns(i):
-                tensor.copy_(place.view_as(tensor))
-
     def _next_board(self, numel: int) -> Tensor:
         """Return shared memory (ranks, numel). Two buffers alternate, so that no rank writes one that another still reads."""
         if self._board is None or self._board.shape[-1] < numel:

@@ -22,7 +22,7 @@ _TINY = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices. Each rank orthogonalises its share of the updates, then the ranks exchange them."""
+    """Muon for matrices. Each rank orthogonalises its share of the updates; the sum over the ranks has all of them."""
 
     def __init__(self, params: ParamsT, lr: float, weight_decay: float = 0.0, ranks: Ranks = SINGLE_RANK):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -39,11 +39,9 @@ class Muon(torch.optim.Optimizer):
                 assert matrix.grad is not None
                 momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
                 momentum.lerp_(matrix.grad, 1 - _MOMENTUM)
-                if self._ranks.owns(i):
-                    updates.append(orthogonal(matrix.grad.lerp(momentum, _MOMENTUM)))
-                else:
-                    updates.append(torch.empty_like(matrix))
-            self._ranks.exchange(updates)
+                own = i % self._ranks.size == self._ranks.rank
+                updates.append(orthogonal(matrix.grad.lerp(momentum, _MOMENTUM)) if own else torch.zeros_like(matrix))
+            self._ranks.sum(updates)
             for matrix, update in zip(matrices, updates, strict=True):
                 rows, columns = matrix.shape
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])

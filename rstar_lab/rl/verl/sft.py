@@ -1,7 +1,7 @@
-"""Run the SFT of a recipe with verl: `python -m rstar_lab.rl.verl.sft RECIPE --profile P`. The same command again resumes.
+"""Run the SFT of a recipe with verl.
 
 Conversations, token ids, masks, batches and learning rates equal the local trainer's. Forward, backward, update, checkpoints
-and export are those of verl's SFT trainer on Ray. `rstar_lab.rl.verl.train` starts this command if the SFT of a run is missing.
+and export are those of verl's SFT trainer on Ray.
 """
 
 import asyncio
@@ -9,49 +9,34 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
-from rstar_lab.hardware.profiles import Profile, load_profile
+from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.models.model import load_tokenizer
-from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.pipeline import SFT_KEYS, base_folder, sft_data, sft_finished
-from rstar_lab.rl.recipe import SftConfig
+from rstar_lab.rl.recipe import Recipe, SftConfig
 from rstar_lab.rl.renderers.conversations import Example, encode
 from rstar_lab.rl.resolved import ResolvedRecipe, resolve
 from rstar_lab.rl.session import RunSession, open_run
 from rstar_lab.rl.training.sft import finish, steps_of, summary
 from rstar_lab.rl.training.stages import link_or_copy
 from rstar_lab.rl.verl.adapters import export_merged
-from rstar_lab.rl.verl.config import compose, sft_overrides, split_overrides
+from rstar_lab.rl.verl.config import compose, sft_overrides
 from rstar_lab.rl.verl.settings import checkpoint_folder
-from rstar_lab.rl.verl.train import environment, own_ray, run
+from rstar_lab.rl.verl.train import environment, own_ray
 from rstar_lab.rl.verl.unsupported import check_architecture, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
-def main(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or file.")],
-    profile: Annotated[str, typer.Option(help="Hardware profile.")],
-    sets: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
-    runs_dir: Annotated[Path, typer.Option(help="Folder of runs, seen by every node.")] = Path("runs"),
-) -> None:
-    """Run SFT from the last checkpoint. If it is finished, do nothing."""
-    ours, _ = split_overrides(parse_overrides(sets or []))
-    loaded = load_recipe(recipe, ours | {"runs": str(runs_dir.absolute())}, load_profile(profile))
-    if loaded.sft is None:
+def train_sft(recipe: Recipe, profile: Profile) -> None:
+    """Run the SFT of a recipe from its last checkpoint. If it is finished, do nothing."""
+    if recipe.sft is None:
         raise UserError("sft: the recipe has no sft section")
-    resolved = resolve(loaded)
-    session = RunSession(resolved, Reporter())
-    with open_run(session, "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
-        if not sft_finished(loaded, writer.run_dir):
-            fine_tune(resolved, loaded.sft, load_profile(profile), writer)
+    resolved = resolve(recipe)
+    with open_run(RunSession(resolved, Reporter()), "sft", "train", SFT_KEYS, extra={"trainer": "verl"}) as writer:
+        if not sft_finished(recipe, writer.run_dir):
+            fine_tune(resolved, recipe.sft, profile, writer)
         writer.finish("finished")
 
 
@@ -106,7 +91,3 @@ async def read_examples(
     async with RunSession.open(resolved, Reporter()) as session:
         dataset = await sft_data(session, run_dir)
     return encode(dataset, load_tokenizer(base), sft.max_tokens)
-
-
-if __name__ == "__main__":
-    run(app)

@@ -144,12 +144,6 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
         raise
 
 
-def fine_tune(arguments: list[str], sets: list[str], attempts: int) -> None:
-    """Run the SFT in a separate process."""
-    command = [sys.executable, "-m", "rstar_lab.rl.verl.sft", *arguments]
-    run_part("SFT", [*command, *(part for pair in sets for part in ("--set", pair))], attempts)
-
-
 def run_part(name: str, command: list[str], attempts: int) -> None:
     """Run a part of the job in a separate process; a failed attempt continues from its last checkpoint.
 
@@ -184,6 +178,7 @@ def main(
         list[str] | None, typer.Option("--set", help="key=value; verl.KEY=VALUE sets a key of verl.")
     ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Folder of runs, visible to every node.")] = Path("runs"),
+    sft: Annotated[bool, typer.Option("--sft", help="Run only the SFT, in this process.")] = False,
     stage: Annotated[str | None, typer.Option(help="Run only this stage, in this process.")] = None,
     watchdog_s: Annotated[
         float, typer.Option(help="Seconds that a phase of a step may take before the run is stopped.")
@@ -201,6 +196,10 @@ def main(
     ours, verls = split_overrides(parse_overrides(sets or []))
     chosen, folder = load_profile(profile), runs_dir.absolute()
     loaded = load_recipe(recipe, ours | {"runs": str(folder)}, chosen)
+    if sft:
+        from rstar_lab.rl.verl.sft import train_sft
+
+        return train_sft(loaded, chosen)
     check(loaded)
     require_sandbox_service(loaded, chosen)
     start = starting_model(loaded, folder)
@@ -215,33 +214,28 @@ def main(
         if has_steps_left(settings):  # of an earlier attempt that failed after its last step
             train_stage(settings, chosen, start, verls)
         return
+    command = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:]]
     attempts = 1 + ((2 if chosen.hardware.gpus else 0) if retries is None else retries)
     if any(map(has_steps_left, plan())):
         with own_ray(chosen):
             if loaded.sft is not None and not (start / "config.json").exists():
-                fine_tune([recipe, "--profile", profile, "--runs-dir", str(folder)], sets or [], attempts)
+                run_part("SFT", [*command, "--sft"], attempts)
             for number in range(len(loaded.stages)):
                 settings = plan()[number]  # its first step depends on the stages before it
                 if attempts == 1 and settings.is_last and has_steps_left(settings):
                     train_stage(settings, chosen, start, verls)  # the last stage needs no second process
                 elif has_steps_left(settings):
-                    command = [sys.executable, "-m", "rstar_lab.rl.verl.train", *sys.argv[1:]]
                     run_part(f"stage {settings.stage.name}", [*command, "--stage", settings.stage.name], attempts)
     if as_json:
         run_dir = plan()[0].run_dir
         print(json.dumps({"run": str(run_dir), "steps": checkpointed(run_dir)}))
 
 
-def run(app: typer.Typer) -> None:
-    """Run a command that may start its own Ray cluster."""
-    end_like_ctrl_c()  # the cluster is stopped then
+if __name__ == "__main__":
+    raise_open_files()
+    end_like_ctrl_c()  # a Ray cluster of its own is stopped then
     try:
         app()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
-
-
-if __name__ == "__main__":
-    raise_open_files()
-    run(app)
