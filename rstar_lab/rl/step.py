@@ -92,6 +92,18 @@ class Mismatch:
     largest: float | None = None
     policy_gap: float | None = None
 
+    @classmethod
+    def of(cls, gaps: Sequence[np.ndarray], newest: Sequence[np.ndarray] | None) -> "Mismatch":
+        """Return the mismatch of rollouts. gaps: differences of the trained tokens of each. newest: whether each token is of the
+        weights that the trainer scored with; None: all are."""
+        if not gaps:
+            return cls()
+        whole = np.concatenate(gaps)
+        own = whole if newest is None else whole[np.concatenate(newest)]
+        policy_gap = float(whole.mean(dtype=np.float64)) if newest is not None and len(whole) else None
+        mean, largest = (float(own.mean(dtype=np.float64)), float(own.max())) if len(own) else (None, None)
+        return cls(mean, largest, policy_gap)
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -280,17 +292,15 @@ def engine_mismatch(selection: Selection, log_probs: Sequence[Any], version: int
     log_probs: of the trainer, (response length,) per rollout; None: not computed. version: compare only tokens of this policy
     version or later, whose weights the trainer scored with; None: all.
     """
-    gaps, all_gaps = [np.empty(0)], [np.empty(0)]
+    gaps: list[np.ndarray] = []
+    newest: list[np.ndarray] = []
     for t, streams, measured in zip(selection.trajectories, selection.streams, log_probs, strict=False):
         if measured is not None:
             mask = trained_mask(t, streams)
-            difference = np.abs(np.asarray(measured) - np.asarray(t.log_probs))
-            all_gaps.append(difference[mask])
-            compared = mask if version is None else mask & (np.asarray(t.token_versions) >= version)
-            gaps.append(difference[compared])
-    gap, whole = np.concatenate(gaps), np.concatenate(all_gaps)
-    policy_gap = float(whole.mean()) if version is not None and len(whole) else None
-    return Mismatch(float(gap.mean()), float(gap.max()), policy_gap) if len(gap) else Mismatch(policy_gap=policy_gap)
+            gaps.append(np.abs(np.asarray(measured) - np.asarray(t.log_probs))[mask])
+            if version is not None:
+                newest.append(np.asarray(t.token_versions)[mask] >= version)
+    return Mismatch.of(gaps, None if version is None else newest)
 
 
 # Numbers of a step

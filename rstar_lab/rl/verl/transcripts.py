@@ -134,7 +134,7 @@ class TranscriptWriter:
                 means[name] = (mean_over(arrays[0], mask), mean_over(arrays[1], mask))
                 gaps.append(np.abs(arrays[0].astype(np.float32) - row["engine_log_probs"])[mask])
                 current.append(np.broadcast_to(row["versions"] >= version, mask.shape)[mask])
-        return _trainer_values(gaps, current, means)
+        return TrainerValues(Mismatch.of(gaps, current), means)
 
     def write(
         self,
@@ -170,20 +170,6 @@ class TranscriptWriter:
                     row.pop(name_only_here, None)
                 rows.append(row)
             yield table_of("transcripts", rows, dict(fill))
-
-
-def _trainer_values(
-    gaps: Sequence[np.ndarray], current: Sequence[np.ndarray], means: Mapping[str, tuple[float | None, float | None]]
-) -> TrainerValues:
-    """Return the values of a step. gaps: differences of the log-probs of each rollout. current: whether the current weights
-    generated each token."""
-    gap = np.concatenate(gaps) if gaps else np.empty(0, np.float32)
-    new = np.concatenate(current) if current else np.empty(0, bool)
-    if not len(gap):
-        return TrainerValues(means=means)
-    own = gap[new]
-    mean, largest = (float(own.mean(dtype=np.float64)), float(own.max())) if len(own) else (None, None)
-    return TrainerValues(Mismatch(mean, largest, float(gap.mean(dtype=np.float64))), means)
 
 
 def _parts_of(names: Sequence[str]) -> Iterator[Sequence[str]]:
