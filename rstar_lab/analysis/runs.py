@@ -38,8 +38,9 @@ _FOUND = ["traj_id", "run_id", "stage", "step"]
 class Runs:
     """Runs opened for reading with `open_runs`. Thread-safe."""
 
-    def __init__(self, folders: Sequence[Path], root: Path | None):
-        self._views = Views(folders, root, {"runs": self.runs, "steps": self.steps, "rewards": self.rewards})
+    def __init__(self, folders: Sequence[Path], root: Path | None, timeout_s: float | None = None):
+        frames = {"runs": self.runs, "steps": self.steps, "rewards": self.rewards}
+        self._views = Views(folders, root, frames, timeout_s)
         self._vocabularies: dict[str, list[str] | None] = {}
         # Texts of the last search: consecutive searches usually cover the same steps.
         self._searched: tuple[tuple, pa.Table] | None = None
@@ -48,15 +49,6 @@ class Runs:
     def path(self) -> str:
         """The opened folders as text."""
         return self._views.path
-
-    def limit_queries(self, timeout_s: float) -> "Runs":
-        """Set a time limit of queries that have none. Returns these runs.
-
-        Args:
-            timeout_s: Seconds after which a query raises RunStoreError.
-        """
-        self._views.timeout_s = timeout_s
-        return self
 
     def run_dir(self, run_id: str) -> Path:
         """Return the folder of a run. Raises RunStoreError if no run has this id.
@@ -394,12 +386,18 @@ class Runs:
         return f"<Runs: {len(self)} in {self.path}>"
 
 
-def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequence[str] | None = None) -> Runs:
+def open_runs(
+    path: str | Path | Iterable[str | Path] = "runs",
+    *,
+    run_ids: Sequence[str] | None = None,
+    timeout_s: float | None = None,
+) -> Runs:
     """Open a folder of runs, the folder of one run, or several of them. Raises RunStoreError if a folder or run does not exist.
 
     Args:
         path: Folder or folders.
         run_ids: Open only these runs. Without it, new runs in the folder appear in later queries.
+        timeout_s: Seconds after which a query without a limit of its own raises RunStoreError.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(item) for item in path]
     folders = [item for item in paths if (item / "run.json").exists()]
@@ -409,10 +407,10 @@ def open_runs(path: str | Path | Iterable[str | Path] = "runs", *, run_ids: Sequ
         by_id = {folder.name: folder for folder in [*folders, *inside]}
         if missing := [run_id for run_id in run_ids if run_id not in by_id]:
             raise RunStoreError(f"no run {missing[0]!r}; there are: {', '.join(sorted(by_id)) or 'none'}")
-        return Runs([by_id[run_id] for run_id in run_ids], None)
+        return Runs([by_id[run_id] for run_id in run_ids], None, timeout_s)
     if len(roots) == 1:
-        return Runs(folders, roots[0])
-    return Runs(folders + inside, None)
+        return Runs(folders, roots[0], timeout_s)
+    return Runs(folders + inside, None, timeout_s)
 
 
 RunsLike = Runs | str | Path  # opened runs, the folder of a run, or a folder of runs

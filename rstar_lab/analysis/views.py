@@ -32,10 +32,12 @@ Steps = Iterable[tuple[str, int]]  # (run_id, step)
 class Views:
     """SQL over folders of runs. Every query sees each run up to its last committed step."""
 
-    def __init__(self, folders: Sequence[Path], root: Path | None, frames: dict[str, Callable[[], pd.DataFrame]]):
-        """root: a folder whose runs are read as they appear. frames: functions that compute tables on request."""
-        self._given, self._root, self._frames = list(folders), root, frames
-        self.timeout_s: float | None = None  # of queries without a time limit
+    def __init__(
+        self, folders: Sequence[Path], root: Path | None, frames: dict[str, Callable[[], pd.DataFrame]], timeout_s: float | None
+    ):  # fmt: skip
+        """root: a folder whose runs are read as they appear. frames: functions that compute tables on request. timeout_s: of queries
+        without a limit of their own."""
+        self._given, self._root, self._frames, self._timeout_s = list(folders), root, frames, timeout_s
         self.leave_out_damaged = False
         self._lock = threading.RLock()
         # Files that the readers accepted, by run and level, and those that the connection may read.
@@ -117,7 +119,7 @@ class Views:
             cursor = self._prepare(query)
             limited = f"WITH trajectories AS ({only}) {query}" if only else query
             try:
-                with time_limit(cursor, self.timeout_s if timeout_s is None else timeout_s):
+                with time_limit(cursor, self._timeout_s if timeout_s is None else timeout_s):
                     return fetch(cursor.sql(limited, params=list(parameters or [])))
             except duckdb.IOException as caught:  # a file was merged or cut while the query was prepared
                 self._views.clear()

@@ -23,9 +23,8 @@ def mcp(
     verdict and recipe keys. Nothing is written. An assistant's program starts this command; docs/assistants.md has the configuration.
     """
     from rstar_lab.exchange.mcp_server import SKILL, make_server
-    from rstar_lab.rl.recipe.keys import find_keys
 
     if skill:
         echo(SKILL.read_text(encoding="utf-8"), end="")
         return
-    make_server(runs_dir, find_keys).run("stdio")
+    make_server(runs_dir).run("stdio")

@@ -26,6 +26,7 @@ from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
 from rstar_lab.exchange.tool_process import ToolProcess
+from rstar_lab.rl.recipe.keys import find_keys
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.untrusted.text import printable
 
@@ -56,7 +57,7 @@ says how to investigate a run and how to write a notebook whose numbers `rstar-l
 
 
 class RunReports:
-    """What the tools of the server answer, except `recipe_keys`. Each returns JSON values and texts of any size.
+    """What the tools of the server answer. Each returns JSON values and texts of any size.
 
     Args:
         runs_dir: Folder of runs, or the folder of one run.
@@ -68,7 +69,7 @@ class RunReports:
         self.runs = self._open_limited(runs_dir)
 
     def _open_limited(self, path: Path) -> Runs:
-        return open_runs(path).limit_queries(self._query_s)
+        return open_runs(path, timeout_s=self._query_s)
 
     def list_runs(self, kind: str = "", limit: int = 50) -> Row:
         """List the runs, newest first: kind, status, seed, parent, number of steps and rollouts.
@@ -202,6 +203,11 @@ class RunReports:
         del found["sources"]
         return {"run_id": run_id, **found, "alerts": alerts, "open": self._open({"run_id": run_id})}
 
+    def recipe_keys(self, search: str, limit: int = 40) -> Row:
+        """Find keys of recipes by a part of their name or description: type, default and meaning of each."""
+        found = find_keys(search)
+        return {"keys": found[: _limit(limit)], "total": len(found)}
+
     def _open(self, where: Filter) -> str:
         """Return a line for a notebook cell that lists the rollouts of a filter."""
         chosen = f", {where!r}" if where else ""
@@ -221,41 +227,31 @@ class RunReports:
         return {step: examples.get(step, {"run_id": run_id}) for step in steps}
 
 
-class RunTools:
-    """The tools of the server. The methods of `RunReports` are called in a process with limits of memory and time.
+TOOLS = (
+    "list_runs", "describe_run", "curves", "query", "rollouts", "transcript", "compare", "diagnose", "recipe_keys",
+)  # fmt: skip
+
+
+def remote_tools(runs_dir: str | Path) -> dict[str, Callable[..., Row]]:
+    """Return the tools of the server by name. They run in a process with limits of memory and time.
 
     Args:
         runs_dir: Folder of runs, or the folder of one run.
-        recipe_keys: Function that returns the rows of the recipe keys that contain a text.
 
     Raises:
         RunStoreError: The folder does not exist.
     """
+    folder = Path(runs_dir).absolute()
+    process, reports = ToolProcess(folder, QUERY_S, CALL_S), RunReports(folder, QUERY_S)
 
-    def __init__(self, runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]):
-        folder = Path(runs_dir).absolute()
-        self._recipe_keys = recipe_keys
-        self._process = ToolProcess(folder, QUERY_S, CALL_S)
-        reports = RunReports(folder, QUERY_S)  # raises
-        for name in TOOLS[:-1]:
-            setattr(self, name, self._remote(getattr(reports, name)))
-
-    def recipe_keys(self, search: str, limit: int = 40) -> Row:
-        """Find keys of recipes by a part of their name or description: type, default and meaning of each."""
-        found = self._recipe_keys(search)
-        return bounded({"keys": found[: _limit(limit)], "total": len(found)})
-
-    def _remote(self, report: Callable[..., Row]) -> Callable[..., Row]:
+    def remote(report: Callable[..., Row]) -> Callable[..., Row]:
         @wraps(report)
         def call(*arguments: Any, **named: Any) -> Row:
-            return self._process.call(report.__name__, inspect.signature(report).bind(*arguments, **named).arguments)
+            return process.call(report.__name__, inspect.signature(report).bind(*arguments, **named).arguments)
 
         return call
 
-
-TOOLS = (
-    "list_runs", "describe_run", "curves", "query", "rollouts", "transcript", "compare", "diagnose", "recipe_keys",
-)  # fmt: skip
+    return {name: remote(getattr(reports, name)) for name in TOOLS}
 
 
 def link(traj_id: str) -> str:
@@ -263,22 +259,13 @@ def link(traj_id: str) -> str:
     return f"#rstar={quote(str(traj_id), safe='')}"
 
 
-def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]) -> Any:
-    """Return the server; `.run("stdio")` serves it.
-
-    Args:
-        runs_dir: Folder of runs.
-        recipe_keys: Function that returns the rows of the recipe keys that contain a text.
-
-    Raises:
-        RunStoreError: The folder does not exist.
-    """
+def make_server(runs_dir: str | Path) -> Any:
+    """Return the server of a folder of runs; `.run("stdio")` serves it. Raises RunStoreError if the folder does not exist."""
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.mcpserver.tools import Tool
     from mcp.types import ToolAnnotations
 
-    tools = RunTools(runs_dir, recipe_keys)
     read_only = ToolAnnotations(
         read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
     )
@@ -299,7 +286,7 @@ def make_server(runs_dir: str | Path, recipe_keys: Callable[[str], list[Row]]) -
         arguments.model_rebuild(force=True)
         return tool.model_copy(update={"parameters": arguments.model_json_schema(by_alias=True)})
 
-    served = [made(getattr(tools, name)) for name in TOOLS]
+    served = [made(tool) for tool in remote_tools(runs_dir).values()]
     server = MCPServer("rstar_lab", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", tools=served)
 
     @server.prompt()

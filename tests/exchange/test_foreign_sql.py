@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.analysis.inspector.notes import VIEWS
 from rstar_lab.common.errors import UserError
 from rstar_lab.exchange import tool_process
-from rstar_lab.exchange.mcp_server import RunTools
+from rstar_lab.exchange.mcp_server import remote_tools
 from rstar_lab.exchange.tool_process import ToolProcess
 
 pytest.importorskip("mcp")
@@ -29,14 +30,12 @@ def run(made, tmp_path):
 
 
 def tools(run):
-    return RunTools(run.parent, lambda _: [])
+    return SimpleNamespace(**remote_tools(run.parent))
 
 
 @pytest.fixture(scope="module")
 def asked(made):
-    asked = tools(made)
-    yield asked
-    asked._process.close()
+    return tools(made)
 
 
 # How a run folder can point elsewhere: the path of a link in it, and what the link replaces.
@@ -198,7 +197,6 @@ def test_assistants_read_nothing_but_the_tables(run):
                 asked.query(sql)
         with pytest.raises(UserError):
             asked.rollouts(order_by=f"(SELECT max(content) FROM {source})")
-    asked._process.close()
 
 
 @pytest.mark.slow
@@ -213,7 +211,6 @@ def test_a_query_ends_at_its_limit_and_below_its_memory(run, monkeypatch):
             asked.query(f"SELECT {value} FROM {tables}")
         assert time.monotonic() - began < 60
     assert asked.query("SELECT 1 AS one")["rows"] == [{"one": 1}]
-    asked._process.close()
 
 
 def test_a_call_that_cannot_be_interrupted_ends_its_process(run):

@@ -18,7 +18,6 @@ from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.exchange.mcp_server import ANSWER_CHARS, SKILL, TOOLS, make_server
-from rstar_lab.rl.recipe.keys import find_keys
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "runs"
@@ -27,7 +26,7 @@ RUN = "tiny_fast-rl"
 
 @pytest.fixture(scope="module")
 def server():
-    return make_server(GOLDEN, find_keys)
+    return make_server(GOLDEN)
 
 
 async def ask(server, name, **arguments):
@@ -90,7 +89,7 @@ async def test_curves_keep_the_steps_with_an_evaluation(tmp_path):
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = {"run_ids": ["run"], "metrics": ["eval/aime24/pass1"]}
     for points, expected in ((5, [1, 3, 6, 9, 10]), (3, [3, 6, 9]), (2, [3, 9])):
-        rows = (await ask(make_server(tmp_path, find_keys), "curves", points=points, **asked))["steps"]
+        rows = (await ask(make_server(tmp_path), "curves", points=points, **asked))["steps"]
         assert [row["step"] for row in rows] == expected
     assert [row["metrics"]["eval/aime24/pass1"]["value"] for row in rows] == [0.03, 0.09]
 
@@ -137,7 +136,7 @@ async def test_wrong_questions_are_answered_with_the_reason(server, tool, argume
 
 async def test_long_queries_end(monkeypatch):
     monkeypatch.setattr("rstar_lab.exchange.mcp_server.QUERY_S", 0.3)
-    server, tables = make_server(GOLDEN, find_keys), ", ".join(f"trajectories t{i}" for i in range(9))
+    server, tables = make_server(GOLDEN), ", ".join(f"trajectories t{i}" for i in range(9))
     assert "ran longer than 0.3 s" in await ask(server, "query", sql=f"SELECT count(*) FROM {tables}")
     assert "ran longer than 0.3 s" in await ask(server, "rollouts", where=f"(SELECT count(*) FROM {tables}) > 0")
 
@@ -149,7 +148,7 @@ async def test_texts_of_runs_are_bounded_and_visible(tmp_path):
     lines = [{"messages": messages, "reward": 0} for _ in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     run_dir = import_messages(tmp_path / "a.jsonl", tmp_path / "runs")
-    server = make_server(tmp_path / "runs", find_keys)
+    server = make_server(tmp_path / "runs")
     traj_id = open_runs(run_dir).trajectories().traj_id[0]
     questions = [
         ("rollouts", {"limit": 10_000}), ("transcript", {"traj_id": traj_id, "messages": 1000}), ("list_runs", {}),
@@ -173,7 +172,7 @@ async def test_texts_of_runs_are_bounded_and_visible(tmp_path):
 
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError, match="nothing"):
-        make_server(tmp_path / "nothing", find_keys)
+        make_server(tmp_path / "nothing")
 
 
 @pytest.mark.slow
