@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,7 +16,6 @@ app = typer.Typer()
     epilog=examples(
         "rstar-lab report tiny_fast-rl",
         "rstar-lab report tiny-rl --compare tiny_fast-rl --out report.html",
-        "rstar-lab report tiny-rl --dataset out/tiny-rl-rollouts",
         "rstar-lab report --paper runs",
         "rstar-lab report --lab executed.ipynb --json",
     )
@@ -29,13 +28,6 @@ def report(
         str | None, typer.Option(help="Another run, for curves of both and a paired comparison.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="HTML file to write. Default: out/RUN.html.")] = None,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Also write the run as a Hugging Face data set to this new folder: Parquet tables and README.md, as `push` sends.",
-        ),
-    ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Number of trajectories to include.")] = 60,
     runs_dir: RunsFolder = Path("runs"),
     paper: Annotated[
@@ -77,16 +69,8 @@ def report(
         page = report_html(folder, compare_with=other, sample=sample)
     with atomic_write(target) as file:
         file.write(page.encode())
-    written: dict[str, Any] = {"report": str(target), "bytes": target.stat().st_size}
-    lines = [f"{target} ({written['bytes'] / 1e6:.1f} MB)"]
-    if folder is not None and dataset is not None:
-        from rstar_lab.exchange.hub import prepare, write_folder
-
-        upload = prepare(folder)
-        write_folder(upload, dataset)
-        written |= {"dataset": str(dataset), "dataset_bytes": upload.size}
-        lines.append(f"{dataset} ({upload.size / 1e6:.1f} MB)")
-    print_result(as_json, written, "\n".join(lines))
+    size = target.stat().st_size
+    print_result(as_json, {"report": str(target), "bytes": size}, f"{target} ({size / 1e6:.1f} MB)")
 
 
 def _check(notebook: Path, as_json: bool) -> None:

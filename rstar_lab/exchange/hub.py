@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,17 +94,6 @@ def prepare(folder: Path) -> Upload:
     return Upload("model", files | {"README.md": _model_card(folder)})
 
 
-def write_folder(upload: Upload, folder: Path) -> None:
-    """Write what `push` sends to a new folder, which `datasets.load_dataset` and `huggingface_hub` read. The folder appears
-    only when all files are complete. Raises UserError if it exists."""
-    with _new_folder(folder.parent) as (temporary, appear):
-        for name, file in upload.files.items():
-            target = temporary / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file) if isinstance(file, bytes) else shutil.copyfile(file, target)
-        appear(folder, "choose another folder")
-
-
 def push(upload: Upload, repo: str, *, public: bool = False) -> str:
     """Create the repository if needed, and send all files in one commit. Returns its URL. public: applies to a new
     repository only. The token is read from `hf auth login` or the environment variable HF_TOKEN. Raises UserError if
@@ -125,7 +114,9 @@ def pull(repo: str, folder: Path, *, revision: str | None = None) -> tuple[Kind,
     UserError if the repository is not found, contains neither a run nor a model, or if the target exists.
     """
     api = HfApi()
-    with _hub_errors(f"pull of {repo}"), _new_folder(folder) as (fetched, appear):
+    folder.mkdir(parents=True, exist_ok=True)
+    with _hub_errors(f"pull of {repo}"), tempfile.TemporaryDirectory(dir=folder, prefix=".hub-") as temporary:
+        fetched = Path(temporary) / "data"
         is_run = api.repo_exists(repo, repo_type="dataset")
         place: dict[str, Any] = {"repo_type": "dataset" if is_run else "model", "revision": revision}
         names = RUN_FILE if is_run else MODEL_FILE
@@ -136,24 +127,10 @@ def pull(repo: str, folder: Path, *, revision: str | None = None) -> tuple[Kind,
         if not is_run and not (any(fetched.glob("*config.json")) and any(fetched.glob("*.safetensors"))):
             raise UserError(f"{repo} has no model in safetensors format")
         target = folder / (RunReader(fetched).run_id if is_run else repo.split("/")[-1])
-        appear(target, "choose another --to")
+        if target.parent != folder or target.exists():
+            raise UserError(f"{target} exists already: choose another --to")
+        fetched.rename(target)
     return ("run" if is_run else "model"), target
-
-
-@contextmanager
-def _new_folder(parent: Path) -> Iterator[tuple[Path, Callable[[Path, str], None]]]:
-    """Yield a temporary folder in `parent`, and a function that renames it to a new folder there."""
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=".hub-") as temporary:
-        made = Path(temporary) / "data"
-        made.mkdir()
-
-        def appear(target: Path, remedy: str) -> None:
-            if target.parent != parent or target.exists():
-                raise UserError(f"{target} exists already: {remedy}")
-            made.rename(target)
-
-        yield made, appear
 
 
 @contextmanager
