@@ -11,6 +11,6 @@ from rstar_lab.common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from rstar_lab.dry_run.figures import plot_memory, plot_time
-    from rstar_lab.dry_run.run import DryRun, dry_run, dry_run_rows
+    from rstar_lab.dry_run.run import dry_run_rows
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -30,24 +31,9 @@ from rstar_lab.rl.training.log_probs import MicroBatch
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 
 
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute for the block."""
-    missing = object()
-    before = owner.__dict__.get(name, missing) if hasattr(owner, "__dict__") else getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-
-def modules_stay() -> contextlib.AbstractContextManager[None]:
+def modules_stay() -> contextlib.AbstractContextManager[Any]:
     """Ignore `Module.to` in the block: fake parameters cannot be moved, and have the dtype that they need."""
-    return replaced(torch.nn.Module, "to", lambda module, *_, **__: module)
+    return patch.object(torch.nn.Module, "to", lambda module, *_, **__: module)
 
 
 @contextlib.contextmanager
@@ -104,7 +90,7 @@ def fake_tensors(meter: Meter) -> Iterator[FakeTensorMode]:
             (optimizers, "_get_foreach_kernels_supported_devices", lambda: [*supported, "cpu"]),
             (optimizers, "_foreach_supported_types", [*optimizers._foreach_supported_types, FakeTensor]),
         ):
-            stack.enter_context(replaced(owner, name, value))
+            stack.enter_context(patch.object(owner, name, value))
         mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(meter)
         yield mode
@@ -168,7 +154,7 @@ def run_update(recipe: Recipe, rl: RlSection, shape: Architecture, rows: int, wi
     rl = rl.model_copy(update={"mini_batches": 1, "precision": "bf16" if bf16 else "fp32"})
     (micro,) = log_probs_module.micro_batches(batch, rows * width, torch.device("meta"), shared_width=0)
     with ExitStack() as stack:
-        stack.enter_context(replaced(update_module.UpdateResult, "read", lambda _: None))
+        stack.enter_context(patch.object(update_module.UpdateResult, "read", lambda _: None))
         stack.enter_context(_gpu_kernels())
         stack.enter_context(fake_tensors(meter))
         config = model_config(recipe.model, shape)
@@ -234,7 +220,7 @@ def _gpu_kernels() -> Iterator[None]:
         # torch decomposes RMSNorm on CPUs. The kernel of this norm reads and writes the same tensors.
         return torch.native_layer_norm(tensor, shape, weight, None, epsilon)[0]
 
-    with replaced(gpu, "is_gpu", lambda _: True), replaced(gpu, "rms_norm", norm):
+    with patch.object(gpu, "is_gpu", lambda _: True), patch.object(gpu, "rms_norm", norm):
         yield
 
 

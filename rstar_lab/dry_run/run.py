@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from rstar_lab.common.errors import UserError
@@ -29,47 +28,25 @@ GB = estimate.GB
 MEAN_CONVERSATION = 1024  # tokens of a conversation of SFT
 
 
-@dataclass(frozen=True)
-class DryRun:
-    """The result for SFT or one RL stage, per rank.
-
-    Attributes:
-        name: `sft` or the name of the stage.
-        trainer: local or verl.
-        ranks: number of GPUs.
-        micro_batch_tokens: tokens of a micro-batch, of all GPUs that share a sequence.
-        peak_gb: the largest memory of training. with_margin_gb: with an allowance for what a dry run cannot see.
-        engine_gb: memory of the engine: of the local trainer beside the update; under verl during generation, with the parameters
-            and moments that are not offloaded.
-        fits: whether both fit into the GPU, where they hold memory at the same time together.
-        phases: by phase of the update: memory in GB in total and by kind, largest storage, kernels, and roofline seconds.
-        flops, seconds: of a micro-batch on one rank, recomputation included; roofline seconds by class of kernel.
-        kernels_per_step, micro_batches: of one update on one rank.
-        collectives: of a micro-batch and the optimizer step: name, ranks of the group, number, GB, and seconds at the profile's
-            link rates.
-        update_s, mfu_bound: lower bound of the update of a step, and model FLOPs over peak FLOPs in this time.
-    """
-
-    name: str
-    trainer: str
-    ranks: int
-    micro_batch_tokens: int
-    peak_gb: float
-    with_margin_gb: float
-    engine_gb: float
-    fits: bool
-    phases: dict[str, dict[str, Any]]
-    flops: float
-    seconds: dict[str, float]
-    kernels_per_step: int
-    micro_batches: int
-    collectives: list[dict[str, Any]]
-    update_s: float
-    mfu_bound: float
+Row = dict[str, Any]
 
 
-def dry_run(recipe: Recipe, profile: Profile) -> Iterator[DryRun]:
-    """Yield the result of each stage and of SFT. Stages that differ only in the length of responses share one run.
+def dry_run_rows(recipe: Recipe, profile: Profile) -> Iterator[Row]:
+    """Yield a row of JSON values, per rank, for each stage and for SFT. Stages that differ only in the length of responses share one run.
+
+    | key | value |
+    |---|---|
+    | `dry_run`, `name` | `sft` or the name of the stage |
+    | `trainer`, `ranks` | local or verl; number of GPUs |
+    | `micro_batch_tokens` | tokens of a micro-batch, of all GPUs that share a sequence |
+    | `peak_gb`, `with_margin_gb` | the largest memory of training; with an allowance for what a dry run cannot see |
+    | `engine_gb` | memory of the engine; under verl during generation, with the parameters and moments that are not offloaded |
+    | `fits` | whether both fit into the GPU, where they hold memory at the same time together |
+    | `phases` | by phase of the update: memory in GB in total and by kind, largest storage, kernels, and roofline seconds |
+    | `flops`, `seconds` | of a micro-batch on one rank, recomputation included; roofline seconds by class of kernel |
+    | `kernels_per_step`, `micro_batches` | of one update on one rank |
+    | `collectives` | of a micro-batch and the optimizer step: name, ranks of its group, number, GB, and seconds at the profile's rates |
+    | `update_s`, `mfu_bound` | lower bound of the update of a step, and model FLOPs over peak FLOPs in this time |
 
     Raises:
         UserError: the shape of the model is unknown, or the profile has no GPU.
@@ -86,7 +63,7 @@ def dry_run(recipe: Recipe, profile: Profile) -> Iterator[DryRun]:
         yield run_sft(recipe, profile, shape)
 
 
-def run_stage(recipe: Recipe, stage: Stage, profile: Profile, shape: Architecture) -> DryRun:
+def run_stage(recipe: Recipe, stage: Stage, profile: Profile, shape: Architecture) -> Row:
     """Run one update of a stage."""
     rl, meter = recipe.settings(stage), _meter(profile, shape)
     typical = estimate.PROMPT_TOKENS + estimate.MEAN_RESPONSE_SHARE * rl.limits.max_response_tokens
@@ -102,7 +79,7 @@ def run_stage(recipe: Recipe, stage: Stage, profile: Profile, shape: Architectur
     return _result(stage.name, recipe, profile, shape, meter, (rows, width), tokens, rl.mini_batches)
 
 
-def run_sft(recipe: Recipe, profile: Profile, shape: Architecture) -> DryRun:
+def run_sft(recipe: Recipe, profile: Profile, shape: Architecture) -> Row:
     """Run one step of SFT."""
     assert recipe.sft is not None
     meter, sft = _meter(profile, shape), recipe.sft
@@ -180,7 +157,7 @@ def _result(
     rows: tuple[int, int],
     step_tokens: float,
     optimizer_steps: int,
-) -> DryRun:
+) -> Row:
     hardware, parallel = profile.hardware, profile.parallelism
     under_verl = profile.trainer == "verl"
     ranks, shared = (hardware.gpus, parallel.sequence_parallel) if under_verl else (1, 1)
@@ -201,7 +178,7 @@ def _result(
     compute = meter.phase_seconds["forward"] + meter.phase_seconds["backward"]
     update = micro_batches * max(compute, overlapping) + optimizer_steps * (meter.phase_seconds["optimizer"] + last)
     kernels = micro_batches * (meter.phase_kernels["forward"] + meter.phase_kernels["backward"])
-    phases: dict[str, dict[str, Any]] = {
+    phases: dict[str, Row] = {
         str(phase): {
             "total_gb": found.total / GB,
             "by_kind_gb": {kind: size / GB for kind, size in sorted(found.by_kind.items(), key=lambda one: -one[1])},
@@ -213,29 +190,24 @@ def _result(
         for phase, found in meter.peaks.items()
         if phase != "idle"
     }
-    return DryRun(
-        name=name, trainer=profile.trainer, ranks=ranks, micro_batch_tokens=tokens, peak_gb=peak_gb, with_margin_gb=with_margin,
-        engine_gb=engine_gb, fits=max(with_margin + held_beside, engine_gb) <= hardware.hbm_gb, phases=phases,
-        flops=float(meter.flops), seconds=dict(sorted(meter.seconds.items(), key=lambda one: -one[1])),
-        kernels_per_step=kernels + optimizer_steps * meter.phase_kernels["optimizer"], micro_batches=micro_batches,
-        collectives=collectives, update_s=update,
-        mfu_bound=3 * shape.forward_flops(micro_batches * tokens / shared, rows[1]) / (update * meter.rates.flops),
-    )  # fmt: skip
+    return {
+        "dry_run": name, "name": name, "trainer": profile.trainer, "ranks": ranks, "micro_batch_tokens": tokens, "peak_gb": peak_gb,
+        "with_margin_gb": with_margin, "engine_gb": engine_gb, "fits": max(with_margin + held_beside, engine_gb) <= hardware.hbm_gb,
+        "phases": phases, "flops": float(meter.flops), "seconds": dict(sorted(meter.seconds.items(), key=lambda one: -one[1])),
+        "kernels_per_step": kernels + optimizer_steps * meter.phase_kernels["optimizer"], "micro_batches": micro_batches,
+        "collectives": collectives, "update_s": update,
+        "mfu_bound": 3 * shape.forward_flops(micro_batches * tokens / shared, rows[1]) / (update * meter.rates.flops),
+    }  # fmt: skip
 
 
 def _margin_gb(ranks: int) -> int:
     return 3 if ranks > 1 else 1
 
 
-def _collective(key: Collective, count: int, meter: Meter, profile: Profile) -> dict[str, Any]:
+def _collective(key: Collective, count: int, meter: Meter, profile: Profile) -> Row:
     measured, size = profile.measured, meter.collective_bytes[key]
     rate = (measured.link_gb_per_s if key.inside else measured.network_gb_per_s) * GB
     return key._asdict() | {"count": count, "gb": size / GB, "seconds": key.moved(size) / rate}
-
-
-def dry_run_rows(recipe: Recipe, profile: Profile) -> Iterator[dict[str, Any]]:
-    """Yield a row of JSON for each stage and for SFT, also for the figures of `rstar_lab.dry_run.figures`."""
-    return ({"dry_run": result.name} | vars(result) for result in dry_run(recipe, profile))
 
 
 def run_dry_run(recipe: str, profile: str, overrides: Mapping[str, Any], *, trainer: str | None, as_json: bool) -> int:
@@ -249,7 +221,7 @@ def run_dry_run(recipe: str, profile: str, overrides: Mapping[str, Any], *, trai
     return 0 if fits else 1
 
 
-def _text(row: dict[str, Any]) -> Iterator[str]:
+def _text(row: Row) -> Iterator[str]:
     """Yield the lines of text of a row."""
     yield (
         f"{row['name']} ({row['trainer']}, {counted(row['ranks'], 'rank')}, {row['micro_batch_tokens']} tokens): "

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from verl.utils.ulysses import (
 )
 from verl.workers.engine.fsdp import transformer_impl
 
-from rstar_lab.dry_run.local import allocate_state, fake_model, fake_ranks, fake_tensors, modules_stay, replaced
+from rstar_lab.dry_run.local import allocate_state, fake_model, fake_ranks, fake_tensors, modules_stay
 from rstar_lab.dry_run.meter import Meter
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.models.sources import ModelError, get_model
@@ -111,13 +112,8 @@ def _run(
     meter: Meter,
 ) -> None:
     kept = (
-        "use_fused_kernels",
-        "enable_gradient_checkpointing",
-        "override_config",
-        "lora_rank",
-        "lora_alpha",
-        "target_modules",
-    )
+        "use_fused_kernels", "enable_gradient_checkpointing", "override_config", "lora_rank", "lora_alpha", "target_modules",
+    )  # fmt: skip
     absent = ("fused_kernel_options", "target_parameters", "exclude_modules", "lora_adapter_path")
     own_config = SimpleNamespace(
         **{name: model[name] for name in kept} | dict.fromkeys(absent),
@@ -129,11 +125,11 @@ def _run(
     optimizer_config = omega_conf_to_dataclass(section.optim)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # verl prints while it builds
-        stack.enter_context(replaced(platform_manager, "_current_platform", cpu.CpuPlatform()))
+        stack.enter_context(patch.object(platform_manager, "_current_platform", cpu.CpuPlatform()))
         stack.enter_context(fake_ranks(profile.hardware.gpus))
-        stack.enter_context(replaced(transformer_impl, "fsdp2_load_full_state_dict", lambda *_: None))
-        stack.enter_context(replaced(transformer_impl, "print_model_size", lambda *_: None))
-        stack.enter_context(replaced(attention, "_sequence_lengths", lambda *_: lengths))
+        stack.enter_context(patch.object(transformer_impl, "fsdp2_load_full_state_dict", lambda *_: None))
+        stack.enter_context(patch.object(transformer_impl, "print_model_size", lambda *_: None))
+        stack.enter_context(patch.object(attention, "_sequence_lengths", lambda *_: lengths))
         engine = _DryEngine(own_config, engine_config, optimizer_config, None)
         stack.enter_context(fake_tensors(meter))
         engine._build_model_optimizer()

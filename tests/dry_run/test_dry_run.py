@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.dry_run import run as dry_run_module
 from rstar_lab.dry_run.local import fake_tensors, run_update
 from rstar_lab.dry_run.meter import Meter, Rates
-from rstar_lab.dry_run.run import dry_run
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight import estimate
@@ -25,6 +25,10 @@ PEAKS = json.loads(Path(__file__).with_name("dry_run_peaks.json").read_text())
 RATES = Rates(1e15, 1e12)
 # The first as one_gpu for the local trainer, the others as h100x8.
 SAME_MEMORY = ("one_gpu_24gb", "h100x8_local", "a100x8")
+
+
+def dry_run(recipe, profile):
+    return (SimpleNamespace(**row) for row in dry_run_module.dry_run_rows(recipe, profile))
 
 
 def small(recipe: str, **changes):
@@ -175,4 +179,4 @@ def test_the_stated_bounds_of_mfu_are_those_of_the_dry_run(size, model):
     meter = dry_run_module._meter(profile, shape)
     run_update(recipe, gpu.update_keys(gpu.TOKENS, "bf16"), shape, *rows, meter)
     result = dry_run_module._result("update", recipe, profile, shape, meter, rows, tokens, 1)
-    assert 100 * result.mfu_bound == pytest.approx(gpu.MFU_BOUNDS[size], abs=1)
+    assert 100 * result["mfu_bound"] == pytest.approx(gpu.MFU_BOUNDS[size], abs=1)
