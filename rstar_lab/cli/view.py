@@ -1,5 +1,6 @@
 """`rstar-lab view`: the inspector in the browser, without Jupyter."""
 
+import socket
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -30,11 +31,11 @@ def view(
     Nothing but this machine can connect, and the address contains a token. Logs of other trainers are imported into a cache.
     """
     from rstar_lab.viewer.logs import runs_folder
-    from rstar_lab.viewer.service import Viewer, loopback_socket, serve
+    from rstar_lab.viewer.service import Viewer, serve
 
     folder = runs_folder(path)
     viewer = Viewer(folder, logs=None if folder == path else path)
-    listener = loopback_socket(port)
+    listener = socket.create_server(("127.0.0.1", port))
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={viewer.token}"
     echo(f"{address}\nStop with Ctrl+C.")
     if browser:

@@ -1,4 +1,4 @@
-"""`rstar-lab audit`: try a reward on answers whose reward is known, and on stored rollouts, before a run trains on it.
+"""`rstar-lab audit`: try a reward on answers whose reward is known, before a run trains on it.
 
 A policy finds every answer that a reward accepts by mistake. The checks use the true answers of a problem file: as they are, in
 other layouts, and in texts that must not be rewarded.
@@ -10,10 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.blocking import LoopThread
@@ -23,12 +22,10 @@ from rstar_lab.rl.environments.loading import is_environment, load_environment
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.rescore import texts_of_model
 from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward, warm_up
 from rstar_lab.rl.reward.functions import TIMEOUT_S
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
-from rstar_lab.runs.reader import RunReader
 from rstar_lab.verify import AnswerFormat, extract_answer, same_answer
 
 Score = Callable[[str, str], float]
@@ -76,18 +73,16 @@ class CheckResult:
 
 @dataclass
 class Audit:
-    """Result of `audit`. disagreements: stored rollouts whose reward differs from the stored one, in random order."""
+    """Result of `audit`."""
 
     reward: str
     problems: int
     checks: list[CheckResult]
     slowest_s: float
-    rollouts: int = 0
-    disagreements: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed. Disagreements on stored rollouts do not count: the stored reward can be the wrong one."""
+        """Whether every check passed."""
         return not any(check.failed for check in self.checks)
 
 
@@ -262,26 +257,3 @@ def require_audit(rl: RlSection, problems: Sequence[Problem]) -> None:
         named = ", ".join(f"{check.check} ({check.failed} of {check.n})" for check in failed)
         remedy = f"see rstar-lab audit {rl.reward} --problems FILE"
         raise UserError(f"rl.reward_audit: {rl.reward} failed checks: {named}; {remedy}")
-
-
-def disagreements(
-    folder: Path, reward: str, *, answer: AnswerFormat = "tagged", seed: int = 0
-) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of stored rollouts of a run, and in random order those that a reward judges differently.
-
-    Judgements differ if one reward is above 0 and the other is not.
-    """
-    if ":" in reward and is_environment(load_named(reward, "audit")):
-        raise UserError(f"audit --runs: {reward} is an environment, whose rewards need more than a stored rollout")
-    reader, score = RunReader(folder), make_reward(reward, answer)
-    rows = {row["traj_id"]: row for row in reader.read("trajectories").to_pylist() if row["reward"] is not None}
-    found = []
-    for traj_id, text in texts_of_model(reader):
-        if (stored := rows.get(traj_id)) is None:
-            continue
-        problem = Problem(problem_id=stored["problem_id"], question="?", answer=stored["truth"] or "")
-        call = _timed(score, ("", problem, text))
-        if call.reward is None or (call.reward > 0) != (stored["reward"] > 0):
-            row = {key: stored[key] for key in ("traj_id", "problem_id", "truth", "answer")}
-            found.append(row | {"stored": stored["reward"], "reward": call.reward, "error": call.error})
-    return len(rows), random.Random(seed).sample(found, len(found))

@@ -175,16 +175,13 @@ class Diagnosis:
 
     def to_html(self) -> str:
         """Return the diagnosis as one HTML page without scripts."""
-        from rstar_lab.analysis.inspector.export import content_hash
+        from rstar_lab.analysis.inspector.export import closed_page
 
         style = (
             "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}pre{white-space:pre-wrap}"
         )
-        policy = f"default-src 'none'; style-src {content_hash(style)}; base-uri 'none'; form-action 'none'"
-        return (
-            "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Diagnosis</title>"
-            f"<meta http-equiv='Content-Security-Policy' content=\"{policy}\"><style>{style}</style></head>"
-            + html("<body><h1>{}</h1><pre>{}</pre></body></html>", self.verdict, self._after_verdict())
+        return closed_page(
+            "Diagnosis", html("<h1>{}</h1><pre>{}</pre>", self.verdict, self._after_verdict()), style, []
         )
 
     def _repr_html_(self) -> str:

@@ -12,7 +12,7 @@ import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ _NOT_CHECKED = re.compile(
 _HEADING = re.compile(r"\A\d+(?:\.\d+)*[.)]?[ \t]")
 _OMITTED = re.compile(r"…|\[\s*\.\.\.\s*\]|\.\.\.")
 _IGNORED = re.compile(r"[\s*_`\\]+")  # spaces and marks of Markdown, which differ between a quotation and its source
-_INLINE = {"span", "b", "i", "em", "strong", "code", "mark", "a", "small", "sub", "sup", "u", "kbd"}
+_HIDDEN = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->", re.IGNORECASE | re.DOTALL)
+_INLINE = re.compile(r"</?(?:span|b|i|em|strong|code|mark|a|small|sub|sup|u|kbd)\b[^>]*>", re.IGNORECASE)
+_TAG = re.compile(r"</?[a-z!][^>]*>", re.IGNORECASE)
 _PLOTTED = ("x", "y", "z", "values", "text", "name", "labels", "error_x", "error_y")
 
 
@@ -212,26 +214,8 @@ def _joined(source: str | list[str]) -> str:
     return source if isinstance(source, str) else "".join(source)
 
 
-class _Text(HTMLParser):
-    """Collects the text of HTML. Elements other than inline ones separate words; scripts and styles are left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts, self.hidden = list[str](), False
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.hidden = tag in ("script", "style")
-        self.parts.append("" if tag in _INLINE else "\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        self.handle_starttag("" if tag in ("script", "style") else tag, None)
-
-    def handle_data(self, data: str) -> None:
-        self.parts.append("" if self.hidden else data)
-
-
 def _html_text(html: str) -> str:
-    parser = _Text()
-    parser.feed(html)
-    parser.close()
-    return "".join(parser.parts)
+    """Return the text of HTML. Elements other than inline ones separate words; scripts and styles are left out."""
+    for pattern, instead in ((_HIDDEN, ""), (_INLINE, ""), (_TAG, "\n")):
+        html = pattern.sub(instead, html)
+    return unescape(html)

@@ -188,11 +188,6 @@ class _Guard:
         await self._app(scope, receive, guarded)
 
 
-def loopback_socket(port: int) -> socket.socket:
-    """Return a listening socket of this machine only. port 0: any free one."""
-    return socket.create_server(("127.0.0.1", port))
-
-
 def serve(viewer: Viewer, listener: socket.socket) -> None:
     """Serve until the process is interrupted."""
     config = uvicorn.Config(viewer.application(), log_level="warning", timeout_graceful_shutdown=1)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
-from rstar_lab.doctor.audit import audit, disagreements, require_audit, response_of
+from rstar_lab.doctor.audit import audit, require_audit, response_of
 from rstar_lab.rl.environments.inspect_task import InspectTask
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.pipeline import run_recipe
@@ -142,14 +141,6 @@ def test_a_reward_that_hangs_is_not_waited_for_in_every_call(monkeypatch):
     assert checks["crash"].failed == 2 and checks["gold"].failed == 0 and "long" not in checks
 
 
-def test_stored_rollouts_that_are_judged_differently_are_listed():
-    count, none = disagreements(GOLDEN, "verify")
-    assert count and none == []
-    _, found = disagreements(GOLDEN, "audited:generous")
-    assert found and all(row["stored"] == 0.0 and row["reward"] == 1.0 for row in found)
-    assert disagreements(GOLDEN, "audited:generous")[1] == found, "the random order has a seed"
-
-
 def test_the_command(tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text("\n".join(json.dumps({"q": p.question, "answer": p.answer}) for p in PROBLEMS))
@@ -157,10 +148,8 @@ def test_the_command(tmp_path):
     done = CliRunner().invoke(app, ["audit", "verify", *arguments])
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.exit_code == 0 and lines[-1]["passed"] is True and lines[-1]["problems"] == len(PROBLEMS)
-    run = shutil.copytree(GOLDEN, tmp_path / "runs" / GOLDEN.name)
-    done = CliRunner().invoke(app, ["audit", "audited:generous", *arguments, "--runs", str(run)])
-    last = json.loads(done.stdout.splitlines()[-1])
-    assert done.exit_code == 1 and last["passed"] is False and last["rollouts"] > last["disagreements"] > 0
+    done = CliRunner().invoke(app, ["audit", "audited:generous", *arguments])
+    assert done.exit_code == 1 and json.loads(done.stdout.splitlines()[-1])["passed"] is False
 
 
 def test_problems_with_one_answer_cannot_be_audited():
@@ -213,8 +202,6 @@ def test_the_reward_of_an_environment_is_audited(name, failed, tmp_path):
     found = audit(f"audited_environments:{name}", PROBLEMS)
     checks = {check.check for check in found.checks if check.failed}
     assert failed <= checks and found.passed is not bool(failed)
-    with pytest.raises(UserError, match="is an environment"):
-        disagreements(GOLDEN, f"audited_environments:{name}")
 
 
 SCORERS = """
@@ -254,7 +241,5 @@ def test_scorers_of_inspect_are_rewards_and_are_audited(tmp_path):
     assert reward.score(response_of("1", "tagged"), "1", right) == (1.0, {"parts/right": 1.0, "parts/short": 1.0})
     with pytest.raises(UserError, match="requires the argument field"):
         make_reward("audited_scorers:of")
-    count, found = disagreements(GOLDEN, "audited_scorers:last_line")
-    assert len(found) < count, "stored rollouts can be judged by a scorer"
     own = InspectTask("t:numbers", sys.modules["audited_scorers"].numbers).problems()
     assert "gold" not in {check.check for check in audit("audited_scorers:numbers", own).checks if check.failed}
