@@ -37,7 +37,6 @@ from rstar_lab.analysis import (
     link,
     open_runs,
     overview,
-    plot_failure_map,
     plot_failures,
     plot_heatmap,
     plot_timeline,
@@ -83,13 +82,11 @@ link(plot_outcomes(runs, where={"run_id": trained} if trained else None), inspec
 # ## Groups of failures
 #
 # Failed rollouts, and correct ones with a failed call, grouped by how they ended and by the message of the last failed
-# call. Names and numbers in messages are replaced. In the map, each rectangle is a
-# group; its colour is the share of rollouts that RoC kept. Click a rectangle or a bar to list its rollouts.
+# call. Names and numbers in messages are replaced. Click a bar or a point to list its rollouts.
 
 # %%
 try:
     failed = failed_rollouts(runs, {"run_id": trained} if trained else None, limit=5000)  # a sample; None: all rollouts
-    display(link(plot_failure_map(failed), inspector))
     display(link(plot_failures(failed), inspector))
     display(format_numbers(failure_groups(failed).head(10)))
 except RunStoreError as error:  # no transcripts are stored, or nothing failed

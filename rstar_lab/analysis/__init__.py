@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
-    from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failure_map, plot_failures
+    from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failures
     from rstar_lab.analysis.figures import plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k
     from rstar_lab.analysis.inspector.inspector import Inspector, explore, inspect
     from rstar_lab.analysis.inspector.link import LinkedFigure, link

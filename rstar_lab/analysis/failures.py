@@ -1,13 +1,10 @@
 """Failure groups: rollouts that failed, or were correct after a failed call, grouped by what went wrong, without a judge model.
 
 A group is a kind (how the rollout ended), the outcome of its last failed call, and the message of that failure with names and
-numbers replaced. The shape of the code is the syntax tree of the last call without names and constants.
+numbers replaced.
 """
 
-import ast
-import hashlib
 import re
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +12,13 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from rstar_lab.analysis.code_use import parse_code, rollouts
+from rstar_lab.analysis.code_use import rollouts
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import RunsLike, as_runs
 from rstar_lab.runs import RunStoreError
-from rstar_lab.untrusted.text import counted, escaped
+from rstar_lab.untrusted.text import escaped
 
 KINDS = {
     "environment error": "the environment or an engine failed",
@@ -38,12 +35,10 @@ _MOST_IDS = 500  # maximum number of rollouts that a click on a bar lists
 
 
 def failed_rollouts(runs: RunsLike, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
-    """Return one row per rollout of a kind in KINDS: run_id, step, traj_id, problem_id, family, reward, kept, kind, outcome, message,
-    shape.
+    """Return one row per rollout of a kind in KINDS: run_id, step, traj_id, problem_id, family, reward, kept, kind, outcome, message.
 
     kind: one of KINDS, the first that applies; other rollouts have no row. outcome, message: those of the last failed
-    call, empty if no call failed. family: problem_id without numbers. shape: hash of the last code that parses, empty
-    without one.
+    call, empty if no call failed. family: problem_id without numbers.
     limit: maximum number of rollouts to read, a fixed sample; default: all.
     """
     rows = []
@@ -53,15 +48,14 @@ def failed_rollouts(runs: RunsLike, where: Where = None, *, limit: int | None = 
         if kind is None:
             continue
         last = failed[-1] if failed else None
-        shapes = (code_shape(call["code"]) for call in reversed(rollout["calls"]))
         row = {key: rollout[key] for key in ("run_id", "step", "traj_id", "problem_id", "reward", "kept")}
         rows.append(
             row | {
                 "family": re.sub(r"[-_/]?\d+", "", rollout["problem_id"]), "kind": kind, "outcome": last["outcome"] if last else "",
-                "message": normalised(last["response"]) if last else "", "shape": next(filter(None, shapes), ""),
+                "message": normalised(last["response"]) if last else "",
             }
         )  # fmt: skip
-    columns = ["run_id", "step", "traj_id", "problem_id", "family", "reward", "kept", *KEYS, "shape"]
+    columns = ["run_id", "step", "traj_id", "problem_id", "family", "reward", "kept", *KEYS]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -82,7 +76,8 @@ def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
 
     A click on a bar or point opens its rollouts in a linked inspector. Raises RunStoreError if nothing failed.
     """
-    _require(found)
+    if found.empty:
+        raise RunStoreError("no selected rollout failed or made an error")
     table = failure_groups(found).head(groups)
     values = table[KEYS].to_numpy().tolist()
     names = [escaped(_group_name(each)) for each in values]
@@ -115,11 +110,6 @@ def plot_failures(found: pd.DataFrame, groups: int = 10) -> Figure:
     return Figure(go.Figure(figure), table)
 
 
-def _require(found: pd.DataFrame) -> None:
-    if found.empty:
-        raise RunStoreError("no selected rollout failed or made an error")
-
-
 def _group_name(values: Sequence[Any]) -> str:
     return ": ".join(str(value) for value in values if not pd.isna(value) and value != "")
 
@@ -130,15 +120,6 @@ def normalised(text: str) -> str:
     errors = [line for line in lines if re.match(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b", line)]
     line = (errors or lines or [""])[-1]
     return _NUMBER.sub("N", _QUOTED.sub("'…'", line))[:120]
-
-
-def code_shape(code: str | None) -> str:
-    """Return a hash of the syntax tree of code without names and constants; "" if it does not parse."""
-    tree = parse_code(code) if code else None
-    if tree is None:
-        return ""
-    kinds = [type(node).__name__ for node in ast.walk(tree)]
-    return hashlib.blake2b(" ".join(kinds).encode(), digest_size=5).hexdigest()
 
 
 def _kind(rollout: dict[str, Any], has_errors: bool) -> str | None:
@@ -156,57 +137,3 @@ def _kind(rollout: dict[str, Any], has_errors: bool) -> str | None:
 def rollouts_filter(part: pd.DataFrame) -> dict[str, Any]:
     """Return a filter that selects these rollouts, at most _MOST_IDS of them."""
     return {"traj_id": list(part.traj_id.head(_MOST_IDS))}
-
-
-_ROOT = "all"
-_NOT_SELECTED = "#9aa3ad"  # colour of a group of which RoC kept nothing, or whose selection is not recorded
-
-
-def plot_failure_map(found: pd.DataFrame, by: Sequence[str] = KEYS) -> Figure:
-    """Plot `failed_rollouts` as a treemap of the groups of `failure_groups(found, by)`.
-
-    The first column of `by` selects the block of a group. The stronger the colour of a group, the more of its rollouts RoC
-    kept. A click on a group lists its rollouts in a linked inspector.
-
-    `Figure.frame` is the table of groups. Raises RunStoreError if nothing failed.
-    """
-    _require(found)
-    by = list(by)
-    table = failure_groups(found, by)
-    rows: list[dict[str, Any]] = []
-    for level in (by[:1], by) if len(by) > 1 else (by,):
-        top = len(level) == 1
-        parts = {repr(key): part for key, part in found.groupby(level, dropna=False)}
-        for group in failure_groups(found, level).to_dict("records"):
-            values = tuple(group[name] for name in level)
-            no_name = "other" if top or "message" not in by else "no failed call"
-            lines = textwrap.wrap(_group_name(values[not top :]) or no_name, 22, max_lines=4, placeholder="…")
-            kept = 0.0 if pd.isna(group["kept"]) else float(group["kept"])
-            rows.append(
-                {
-                    "id": repr(values), "parent": _ROOT if top else repr(values[:1]), "label": "<br>".join(map(escaped, lines)),
-                    "rollouts": group["rollouts"], "numbers": _numbers(group), "where": rollouts_filter(parts[repr(values)]), "kept": kept,
-                }
-            )  # fmt: skip
-    # Without a root of their own, plotly draws the blocks on a dark one.
-    whole = {"rollouts": len(found), "numbers": "", "where": rollouts_filter(found), "kept": 0.0}
-    drawn = pd.DataFrame([{"id": _ROOT, "parent": "", "label": ""} | whole, *rows])
-    figure = go.Figure(
-        go.Treemap(
-            ids=drawn.id, parents=drawn.parent, labels=drawn.label, values=drawn.rollouts, branchvalues="total",
-            text=drawn.numbers.str.replace(", ", "<br>"), customdata=list(drawn["where"]), textinfo="label+text",
-            hovertemplate="%{label}<br>%{text}<extra></extra>", pathbar={"visible": False},
-            marker={"colors": drawn.kept, "colorscale": [[0, _NOT_SELECTED], [1, COLOURS[0]]], "cmin": 0, "cmax": 1, "showscale": True,
-                    "colorbar": {"title": "kept by RoC", "tickformat": ".0%"}},
-        )
-    )  # fmt: skip
-    figure.update_layout(
-        height=480, margin={"t": 60, "l": 10, "r": 10, "b": 10}, uniformtext={"minsize": 9, "mode": "hide"},
-        title=f"{counted(len(found), 'rollout')} with failures in {counted(len(table), 'group')}",
-    )  # fmt: skip
-    return Figure(figure, table)
-
-
-def _numbers(row: dict[Any, Any]) -> str:
-    kept = "" if pd.isna(row["kept"]) else f", RoC kept {row['kept']:.0%}"
-    return f"{counted(row['rollouts'], 'rollout')} ({row['share']:.1%}), {counted(row['problems'], 'problem')}{kept}"

@@ -53,27 +53,20 @@ _NUMBERS = frozenset(
 )
 
 
-def where_sql(
-    where: Where,
-    table: str = "trajectories",
-    *,
-    columns: Iterable[str] = (),
-    noted: Callable[[], Iterable[str]] | None = None,
-) -> str:
+def where_sql(where: Where, table: str = "trajectories", *, noted: Callable[[], Iterable[str]] | None = None) -> str:
     """Return a filter as an SQL condition on a table; "TRUE" if there is none.
 
     Args:
         where: the filter, see `Filter`.
         table: trajectories, calls, transcripts or steps. For calls and transcripts, keys that are not their columns select
             the rollouts that they belong to.
-        columns: additional columns of the table.
         noted: function that returns the ids of the trajectories with a note or tag.
 
     Raises:
         RunStoreError: unknown key, or a value of the wrong form.
         UserError: SQL text that is not exactly one expression.
     """
-    known = {*TABLES[table], *columns}
+    known = set(TABLES[table])
     with_rollouts = table in ("calls", "transcripts")
     if where is None or (isinstance(where, str) and not where.strip()):
         return "TRUE"
@@ -157,10 +150,10 @@ def _condition(key: str, value: Any, table: str, known: set[str], noted: Callabl
                 parts.append(_range(column, *_pair(name, bounds)))
             return " AND ".join(parts) or "TRUE"
         case "any" if isinstance(value, list | tuple):
-            options = [where_sql(each, table, columns=known, noted=noted) for each in value]
+            options = [where_sql(each, table, noted=noted) for each in value]
             return "(" + (" OR ".join(f"({option})" for option in options) or "FALSE") + ")"
         case "sql" if isinstance(value, str):
-            return where_sql(value, table, columns=known)
+            return where_sql(value, table)
         case "ranges" | "metrics" | "any" | "sql":
             raise RunStoreError(f"filter {key!r}: expected {_FORMS[key]}, not {value!r}")
     return _compare(_column(key, known, table), key, value)

@@ -133,8 +133,7 @@ def model_argument(weights: str, source: Source, traj_id: str, *, fork: bool = F
         advice = "a server needs its tokenizer; enter a model folder instead of a URL"
     if not weights or (is_url and fork):
         run_id = source.row(traj_id)["run_id"]
-        folder = source.run_dir(run_id)
-        if folder is not None and not RunReader(folder).checkpoints():
+        if not RunReader(source.store.run_dir(run_id)).checkpoints():
             raise UserError(f"run {run_id} has no checkpoint: {advice}")
     return {"url": weights} if is_url else {"model": weights or None}
 

@@ -137,7 +137,7 @@ def test_every_function_with_where_is_covered():
     assert [name for name in sorted(functions) if f"{name}(" not in text and f".{name}" not in text] == []
 
 
-def test_notes_are_a_filter_of_frames_too(tmp_path):
+def test_notes_are_a_filter(tmp_path):
     runs = open_runs(make_run(tmp_path, "a", steps=1))
     first = runs.trajectories(columns=["traj_id"]).traj_id[0]
     write_note(tmp_path / "a", first, "a note", [])
@@ -170,13 +170,8 @@ def test_notes_are_a_filter_of_frames_too(tmp_path):
         ("step = 1 /* x", "one SQL expression"),
     ],
 )
-def test_an_invalid_filter_names_its_key(runs, everything, where, message):
-    for function in (
-        runs.trajectories,
-        runs.count,
-        lambda where: inspect(runs, where),
-        lambda where: inspect(everything, where),
-    ):
+def test_an_invalid_filter_names_its_key(runs, where, message):
+    for function in (runs.trajectories, runs.count, lambda where: inspect(runs, where)):
         with pytest.raises(UserError, match=message):
             function(where)
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ from rstar_lab.cli.command_line import app
 from rstar_lab.cli.exporter import RunCollector
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
-from rstar_lab.exchange.mcp_server import RunTools
+from rstar_lab.exchange.mcp_server import remote_tools
 from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
 from rstar_lab.runs.files import atomic_write, lock_file, write_json
@@ -91,8 +92,7 @@ def test_a_query_is_one_select_over_the_folders_of_the_runs(run, tmp_path, query
     secret.write_text("secret")
     link.symlink_to(secret)
     query = query.replace("TARGET", str(target)).replace("SECRET", str(secret)).replace("LINK", str(link))
-    rows = frame.assign(traj_id="x", step=1, group_id="g", problem_id="p", sample=0, reward=1.0)
-    for ask in (open_runs(run).sql, open_runs(run).arrow, inspect(rows).source.store.sql):
+    for ask in (open_runs(run).sql, open_runs(run).arrow):
         with pytest.raises((UserError, Exception), match=r"(?i)failed|error|denied|disabled|not exist"):
             ask(query)
     assert not target.exists() and len(frame) == 1
@@ -113,7 +113,7 @@ def test_a_query_changes_no_file_and_no_table(run, query):
     runs = open_runs(run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     table = runs.sql("SELECT * FROM rollup ORDER BY step")
-    for ask in (runs.sql, runs.arrow, RunTools(run.parent, lambda _: []).query):
+    for ask in (runs.sql, runs.arrow, remote_tools(run.parent)["query"]):
         with pytest.raises(UserError, match="WITH clause"):
             ask(query.replace("RUN", str(run)))
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -377,7 +377,7 @@ def test_one_damaged_run_does_not_end_the_queries_of_the_others(run, name):
     file = next((bad / name).glob("stage=*/*.parquet"), bad / name)
     file.unlink(missing_ok=True)
     file.mkdir() if name == "mirror.json" else os.mkfifo(file)
-    runs, inspector, tools = open_runs(root), inspect(root), RunTools(root, lambda _: [])
+    runs, inspector, tools = open_runs(root), inspect(root), SimpleNamespace(**remote_tools(root))
     assert "a" in set(runs.trajectories(columns=["run_id"]).run_id) and "a" in set(
         runs.calls(columns=["run_id"]).run_id
     )

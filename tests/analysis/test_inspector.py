@@ -1,21 +1,19 @@
 """Tests of the inspector without a browser: pages, filters, search, segments and notes."""
 
 import json
-import math
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from helpers.inspector_runs import write_run
 
 from rstar_lab.analysis.filters import where_sql
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect
 from rstar_lab.analysis.inspector.notes import read_notes, write_note
-from rstar_lab.analysis.inspector.source import Frames, Source
+from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import segments, token_values
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.common.errors import UserError
@@ -74,9 +72,8 @@ def test_rows_in_memory_are_those_of_the_files_until_the_run_grows(source: Sourc
     assert not memory.in_memory
 
 
-@pytest.mark.parametrize("kind", ["memory", "frames"])
-def test_a_cell_and_the_page_can_query_at_the_same_time(source: Source, kind: str):
-    shared = Source(source.store if kind == "memory" else Frames(source.store.sql("SELECT * FROM trajectories")))
+def test_a_cell_and_the_page_can_query_at_the_same_time(source: Source):
+    shared = Source(source.store)
     shared.load()
     columns = ["traj_id", "run_id, step", "traj_id, reward, answer"]
 
@@ -96,8 +93,6 @@ def test_an_invalid_filter_raises_an_error_that_names_it(source: Source):
         source.count(where_sql({"sql": "reword > 0"}))
     with pytest.raises(UserError, match="have no trajectory"):
         source.row("nowhere")
-    with pytest.raises(UserError, match="no column 'group_id'"):
-        Inspector(pd.DataFrame({"step": [1]}))
 
 
 def test_siblings_are_the_rollouts_of_the_group(source: Source):
@@ -122,27 +117,6 @@ def test_search_finds_text_in_messages_of_the_filtered_list(source: Source):
     assert source.search('print("sum:"', "step = 1")["hits"], "text with quotes is found"
     assert source.search("no such words", "TRUE")["hits"] == {}
     assert source.search("sum", "TRUE", seconds=0)["whole"] is False
-
-
-def test_inspector_works_on_data_frames():
-    frame = pd.DataFrame(
-        {
-            "traj_id": ["a", "b"],
-            "run_id": "r",
-            "step": 1,
-            "group_id": "g",
-            "problem_id": "p",
-            "sample": [0, 1],
-            "reward": [1.0, math.nan],
-        }
-    )
-    inspector = Inspector(frame)
-    answer, _ = request(inspector, "page", offset=0, limit=10, filters={"correct": True}, scope={}, sort=[])
-    assert answer["result"]["total"] == 1
-    answer, _ = request(inspector, "open", traj_id="b")
-    assert "no transcripts" in answer["result"]["missing"]
-    answer, _ = request(inspector, "note", traj_id="b", note="x", tags=[])
-    assert "not in a run folder" in answer["error"]
 
 
 def test_questions_are_read_once_per_problem(source: Source):
@@ -325,8 +299,6 @@ def test_views_are_stored_beside_the_runs(tmp_path: Path):
     (tmp_path / "runs" / "views.json").write_text('{"a": 1}')
     with pytest.raises(UserError, match=r"views.json: .*not a file of saved views"):
         _ = again.views
-    with pytest.raises(UserError, match="cannot store views"):
-        Inspector(again.rows()).save_view("a")
 
 
 @pytest.mark.parametrize(

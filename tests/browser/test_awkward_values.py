@@ -22,7 +22,7 @@ from rstar_lab.analysis import (
     open_runs,
     overview,
     plot_curves,
-    plot_failure_map,
+    plot_failures,
     watch,
 )
 
@@ -85,7 +85,7 @@ def test_the_other_widgets_fit_at_three_widths(browser, folder, runs, name):
         if name == "watch":
             shown = watch(folder / "big-rl")
             return [shown.figure, shown.inspector]
-        figures = [plot_curves(runs, ["pass1"]), plot_failure_map(failed_rollouts(runs, {"run_id": "big-rl"}))]
+        figures = [plot_curves(runs, ["pass1"]), plot_failures(failed_rollouts(runs, {"run_id": "big-rl"}))]
         return [explore(figures, runs)]
 
     faults = []

@@ -76,7 +76,6 @@ def figures_of(runs: Runs, run: str) -> dict[str, Callable[[], go.Figure]]:
         "pass@k": lambda: analysis.plot_pass_at_k(runs, (1, 2)),
         "heat map": lambda: analysis.plot_heatmap(runs, run),
         "failures": lambda: analysis.plot_failures(failed()),
-        "failure map": lambda: analysis.plot_failure_map(failed()),
         "tool use": lambda: analysis.plot_tool_use(runs),
     }
 

@@ -109,7 +109,6 @@ def figures(runs) -> dict[str, Any]:
         "pass_at_k": analysis.plot_pass_at_k(runs, (1, 2)),
         "heatmap": analysis.plot_heatmap(runs, "hostile"),
         "failures": analysis.plot_failures(failed),
-        "failure map": analysis.plot_failure_map(failed),
         "tool use": analysis.plot_tool_use(runs),
         "timeline": analysis.plot_timeline(runs, "hostile", 2),
     }

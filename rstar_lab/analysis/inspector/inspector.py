@@ -30,9 +30,10 @@ from rstar_lab.analysis.inspector.notes import (
     write_view,
 )
 from rstar_lab.analysis.inspector.palette import SCALES, join_modules, widget_css
-from rstar_lab.analysis.inspector.source import Source, Store, StoreLike, as_store
+from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values
 from rstar_lab.analysis.inspector.widget import Bundle, NotebookWidget
+from rstar_lab.analysis.runs import Runs, RunsLike, as_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.untrusted.files import check_type
 from rstar_lab.untrusted.text import Html, joined, visible
@@ -64,8 +65,7 @@ def _place() -> str:
 class Inspector(NotebookWidget):
     """A list of trajectories beside the transcript of the selected one.
 
-    store: the result of `open_runs(...)`, or a data frame with the columns of TRAJECTORIES. Use `Frames` to add
-    transcripts to a data frame.
+    store: the result of `open_runs(...)`, or a folder of runs.
     filters: filters of the list, see `rstar_lab.analysis.filters.Filter`.
     selected: traj_id of the open transcript.
     columns: columns of the list, such as ["step", "reward", "answer"]; default: all.
@@ -91,14 +91,13 @@ class Inspector(NotebookWidget):
     # Notebook and number of the inspector in it: the browser restores the state of the same inspector after a restart.
     place = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, store: StoreLike, linked: Sequence[go.Figure] = (), **state: Any) -> None:
+    def __init__(self, store: RunsLike, linked: Sequence[go.Figure] = (), **state: Any) -> None:
         self.linked = [themed(figure) for figure in linked]
-        self.source = Source(as_store(store))
+        self.source = Source(as_runs(store))
         self._notes: dict[str, dict[str, Any]] | None = None
         self.forks: list[Fork] = []
         self._continuations: dict[str, Source] = {}
-        path = getattr(self.source.store, "path", "")
-        super().__init__(**{"label": str(path or "trajectories"), "place": _place(), **state})
+        super().__init__(**{"label": self.source.store.path, "place": _place(), **state})
         self._condition(self.filters, {})  # raises for an unknown filter
         for figure in self.linked:
             check_links(self, figure)
@@ -128,8 +127,8 @@ class Inspector(NotebookWidget):
             self.show(label, **filters)
             self.reveal += 1
 
-    def set_store(self, store: Store, label: str) -> None:
-        """Show the rollouts of another store."""
+    def set_store(self, store: Runs, label: str) -> None:
+        """Show the rollouts of other runs."""
         self.source = Source(store)
         self.label = label
         self.selected = ""
@@ -157,7 +156,7 @@ class Inspector(NotebookWidget):
 
     def where_sql(self, where: Where) -> str:
         """Return a filter as an SQL condition on the rows of this list. Raises UserError for an unknown filter."""
-        return where_sql(where, columns=self.source.columns, noted=self._all_notes)
+        return where_sql(where, noted=self._all_notes)
 
     @property
     def views(self) -> dict[str, View]:
@@ -166,7 +165,7 @@ class Inspector(NotebookWidget):
 
     def save_view(self, name: str) -> None:
         """Store the current filters, order and columns under a name, in `views.json` of the runs folder. Replaces a view of
-        this name. Raises UserError if the rows are not in a run folder."""
+        this name."""
         view = View(filters=self.filters, scope=self.scope, sort=self.sort, columns=self.columns)
         write_view(self._views_folder(), name, view)
 
@@ -185,13 +184,10 @@ class Inspector(NotebookWidget):
         write_view(self._views_folder(), name, None)
 
     def _views_folder(self) -> Path:
-        folder = Path(getattr(self.source.store, "path", ""))
+        folder = Path(self.source.store.path)
         if folder.name and folder.is_dir():
             return folder
-        first = next((found for run_id in self.source.runs if (found := self.source.run_dir(run_id))), None)
-        if first is None:
-            raise UserError("cannot store views: these rows are not in a run folder on this machine")
-        return first
+        return self.source.store.run_dir(self.source.runs[0])
 
     def html(self, traj_id: str = "") -> str:
         """Return a trajectory (default: the selected one) as a self-contained HTML page."""
@@ -226,7 +222,7 @@ class Inspector(NotebookWidget):
         from rstar_lab.rl.fork import fork  # imports torch, which the inspector itself does not need
 
         row = self.source.row(traj_id or self.selected)
-        folder = self._folder_of(row, "fork")
+        folder = self.source.store.run_dir(row["run_id"])
         path = None if model is None else Path(model)
         made = fork(
             folder, row["traj_id"], int(row["step"]), turn=turn, k=k, edit=edit, model=path, url=url, seed=seed, functions=functions,
@@ -243,19 +239,14 @@ class Inspector(NotebookWidget):
         Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
         """
         row = self.source.row(traj_id or self.selected)
-        folder = self._folder_of(row, "compute alternatives")
-        return alternatives_table(folder, row["traj_id"], position, k=k, model=model, url=url)
+        return alternatives_table(
+            self.source.store.run_dir(row["run_id"]), row["traj_id"], position, k=k, model=model, url=url
+        )
 
     def _load(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         source = self._source_of(traj_id)
         row = source.row(traj_id)
         return row, source.record(row), source.siblings(row), self._all_notes().get(traj_id, {})
-
-    def _folder_of(self, row: Mapping[str, Any], purpose: str) -> Path:
-        folder = self.source.run_dir(row["run_id"])
-        if folder is None:
-            raise UserError(f"cannot {purpose}: these rows are not in a run folder on this machine")
-        return folder
 
     def _source_of(self, traj_id: str) -> Source:
         return self._continuations.get(traj_id, self.source)
@@ -264,13 +255,12 @@ class Inspector(NotebookWidget):
         if self._notes is None:
             self._notes = {}
             for run_id in self.source.runs:
-                if folder := self.source.run_dir(run_id):
-                    try:
-                        self._notes |= read_notes(folder)
-                    except UserError as error:  # the list of a shared folder is shown without the notes of one run
-                        if len(self.source.runs) == 1:
-                            raise
-                        warnings.warn(f"skipped: {error}", stacklevel=2)
+                try:
+                    self._notes |= read_notes(self.source.store.run_dir(run_id))
+                except UserError as error:  # the list of a shared folder is shown without the notes of one run
+                    if len(self.source.runs) == 1:
+                        raise
+                    warnings.warn(f"skipped: {error}", stacklevel=2)
         return self._notes
 
     # Requests of the browser are {id, op, ...}; responses are {id, result} or {id, error}. The operation `page` is the method `_page`.
@@ -356,7 +346,8 @@ class Inspector(NotebookWidget):
         return turn_text(self.source.record(self.source.row(traj_id)), int(turn))
 
     def _note(self, _buffers: Buffers, traj_id: str, note: str, tags: list[str]) -> Json:
-        entry = write_note(self._folder_of(self.source.row(traj_id), "store the note"), traj_id, note, tags)
+        folder = self.source.store.run_dir(self.source.row(traj_id)["run_id"])
+        entry = write_note(folder, traj_id, note, tags)
         self._notes = None
         return entry
 
@@ -407,8 +398,8 @@ class Inspector(NotebookWidget):
             traitlets.link((self, name), (widget, name))
 
 
-def inspect(store: StoreLike, where: Where = None, **state: Any) -> Inspector:
-    """Return an inspector of a runs folder, of the result of `open_runs`, or of a data frame of trajectories.
+def inspect(store: RunsLike, where: Where = None, **state: Any) -> Inspector:
+    """Return an inspector of a runs folder, or of the result of `open_runs`.
 
     where: filter of the list, SQL text or a mapping, see `rstar_lab.analysis.filters.Filter`.
     state: initial values of the inspector's traits.
@@ -423,14 +414,14 @@ def inspect(store: StoreLike, where: Where = None, **state: Any) -> Inspector:
     return Inspector(store, filters=filters, **state)
 
 
-def explore(figures: go.Figure | Sequence[go.Figure], store: StoreLike, **state: Any) -> Inspector:
+def explore(figures: go.Figure | Sequence[go.Figure], store: RunsLike, **state: Any) -> Inspector:
     """Return one widget with up to three figures and the list of rollouts beside them. Display it in a cell.
 
     A click on a point or a box around several points lists their rollouts and opens the first one. On a page wider than 1500
     pixels the figures are on the left, else they are above the list.
 
-    figures: figures whose points define their rollouts, see `LinkedFigure`. store: the result of `open_runs`, a runs folder,
-    or a data frame of trajectories. state: initial values of the inspector's traits, such as `filters`, `selected`, `height`.
+    figures: figures whose points define their rollouts, see `LinkedFigure`. store: the result of `open_runs`, or a runs folder.
+    state: initial values of the inspector's traits, such as `filters`, `selected`, `height`.
     Raises UserError without figures, for too many, and if a trace names an unknown filter.
     """
     shown = [figures] if isinstance(figures, go.Figure) else list(figures)

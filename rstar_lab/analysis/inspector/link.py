@@ -227,7 +227,7 @@ def _index(point: Any) -> Point:
 def _points(trace: Any) -> list[Point]:
     if isinstance(trace, go.Heatmap) and trace.z is not None:
         return [(row, column) for row, values in enumerate(trace.z) for column in range(len(values))]
-    values = trace.labels if isinstance(trace, go.Treemap) else getattr(trace, "x", None)
+    values = getattr(trace, "x", None)
     return [] if values is None else list(range(len(values)))
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from rstar_lab.analysis import queries
 from rstar_lab.analysis.filters import sql_list, sql_literal
 from rstar_lab.analysis.queries import connect, error_text, time_limit
+from rstar_lab.analysis.runs import Runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.untrusted.text import visible
 
@@ -43,10 +44,10 @@ class Listing:
     `sort` is (column, descending), or empty for the newest first. Missing values come last. Ties are newest first.
 
     Args:
-        store: Has `sql` and, if its rows are in files, `arrow`; see `source.Store`. A store without `arrow` is in memory already.
+        store: The opened runs.
     """
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Runs) -> None:
         self.store = store
         self._connection: duckdb.DuckDBPyConnection | None = None  # to the trajectories in memory
         self._listed: pa.Table | None = None  # their LIST_COLUMNS, in the default order
@@ -59,7 +60,7 @@ class Listing:
     def load(self) -> None:
         """Copy the trajectories into memory if there are at most MAX_ROWS and the run was not refreshed in the last seconds."""
         quiet = time.monotonic() - self._refreshed_at > _QUIET_S
-        if self.in_memory or not quiet or not hasattr(self.store, "arrow") or self.count("TRUE") > MAX_ROWS:
+        if self.in_memory or not quiet or self.count("TRUE") > MAX_ROWS:
             return
         table = self.store.arrow("SELECT * FROM trajectories")
         connection = connect(threads=1)  # a second thread is slower for so few rows

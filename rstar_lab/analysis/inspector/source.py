@@ -1,17 +1,14 @@
-"""Data of an inspector: pages of the list, one rollout, its group, and text search, from a run store or data frames."""
+"""Data of an inspector: pages of the list, one rollout, its group, and text search."""
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
 from rstar_lab.analysis import queries
 from rstar_lab.analysis.filters import sql_list, sql_literal
 from rstar_lab.analysis.inspector.listing import Listing, frame_rows, query_errors, to_json_rows, to_json_value
-from rstar_lab.analysis.queries import check_query, connect, time_limit
 from rstar_lab.analysis.text_search import search_pattern, unescaped
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import MODEL_ERRORS, Outcome
@@ -22,73 +19,8 @@ SEARCH_LIMIT, SEARCH_S = 500, 5.0
 _SNIPPET = 48
 
 
-class Store(Protocol):
-    """Interface that an inspector needs from `open_runs(...)`: SQL on trajectories and transcripts, and one transcript."""
-
-    def sql(
-        self, query: str, *, steps: Sequence[tuple[str, int]] | None = None, timeout_s: float | None = None
-    ) -> pd.DataFrame: ...
-
-    def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
-
-    def copied_questions(self) -> dict[str, dict[str, str]]: ...
-
-
-class Frames:
-    """A store of data frames with the columns of TRAJECTORIES and TRANSCRIPTS, for rows that are not in a run folder."""
-
-    def __init__(self, trajectories: pd.DataFrame, transcripts: pd.DataFrame | None = None) -> None:
-        self._lock = threading.Lock()  # cursors of DuckDB do not see registered frames
-        self._connection = connect()
-        self._connection.register("rows", trajectories)
-        lacking = [name for name in ("rewarded", "correct") if name not in trajectories and "reward" in trajectories]
-        derived = "".join(f", reward > 0 AS {name}" for name in lacking)
-        self._connection.execute(f"CREATE VIEW trajectories AS SELECT *{derived} FROM rows")
-        self._transcripts = transcripts
-        if transcripts is not None:
-            self._connection.register("transcripts", transcripts)
-
-    def sql(
-        self, query: str, *, steps: Sequence[tuple[str, int]] | None = None, timeout_s: float | None = None
-    ) -> pd.DataFrame:
-        check_query(query)
-        with self._lock, time_limit(self._connection, timeout_s):
-            return self._connection.execute(query).df()
-
-    def copied_questions(self) -> dict[str, dict[str, str]]:
-        return {}
-
-    def record(self, traj_id: str, place: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        if self._transcripts is None:
-            raise UserError("these rows have no transcripts; pass them with Frames(trajectories, transcripts)")
-        transcripts = self._transcripts[self._transcripts["traj_id"] == traj_id]
-        if transcripts.empty:
-            raise UserError(f"{traj_id}: the run did not store a transcript of this rollout")
-        return {str(key): value for key, value in transcripts.iloc[0].to_dict().items()}
-
-
-StoreLike = Store | pd.DataFrame | str | Path
-
-
-def as_store(store: StoreLike) -> Store:
-    """Return a store. A path is opened with `open_runs`; a data frame has the columns of TRAJECTORIES."""
-    if isinstance(store, str | Path):
-        from rstar_lab.analysis.runs import open_runs
-
-        return open_runs(store)
-    return Frames(store) if isinstance(store, pd.DataFrame) else store
-
-
 class Source(Listing):
-    """Reads the rows of a store for the inspector. All results are JSON values."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        needed = {"traj_id", "run_id", "step", "group_id", "problem_id", "sample", "reward"}
-        if missing := needed - self.columns.keys():
-            raise UserError(
-                f"the rows have no column {sorted(missing)[0]!r}; the inspector needs the columns {', '.join(sorted(needed))}"
-            )
+    """Reads the rows of runs for the inspector. All results are JSON values."""
 
     def _transcripts(self, query: str) -> list[Any]:
         """Run a query that reads transcripts, which are never copied into memory, and return its rows."""
@@ -109,9 +41,7 @@ class Source(Listing):
             "last": max(steps, default=None),
             "total": sum(n for *_, n in blocks),
             "run_id": self.runs,
-            "stage": [str(stage) for (stage,) in self._fetch(stages)[1] if stage is not None]
-            if "stage" in self.columns
-            else [],
+            "stage": [str(stage) for (stage,) in self._fetch(stages)[1] if stage is not None],
             "outcomes": [str(outcome) for outcome in Outcome],
             "model_errors": sorted(map(str, MODEL_ERRORS)),
         }
@@ -139,20 +69,14 @@ class Source(Listing):
         return {problem: " ".join(visible(text).split()) for problem, text in texts.items() if text}
 
     def _stored_questions(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        if not rows:
-            return {}
-        try:
-            columns = {name for name, *_ in self._transcripts("DESCRIBE transcripts")}
-        except UserError:  # data frames without transcripts
-            return {}
-        if "question" not in columns:
-            return {}
         problems = {row["traj_id"]: row["problem_id"] for row in rows}
-        keys = [name for name in ("run_id", "step") if name in columns]
-        where = "".join(f"{key} IN ({sql_list({row[key] for row in rows})}) AND " for key in keys)
-        texts = self._transcripts(
-            f"SELECT traj_id, left(question, {QUESTION_LENGTH}) FROM transcripts WHERE {where}traj_id IN ({sql_list(problems)})"
-        )
+        keys = "".join(f"{key} IN ({sql_list({row[key] for row in rows})}) AND " for key in ("run_id", "step"))
+        ids = sql_list(problems)
+        query = f"SELECT traj_id, left(question, {QUESTION_LENGTH}) FROM transcripts WHERE {keys}traj_id IN ({ids})"
+        try:
+            texts = self._transcripts(query) if rows else []
+        except UserError:  # the runs stored no transcripts
+            return {}
         return {problems[traj_id]: text for traj_id, text in texts}
 
     def search(self, text: str, where: str, *, seconds: float = SEARCH_S) -> dict[str, Any]:
@@ -194,9 +118,3 @@ class Source(Listing):
     def runs(self) -> list[str]:
         """Ids of the runs that have trajectories."""
         return sorted({str(run_id) for _, run_id, _ in self.blocks("TRUE") if run_id is not None})
-
-    def run_dir(self, run_id: str) -> Path | None:
-        """Return the folder of a run, or None if it is not on this machine."""
-        finder = getattr(self.store, "run_dir", None)
-        folder = finder(run_id) if callable(finder) else None
-        return Path(folder) if folder and Path(folder).is_dir() else None

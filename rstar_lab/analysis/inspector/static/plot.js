@@ -83,7 +83,6 @@ export function drawFigure({ Plotly, box, resized, figure, darkTemplate, linked,
   const listen = () => {
     const chosen = (event) => event?.points?.length && send(event.points.map((point) => [point.curveNumber, point.pointIndex ?? point.pointNumber]));
     box.on("plotly_click", chosen);
-    box.on("plotly_treemapclick", (event) => (chosen(event), false)); // without zooming in
     box.on("plotly_selected", chosen);
     const clear = async () => {
       await Plotly.restyle(box, { selectedpoints: [null] });
