@@ -17,6 +17,7 @@ from rstar_lab.analysis.comparison import compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figures import DEFAULT_METRICS, plot_curves, plot_outcomes
 from rstar_lab.analysis.inspector.export import (
+    Opened,
     closed_page,
     data_element,
     excerpt,
@@ -199,7 +200,7 @@ def _trajectories(runs: Runs, sample: int) -> Html:
     for number, traj_id in enumerate(chosen.traj_id):
         row, record = source.row(traj_id), runs.record(traj_id)
         plain = (row.get("response_tokens") or 0) > TOKEN_LIMIT or len(str(record.get("messages"))) > TEXT_LIMIT
-        data = trajectory_data(row, record, source.siblings(row), plain=plain)
+        data = trajectory_data(Opened(row, record, source.siblings(row)), plain=plain)
         state, mark, text = verdict(row)
         item = (
             '<li data-number="{}" data-verdict="{}" data-errors="{}"><button type="button"><b class="{}" title="{}">{}</b> {}'

@@ -81,7 +81,7 @@ class Runs:
         Args:
             where: A filter of steps: run_id, stage, step, steps, or SQL on the columns of the rollup.
         """
-        rollup = self._query("SELECT * FROM rollup", self.condition(where, "steps"), order="run_id, step")
+        rollup = self._query("SELECT * FROM rollup", self.condition(where, "steps"), order_by="run_id, step")
         measured = self.trainer_metrics()
         clashes = set(measured.columns) & set(rollup.columns) - {"run_id", "stage", "step"}
         measured = measured.rename(columns={name: f"trainer.{name}" for name in clashes})
@@ -120,31 +120,20 @@ class Runs:
             RunStoreError: For an unknown column or a damaged file.
         """
         query = f"SELECT {_names(columns)} FROM trajectories"
-        return self._query(query, self.condition(where), order_by, limit, offset)
+        return self._query(query, self.condition(where), order_by=order_by, limit=limit, offset=offset)
 
-    def calls(
-        self,
-        where: Where = None,
-        *,
-        columns: Sequence[str] | None = None,
-        order_by: str | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> pd.DataFrame:
+    def calls(self, where: Where = None, *, columns: Sequence[str] | None = None, **options: Any) -> pd.DataFrame:
         """Return one row per tool call. Warns about runs without stored calls.
 
         Args:
             where: SQL text or a mapping, as in `trajectories`. Keys that are not columns of calls select the calls of these rollouts.
             columns: Columns to read. Default: all.
-            order_by: SQL, such as "reward DESC, step".
-            limit: Maximum number of rows.
-            offset: Rows to skip.
+            options: order_by, limit and offset, as in `trajectories`.
 
         Raises:
             RunStoreError: If no run has stored calls.
         """
-        query = f"SELECT {_names(columns)} FROM calls"
-        return self._query(query, self.condition(where, "calls"), order_by, limit, offset)
+        return self._query(f"SELECT {_names(columns)} FROM calls", self.condition(where, "calls"), **options)
 
     def rewards(self, where: Where = None) -> pd.DataFrame:
         """Return one row per trajectory of imported runs: traj_id, run_id and one column per reward function.
@@ -370,11 +359,11 @@ class Runs:
         return _hits(table.slice(0, limit), pattern)
 
     def _query(
-        self, select: str, condition: str, order: str | None = None, limit: int | None = None, offset: int = 0
+        self, select: str, condition: str, *, order_by: str | None = None, limit: int | None = None, offset: int = 0
     ) -> pd.DataFrame:
         query = f"{select} WHERE {condition}"
-        if order:
-            query += f" ORDER BY {order}"
+        if order_by:
+            query += f" ORDER BY {order_by}"
         if limit is not None:
             query += f" LIMIT {int(limit)} OFFSET {int(offset)}"
         return self.sql(query)

@@ -5,7 +5,7 @@ such as the effect of a prompt, is named with the part of the difference that is
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -59,11 +59,6 @@ class Explanation:
     total: Estimate
     parts: list[Part]
 
-    @property
-    def unseen(self) -> dict[str, str]:
-        """The causes that could not be examined, with the reason."""
-        return {part.name: part.text for part in self.parts if part.differs is None}
-
     def as_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
         parts = [
@@ -72,7 +67,8 @@ class Explanation:
         ]  # fmt: skip
         return {
             "a": self.a, "b": self.b, "pass1": list(self.pass1), "difference": self.total.as_list(),
-            "problems": self.total.clusters, "parts": parts, "not_seen": self.unseen,
+            "problems": self.total.clusters, "parts": parts,
+            "not_seen": {part.name: part.text for part in self.parts if part.differs is None},
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -101,16 +97,15 @@ def explain(run_a: str | Path, run_b: str | Path) -> Explanation:
         UserError: If the runs have no problem in common.
     """
     a, b = _Evaluation.read(Path(run_a)), _Evaluation.read(Path(run_b))
-    common = sorted(set(a.rows.problem_id) & set(b.rows.problem_id))
-    if not common:
+    of_a, of_b = set(a.rows.problem_id), set(b.rows.problem_id)
+    if not (common := of_a & of_b):
         raise UserError(f"{a.name} and {b.name} have no problem in common, so their difference cannot be explained")
-    all_a, all_b = len(set(a.rows.problem_id)), len(set(b.rows.problem_id))
     a, b = a.only(common), b.only(common)
     right = [side.rows.reward.to_numpy() > 0 for side in (a, b)]
     total = _difference(a.rows, right[0], b.rows, right[1])
     model = _model(a, b)
     parts = [
-        _problems(a, b, all_a, all_b), model, _prompt(a, b), _settings(a, b), *_graders(a, b, total), _numerics(a, b, model),
+        _problems(a, b, len(of_a ^ of_b)), model, _prompt(a, b), _settings(a, b), *_graders(a, b, total), _numerics(a, b, model),
     ]  # fmt: skip
     return Explanation(
         a.name, b.name, (float(right[0].mean()), float(right[1].mean())), total, [*parts, _rest(total, parts)]
@@ -138,7 +133,7 @@ class _Evaluation:
             raise UserError(f"{folder}: no rollout has a reward, so there is no pass@1 to explain")
         return cls(reader.run_id, reader.info, rows[~failed].merge(stored, on="traj_id"), runs)
 
-    def only(self, problems: Sequence[str]) -> "_Evaluation":
+    def only(self, problems: Collection[str]) -> "_Evaluation":
         return replace(self, rows=self.rows[self.rows.problem_id.isin(problems)].reset_index(drop=True))
 
     def key(self, name: str) -> Any:
@@ -153,17 +148,17 @@ class _Evaluation:
         return (self.info.get("extra") or {}).get("identity") or {}
 
 
-def _problems(a: _Evaluation, b: _Evaluation, all_a: int, all_b: int) -> Part:
-    truths = [side.rows.groupby("problem_id").truth.first() for side in (a, b)]
-    known = [side[side.notna()].astype(str) for side in (truths[0], truths[1].reindex(truths[0].index))]
-    both = known[0].index.intersection(known[1].index)
-    other = both[known[0][both] != known[1][both]]
-    left_out = all_a + all_b - 2 * len(truths[0])
-    text = f"{counted(len(truths[0]), 'problem')} in common; left out, because only one run has them: {left_out}."
+def _problems(a: _Evaluation, b: _Evaluation, left_out: int) -> Part:
+    truths = pd.concat(
+        [side.rows.groupby("problem_id").truth.first() for side in (a, b)], axis="columns", keys=["a", "b"]
+    )
+    known = truths.dropna().astype(str)
+    other = known.index[known.a != known.b]
+    text = f"{counted(len(truths), 'problem')} in common; left out, because only one run has them: {left_out}."
     if len(other):
         text += f" The true answer of {len(other)} differs, such as {other[0]}."
-    if len(both) < len(truths[0]):
-        text += f" A run does not hold the true answers of {len(truths[0]) - len(both)}."
+    if len(known) < len(truths):
+        text += f" A run does not hold the true answers of {len(truths) - len(known)}."
     return Part("problems", bool(left_out or len(other)), text)
 
 

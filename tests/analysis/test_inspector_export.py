@@ -77,9 +77,9 @@ def test_markdown_fences_cannot_be_closed_by_text():
         "truth": "1",
     }
     record = {"messages": [{"role": "assistant", "content": "hi\n````\n# not a heading\n"}]}
-    from rstar_lab.analysis.inspector.export import export_markdown
+    from rstar_lab.analysis.inspector.export import Opened, export_markdown
 
-    text = export_markdown(row, record)
+    text = export_markdown(Opened(row, record))
     assert "\n`````text\n" in text
     assert [line for line in text.splitlines() if line.startswith("# ")] == [text.splitlines()[0], "# not a heading"]
 

@@ -52,7 +52,9 @@ def part(found: Explanation, name: str):
 def test_a_run_and_itself_differ_in_nothing(tmp_path):
     found = explain(copy(tmp_path, "a"), copy(tmp_path, "b"))
     assert found.total.value == 0 and found.pass1[0] == found.pass1[1]
-    assert {own.name for own in found.parts if own.differs} == set() and set(found.unseen) == {"sampling"}
+    assert {own.name for own in found.parts if own.differs} == set() and set(found.as_dict()["not_seen"]) == {
+        "sampling"
+    }
     assert "64 of" not in part(found, "prompt").text and "128 of 128 pairs" in part(found, "numerics").text
 
 
@@ -86,7 +88,7 @@ def test_prompt_settings_model_and_numerics_are_named(tmp_path):
     assert part(found, "numerics").differs is None
     c = copy(tmp_path, "c", identity={"model": "other", "prompt": "p"})
     found = explain(a, c)
-    assert part(found, "model").differs and "numerics" in found.unseen
+    assert part(found, "model").differs and "numerics" in found.as_dict()["not_seen"]
     d = copy(tmp_path, "d", evaluate__temperature=1.0)
     change_column(d, "transcripts", "engine_log_probs", lambda i, values: [value - 0.05 for value in values])
     change_column(d, "transcripts", "response_ids", lambda i, ids: [*ids[:5], 7, *ids[6:]] if i == 0 else ids)

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,15 @@ _MODULES = ("dom", "python", "tokens", "transcript", "group", "article")  # of a
 LABELS: dict[str, str] = json.loads((STATIC / "labels.json").read_text(encoding="utf-8"))
 _MISSING = "–"
 MAX_PLAIN = 20_000  # characters of a segment in a page that shows many, or in the output of a notebook
+
+
+class Opened(NamedTuple):
+    """A rollout as the inspector opens it: its row, its transcript (columns of TRANSCRIPTS), the rows of its group, and its note."""
+
+    row: Mapping[str, Any]
+    record: Mapping[str, Any]
+    siblings: Sequence[Mapping[str, Any]] = ()
+    note: Mapping[str, Any] = {}
 
 
 def format_value(value: Any) -> str:
@@ -81,18 +90,13 @@ def roc_status(row: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]] = (
     return f"{status}; penalty {format_value(p_err + p_format)} = {penalties}"
 
 
-def export_html(
-    row: Mapping[str, Any],
-    record: Mapping[str, Any],
-    siblings: Sequence[Mapping[str, Any]] = (),
-    note: Mapping[str, Any] | None = None,
-) -> Html:
+def export_html(rollout: Opened) -> Html:
     """Return one trajectory as a self-contained HTML page: its data as JSON, and the script of the inspector that draws it."""
     body = html(
         "<main><noscript>This page draws its transcript with a script.</noscript></main>{}",
-        data_element(trajectory_data(row, record, siblings, note), "trajectory"),
+        data_element(trajectory_data(rollout), "trajectory"),
     )
-    return closed_page(_title(row, record), body, widget_css(), [page_script("saved")])
+    return closed_page(_title(rollout), body, widget_css(), [page_script("saved")])
 
 
 def closed_page(
@@ -123,25 +127,19 @@ def data_element(data: Any, name: str = "") -> Html:
     return html('<script type="application/json"{}>{}</script>', html(' id="{}"', name) if name else "", text)
 
 
-def trajectory_data(
-    row: Mapping[str, Any],
-    record: Mapping[str, Any],
-    siblings: Sequence[Mapping[str, Any]] = (),
-    note: Mapping[str, Any] | None = None,
-    *,
-    plain: bool = False,
-) -> dict[str, Any]:
+def trajectory_data(rollout: Opened, *, plain: bool = False) -> dict[str, Any]:
     """Return one trajectory as JSON values for `static/article.js`.
 
     plain: without token values and without the siblings, and with the beginnings of very long texts only.
     """
+    row, record, siblings, note = rollout
     values = np.empty((0, 0), np.float32) if plain else np.ascontiguousarray(token_values(record))
     parts = [_shortened(segment) if plain else segment for segment in segments(record)]
     return {
-        "title": _title(row, record),
-        "row": {**row, "truth": _truth(row, record)},
+        "title": _title(rollout),
+        "row": {**row, "truth": _truth(rollout)},
         "siblings": [] if plain else list(siblings),
-        "note": dict(note or {}),
+        "note": dict(note),
         "segments": [segment.payload() for segment in parts],
         "tokens": values.shape[1],
         "omitted": plain and record.get("response_ids") is not None,
@@ -160,23 +158,23 @@ def excerpt(question: object, problem_id: object, size: int) -> str:
     return text if len(text) <= size else f"{text[:size].rstrip()}…"
 
 
-def _title(row: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    shown = visible(excerpt(record.get("question"), row.get("problem_id"), 160))
+def _title(rollout: Opened) -> str:
+    row, shown = rollout.row, visible(excerpt(rollout.record.get("question"), rollout.row.get("problem_id"), 160))
     return f"{shown} · step {row.get('step')} · sample {row.get('sample')}"
 
 
-def _truth(row: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
-    return row.get("truth") if row.get("truth") is not None else record.get("truth")
+def _truth(rollout: Opened) -> Any:
+    return rollout.row["truth"] if rollout.row.get("truth") is not None else rollout.record.get("truth")
 
 
-def plain_html(row: Mapping[str, Any], record: Mapping[str, Any]) -> Html:
+def plain_html(rollout: Opened) -> Html:
     """Return the texts of a trajectory as HTML without scripts, for a notebook that is read without a kernel.
 
     Of very long texts only the beginnings are shown.
     """
-    state, mark, text = verdict(row)
+    row, (state, mark, text) = rollout.row, verdict(rollout.row)
     parts = []
-    for segment in map(_shortened, segments(record)):
+    for segment in map(_shortened, segments(rollout.record)):
         kind = segment.kind if segment.kind in LABELS else "other"  # the kind becomes a class
         tool = html(' <span class="rl-tool">{}</span>', segment.tool) if segment.tool else ""
         part = '<section class="rl-seg rl-{}"><h3>{}{}</h3><pre class="rl-text" dir="ltr">{}</pre></section>'
@@ -184,7 +182,7 @@ def plain_html(row: Mapping[str, Any], record: Mapping[str, Any]) -> Html:
     return html(
         '<article class="rl rl-page"><h2>{}</h2><p class="rl-chips"><span class="rl-chip rl-{}">{} {}</span></p>'
         '<p class="rl-answer">Answer <b>{}</b> · truth <b>{}</b></p><p class="rl-id">{}</p>{}</article>',
-        _title(row, record), state, mark, text.capitalize(), format_value(row.get("answer")), format_value(_truth(row, record)),
+        _title(rollout), state, mark, text.capitalize(), format_value(row.get("answer")), format_value(_truth(rollout)),
         row.get("traj_id"), joined(parts),
     )  # fmt: skip
 
@@ -215,13 +213,9 @@ def listing_html(rows: Sequence[Mapping[str, Any]], total: int, label: str, ques
     return html('<style>{}</style><div class="rl rl-page">{}{}</div>', Html(styles("transcript")), caption, table)
 
 
-def export_markdown(
-    row: Mapping[str, Any],
-    record: Mapping[str, Any],
-    siblings: Sequence[Mapping[str, Any]] = (),
-    note: Mapping[str, Any] | None = None,
-) -> str:
+def export_markdown(rollout: Opened) -> str:
     """Return one trajectory as Markdown. Each code fence is longer than any run of backticks in its text."""
+    row, record, siblings, note = rollout
     status = f"{status}; " if (status := roc_status(row, siblings)) else ""
     counts = [
         f"{name.replace('_', ' ')} {format_value(row.get(name))}"
@@ -232,13 +226,13 @@ def export_markdown(
         "",
         f"- trajectory: {_inline(row.get('traj_id'))}",
         f"- run: {_inline(row.get('run_id'))}, stage {_inline(row.get('stage'))}",
-        f"- answer: {_inline(row.get('answer'))}, truth {_inline(_truth(row, record))}: **{verdict(row)[2]}**",
+        f"- answer: {_inline(row.get('answer'))}, truth {_inline(_truth(rollout))}: **{verdict(row)[2]}**",
         f"- {status}advantage {format_value(row.get('advantage'))}",
         f"- {', '.join(counts)}",
     ]
     if len(siblings) > 1:
         lines.append(f"- group: {solved_of(siblings)}")
-    if note and (note.get("note") or note.get("tags")):
+    if note.get("note") or note.get("tags"):
         lines.append(f"- note: {' '.join(map(_inline, [note.get('note') or '', *note.get('tags', [])]))}")
     for segment in segments(record):
         text = visible(segment.text)

@@ -18,7 +18,7 @@ from IPython.display import display
 from rstar_lab.analysis.figure_theme import template
 from rstar_lab.analysis.filters import Where, json_filter, where_sql
 from rstar_lab.analysis.forks import Fork, alternatives_payload, alternatives_table, model_argument, turn_text
-from rstar_lab.analysis.inspector.export import export_html, export_markdown, listing_html, plain_html
+from rstar_lab.analysis.inspector.export import Opened, export_html, export_markdown, listing_html, plain_html
 from rstar_lab.analysis.inspector.link import LinkedFigure, answer_figure, check_links, themed
 from rstar_lab.analysis.inspector.notes import (
     View,
@@ -191,13 +191,11 @@ class Inspector(NotebookWidget):
 
     def html(self, traj_id: str = "") -> str:
         """Return a trajectory (default: the selected one) as a self-contained HTML page."""
-        row, record, siblings, note = self._load(traj_id or self.selected)
-        return export_html(row, record, siblings, note)
+        return export_html(self._load(traj_id or self.selected))
 
     def markdown(self, traj_id: str = "") -> str:
         """Return a trajectory (default: the selected one) as Markdown."""
-        row, record, siblings, note = self._load(traj_id or self.selected)
-        return export_markdown(row, record, siblings, note)
+        return export_markdown(self._load(traj_id or self.selected))
 
     def fork(
         self,
@@ -243,10 +241,10 @@ class Inspector(NotebookWidget):
             self.source.store.run_dir(row["run_id"]), row["traj_id"], position, k=k, model=model, url=url
         )
 
-    def _load(self, traj_id: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    def _load(self, traj_id: str) -> Opened:
         source = self._source_of(traj_id)
         row = source.row(traj_id)
-        return row, source.record(row), source.siblings(row), self._all_notes().get(traj_id, {})
+        return Opened(row, source.record(row), source.siblings(row), self._all_notes().get(traj_id, {}))
 
     def _source_of(self, traj_id: str) -> Source:
         return self._continuations.get(traj_id, self.source)
@@ -378,7 +376,7 @@ class Inspector(NotebookWidget):
         page = listing_html(rows, self.source.count(self.where), self.label, self.source.questions(rows))
         if chosen:
             with suppress(UserError):  # without a transcript, the list alone is shown
-                page = joined([page, plain_html(*self._load(chosen)[:2])])
+                page = joined([page, plain_html(self._load(chosen))])
         return page
 
     def _ipython_display_(self, **options: Any) -> None:
