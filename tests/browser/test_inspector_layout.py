@@ -70,6 +70,18 @@ def test_the_transcript_comes_first_and_nothing_overlaps(browser, runs, width, h
     page.close()
 
 
+def test_problems_and_two_transcripts_are_readable_beside_the_file_browser(browser, runs):
+    page = shown(browser, inspect(runs, height=760), (1006, 780))
+    assert page.page.locator('[data-column="problem_id"]').bounding_box()["width"] >= 180
+    for name in ("Group", "Side by side"):
+        page.page.locator(".rl-tools .rl-toggle", has_text=name).click()
+    page.wait("() => document.querySelectorAll('.rl-pane .rl-seg').length > 3")
+    heights = page.page.evaluate("() => [...document.querySelectorAll('.rl-turns')].map(e => e.clientHeight)")
+    assert len(heights) == 2 and min(heights) >= 100
+    assert page.errors == []
+    page.close()
+
+
 @pytest.mark.parametrize("width", [900, 1000, 1400, 1700])
 def test_one_screen_leaves_the_transcript_250_pixels(browser, runs, width):
     page = shown(browser, explore([plot_curves(runs, ["pass1"])], runs), (width, 900))

@@ -84,12 +84,12 @@ export class List {
     this.layout();
   }
 
-  /** Set the widths of the columns. The problem takes what the columns up to the tokens leave, so that these are in view. */
+  /** Set the widths of the columns. The problem takes what the columns up to the tokens leave, but is never too narrow to be read. */
   layout() {
     const last = this.columns.findIndex(([name]) => name === "response_tokens");
     const first = this.columns.slice(0, last < 0 ? undefined : last + 1);
     const rest = first.reduce((sum, [name, , width]) => sum + (name === "problem_id" ? 0 : width), marginWidth);
-    const problem = Math.max(72, Math.min(420, (this.pane.clientWidth || 560) - rest));
+    const problem = Math.max(180, Math.min(420, (this.pane.clientWidth || 560) - rest));
     const widths = this.columns.map(([name, , width]) => (name === "problem_id" ? problem : width));
     const template = `${marginWidth}px ${widths.map((width) => `${width}px`).join(" ")}`;
     if (template === this.template) return;
