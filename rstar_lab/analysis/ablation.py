@@ -257,7 +257,7 @@ def plot_lines(frame: pd.DataFrame, lines: str, order: Sequence[str], by: str, x
     the tooltip.
     """
     panels = [mean_panel(_title(name)[0], frame, name, line=lines, by=by, x=x) for name in PLOTTED]
-    return draw_panels(panels, x=x, hover=f"%{{y:.1%}} at {hover}", order=order, opacity=0.12)
+    return draw_panels(panels, x=x, hover=f"%{{y:.1%}} at {hover}", order=order)
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -374,5 +374,5 @@ def plot_learning(curves: pd.DataFrame, x: str = "tokens") -> Figure:
     titles = {"tokens": "trained tokens", "seconds": "seconds of training"}
     panel = mean_panel("held-out pass@1", curves, "pass1", line="arm", by="step", x=x)
     order = list(dict.fromkeys(curves.arm))
-    figure = draw_panels([panel], x=titles[x], hover="%{y:.1%} at %{x:,.0f}", order=order, opacity=0.12)
+    figure = draw_panels([panel], x=titles[x], hover="%{y:.1%} at %{x:,.0f}", order=order)
     return Figure(figure, curves)

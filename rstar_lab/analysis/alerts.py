@@ -1,8 +1,7 @@
 """Alerts: steps of a run at which a value in the run store crosses a limit, which usually indicates a problem."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,52 +19,37 @@ COLUMNS = ["run_id", "stage", "alert", "metric", "step", "last", "steps", "value
 class Detector:
     """Compares a column of the steps with a threshold.
 
-    threshold: function of the column's references, one per step (the median over the first steps of the run and stage).
+    limit: the threshold; with `relative`, times the median of the column over the first steps of the run and stage.
     below: alert if the value is below the threshold, else if it is above.
     unless: column that excuses the value while it is a tenth above its own reference: longer responses that are rewarded are no fault.
     """
 
     name: str
     metric: str
-    threshold: Callable[[Any], Any]
+    limit: float
     meaning: str
     below: bool = False
     relative: bool = False
     unless: str | None = None
 
 
+_SHORT = "responses are less than half as long as in the first steps"
+_LONG = "responses are more than three times as long as in the first steps, and the reward has not risen"
+_UNREWARDED = (
+    "rollouts that give the true answer get no reward: wrong sign, or an answer format that the model does not use"
+)
+_EQUAL = "almost all groups have equal rewards, so that few rollouts train the policy"
 DETECTORS = (
-    Detector(
-        "entropy collapse", "entropy", lambda first: 0.2 * first,
-        "the policy has become almost deterministic", below=True, relative=True,
-    ),
-    Detector(
-        "length collapse", "response_tokens", lambda first: 0.5 * first,
-        "responses are less than half as long as in the first steps", below=True, relative=True,
-    ),
-    Detector(
-        "length growth", "response_tokens", lambda first: 3 * first,
-        "responses are more than three times as long as in the first steps, and the reward has not risen", relative=True, unless="reward",
-    ),
-    Detector(
-        "mismatch", "mismatch", lambda _: 0.05,
-        "engine and trainer disagree: stale weights, another precision or another sampler",
-    ),
-    Detector(
-        "reward", "correct_unrewarded", lambda _: 0.02,
-        "rollouts that give the true answer get no reward: wrong sign, or an answer format that the model does not use",
-    ),
-    Detector(
-        "tool failures", "our_failure_rate", lambda _: 0.05,
-        "tool calls fail in the infrastructure, not because of the model",
-    ),
-    Detector("tool errors", "tool_error_rate", lambda _: 0.8, "most tool calls of the model fail"),
-    Detector("duplicate answers", "duplicate_answers", lambda _: 0.5, "most rollouts have more than one answer tag"),
-    Detector("truncation", "truncation_rate", lambda _: 0.5, "most rollouts end at a limit"),
-    Detector(
-        "no learning signal", "groups_without_signal", lambda _: 0.9,
-        "almost all groups have equal rewards, so that few rollouts train the policy",
-    ),
+    Detector("entropy collapse", "entropy", 0.2, "the policy has become almost deterministic", below=True, relative=True),
+    Detector("length collapse", "response_tokens", 0.5, _SHORT, below=True, relative=True),
+    Detector("length growth", "response_tokens", 3, _LONG, relative=True, unless="reward"),
+    Detector("mismatch", "mismatch", 0.05, "engine and trainer disagree: stale weights, another precision or another sampler"),
+    Detector("reward", "correct_unrewarded", 0.02, _UNREWARDED),
+    Detector("tool failures", "our_failure_rate", 0.05, "tool calls fail in the infrastructure, not because of the model"),
+    Detector("tool errors", "tool_error_rate", 0.8, "most tool calls of the model fail"),
+    Detector("duplicate answers", "duplicate_answers", 0.5, "most rollouts have more than one answer tag"),
+    Detector("truncation", "truncation_rate", 0.5, "most rollouts end at a limit"),
+    Detector("no learning signal", "groups_without_signal", 0.9, _EQUAL),
 )  # fmt: skip
 
 
@@ -113,7 +97,7 @@ def alerts_of_steps(frame: pd.DataFrame) -> pd.DataFrame:
             if detector.unless:
                 first |= frame.loc[rows.index, detector.unless] > 1.1 * _references(frame, detector.unless)[rows.index]
             rows, reference = rows[~first], reference[~first]
-        threshold = detector.threshold(reference)
+        threshold = detector.limit * reference if detector.relative else detector.limit
         fired = rows["value"] < threshold if detector.below else rows["value"] > threshold
         rows = rows.assign(alert=detector.name, metric=detector.metric, threshold=threshold, reference=reference)
         parts.append(rows[fired])

@@ -69,7 +69,7 @@ def plot_curves(
     look = list(dict.fromkeys(frame.group))
     points = frame.rename(columns={"group": "line"}).assign(text=frame.step)
     panels = [Panel(get_metric(name).title, points[points.metric == name], get_metric(name).percent) for name in names]
-    figure = draw_panels(panels, x=_X[x], hover="step %{text}: %{y}", order=look, opacity=0.18)
+    figure = draw_panels(panels, x=_X[x], hover="step %{text}: %{y}", order=look)
     whole = by != ENVIRONMENT and selects_steps(where)  # alerts are those of all rollouts of a step
     alerts = find_alerts(runs, where if whole else {"step": []})
     alerts = alerts.merge(recipe_groups(runs, None if by == ENVIRONMENT else by), on="run_id")

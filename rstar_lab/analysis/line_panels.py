@@ -56,7 +56,6 @@ def draw_panels(
     hover: str = "step %{x}: %{y:.3g}",
     order: Sequence[Any] | None = None,
     columns: int = 2,
-    opacity: float = 0.15,
 ) -> go.Figure:
     """Return a figure of panels, `columns` in a row. A line has the same style in all panels, and the legend names it once.
 
@@ -66,7 +65,6 @@ def draw_panels(
         hover: Tooltip of a point, after the name of its line.
         order: Names of the lines in the order of their styles. Default: that of the points.
         columns: Maximum number of panels in a row.
-        opacity: Of the intervals, from 0 to 1.
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
@@ -83,7 +81,7 @@ def draw_panels(
             continue
         for name, points in panel.points.groupby("line", sort=False):
             if "low" in points and points.low.notna().any():
-                band(figure, points.x, points.low, points.high, styles[name][0], opacity, escaped(name), place)
+                band(figure, points.x, points.low, points.high, styles[name][0], 0.15, escaped(name), place)
             legend = len(styles) > 1 and name not in named
             _add_line(figure, points, escaped(name), styles[name], hover, legend, place)
             named.add(name)

@@ -40,31 +40,26 @@ class Finding:
     evidence: Evidence
 
     @property
-    def measured(self) -> tuple[int, int] | None:
-        """(runs with a planted fault, runs) among the measured runs with this finding; None: no measured run had it."""
-        known = measured_rates().get(self.rule.name)
-        return (known[0], known[1]) if known else None
-
-    @property
-    def confidence(self) -> float | None:
-        """Share of the measured runs with this finding in which a fault was planted; None: no measured run had it."""
-        return self.measured[0] / self.measured[1] if self.measured else None
+    def measured(self) -> tuple[int, int]:
+        """(runs with a planted fault, runs) among the measured runs with this finding; (0, 0) if no measured run had it."""
+        right, runs = measured_rates().get(self.rule.name, (0, 0))
+        return right, runs
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding as JSON values."""
-        rule, evidence = self.rule, self.evidence
+        rule, evidence, (right, runs) = self.rule, self.evidence, self.measured
         return {
             "run": self.run, "rule": rule.name, "cause": rule.cause, "evidence": evidence.text,
             "numbers": {name: float(value) for name, value in evidence.numbers.items()},
             "steps": [int(step) for step in evidence.steps], "trajectories": list(evidence.trajectories),
-            "cost": round(float(evidence.cost), 3), "confidence": self.confidence,
-            "confidence_runs": self.measured[1] if self.measured else 0, "remedy": rule.remedy, "source": rule.source,
+            "cost": round(float(evidence.cost), 3), "confidence": right / runs if runs else None,
+            "confidence_runs": runs, "remedy": rule.remedy, "source": rule.source,
         }  # fmt: skip
 
     def to_text(self, number: int, named: bool) -> str:
         """Return the finding for a terminal. named: with the name of its run."""
         seen, opened = _steps(self.evidence.steps), ", ".join(self.evidence.trajectories[:3])
-        right, runs = self.measured or (0, 0)
+        right, runs = self.measured
         known = f"{right} of {runs} measured runs with this finding had a planted fault" if runs else "not measured"
         return (
             f"{number}. {self.rule.name}{f' ({self.run})' if named else ''}\n"

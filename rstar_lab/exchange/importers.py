@@ -4,7 +4,8 @@ Each function writes a run of kind `import` and returns its folder. Values that 
 metrics that need them are NaN.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def import_verl(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
             for rollout in converted(row, place, step):
                 yield rollout | {"traj_id": None}
 
-    return _write(source, "*.jsonl", "no .jsonl files of verl's rollout_data_dir", rollouts, runs_dir, run_id, "verl")
+    files = _files(source, "*.jsonl", "no .jsonl files of verl's rollout_data_dir")
+    return write_run(chain.from_iterable(map(rollouts, files)), Path(source), runs_dir, run_id, "verl")
 
 
 def import_trl(
@@ -73,7 +75,8 @@ def import_trl(
                 "traj_id": None, "reward": sum(known) if known else None, "rewards": {name: row[name] for name in columns}, "truth": truth,
             }  # fmt: skip
 
-    return _write(source, "*.parquet", "no completions parquet files of TRL", rollouts, runs_dir, run_id, "trl")
+    files = _files(source, "*.parquet", "no completions parquet files of TRL")
+    return write_run(chain.from_iterable(map(rollouts, files)), Path(source), runs_dir, run_id, "trl")
 
 
 def _without_nulls(value: Any) -> Any:
@@ -96,7 +99,8 @@ def import_messages(source: str | Path, runs_dir: str | Path = "runs", *, run_id
             for rollout in converted({"messages": None} | row, place, step):
                 yield rollout | {"traj_id": row.get("id")}
 
-    return _write(source, "*.jsonl", "no .jsonl files of messages", rollouts, runs_dir, run_id, "messages")
+    files = _files(source, "*.jsonl", "no .jsonl files of messages")
+    return write_run(chain.from_iterable(map(rollouts, files)), Path(source), runs_dir, run_id, "messages")
 
 
 # inspect_ai's error types; every other error is an exception of the model's code.
@@ -185,18 +189,10 @@ def _chosen(file: Path, names: list[str], given: str | None, argument: str) -> s
     return given or names[0]
 
 
-def _write(
-    source: str | Path,
-    pattern: str,
-    missing: str,
-    read: Callable[[Path], Iterator[Row]],
-    runs_dir: str | Path,
-    run_id: str | None,
-    kind: str,
-) -> Path:
-    """Write the rollouts of a file, or of the files of a folder that match the pattern, as a run."""
+def _files(source: str | Path, pattern: str, missing: str) -> list[Path]:
+    """Return a file, or the files of a folder that match the pattern."""
     path = Path(source)
     files = sorted(path.glob(pattern), key=lambda file: (number_in_name(file), file.name)) if path.is_dir() else [path]
     if not files or not files[0].exists():
         raise UserError(f"{path}: {missing} found")
-    return write_run((row for file in files for row in read(file)), path, runs_dir, run_id, kind)
+    return files

@@ -218,7 +218,7 @@ def test_a_planted_fault_is_named_with_evidence(fault):
     diagnosis = diagnose([log])
     (finding,) = [found for found in diagnosis.findings if found.rule.name == fault]
     assert finding.evidence.text and 0 < finding.evidence.cost <= 1
-    assert finding.confidence is None or 0 <= finding.confidence <= 1
+    assert 0 <= finding.measured[0] <= finding.measured[1]
     assert finding.evidence.steps or finding.evidence.trajectories, "something to open"
     assert set(finding.evidence.trajectories) <= set(log.rollouts.traj_id)
     json.dumps(diagnosis.as_dict(), allow_nan=False)
