@@ -2,13 +2,13 @@
 
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.command import exit_code
 from helpers.small_disk import SmallDisk
 
 from rstar_lab.common.errors import UserError
@@ -97,6 +97,7 @@ MISTAKES = [
     ("report tiny-rl --out a.jsonl/x.html", 1, "is a file, not a folder"),
     ("ablation report runs --figure folder", 1, "folder is a folder; give the name of a file"),
     ("report unknown", 1, "`rstar-lab runs list` shows the runs"),
+    ("rewind unknown 1 out", 1, "unknown"),
     ("explain a b", 1, "`rstar-lab runs list` shows the runs"),
     ("audit nomod:x --problems a.jsonl", 1, "no module nomod"),
     ("doctor nowhere", 2, "nowhere does not exist: give the folder of a run, such as runs/NAME, or a log"),
@@ -143,21 +144,13 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("line", "code", "message"), MISTAKES, ids=[line for line, *_ in MISTAKES])
 def test_a_mistake_is_one_line_with_the_remedy(line, code, message, folder, monkeypatch, capfd):
-    from rstar_lab.cli import command_line
-
     for name in ("RSTAR_LAB_SANDBOX_TOKEN", "RSTAR_LAB_REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["rstar-lab", *shlex.split(line)])
-    interrupt = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            command_line.run()
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
+    ended = exit_code(*shlex.split(line))
     output, errors = capfd.readouterr()
-    assert message in one_line(errors) and ended.value.code == code
+    assert message in one_line(errors) and ended == code
     assert not output
     changed = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     assert sorted(changed) == sorted(FILES)

@@ -1,4 +1,4 @@
-"""The exit status of commands: 0, 1 with a finding or a mistake of the user, 2 for a wrong command line or an unreadable log."""
+"""The exit status of commands: 0, and 1 with a finding. Those of mistakes of the user are in test_cli_mistakes.py."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from helpers.analysis_runs import make_run
+from helpers.command import exit_code
 from test_cli import rstar_lab
 
 pytestmark = pytest.mark.slow
@@ -82,34 +83,28 @@ COMMANDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("faulty", [False, True], ids=["nothing found", "something found"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_finds_something_ends_with_1(name, faulty, tmp_path):
+def test_a_command_that_finds_something_ends_with_1(name, tmp_path, monkeypatch, capfd):
     (tmp_path / "generous.py").write_text("def reward(text, answer):\n    return 1.0\n")
-    done = rstar_lab(*COMMANDS[name](tmp_path, faulty), cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == int(faulty), done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    for faulty in (False, True):
+        folder = tmp_path / str(faulty)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        assert exit_code(*COMMANDS[name](folder, faulty)) == int(faulty), capfd.readouterr()
+        assert "Traceback" not in capfd.readouterr().err
 
 
-MISTAKES = {
-    2: [["no-such-command"], ["run"], ["doctor", "no-such-file"]],
-    1: [
-        ["run", "no-such-recipe"], ["run", "tiny", "--set", "rl.clip_hihg=1"], ["report", "no-such-run"],
-        ["evaluate", "no-such-model", "--problems", "p.jsonl"], ["rewind", "no-such-run", "1", "out"],
-        ["jobs", "logs", "no-such-job"], ["data", "lint", "no-such-file"],
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("code, arguments", [(code, row) for code, rows in MISTAKES.items() for row in rows], ids=str)
-def test_a_mistake_of_the_user_is_one_line_and_no_success(code, arguments, tmp_path):
-    done = rstar_lab(*arguments, cwd=tmp_path)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr and done.stderr.startswith("error: ")
-
-
-def test_commands_that_only_show_something_end_with_0(tmp_path):
+def test_commands_that_only_show_something_end_with_0(tmp_path, monkeypatch, capfd):
     make_run(tmp_path / "runs", "a", steps=1)
+    monkeypatch.chdir(tmp_path)
     for arguments in (["runs", "list"], ["runs", "show", "a"], ["recipes"], ["profiles", "one_gpu"], ["jobs", "list"]):
-        done = rstar_lab(*arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        assert exit_code(*arguments) == 0, capfd.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["recipes"], 0), (["report", "no-such-run"], 1), (["run"], 2)], ids=str
+)
+def test_a_process_ends_with_the_code(arguments, code, tmp_path):
+    done = rstar_lab(*arguments, cwd=tmp_path)
+    assert done.returncode == code and "Traceback" not in done.stderr
