@@ -1,4 +1,4 @@
-"""Fixtures of the browser tests: JupyterLab and Chromium, started once per module.
+"""Fixtures of the browser tests: JupyterLab and Chromium, started once for all tests of this folder.
 
 def test_it(lab):                                  # skipped with a message without Chromium
     with lab.notebook("03_train.ipynb") as page:   # a copy of notebooks/03_train.ipynb in a fresh kernel
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_page import ROOT, START_S, TOKEN, Lab
 
-sys.path.insert(0, str(ROOT / "tests" / "analysis"))
+from browser.lab_page import ROOT, START_S, TOKEN, Lab
+
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -35,8 +35,8 @@ def chromium() -> str | None:
     )
 
 
-# Module scope: while Playwright runs, no other test in this thread can start an event loop.
-@pytest.fixture(scope="module")
+# Package scope: while Playwright runs, no other test in this thread can start an event loop.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     executable = chromium()
     if executable is None:
@@ -48,7 +48,7 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("lab")
     private = {

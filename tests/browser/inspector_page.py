@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 import nbformat
-from lab_page import LabPage
+
+from browser.lab_page import LabPage
 
 APP = ".rl-app"
 

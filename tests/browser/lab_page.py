@@ -130,6 +130,7 @@ class Lab:
             book.cells.insert(at + 1, nbformat.v4.new_code_cell(assignments))
         nbformat.write(book, self.folder / name)
         body = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3"}}
+        assert self.api("api/sessions") == [], "an earlier test left a kernel"
         session = self.api("api/sessions", body)
         context = self.browser.new_context(viewport={"width": size[0], "height": size[1]}, accept_downloads=True)
         context.grant_permissions(["clipboard-read", "clipboard-write"])

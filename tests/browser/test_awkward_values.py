@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from helpers.awkward_runs import LONG_QUESTION, make_awkward_runs
-from lab_page import SHOTS
-from test_random_actions import SIZES, User
-from text_faults import FAULTS
-from widget_page import WidgetPage
 
+from browser.lab_page import SHOTS
+from browser.test_random_actions import SIZES, User
+from browser.text_faults import FAULTS
+from browser.widget_page import WidgetPage
 from rstar_lab.analysis import (
     explore,
     failed_rollouts,

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from widget_page import WidgetPage
 
+from browser.widget_page import WidgetPage
 from rstar_lab.jobs.board import BoardRow, BoardWidget, JobBoard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

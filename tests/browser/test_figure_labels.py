@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 import pytest
 from helpers.awkward_runs import make_awkward_runs, write_rows
 from helpers.notebooks import GOLDEN
-from lab_page import SHOTS
 from plotly.offline import get_plotlyjs
-from widget_page import WidgetPage
 
+from browser.lab_page import SHOTS
+from browser.widget_page import WidgetPage
 from rstar_lab import analysis
 from rstar_lab.analysis import LinkedFigure, open_runs, watch
 from rstar_lab.analysis.figure import Figure

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from helpers.notebooks import GOLDEN
-from inspector_page import APP, axe_violations, book, run_python, wait_for_trajectory
-from lab_page import Lab
 
+from browser.inspector_page import APP, axe_violations, book, run_python, wait_for_trajectory
+from browser.lab_page import Lab
 from rstar_lab.rl.models.model import build_tiny, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.renderers.paper import SPECIAL_TOKENS

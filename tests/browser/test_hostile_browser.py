@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from helpers.hostile_run import hostile, make_hostile_run
-from inspector_page import book
-from widget_page import WidgetPage
 
 import rstar_lab.analysis as analysis
+from browser.inspector_page import book
+from browser.widget_page import WidgetPage
 from rstar_lab.analysis import explore, inspect, open_runs, overview
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.report import report_html

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import nbformat
 import pytest
 from helpers.inspector_runs import HOSTILE, write_run
-from inspector_page import (
+
+from browser.inspector_page import (
     APP,
     axe_violations,
     book,
@@ -24,8 +25,7 @@ from inspector_page import (
     wait_for_python,
     wait_for_sample,
 )
-from lab_page import ROOT, Lab
-
+from browser.lab_page import ROOT, Lab
 from rstar_lab.analysis.inspector.inspector import Inspector, inspect
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.inspector.palette import SCALES, join_modules

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.inspector_runs import write_run, write_steps
 from helpers.tiny_models import make_model
-from inspector_page import (
+
+from browser.inspector_page import (
     APP,
     book,
     box_select,
@@ -19,8 +20,7 @@ from inspector_page import (
     wait_for_python,
     wait_for_trajectory,
 )
-from lab_page import Lab, LabPage
-
+from browser.lab_page import Lab, LabPage
 from rstar_lab.analysis.figure_theme import template
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from helpers.inspector_runs import write_run
-from widget_page import WidgetPage
 
+from browser.widget_page import WidgetPage
 from rstar_lab.analysis import explore, inspect, open_runs, plot_curves
 from rstar_lab.analysis.filters import where_sql
 

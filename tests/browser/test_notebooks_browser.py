@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from helpers.notebooks import NOTEBOOKS, SMALL, SMALL_OWN_MODEL
-from lab_page import Lab, LabPage
-from text_faults import FAULTS
+
+from browser.lab_page import Lab, LabPage
+from browser.text_faults import FAULTS
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 WIDTHS = (1920, 1400, 900)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from helpers.inspector_runs import write_run
-from inspector_page import (
+
+from browser.inspector_page import (
     APP,
     axe_violations,
     book,
@@ -14,7 +15,7 @@ from inspector_page import (
     wait_for_head,
     wait_for_python,
 )
-from lab_page import Lab, LabPage
+from browser.lab_page import Lab, LabPage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

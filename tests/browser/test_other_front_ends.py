@@ -18,7 +18,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from helpers.notebooks import GOLDEN
-from lab_page import ROOT, SHOTS
+
+from browser.lab_page import ROOT, SHOTS
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 WAIT_MS = 180_000

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from helpers.inspector_runs import write_run, write_steps
-from inspector_page import book, click_point, run_python, wait_for_count, wait_for_python
-from lab_page import Lab
+
+from browser.inspector_page import book, click_point, run_python, wait_for_count, wait_for_python
+from browser.lab_page import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

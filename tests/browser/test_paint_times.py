@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from helpers.inspector_runs import write_run
-from inspector_page import APP, book, wait_for_count
-from lab_page import ROOT, Lab, LabPage
+
+from browser.inspector_page import APP, book, wait_for_count
+from browser.lab_page import ROOT, Lab, LabPage
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 

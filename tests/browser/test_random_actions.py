@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from helpers.awkward_runs import make_awkward_runs
-from widget_page import WidgetPage
 
+from browser.widget_page import WidgetPage
 from rstar_lab.analysis import inspect, open_runs
 from rstar_lab.common.errors import UserError
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from lab_page import ROOT, Lab
+
+from browser.lab_page import ROOT, Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 GOLDEN = ROOT / "tests" / "golden" / "runs"

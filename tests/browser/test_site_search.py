@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_page import ROOT
+
+from browser.lab_page import ROOT
 
 pytestmark = pytest.mark.soak
 
