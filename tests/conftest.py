@@ -1,12 +1,15 @@
 """Settings of all tests."""
 
 import atexit
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -34,11 +37,21 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 REST = {line for line in (Path(__file__).parent / "rest.txt").read_text().splitlines() if line and line[0] != "#"}
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Collect without the garbage collector, which would visit all imported modules again and again, and never visit them later."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark soaks as slow (`-m "not slow"` is the part to run between two edits), mark the tests of tests/rest.txt, which `make test`
     leaves to `make test-rest`, and put files with slow tests first.
 
-    pytest-xdist distributes whole files. Files that start processes take longest, so they must not be the last to start.
+    Files that start processes take longest, so they must not be the last to start.
     """
     for item in items:
         if item.get_closest_marker("soak"):
@@ -51,9 +64,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         key=lambda item: (
             item.path not in slow_files,
             "verl" not in item.path.parts,
+            "browser" not in item.path.parts,
             item.path.parent.name != "notebooks",
         )
     )
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process whole files, and all browser tests to one process, which starts JupyterLab and Chromium once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LoadFiles(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "browser" if "/browser/" in file else file
+
+    return LoadFiles(config, log)
 
 
 @pytest.fixture(scope="session")

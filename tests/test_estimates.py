@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.analysis_runs import make_run
-from scipy import stats
 
 from benchmarks.intervals import coverage, size_of_comparison
 from rstar_lab.analysis.metrics import measure, pass_at_k
@@ -119,6 +118,8 @@ def test_intervals_of_means_that_are_not_rates_are_students():
 
 @pytest.mark.parametrize("values", [[0.4, 0.6], [3.0, 7.0, 8.0], [1.0, 2.0, 4.0, 8.0, 9.5]])
 def test_intervals_over_a_few_seeds_are_those_of_scipy(values):
+    from scipy import stats
+
     error = stats.sem(values)  # with n - 1 degrees of freedom
     low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), error)
     mean, *ends, p = mean_interval(values)

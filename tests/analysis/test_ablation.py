@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from helpers.analysis_runs import make_run
 from helpers.run_rows import rows
-from scipy import stats
 from typer.testing import CliRunner
 
 from benchmarks.recorded import HANDLING, plot_faults, recorded_sums
@@ -45,6 +44,8 @@ def report(folder):
 
 
 def test_values_and_intervals_equal_a_paired_t_test_on_the_trajectories(folder, report):
+    from scipy.stats import ttest_rel
+
     rows = open_runs(folder).trajectories("step > 4")
     table = open_runs(folder).runs().set_index("run_id")
     rows["arm"], rows["seed"] = rows.run_id.map(table["recipe.label"]), rows.run_id.map(table.seed)
@@ -60,7 +61,7 @@ def test_values_and_intervals_equal_a_paired_t_test_on_the_trajectories(folder, 
         control = values["2x at random"]
         assert found.loc[("2x at random", metric), "value"] == pytest.approx(control.mean())
         for arm in ("RoC (paper)", "RoC (released)"):
-            test = stats.ttest_rel(values[arm], control)
+            test = ttest_rel(values[arm], control)
             interval = test.confidence_interval(0.95)
             row = found.loc[(arm, metric)]
             assert row.value == pytest.approx(values[arm].mean()) and row.seeds == 4
@@ -129,6 +130,8 @@ def test_seeds_without_the_control_are_left_out(folder):
 
 
 def test_student_and_holm_equal_scipy_and_the_definition():
+    from scipy import stats
+
     for degrees in range(1, 20):
         assert critical_t(degrees) == pytest.approx(stats.t.ppf(0.975, degrees))
         for t in (0.0, 0.3, 2.0, 30.0):

@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import datasets
 import pytest
-import torch
 import yaml
 from helpers.hub_server import TOKEN, HubServer
 from helpers.inspector_runs import write_run
@@ -67,6 +65,8 @@ def test_a_run_becomes_a_data_set_and_a_run_again(hub, command, tmp_path):
 
 @pytest.mark.slow
 def test_the_folder_of_a_run_is_a_data_set(tmp_path):
+    import datasets
+
     run, folder = write_run(tmp_path, "roc", steps=2), tmp_path / "data"
     for name, file in prepare(run).files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +110,8 @@ def test_a_model_is_sent_with_its_evaluation_but_without_optimizer_states(hub, c
     assert pulled.returncode == 0, pulled.stderr
     fetched = tmp_path / "models" / "model"
     assert not {"evil.py", "weights.bin"} & {path.name for path in fetched.iterdir()}
+    import torch
+
     ours, theirs = (load_model(path, torch.float32).state_dict() for path in (folder, fetched))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 

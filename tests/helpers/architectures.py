@@ -2,10 +2,6 @@
 
 from typing import Any
 
-import torch
-import transformers
-from transformers import PreTrainedModel
-
 VOCABULARY = 259
 _SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -37,8 +33,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_architecture(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+def tiny_architecture(name: str, seed: int = 0, **changes: Any) -> Any:
     """Return a random model in float32 with an attention implementation that accepts shared rows."""
+    import torch
+    import transformers
+
     config_name = {"Qwen3_5": "Qwen3_5TextConfig", "Gemma3": "Gemma3TextConfig"}.get(name, f"{name}Config")
     config = getattr(transformers, config_name)(**_SHAPE | ARCHITECTURES[name] | changes)
     torch.manual_seed(seed)

@@ -9,10 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
-
 _TOOLS = (
     "{%- if tools %}{{ '<|im_start|>system\n' }}{%- if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}"
     "{%- endif %}{{ 'Tools:\n<tools>' }}{%- for tool in tools %}{{ '\n' + tool | tojson }}{%- endfor %}"
@@ -129,7 +125,7 @@ def write_call(family: str, name: str, arguments: dict[str, Any]) -> str:
 
 
 @cache
-def chat_tokenizer(family: str) -> PreTrainedTokenizerFast:
+def chat_tokenizer(family: str) -> Any:
     """Return a byte-level tokenizer with the special tokens and the chat template of a family."""
     shape = FAMILIES[family]
     return byte_tokenizer(shape.template, shape.tokens, shape.eos, shape.bos, shape.plain)
@@ -137,8 +133,11 @@ def chat_tokenizer(family: str) -> PreTrainedTokenizerFast:
 
 def byte_tokenizer(
     template: str, tokens: tuple[str, ...], eos: str, bos: str | None = None, plain: tuple[str, ...] = ()
-) -> PreTrainedTokenizerFast:
+) -> Any:
     """Return a byte-level tokenizer. tokens: special tokens; plain: added tokens that are not special."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -153,6 +152,7 @@ def byte_tokenizer(
 
 def save_chat_model(folder: Path, family: str, seed: int = 0) -> None:
     """Write a random model of a family (two layers, 64 dimensions) and its tokenizer."""
+    import torch
     import transformers
 
     shape, tokenizer = FAMILIES[family], chat_tokenizer(family)

@@ -6,7 +6,6 @@ from typing import Any
 
 import jsonschema
 import yaml
-from kubernetes import client
 
 RAY_JOB_SPEC = yaml.safe_load((Path(__file__).parents[1] / "cluster" / "data" / "rayjob_schema.yaml").read_text())
 PRIMITIVES = {"str": str, "int": int, "bool": bool, "float": (int, float), "datetime": str, "object": object}
@@ -47,6 +46,8 @@ def check_value(value: Any, kind: str, path: str) -> Any:
     if kind in PRIMITIVES:
         require(value, PRIMITIVES[kind], path)
         return value
+    from kubernetes import client
+
     model = getattr(client, kind)
     require(value, dict, path)
     fields = {name: attribute for attribute, name in model.attribute_map.items()}

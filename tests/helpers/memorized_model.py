@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
-from rstar_lab.rl.models.model import build_tiny, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.renderers.paper import (
     CODE_TOOL,
@@ -29,6 +26,10 @@ MESSAGES = [
 def make_memorized_model(folder: Path, messages=MESSAGES, tools=(CODE_TOOL,), max_length=512, target=1e-3):
     """Train the model on a conversation, save it to `folder` and return it. tools: schemas. target: loss at which the
     training ends. Takes some seconds."""
+    import torch
+
+    from rstar_lab.rl.models.model import build_tiny, save_model
+
     pieces = render_segments(messages, tools=list(tools))
     tokenizer = train_tokenizer([text for text, _ in pieces] * 3, 340)
     model = build_tiny(

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import torch
-
-from rstar_lab.rl.models.model import build_tiny, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 
 
 def make_model(folder: Path, *, seed: int = 0, tied: bool = False):
+    from rstar_lab.rl.models.model import build_tiny, save_model
+
     tokenizer = train_tokenizer(["some text"], 300)
     model = build_tiny(tokenizer, seed=seed, hidden_size=64, layers=2, heads=2, kv_heads=1, intermediate_size=128)
     if tied:
@@ -19,11 +18,15 @@ def make_model(folder: Path, *, seed: int = 0, tied: bool = False):
 
 
 def prompts(count: int = 24) -> list[list[int]]:
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(0, 256, (20 + i,), generator=generator).tolist() for i in range(count)]
 
 
 def worst_gap(model, prompt: list[int], completion, temperature: float) -> float:
+    import torch
+
     ids = torch.tensor([prompt + completion.token_ids])
     with torch.no_grad():
         log_probs = (model(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)

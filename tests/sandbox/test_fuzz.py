@@ -6,10 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from schemathesis import checks
 
 pytestmark = pytest.mark.slow
 QUICK = settings(
@@ -28,6 +26,8 @@ OPERATIONS = [("GET", "/"), ("GET", "/ping"), ("GET", "/status"), ("GET", "/metr
 
 @pytest.fixture(scope="module")
 def schema(service):
+    import schemathesis
+
     return schemathesis.openapi.from_url(service["url"] + "/openapi.json")
 
 
@@ -38,6 +38,8 @@ def test_all_documented_operations_are_fuzzed(schema):
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_documented_requests_get_documented_responses(service, schema, method, path):
+    from schemathesis import checks
+
     @QUICK
     @given(case=schema[path][method].as_strategy())
     def ask(case):
