@@ -34,54 +34,8 @@ STYLE = (
     ".rl-jobs :is(th,td){text-align:left!important;padding:3px 12px 3px 6px!important;white-space:nowrap;"
     "color:light-dark(#1b2330,#e4e8ee)}"
     ".rl-jobs th{font-weight:600;border-bottom:1px solid light-dark(#dde2e9,#303844)}"
-    ".rl-jobs input{margin:0 6px 0 0;vertical-align:middle}.rl-jobs tr:has(input){cursor:pointer}"
-    ".rl-jobs .rl-selected td{background:light-dark(#e3effb,#1b324b)}"
-    ".rl-jobs .rl-selected td:first-child{box-shadow:inset 3px 0 light-dark(#0b5cab,#7cbcff);font-weight:600}"
     + "".join(f".rl-jobs .rl-{status}{{color:light-dark({light},{dark})}}" for status, (light, dark) in COLOURS.items())
 )
-# Browser code of the table: a click on a row, or an arrow key, selects its job. It looks for new rows itself, because events of a
-# model that starts late do not arrive. Text is only ever inserted as text.
-TABLE_JS = """export default { render({ model, el }) {
-  const make = (name, properties, ...children) => {
-    const element = Object.assign(document.createElement(name), properties);
-    element.append(...children);
-    return element;
-  };
-  const line = ({ id, status, cells, line }, selected) => {
-    const box = make("input", { type: "radio", name: "rl-job", value: id, checked: selected, ariaLabel: `job ${cells[0]}` });
-    const fields = cells.map((text) => make("td", {}, text));
-    fields[0].prepend(box);
-    fields[1].replaceChildren(make("b", { className: `rl-${status}` }, cells[1]));
-    fields.at(-1).title = line;
-    return make("tr", { className: selected ? "rl-selected" : "", ariaCurrent: selected ? "true" : null }, ...fields);
-  };
-  let shown = "";
-  const show = () => {
-    const [rows, selected] = [model.get("rows"), model.get("selected")];
-    const drawn = JSON.stringify([rows, selected]);
-    if (shown === drawn) return;
-    shown = drawn;
-    const focused = el.contains(document.activeElement) ? document.activeElement.value : null;
-    const head = make("tr", {}, ...model.get("columns").map((name) => make("th", {}, name)));
-    const lines = rows.map((row) => line(row, row.id === selected));
-    el.replaceChildren(rows.length
-      ? make("table", { className: "rl-jobs" }, make("thead", {}, head), make("tbody", {}, ...lines))
-      : make("p", {}, model.get("empty")));
-    [...el.querySelectorAll("input")].find((box) => box.value === focused)?.focus();
-  };
-  const choose = (event) => {
-    const box = event.target.closest("tr")?.querySelector("input");
-    if (!box) return;
-    model.set("selected", box.value);
-    model.save_changes();
-    box.focus();
-  };
-  el.addEventListener("click", choose);
-  el.addEventListener("change", choose);
-  const timer = setInterval(show, 200);
-  show();
-  return () => clearInterval(timer);
-} };"""
 EMPTY = "No jobs yet: `rstar-lab jobs submit tiny_fast` starts one."
 COLUMNS = ("job", "status", "where", "phase", "step", "reward", "tool errors", "left", "last line")
 
@@ -138,19 +92,11 @@ class BoardWidget:
     """Widgets of a JobBoard. All of them can be used with the keyboard."""
 
     def __init__(self, board: "JobBoard", inspect: Callable[[Path], Any] | None):
-        import anywidget  # of the extra `analysis`, which jobs do not require
-        import ipywidgets as widgets
-        import traitlets
-
-        class JobTable(anywidget.AnyWidget):
-            _esm, _css = TABLE_JS, STYLE
-            rows: Any = traitlets.List().tag(sync=True)
-            columns = traitlets.List(list(COLUMNS)).tag(sync=True)
-            empty = traitlets.Unicode(EMPTY).tag(sync=True)
-            selected = traitlets.Unicode().tag(sync=True)  # id of the job that the buttons act on
+        import ipywidgets as widgets  # of the extra `analysis`, which jobs do not require
 
         self.board, self._inspect = board, inspect
-        self.table: Any = JobTable()
+        self.table = widgets.HTML()
+        self.chosen = widgets.Dropdown(description="Job", layout={"width": "max-content"})  # that the buttons act on
         self.message = widgets.HTML()
         self.output = widgets.Output()
         self.buttons = {
@@ -166,29 +112,26 @@ class BoardWidget:
         self.buttons["Stop"].on_click(lambda _: self._act(lambda job: f"{job.id}: {job.stop()}"))
         self.buttons["Resume"].on_click(lambda _: self._act(lambda job: f"{job.id} continues as {job.resume().id}"))
         self.buttons["Inspect"].on_click(lambda _: self._act(self._open))
-        self.table.observe(lambda _: self._select(), "selected")
+        self.chosen.observe(lambda _: self._select(), "value")
         self._status: dict[str, str] = {}
-        self.root = widgets.VBox([self.table, widgets.HBox([*self.buttons.values()]), self.message, self.output])
+        self.root = widgets.VBox(
+            [self.table, widgets.HBox([self.chosen, *self.buttons.values()]), self.message, self.output]
+        )
 
     def show(self, rows: list[BoardRow]) -> None:
         """Show these rows. The selection stays."""
         self._status = {row.id: row.status for row in rows}
-        if self.table.selected not in self._status:
-            self.table.selected = next(iter(self._status), "")
-        self.table.rows = [
-            {
-                "id": row.id,
-                "status": row.status,
-                "line": visible(row.line),
-                "cells": [visible(cell) for cell in (*row.cells()[:-1], row.line[:LINE_SHOWN])],
-            }
-            for row in rows
-        ]
+        options = [(visible(job_id), job_id) for job_id in self._status]
+        if self.chosen.options != tuple(options):
+            chosen = self.chosen.value
+            self.chosen.options = options
+            self.chosen.value = chosen if chosen in self._status else next(iter(self._status), None)
+        self.table.value = render_table(rows)
         self._select()
 
     def _select(self) -> None:
         """Enable the buttons that fit the status of the selected job."""
-        status = self._status.get(self.table.selected, "")
+        status = self._status.get(self.chosen.value, "")
         self.buttons["Logs"].disabled = not status
         self.buttons["Stop"].disabled = status not in ("running", "queued", "unknown")
         self.buttons["Resume"].disabled = status not in ("failed", "stopped", "finished")
@@ -196,7 +139,7 @@ class BoardWidget:
 
     def _act(self, action: Callable[[Job], str]) -> None:
         try:
-            text = action(attach(self.table.selected, runs_dir=self.board.runs_dir))
+            text = action(attach(self.chosen.value, runs_dir=self.board.runs_dir))
         except UserError as error:
             text = str(error)
         self.message.value = html("<pre>{}</pre>", text)
@@ -220,8 +163,8 @@ class BoardWidget:
 class JobBoard:
     """All jobs of a runs folder: state, step, reward, tool errors, time left and last log line, updated every few seconds.
 
-    All jobs on one host are read with one request over one connection. Jobs that have ended are read once. A click on a row
-    selects its job, and the buttons act on it. In a notebook executed without a browser, the board is a table.
+    All jobs on one host are read with one request over one connection. Jobs that have ended are read once. The buttons act on
+    the job that is selected below the table. In a notebook executed without a browser, the board is a table.
 
     runs_dir: default: the folder that `find_runs_dir` finds. inspect: function that the button Inspect calls with the
     folder of a run, such as `rstar_lab.analysis.inspect`.

@@ -200,7 +200,7 @@ board = JobBoard(runs, inspect=inspect)
 board
 ---
 for job in board.rows():
-    board._widget.table.selected = job.id
+    board._widget.chosen.value = job.id
     for name in ("Logs", "Inspect"):
         board._widget.buttons[name].click()
 ---

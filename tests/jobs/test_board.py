@@ -61,13 +61,13 @@ def test_the_buttons_fit_the_status_of_the_selected_job(tmp_path):
     board = JobBoard(tmp_path)
     widget = BoardWidget(board, None)
     widget.show(board.rows())
-    widget.table.selected = "runs"
+    widget.chosen.value = "runs"
     assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs", "Stop"]
-    widget.table.selected = "ended"
+    widget.chosen.value = "ended"
     assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs", "Resume"]
     widget.buttons["Logs"].click()
     assert "an ordinary line" in widget.message.value and "event rl · done 3" in widget.message.value
-    assert {row["id"] for row in widget.table.rows} == {"runs", "ended"} and "<input" not in board.to_html()
+    assert [value for _, value in widget.chosen.options] == ["ended", "runs"] and ">runs<" in widget.table.value
 
 
 def test_long_lines_of_a_log_are_shortened(tmp_path):
