@@ -31,7 +31,7 @@ FILES = {
 # (command line, exit code, part of the message). The command line is split as bash does.
 MISTAKES = [
     ("dmeo", 2, "no such command 'dmeo'. Did you mean 'demo'?"),
-    ("demo --quick", 2, "no such option: --quick; the options are --fast"),
+    ("demo --quick", 2, "no such option: --quick; `"),
     ("demo --real --fast", 1, "--real cannot be combined with --fast"),
     ("demo --transfer x.jsonl", 1, "--transfer requires --real"),
     ("demo --out a.jsonl", 1, "a.jsonl is a file; give a folder"),
@@ -39,7 +39,7 @@ MISTAKES = [
     ("run tiny rl.lr=1e-5", 2, "a recipe key is set with --set KEY=VALUE, as in --set rl.lr=1e-4"),
     ("run tiny --rl.lr 1e-5", 2, "a recipe key is set with --set KEY=VALUE"),
     ("run tiny --set rl.lr 1e-5", 2, "a recipe key is set with --set KEY=VALUE"),
-    ("run tiny --profile laptop", 2, "lists what is possible; it is an option of init, doctor"),
+    ("run tiny --profile laptop", 2, "run --help` lists what is possible"),
     ("serve", 2, "missing argument 'MODEL'; `"),
     ("new widget x", 2, "invalid value for 'PART': 'widget' is not one of"),
     ("init", 1, "init: give --model and --problems, as in"),

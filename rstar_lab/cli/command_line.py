@@ -1,11 +1,11 @@
 """All commands of `rstar-lab`. Heavy imports wait until a command needs them, so `--help` is fast and needs no extra."""
 
+import functools
 import logging
 import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -15,6 +15,7 @@ import typer.core
 from rstar_lab import __version__
 from rstar_lab.cli.shared import STOPPED, fail, print_error
 from rstar_lab.common.errors import UserError, install_hint, os_error_message
+from rstar_lab.common.resources import load_benchmark
 from rstar_lab.hardware.ends import end_now, exit_code, output_is_closed
 from rstar_lab.untrusted.text import printable
 
@@ -74,6 +75,8 @@ COMMANDS: dict[str, dict[str, str | None]] = {
     "Measure": {"bench": None, "inject": None},
 }
 
+MEASURES = ("plan", "rehearse", "bench", "inject")  # in benchmarks/commands, which only the repository contains
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -101,11 +104,13 @@ def _mount() -> None:
     for panel, modules in COMMANDS.items():
         for name, text in modules.items():
             try:
-                commands = import_module(f"rstar_lab.cli.{name}").app
-            except ModuleNotFoundError as error:
+                measures = name in MEASURES
+                module = load_benchmark(f"commands.{name}") if measures else import_module(f"rstar_lab.cli.{name}")
+                commands = module.app
+            except (ModuleNotFoundError, UserError) as error:
                 settings = {"allow_extra_args": True, "ignore_unknown_options": True}
-                missing = _command_without_extra(error)
-                app.command(name, help=text, context_settings=settings, rich_help_panel=panel)(missing)
+                missing = functools.partial(_raise_missing_extra, error)
+                app.command(name, help=text or str(error), context_settings=settings, rich_help_panel=panel)(missing)
                 continue
             if text is None:
                 for command in commands.registered_commands:
@@ -115,15 +120,8 @@ def _mount() -> None:
                 app.add_typer(commands, name=name, help=text, no_args_is_help=True, rich_help_panel=panel)
 
 
-def _command_without_extra(error: ModuleNotFoundError) -> Callable[[], None]:
-    def missing() -> None:
-        _raise_missing_extra(error)
-
-    return missing
-
-
-def _raise_missing_extra(error: ModuleNotFoundError) -> None:
-    package = (error.name or "").split(".")[0]
+def _raise_missing_extra(error: ModuleNotFoundError | UserError) -> None:
+    package = str(getattr(error, "name", "")).split(".")[0]
     if package not in EXTRA_OF:
         raise error
     raise UserError(f"this command requires {package}: {install_hint(EXTRA_OF[package])}") from error
@@ -154,26 +152,10 @@ def _fail_usage(error: Any) -> NoReturn:
     hint = ""
     if context is not None and "did you mean" not in message.lower():
         hint = f"; `{context.command_path} --help` lists what is possible"
-        options = [name for option in context.command.params for name in option.opts if name.startswith("--")]
-        unknown = message.removeprefix("No such option: ") if message.startswith("No such option") else ""
-        if "--set" in options and ("unexpected extra" in message or "." in unknown):
+        takes_keys = any("--set" in option.opts for option in context.command.params)
+        if takes_keys and ("unexpected extra" in message or re.match(r"No such option: \S+\.", message)):
             hint = "; a recipe key is set with --set KEY=VALUE, as in --set rl.lr=1e-4"
-        elif unknown and (others := _commands_with(context.find_root().command, unknown)):
-            hint += f"; it is an option of {', '.join(others)}"
-        elif unknown and len(options) <= 8:
-            hint = f"; the options are {', '.join(options)}"
     fail(f"{message[:1].lower()}{message[1:]}{hint}", error.exit_code)
-
-
-def _commands_with(group: Any, option: str, path: str = "") -> list[str]:
-    """Return the names of the commands that have an option."""
-    found = []
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            found += _commands_with(command, option, f"{path}{name} ")
-        elif any(option in parameter.opts for parameter in command.params):
-            found.append(f"{path}{name}")
-    return found
 
 
 def _make_messages_printable() -> None:

@@ -1,5 +1,6 @@
-"""`rstar-lab sandbox serve | worker | check | soak`."""
+"""`rstar-lab sandbox serve | worker | check`."""
 
+import contextlib
 import os
 import shlex
 import sys
@@ -10,6 +11,7 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, examples, print_result
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import load_benchmark
 from rstar_lab.untrusted.text import counted, echo
 
 app = typer.Typer(
@@ -175,25 +177,8 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command(epilog=examples("rstar-lab sandbox soak --calls 2000 --kills 10"))
-def soak(
-    calls: Annotated[int, typer.Option(min=1, help="Calls to run.")] = 10_000,
-    kills: Annotated[
-        int, typer.Option(min=0, help="Processes to kill: supervisors, zygotes, workers, the server, Redis, in turn.")
-    ] = 50,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes; each runs one call at a time.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed for the order of calls and the choice of processes to kill.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Run mixed calls over Redis while processes are killed. Exit status 1 if a result is lost or wrong, or a process is left."""
-    from rstar_lab.common.resources import load_benchmark
-
-    module = load_benchmark("soak")
-    result = module.soak(calls, kills, workers=workers, seed=seed, report=module.print_progress)
-    values = result.to_dict()
-    print_result(as_json, values, "\n".join(f"{name:16} {value}" for name, value in values.items()))
-    if not result.passed:
-        raise typer.Exit(1)
+with contextlib.suppress(UserError):  # `sandbox soak` is in the repository only
+    app.add_typer(load_benchmark("commands.soak").app)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a backend of jobs does. `rstar_lab.jobs.backends` finds one by its name."""
+"""What a backend of jobs does. `rstar_lab.jobs.job.backend_named` finds one by its name."""
 
 import shlex
 from abc import abstractmethod
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.jobs.preflight import JobDescription, preflight_rows, queue_state, summarize
-from rstar_lab.jobs.prepare import Submission, machine_of, plan_job, write_job
+from rstar_lab.jobs.prepare import Submission, plan_job, write_job
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
 
@@ -59,7 +59,7 @@ class Backend(Protocol):
         """Return the script or manifest that `submit` would send, and the job's command, as text. Submits and writes nothing."""
         spec, _ = plan_job(job, self.name)
         folder = JobFolder.of(Path(spec.runs_dir), spec.id).path
-        lines = [self.rendered(machine_of(job), spec, folder), f"command: {shlex.join(spec.command)}"]
+        lines = [self.rendered(job.node_profile, spec, folder), f"command: {shlex.join(spec.command)}"]
         return "\n".join(filter(None, lines))
 
     def rendered(self, machine: Profile, spec: JobSpec, folder: Path) -> str:

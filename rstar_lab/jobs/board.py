@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.jobs.backends import CLASSES, backend_named
-from rstar_lab.jobs.job import Job, attach, job_row, list_jobs
+from rstar_lab.jobs.job import CLASSES, Job, attach, backend_named, job_row, list_jobs
 from rstar_lab.jobs.progress import last_metrics, parse_event, progress
 from rstar_lab.runs.reader import find_runs_dir
 from rstar_lab.untrusted.text import Html, html, joined, visible

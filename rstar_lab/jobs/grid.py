@@ -77,6 +77,10 @@ class GridPlan:
         """The SFT model from which every arm starts."""
         return Path(self.runs_dir) / f"{self.name}-sft" / "sft" / "model"
 
+    @property
+    def has_model(self) -> bool:
+        return (self.model / "config.json").exists()
+
     def finished(self, arm: str, seed: int) -> bool:
         folder = Path(self.runs_dir) / f"{self.run_name(arm, seed)}-rl"
         return (folder / "run.json").exists() and RunReader(folder).status == "finished"
@@ -98,6 +102,10 @@ class Grid:
         """Return the newest job of each run of the grid, the SFT first."""
         newest = {job.spec.run: job for job in list_jobs(self.runs_dir) if job.spec.grid == self.name}
         return list(newest.values())
+
+    def live(self) -> dict[str, Job]:
+        """Return {run: job} of the jobs that have not ended."""
+        return {str(job.spec.run): job for job in self.jobs() if not job.status_or_unknown().ended}
 
     def status(self) -> dict[str, str]:
         """Return {run: status} of the jobs so far."""
@@ -161,13 +169,12 @@ def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
     grid = Grid(plan.name, plan.runs_dir)
     running: list[Job] = []
     try:
-        if not (plan.model / "config.json").exists():
+        if not plan.has_model:
             running = [_submit_sft(plan, log)]
             _wait_for_one(running)
-            if not (plan.model / "config.json").exists():
+            if not plan.has_model:
                 raise UserError(f"the SFT of grid {plan.name} failed: {'; '.join(grid.failures())}")
-        live = {job.spec.run: job for job in grid.jobs() if not job.status_or_unknown().ended}
-        cells = plan.cells()
+        live, cells = grid.live(), plan.cells()
         for number, (arm, seed) in enumerate(cells, 1):
             if plan.finished(arm, seed):
                 continue
@@ -213,20 +220,14 @@ def _wait_for_one(running: list[Job]) -> None:
 
 def _submit_all(plan: GridPlan, log: Callable[[str], None]) -> None:
     """Submit the missing runs to Slurm. Each waits for the SFT, and for the run that is `concurrency` places before it."""
-    live = {job.spec.run for job in Grid(plan.name, plan.runs_dir).jobs() if not job.status_or_unknown().ended}
-    missing = [
-        (arm, seed)
-        for arm, seed in plan.cells()
-        if not plan.finished(arm, seed) and f"{plan.run_name(arm, seed)}-rl" not in live
-    ]
+    live = Grid(plan.name, plan.runs_dir).live()
+    missing = [cell for cell in plan.cells() if not plan.finished(*cell) and f"{plan.run_name(*cell)}-rl" not in live]
     if not missing:
         log(f"grid {plan.name}: all runs are finished")
         return
     first = []
-    if not (plan.model / "config.json").exists():
-        sft = next((job for job in Grid(plan.name, plan.runs_dir).jobs() if job.spec.run == f"{plan.name}-rl"), None)
-        if sft is None or sft.status_or_unknown().ended:
-            sft = _submit_sft(plan, log)
+    if not plan.has_model:
+        sft = live.get(f"{plan.name}-rl") or _submit_sft(plan, log)
         first = [f"afterok:{sft.spec.handle['slurm_id']}"]
     jobs: list[Job] = []
     for number, (arm, seed) in enumerate(missing):

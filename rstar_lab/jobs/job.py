@@ -7,13 +7,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.backend import Backend, JobStatus
-from rstar_lab.jobs.backends import backend_named, choose
 from rstar_lab.jobs.preflight import JobDescription
 from rstar_lab.jobs.prepare import Submission, recipe_name
 from rstar_lab.jobs.progress import parse_event
@@ -22,6 +22,35 @@ from rstar_lab.jobs.store import ForeignJob, JobFolder, JobSpec, check_name
 from rstar_lab.runs.reader import find_runs_dir
 from rstar_lab.untrusted.files import read_text
 from rstar_lab.untrusted.text import echo
+
+# Imported when they are first used: ray and kubernetes are large, and extras.
+CLASSES = {
+    "local": "rstar_lab.jobs.local:Local",
+    "ray": "rstar_lab.jobs.ray_jobs:Ray",
+    "slurm": "rstar_lab.jobs.slurm:Slurm",
+    "kuberay": "rstar_lab.jobs.kuberay:KubeRay",
+    "ssh": "rstar_lab.jobs.ssh.backend:OverSsh",
+}
+
+
+def backend_named(name: str) -> Backend:
+    """Return a backend. Raises UserError for an unknown name."""
+    if name not in CLASSES:
+        raise UserError(f"backend {name!r} is unknown; choose local, ray, slurm, ssh or kuberay")
+    module, _, attribute = CLASSES[name].partition(":")
+    return getattr(import_module(module), attribute)()  # type: ignore[no-any-return]
+
+
+def choose(profile: str | None, *, host: str | None = None, backend: str | None = None) -> tuple[Profile, Backend]:
+    """Return the profile and the backend of a job; the arguments are those of `submit`. Raises UserError for an unknown
+    profile or backend, and for an unreachable host."""
+    if profile is None and host:
+        from rstar_lab.jobs.ssh.backend import profile_of_host
+
+        machine = profile_of_host(host)
+    else:
+        machine = load_profile(profile or "laptop")
+    return machine, backend_named("ssh" if host else backend or machine.backend)
 
 
 class Job:
@@ -104,15 +133,12 @@ class Job:
         Raises:
             TimeoutError: After `timeout_s`; the job continues.
         """
-        started = time.monotonic()
-        for lines, ended in self._reads(every_s):
+        for lines in self._reads(every_s, timeout_s):
             yield from lines
-            if timeout_s is not None and not ended and time.monotonic() > started + timeout_s:
-                raise TimeoutError(f"job {self.id} is still {self.status_or_unknown()} after {timeout_s} s")
 
-    def _reads(self, every_s: float) -> Iterator[tuple[list[str], bool]]:
-        """Read the log every `every_s` seconds until the job ends; yield its new lines, and whether the job has ended."""
-        seen: list[str] = []
+    def _reads(self, every_s: float, timeout_s: float | None = None) -> Iterator[list[str]]:
+        """Read the log every `every_s` seconds until the job ends; yield its new lines. Raises TimeoutError."""
+        started, seen = time.monotonic(), list[str]()
         ended = lost = False
         while not ended:
             try:
@@ -129,7 +155,9 @@ class Job:
             # Before the job's own log exists, the output of the backend is shown.
             new = complete[len(seen) :] if complete[: len(seen)] == seen else complete
             seen = complete
-            yield [line.rstrip("\n") for line in new], ended
+            yield [line.rstrip("\n") for line in new]
+            if timeout_s is not None and not ended and time.monotonic() > started + timeout_s:
+                raise TimeoutError(f"job {self.id} is still {self.status_or_unknown()} after {timeout_s} s")
             if not ended:
                 time.sleep(every_s)
         with contextlib.suppress(UserError):  # the process that copies the runs tries again
@@ -149,17 +177,13 @@ class Job:
             echo(f"\n{self._how_to_find()}")
         return self.status()
 
-    async def watched(self, *, every_s: float = 1.0) -> JobStatus:
+    async def watched(self) -> JobStatus:
         """Print the job's progress until it ends, as `watch` does, without blocking the event loop: `await job.watched()` in a
-        notebook keeps the figures of `rstar_lab.analysis.watch` moving.
-
-        Args:
-            every_s: Seconds between two reads.
-        """
-        progress, reads = _Progress(), self._reads(every_s)
+        notebook keeps the figures of `rstar_lab.analysis.watch` moving."""
+        progress, reads = _Progress(), self._reads(1.0)
         try:
-            while read := await asyncio.to_thread(next, reads, None):
-                for line in read[0]:
+            while (lines := await asyncio.to_thread(next, reads, None)) is not None:
+                for line in lines:
                     progress.print(line)
         except (asyncio.CancelledError, KeyboardInterrupt):
             echo(f"\n{self._how_to_find()}")

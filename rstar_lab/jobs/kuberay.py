@@ -19,10 +19,10 @@ from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.untrusted.files import error_message
 
-RAY_JOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
+TIMEOUT_S = (10, 30)  # seconds: connect, read
+RAY_JOBS: dict[str, Any] = {"group": "ray.io", "version": "v1", "plural": "rayjobs", "_request_timeout": TIMEOUT_S}
 MAX_NAME = 47  # KubeRay rejects longer names of RayJobs
 STOP_TIMEOUT_S = 120
-TIMEOUT_S = (10, 30)  # seconds: connect, read
 LOG_LINES = 5000
 NO_SUCH_KIND = "page not found"  # in the 404 answer of an API server that does not know RayJobs
 VERSION_HINT = "Check that KubeRay is 1.5.1 or newer, and the section kuberay of the profile"
@@ -53,11 +53,7 @@ class KubeRay(Backend):
         # Strict: an older KubeRay would otherwise ignore unknown fields, among them the token authentication.
         with namespace.explain(f"create RayJob {name}"):
             namespace.custom.create_namespaced_custom_object(
-                **RAY_JOBS,
-                namespace=namespace.name,
-                body=manifest,
-                field_validation="Strict",
-                _request_timeout=TIMEOUT_S,
+                **RAY_JOBS, namespace=namespace.name, body=manifest, field_validation="Strict"
             )
         return {"name": name, "namespace": namespace.name, "context": profile.kuberay.context}
 
@@ -89,9 +85,7 @@ class KubeRay(Backend):
         selectors = _selectors(name, namespace.ray_job(name))
         with namespace.explain(f"delete RayJob {name}", missing_ok=True):
             # KubeRay stops the Ray job first. Kubernetes then deletes the cluster and its pods.
-            namespace.custom.delete_namespaced_custom_object(
-                **RAY_JOBS, namespace=namespace.name, name=name, _request_timeout=TIMEOUT_S
-            )
+            namespace.custom.delete_namespaced_custom_object(**RAY_JOBS, namespace=namespace.name, name=name)
         if not wait_until(lambda: not namespace.pods(selectors) and namespace.ray_job(name) is None, STOP_TIMEOUT_S):
             left = [f"pod {pod.metadata.name}" for pod in namespace.pods(selectors)] or ["the RayJob itself"]
             raise UserError(
@@ -123,9 +117,8 @@ def resource_name(job_id: str) -> str:
         name = f"job-{name}"
     if name == job_id and len(name) <= MAX_NAME:
         return name
-    if len(name) > MAX_NAME - 7:
-        # An id starts with the run's name and ends with its time: keep some of both.
-        name = f"{name[:18].strip('-')}-{name[-21:].strip('-')}"
+    # An id starts with the run's name and ends with its time: keep some of both.
+    name = name if len(name) <= MAX_NAME - 7 else f"{name[:18].strip('-')}-{name[-21:].strip('-')}"
     return f"{name}-{hashlib.sha256(job_id.encode()).hexdigest()[:6]}"
 
 
@@ -142,13 +135,18 @@ class _Namespace:
         from kubernetes import client, config
 
         configuration = client.Configuration()
+        # The client's own default is the value of KUBECONFIG when it was imported.
+        files = os.environ.get("KUBECONFIG") or "~/.kube/config"
+        is_file = any(Path(file).expanduser().is_file() for file in files.split(os.pathsep))
         with self.explain("read the kubeconfig file"):
-            if _use_service_account():
+            if "KUBERNETES_SERVICE_HOST" in os.environ and not is_file:  # in a pod
                 config.load_incluster_config(client_configuration=configuration)
                 self.name = self.name or POD_NAMESPACE.read_text().strip()
             else:
-                config.load_kube_config(_kubeconfig(), context, configuration)
-                self.name = self.name or _namespace_of_context(context)
+                config.load_kube_config(files, context, configuration)
+                contexts, active = config.list_kube_config_contexts(files)
+                chosen = next((entry for entry in contexts if entry["name"] == context), active)
+                self.name = self.name or str(chosen["context"].get("namespace") or "default")
         configuration.retries = 1
         api = client.ApiClient(configuration)
         self.custom, self.core = client.CustomObjectsApi(api), client.CoreV1Api(api)
@@ -157,9 +155,7 @@ class _Namespace:
         """Return a RayJob, or None if it does not exist."""
         found: dict[str, Any] | None = None
         with self.explain(f"read RayJob {name}", missing_ok=True):
-            found = self.custom.get_namespaced_custom_object(
-                **RAY_JOBS, namespace=self.name, name=name, _request_timeout=TIMEOUT_S
-            )
+            found = self.custom.get_namespaced_custom_object(**RAY_JOBS, namespace=self.name, name=name)
         return found
 
     def pods(self, selectors: list[str]) -> list[Any]:
@@ -212,25 +208,6 @@ class _Namespace:
 
 def _namespace(spec: JobSpec) -> _Namespace:
     return _Namespace(spec.handle["context"], spec.handle["namespace"])
-
-
-def _kubeconfig() -> str:
-    """Return the kubeconfig files. The client's own default is the value of KUBECONFIG when it was imported."""
-    return os.environ.get("KUBECONFIG") or "~/.kube/config"
-
-
-def _use_service_account() -> bool:
-    """Whether this is a pod without a kubeconfig file."""
-    files = _kubeconfig().split(os.pathsep)
-    return "KUBERNETES_SERVICE_HOST" in os.environ and not any(Path(file).expanduser().is_file() for file in files)
-
-
-def _namespace_of_context(context: str | None) -> str:
-    from kubernetes import config
-
-    contexts, active = config.list_kube_config_contexts(_kubeconfig())
-    chosen = next((entry for entry in contexts if entry["name"] == context), active)
-    return str(chosen["context"].get("namespace") or "default")
 
 
 def _selectors(name: str, ray_job: dict[str, Any] | None) -> list[str]:

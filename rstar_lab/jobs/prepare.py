@@ -49,21 +49,32 @@ class Submission:
     after: str | None = None
     arguments: Sequence[str] = ()
 
+    @property
+    def node_profile(self) -> Profile:
+        """The profile, with one node for an evaluation, which uses the engines of one node."""
+        if self.command != "evaluate":
+            return self.machine
+        return self.machine.model_copy(update={"hardware": self.machine.hardware.model_copy(update={"nodes": 1})})
+
     def trainer_and_action(self) -> tuple[str, str]:
         """Return (trainer, action) for the command. Raises UserError for an unknown or incomplete one."""
-        return trainer_and_action(self.command, self.machine, self.overrides, self.arguments)
-
-
-def machine_of(job: Submission) -> Profile:
-    """Return the profile of a job, with one node for an evaluation, which uses the engines of one node."""
-    if job.command != "evaluate":
-        return job.machine
-    return job.machine.model_copy(update={"hardware": job.machine.hardware.model_copy(update={"nodes": 1})})
+        trainer, action = ("verl", "run") if self.command == "verl" else (self.machine.trainer, self.command or "run")
+        if action == "evaluate":
+            trainer = "local"  # with the engines of the node, whatever trains
+            if "--problems" not in self.arguments or self.arguments[0].startswith("-"):
+                raise UserError(
+                    "command evaluate: give models and --problems, as in `rstar-lab jobs evaluate MODEL --problems SET`"
+                )
+        if trainer == "verl" and action == "run" and self.overrides.get("stages") == []:
+            action = "sft"  # verl has one entry point per phase, and this run has no other phase
+        if (trainer, action) not in COMMANDS:
+            raise UserError(f"command {self.command!r} is unknown; choose run, train, sft or verl, or evaluate")
+        return trainer, action
 
 
 def plan_job(job: Submission, backend: str) -> tuple[JobSpec, dict[str, str]]:
     """Return what the job runs, and the files of its folder by name. Writes nothing. Raises UserError for an unknown command."""
-    overrides, machine = job.overrides, machine_of(job)
+    overrides, machine = job.overrides, job.node_profile
     trainer, action = job.trainer_and_action()
     runs = Path(job.runs_dir or machine.storage.runs).absolute()
     folder, root, cwd = JobFolder.of(runs, job.job_id).path, tree_root(), Path.cwd()
@@ -88,7 +99,9 @@ def plan_job(job: Submission, backend: str) -> tuple[JobSpec, dict[str, str]]:
         profile = stored("profile-one-node.yaml", text)
     elif Path(profile).is_file():
         profile = stored(f"profile-{Path(profile).name}", Path(profile).read_text())
-    environment = dict(machine.env) | _expected_gpus(machine, trainer)
+    environment = dict(machine.env)
+    if trainer == "local" and machine.hardware.gpus_per_node:
+        environment[EXPECTED_GPUS] = str(machine.hardware.gpus_per_node)
     if backend != "local":
         # The same folder of the tree, in which a recipe's own modules are.
         cwd = folder / "code" / (cwd.relative_to(root) if cwd.is_relative_to(root) else Path())
@@ -143,30 +156,6 @@ def write_job(job: Submission, backend: str, start: Callable[[JobFolder, JobSpec
         stack.pop_all()
     folder.save(replace(spec, handle={**spec.handle, **handle}))
     return folder
-
-
-def _expected_gpus(profile: Profile, trainer: str) -> dict[str, str]:
-    """Return the variable that keeps the local trainer from training on a CPU where the profile has GPUs."""
-    gpus = profile.hardware.gpus_per_node
-    return {EXPECTED_GPUS: str(gpus)} if trainer == "local" and gpus else {}
-
-
-def trainer_and_action(
-    command: str | None, profile: Profile, overrides: Mapping[str, Any], arguments: Sequence[str] = ()
-) -> tuple[str, str]:
-    """Return (trainer, action) for a command of `submit`. Raises UserError for an unknown or incomplete command."""
-    trainer, action = ("verl", "run") if command == "verl" else (profile.trainer, command or "run")
-    if action == "evaluate":
-        trainer = "local"  # with the engines of the node, whatever trains
-    if trainer == "verl" and action == "run" and overrides.get("stages") == []:
-        action = "sft"  # verl has one entry point per phase, and this run has no other phase
-    if action == "evaluate" and not ("--problems" in arguments and not arguments[0].startswith("-")):
-        raise UserError(
-            "command evaluate: give models and --problems, as in `rstar-lab jobs evaluate MODEL --problems SET`"
-        )
-    if (trainer, action) not in COMMANDS:
-        raise UserError(f"command {command!r} is unknown; choose run, train, sft or verl, or evaluate")
-    return trainer, action
 
 
 def override_pairs(items: Iterable[str], option: str) -> dict[str, str]:

@@ -4,8 +4,7 @@ import pytest
 from helpers.run_rows import rows
 from helpers.ssh_server import SshServer
 
-from rstar_lab.jobs.ssh import forget_agents
-from rstar_lab.jobs.ssh.connection import Agent, Connection
+from rstar_lab.jobs.ssh.connection import Agent, Connection, forget_agents
 from rstar_lab.runs import RunWriter
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.jobs.backends import CLASSES, backend_named, choose
+from rstar_lab.jobs.job import CLASSES, backend_named, choose
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "rstar_lab" / "jobs"

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from rstar_lab.hardware.profiles import Ssh
-from rstar_lab.jobs import slurm, ssh
+from rstar_lab.jobs import slurm
 from rstar_lab.jobs.board import BoardWidget, JobBoard
+from rstar_lab.jobs.ssh.connection import Agent
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
 ROOT = Path(__file__).parent.parent.parent
@@ -113,9 +114,9 @@ def test_200_jobs_of_one_host_take_one_request_and_under_a_second_of_cpu(server,
         write_job(here, f"job-{number:03d}", id=f"job-{number:03d}", recipe="tiny", profile="x", backend="ssh", command=[],
                   cwd="/", runs_dir=str(here), overrides={}, created="2026-01-01", handle=handle)  # fmt: skip
     requests = []
-    request = ssh.Agent.request
+    request = Agent.request
     monkeypatch.setattr(
-        ssh.Agent, "request", lambda self, name, **options: requests.append(name) or request(self, name, **options)
+        Agent, "request", lambda self, name, **options: requests.append(name) or request(self, name, **options)
     )
     board = JobBoard(here)
     rows = board.rows()

@@ -17,7 +17,7 @@ from helpers.other_user import other_user
 from nbclient import NotebookClient
 
 from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
-from rstar_lab.jobs.ssh import forget_agents
+from rstar_lab.jobs.ssh.connection import forget_agents
 from rstar_lab.jobs.ssh.follow import follow
 from rstar_lab.runs.reader import RunReader
 

@@ -23,9 +23,8 @@ from rstar_lab.hardware.profiles import Ssh, load_profile
 from rstar_lab.jobs import JobBoard, JobStatus, attach, job_row, list_jobs, submit
 from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.render import sbatch_script
-from rstar_lab.jobs.ssh import agent_of
 from rstar_lab.jobs.ssh.backend import profile_of_host
-from rstar_lab.jobs.ssh.connection import Connection
+from rstar_lab.jobs.ssh.connection import Connection, agent_of
 from rstar_lab.jobs.ssh.mirror import fetch_transcripts, pull_run
 from rstar_lab.jobs.store import JobFolder, JobSpec, jobs_folder, write_exports
 from rstar_lab.runs import RunWriter

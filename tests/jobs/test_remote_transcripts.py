@@ -8,8 +8,8 @@ from helpers.run_rows import rows
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.common.errors import UserError
-from rstar_lab.jobs.ssh import forget_agents, mirror
-from rstar_lab.jobs.ssh.connection import ConnectionLost
+from rstar_lab.jobs.ssh import mirror
+from rstar_lab.jobs.ssh.connection import ConnectionLost, forget_agents
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
@@ -88,5 +88,5 @@ def test_a_transcript_that_stayed_on_the_host_is_copied_when_it_is_opened(
         writer.cut(1)
         write_steps(writer, range(2, 4), seed=1)
     mirror.pull_run(agent, "run", here, False, False, job_id="job")
-    assert not list((here / "run" / "transcripts").rglob("*.parquet")), "the steps were written again"
+    assert [path.name for path in (here / "run" / "transcripts").rglob("*.parquet")] == ["step=000002.parquet"]
     assert copy.transcript(traj_id).equals(original.transcript(traj_id))

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -91,24 +90,13 @@ class Operations:
                 found[folder.name] = ",".join(f"{file.st_mtime_ns}-{file.st_size}" for file in status)
         return found
 
-    def files(self, run_id: str) -> dict[str, Any]:
-        """Return the committed lines of a run's metrics, its status, and {file: (bytes, mtime in s)} of its files.
-
-        The lines are read before the files are listed, so every step that they commit is in the list.
-        """
+    def committed(self, run_id: str) -> dict[str, Any]:
+        """Return the committed lines of a run's metrics, and its status."""
         folder = self.runs / run_id
         metrics = folder / "metrics.jsonl"
         data = read_bytes(metrics) if metrics.exists() else b""
-        committed = data[: data.rfind(b"\n") + 1]
-        states = {}
-        for path in _files_below(folder):
-            name, status = path.relative_to(folder), path.stat()
-            if not any(part.startswith(".") for part in name.parts) and path != metrics:
-                states[str(name)] = (status.st_size, int(status.st_mtime))
-        return {
-            "metrics": base64.b64encode(committed).decode(), "status": RunReader(folder).status, "files": states,
-            "folder": str(folder),
-        }  # fmt: skip
+        lines = base64.b64encode(data[: data.rfind(b"\n") + 1]).decode()
+        return {"metrics": lines, "status": RunReader(folder).status}
 
     def questions(self, run_id: str, after: int) -> dict[str, str]:
         """Return {problem id: beginning of its question} for the problems of a run's steps after step `after`."""
@@ -119,17 +107,6 @@ class Operations:
         with tempfile.TemporaryDirectory() as folder:
             recipe, profile = _store(Path(folder), recipe, recipe_text, profile_text)
             return asdict(describe(recipe, profile, **options))
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder. Raises PermissionError for one that cannot be read, which Path.rglob would leave out."""
-
-    def check(error: OSError) -> None:
-        if isinstance(error, PermissionError):
-            raise error
-
-    for parent, _, names in os.walk(folder, onerror=check):
-        yield from (path for name in names if (path := Path(parent, name)).is_file())
 
 
 def _store(folder: Path, recipe: str, recipe_text: str | None, profile_text: str) -> tuple[str, str]:

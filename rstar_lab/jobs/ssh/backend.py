@@ -20,8 +20,7 @@ from rstar_lab.jobs.pack import pack_tar, tree_root
 from rstar_lab.jobs.preflight import JobDescription
 from rstar_lab.jobs.prepare import Submission
 from rstar_lab.jobs.progress import progress_of_host
-from rstar_lab.jobs.ssh import agent_at, agent_of
-from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, Refused, ask, unreadable
+from rstar_lab.jobs.ssh import connection as ssh
 from rstar_lab.jobs.ssh.mirror import foreign_run, pull, start_mirror
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs.files import lock_file
@@ -72,7 +71,7 @@ class OverSsh(Backend):
         ConnectionLost."""
         # Two notebooks may watch one job, and each byte must be appended once.
         with lock_file(folder.path / ".log.lock"), folder.log.open("ab") as log:
-            while (part := ask(agent_of(spec), "log", LogPart, job_id=spec.id, offset=log.tell())).data:
+            while (part := ssh.ask(ssh.agent_of(spec), "log", LogPart, job_id=spec.id, offset=log.tell())).data:
                 log.write(part.data)
                 log.flush()
             if part.status.ended and folder.exit() is None:
@@ -85,7 +84,7 @@ class OverSsh(Backend):
 
     def stop(self, folder: JobFolder, spec: JobSpec) -> None:
         """End the job on the host. Raises ConnectionLost."""
-        agent_of(spec).request("stop", job_id=spec.id, timeout_s=150)
+        ssh.agent_of(spec).request("stop", job_id=spec.id, timeout_s=150)
         self.state(folder, spec)
 
     def submit(self, job: Submission) -> JobFolder:
@@ -109,15 +108,15 @@ class OverSsh(Backend):
         folder.create()
         folder.save(spec)
         try:
-            answer = ask(
-                agent_of(spec), "submit", Submitted, timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job.job_id,
+            answer = ssh.ask(
+                ssh.agent_of(spec), "submit", Submitted, timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job.job_id,
                 **_request(job, settings), command=job.command, name=job.run_name, preflight=job.preflight, arguments=list(job.arguments),
                 secrets={name: os.environ[name] for name in job.machine.secrets if name in os.environ},
             )  # fmt: skip
         except UserError as error:
-            if isinstance(error, ConnectionLost):
+            if isinstance(error, ssh.ConnectionLost):
                 unknown = f"It is unknown whether {job.job_id} was submitted"
-                raise ConnectionLost(
+                raise ssh.ConnectionLost(
                     f"{error}. {unknown}: `rstar-lab jobs list` shows it when the host answers"
                 ) from error
             folder.delete()
@@ -130,22 +129,22 @@ class OverSsh(Backend):
     def describe(self, job: Submission) -> JobDescription:
         """Run preflight on the host; return what the job requires."""
         settings, handle = connect(job.machine, job.host, lambda _: None)
-        agent = agent_at(handle)
-        found = ask(agent, "describe", dict, timeout_s=SUBMIT_S, **_request(job, settings), command=job.command)
+        agent = ssh.agent_at(handle)
+        found = ssh.ask(agent, "describe", dict, timeout_s=SUBMIT_S, **_request(job, settings), command=job.command)
         own = {"recipe": str(job.recipe), "profile": job.machine.name, "host": settings.host}
-        return check_type(found | own, JobDescription, unreadable(agent))
+        return check_type(found | own, JobDescription, ssh.unreadable(agent))
 
     def rows(self, jobs: Sequence[JobSpec]) -> dict[str, dict[str, Any]]:
         """Read all jobs on one host with one request over one connection."""
-        groups: dict[Agent, list[str]] = {}
+        groups: dict[ssh.Agent, list[str]] = {}
         answers: dict[str, dict[str, Any]] = {}
         for spec in jobs:
-            groups.setdefault(agent_of(spec), []).append(spec.id)
+            groups.setdefault(ssh.agent_of(spec), []).append(spec.id)
         for host, ids in groups.items():
             try:
                 answers |= {
                     row.id: {"status": str(row.status), "progress": progress_of_host(row.progress)}
-                    for row in ask(host, "jobs", list[Row], ids=ids)
+                    for row in ssh.ask(host, "jobs", list[Row], ids=ids)
                     if row.id in ids
                 }
             except UserError as error:
@@ -189,7 +188,7 @@ PROFILE = "rstar-lab-profile:"  # precedes the profile in the output of the host
 def connect(profile: Profile, host: str | None, log: Callable[[str], None]) -> tuple[Ssh, dict[str, Any]]:
     """Send the working tree to the profile's host, or to `host`; return the settings and the handle of a job there."""
     settings = ssh_settings(profile, host)
-    remote, code = install_tree(Connection(settings), log)
+    remote, code = install_tree(ssh.Connection(settings), log)
     runs = profile.storage.runs if Path(profile.storage.runs).is_absolute() else f"{remote}/runs"
     return settings, {"ssh": settings.model_dump(), "code": code, "runs": runs}
 
@@ -205,7 +204,7 @@ def profile_of_host(host: str) -> Profile:
     file = f"{settings.remote_dir}/profile.yaml"
     look = f"echo {PROFILE}; if [ -f {file} ]; then cat {file}; elif command -v sbatch >/dev/null; then echo 'backend: slurm'; fi"
     # Text that login scripts print comes first.
-    text = Connection(settings).run(look).rpartition(f"{PROFILE}\n")[2]
+    text = ssh.Connection(settings).run(look).rpartition(f"{PROFILE}\n")[2]
     if text in ("", "backend: slurm\n"):
         settings = settings.model_copy(update={"backend": "slurm" if text else "local"})
         return load_profile("laptop").model_copy(update={"backend": "ssh", "ssh": settings})
@@ -235,7 +234,7 @@ def ssh_settings(profile: Profile, host: str | None) -> Ssh:
     return settings if profile.backend == "ssh" else settings.model_copy(update={"backend": profile.backend})
 
 
-def install_tree(connection: Connection, log: Callable[[str], None] = print) -> tuple[str, str]:
+def install_tree(connection: ssh.Connection, log: Callable[[str], None] = print) -> tuple[str, str]:
     """Send the working tree to the host, if it does not have it. Returns the absolute paths of `remote_dir` and of the code.
 
     Each version of the tree has its own folder, which is named by its content and never changed, so running jobs keep
@@ -255,7 +254,7 @@ def install_tree(connection: Connection, log: Callable[[str], None] = print) -> 
                 f"mv -T $new {version} 2>/dev/null || [ -d {version} ]"
             )
             connection.run(unpack, content=archive, timeout_s=600)
-    except Refused as error:
+    except ssh.Refused as error:
         raise UserError(
             f"cannot write to {remote_dir} on the host: {error}. Free space or quota there, or set ssh.remote_dir in the profile to "
             "a folder in which you can write"

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import resource
-import selectors
 import shlex
 import signal
 import stat
@@ -17,11 +16,13 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Ssh
+from rstar_lab.jobs.store import JobSpec
 from rstar_lab.untrusted.files import DataError, check_type, parse_json
 
 CONNECT_S, START_S = 15, 60.0
@@ -103,7 +104,9 @@ class Connection:
 
     def close(self) -> None:
         """Close the shared connection."""
-        subprocess.run(["ssh", *self.options(), "-O", "exit", "--", self.host], capture_output=True)
+        command = ["ssh", *self.options(), "-O", "exit", "--", self.host]
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it closes itself a minute after its last use
+            subprocess.run(command, capture_output=True, timeout=CONNECT_S)
 
 
 class Agent:
@@ -115,7 +118,6 @@ class Agent:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._errors: IO[bytes] | None = None
-        self._buffer = bytearray()
         self._waits = False  # a request was sent whose answer was not read
 
     def request(self, operation: str, *, timeout_s: float = 60, retry_s: float = 0, **arguments: Any) -> Any:
@@ -163,7 +165,7 @@ class Agent:
         settings = self.connection.settings
         lines = [*settings.setup, f"cd {shlex.quote(self.code)}"]
         lines.append(f"exec {shlex.quote(settings.python)} -m rstar_lab.jobs.ssh.agent {shlex.quote(self.runs)}")
-        self._errors, self._buffer = tempfile.TemporaryFile(), bytearray()  # noqa: SIM115, closed by _end
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by _end
         self._process = subprocess.Popen(
             ["ssh", *self.connection.options(), "--", self.connection.host, shell_command("\n".join(lines))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
@@ -174,26 +176,21 @@ class Agent:
 
     def _read(self, timeout_s: float) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
-        deadline, searched = time.monotonic() + timeout_s, 0
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while True:
-                if (end := self._buffer.find(b"\n", searched)) >= 0:
-                    line, searched = bytes(self._buffer[:end]), 0
-                    del self._buffer[: end + 1]
-                    with contextlib.suppress(DataError):  # login scripts may print before the agent starts
-                        return parse_json(line, self.connection.host, dict)
-                    continue
-                if len(self._buffer) > MAX_ANSWER_BYTES:
+        deadline = time.monotonic() + timeout_s
+        timer = threading.Timer(timeout_s, self._process.kill)  # a host can send lines for ever
+        timer.start()
+        try:
+            while line := self._process.stdout.readline(MAX_ANSWER_BYTES):
+                if len(line) == MAX_ANSWER_BYTES:
                     self._end()
                     raise UserError(f"{self.connection.host}: an answer is longer than {MAX_ANSWER_BYTES} bytes")
-                searched, left = len(self._buffer), deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):  # a host can send lines for ever
-                    raise ConnectionLost(f"{self.connection.host} did not answer within {timeout_s:g} s")
-                data = os.read(self._process.stdout.fileno(), 1 << 20)
-                if not data:
-                    raise self._lost()
-                self._buffer += data
+                with contextlib.suppress(DataError):  # login scripts may print before the agent starts
+                    return parse_json(line, self.connection.host, dict)
+        finally:
+            timer.cancel()
+        if time.monotonic() >= deadline:
+            raise ConnectionLost(f"{self.connection.host} did not answer within {timeout_s:g} s")
+        raise self._lost()
 
     def _lost(self) -> UserError:
         assert self._process is not None and self._errors is not None
@@ -214,6 +211,30 @@ class Agent:
                 with contextlib.suppress(OSError):
                     assert pipe is not None
                     pipe.close()
+
+
+# One agent per host, code and runs folder; all jobs of a board use it.
+_agents: dict[tuple[str, str, str], Agent] = {}
+
+
+def agent_of(spec: JobSpec) -> Agent:
+    """Return this process's agent on the host of a job."""
+    return agent_at(spec.handle)
+
+
+def agent_at(handle: Mapping[str, Any]) -> Agent:
+    """Return this process's agent for the handle of a job: its `ssh` settings, and the folders `code` and `runs` on the host."""
+    settings = Ssh(**handle["ssh"])
+    key = (settings.model_dump_json(), handle["code"], handle["runs"])
+    if key not in _agents:
+        _agents[key] = Agent(Connection(settings), handle["code"], handle["runs"])
+    return _agents[key]
+
+
+def forget_agents() -> None:
+    """Close all agents of this process."""
+    while _agents:
+        _agents.popitem()[1].close()
 
 
 def ask(agent: Agent, operation: str, kind: type[T], **options: Any) -> T:

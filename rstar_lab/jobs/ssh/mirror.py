@@ -1,7 +1,7 @@
 """Copy the runs of a job from its host, while they are written.
 
-A copy is readable at any time. The files of new steps are copied first and the lines that commit them last; files of steps that
-the run has removed are deleted after their lines. Files are copied with `rsync`, which both sides must have.
+A copy is readable at any time. `rsync`, which both sides must have, copies the files of new steps first; the lines that commit them
+are written last. Lines of steps that the run has removed are removed before their files.
 """
 
 import contextlib
@@ -14,17 +14,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, Base64Bytes
+from pydantic import Base64Bytes
 
 from rstar_lab.common.errors import UserError, file_errors
 from rstar_lab.hardware.processes import start_detached
-from rstar_lab.jobs.ssh import agent_of
-from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, Refused, ask
+from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, Refused, agent_of, ask
 from rstar_lab.jobs.store import NAME, JobFolder, JobSpec, check_name
 from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, open_regular, write_json
 from rstar_lab.runs.info import MIRROR_FILE, read_mirror
@@ -39,7 +38,9 @@ NO_RSYNC = re.compile(r"rsync: (command )?not found|command not found: rsync|unk
 UNCLEAN = "is your shell clean"
 # Errors of rsync that would occur again at the next attempt; the line names the file.
 DENIED = re.compile(r"[^\n]*(Permission denied|No space left|Disk quota exceeded|Read-only file system)[^\n]*")
-RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")  # change during a run, so every pull copies them
+RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")
+NOT_COPIED = (".*", "/metrics.jsonl", f"/{MIRROR_FILE}", f"/{QUESTIONS_FILE}")  # hidden, or written here
+SENT = re.compile(r"files transferred: (\d+).*transferred file size: (\d+)", re.DOTALL)  # in rsync's statistics
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def pull_run(
         with file_errors(before=f"cannot copy to {folder}: "):
             check_no_links(folder)
         for attempt in range(3):
-            remote = ask(agent, "files", RemoteRun, run_id=run_id)
+            remote = ask(agent, "committed", RemoteRun, run_id=run_id)
             if not (folder / MIRROR_FILE).exists():  # before run.json, so that an interrupted first copy can continue
                 _mark(agent, remote, folder, transcripts, job_id)
             try:
@@ -147,23 +148,12 @@ def foreign_run(folder: Path, host: str, source: str) -> str | None:
     return None
 
 
-def checked(name: str) -> str:
-    """Return a relative path that the host named. Raises UserError if it leaves its folder or has a hidden part."""
-    path = Path(name)
-    hidden = any(part.startswith(".") for part in path.parts)
-    if path.is_absolute() or not path.parts or hidden or not name.isprintable():
-        raise UserError(f"the host names a file {name[:80]!r}, which cannot be copied")
-    return name
-
-
 @dataclass(frozen=True)
 class RemoteRun:
-    """The agent's answer about a run. files: path -> (bytes, mtime)."""
+    """The agent's answer about a run. metrics: the committed lines."""
 
-    folder: str
     status: str
     metrics: Base64Bytes
-    files: dict[Annotated[str, AfterValidator(checked)], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -172,7 +162,7 @@ class MetricsLine:
 
 
 class _Changed(Exception):
-    """The run removed or replaced files between the listing and the copy."""
+    """The run removed or replaced files during the copy."""
 
 
 def _copy(
@@ -186,21 +176,22 @@ def _copy(
     if same < len(here):  # the run was cut: remove its removed steps from the copy first
         _write(metrics, b"".join(here[:same]))
     common = parse_json(lines[same - 1], metrics, MetricsLine).step if same else -1
-    wanted = {name: state for name, state in remote.files.items() if _wanted(name, checkpoints, transcripts)}
-    missing = [name for name, (size, mtime) in wanted.items() if _needed(folder / name, name, size, mtime, common)]
-    copy_files(agent, remote.folder, folder, missing)
+    levels = [level for level in LEVELS if transcripts or level != "transcripts"]
+    options = [f"--include=/{name}" for name in RUN_FILES] + [f"--include=/{level}/***" for level in levels]
+    files, size = copy_files(agent, folder, "--delete-after", *options, "--exclude=*")
+    if (
+        not transcripts and (folder / "transcripts").exists()
+    ):  # opened before: copied again, or removed, with their steps
+        copy_files(agent, folder, "--delete-after", "--existing", "--include=/transcripts/***", "--exclude=*")
+    if checkpoints:
+        sent = copy_files(agent, folder, *(f"--exclude=/{level}" for level in LEVELS))
+        files, size = files + sent[0], size + sent[1]
     if not transcripts and same < len(lines):
         _copy_questions(agent, folder, common)
+    if not ask(agent, "committed", RemoteRun, run_id=folder.name).metrics.startswith(remote.metrics):
+        raise _Changed  # the run was cut
     _write(metrics, b"".join(lines))
-    for name in remote.files.keys() - wanted.keys():
-        size, mtime = remote.files[name]
-        if name.startswith("transcripts/") and _needed(folder / name, name, size, mtime, common):
-            (folder / name).unlink(missing_ok=True)  # fetched before the run was cut and wrote this step again
-    for path in folder.rglob("*.parquet"):
-        name = str(path.relative_to(folder))
-        if name not in remote.files and not path.name.startswith("."):
-            path.unlink()  # removed by a cut, or merged into another file
-    return len(missing), sum(wanted[name][0] for name in missing), len(lines) - same, len(lines)
+    return files, size, len(lines) - same, len(lines)
 
 
 def _copy_questions(agent: Agent, folder: Path, common: int) -> None:
@@ -218,49 +209,35 @@ def _copy_questions(agent: Agent, folder: Path, common: int) -> None:
         write_json(folder / QUESTIONS_FILE, stored | new)
 
 
-def _wanted(name: str, checkpoints: bool, transcripts: bool) -> bool:
-    if name in RUN_FILES:
-        return True
-    level = name.partition("/")[0]
-    if level in LEVELS:
-        return name.endswith(".parquet") and (transcripts or level != "transcripts")
-    return checkpoints and name != MIRROR_FILE
-
-
-def _needed(path: Path, name: str, size: int, mtime: int, common: int) -> bool:
-    """Return whether a file must be copied. A file of a step changes only if the run was cut before that step.
-
-    mtime: modification time of the original, in whole seconds. common: the last step whose metrics are the same on both
-    sides.
-    """
-    if name in RUN_FILES or not path.exists() or path.stat().st_size != size:
-        return True
-    if steps := re.search(r"steps?=(\d+)(?:-(\d+))?", name):
-        return int(steps[2] or steps[1]) > common
-    return int(path.stat().st_mtime) != mtime
-
-
 def _write(path: Path, data: bytes) -> None:
     if not path.exists() or path.read_bytes() != data:
         with atomic_write(path) as file:
             file.write(data)
 
 
-def copy_files(agent: Agent, source: str, target: Path, names: list[str]) -> None:
-    """Copy files of the host's folder `source` into the folder `target`; each appears under its name only when it is complete."""
-    if not names:
-        return
+def copy_files(agent: Agent, folder: Path, *options: str, names: Sequence[str] = ()) -> tuple[int, int]:
+    """Copy new and changed files of a run of the host into its copy; return their number and bytes.
+
+    Each file appears under its name only when it is complete. options: of rsync, which select files. names: those to copy; default:
+    all that are selected.
+    """
     connection = agent.connection
     if not shutil.which("rsync"):
         raise UserError("rsync is not installed here: install it (`apt install rsync`) to copy runs from another host")
-    shell = shlex.join(["ssh", *connection.options()])
     # rsync writes each file under a hidden name and then renames it; readers ignore hidden files.
-    # --ignore-times: a step that is written again within the same second can have the same size.
-    places = [f"{connection.host}:{shlex.quote(source)}/", f"{target}/"]
-    command = ["rsync", "--times", "--ignore-times", "--files-from=-", "-e", shell, "--", *places]
+    # --modify-window=-1: a step that is written again within the same second can have the same size.
+    command = ["rsync", "--recursive", "--times", "--modify-window=-1", "--stats", "--no-human-readable"]
+    command += [
+        "-e",
+        shlex.join(["ssh", *connection.options()]),
+        *(f"--exclude={name}" for name in NOT_COPIED),
+        *options,
+    ]
+    command += ["--files-from=-"] if names else []
+    command += ["--", f"{connection.host}:{shlex.quote(f'{agent.runs}/{folder.name}')}/", f"{folder}/"]
     # A file, not a pipe: the process that keeps the shared connection inherits stderr, so a pipe would never end.
     with tempfile.TemporaryFile() as errors:
-        done = subprocess.run(command, input="\n".join(names).encode(), stdout=subprocess.DEVNULL, stderr=errors)
+        done = subprocess.run(command, input="\n".join(names).encode(), stdout=subprocess.PIPE, stderr=errors)
         errors.seek(0)
         code, message = done.returncode, errors.read().decode(errors="replace").strip()[-2000:]
     if code in (11, 23) and (denied := DENIED.search(message)):
@@ -280,6 +257,8 @@ def copy_files(agent: Agent, source: str, target: Path, names: list[str]) -> Non
         raise ConnectionLost(f"connection to {connection.host} lost: {message}")
     if code:
         raise UserError(f"rsync from {connection.host}: {message}")
+    sent = SENT.search(done.stdout.decode(errors="replace"))
+    return (int(sent[1]), int(sent[2])) if sent else (0, 0)
 
 
 def start_mirror(folder: JobFolder, spec: JobSpec) -> None:
@@ -311,13 +290,16 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
     spec = folder.spec()
     if "ssh" not in spec.handle:
         raise UserError(f"{run_dir / 'mirror.json'} names job {job_id}, which does not run on another host")
-    agent = agent_of(spec)
-    remote = ask(agent, "files", RemoteRun, run_id=run_dir.name)
-    spans = {name: step_range_of(Path(name)) for name in remote.files if name.startswith("transcripts/")}
-    names = [name for name, span in spans.items() if span and span[0] <= step <= span[1]]
+    spans = {
+        path.relative_to(run_dir / "trajectories"): step_range_of(path) for path in run_dir.glob("trajectories/*/*")
+    }
+    names = [f"transcripts/{name}" for name, span in spans.items() if span and span[0] <= step <= span[1]]
+    missing = UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
     if not names:
-        raise UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
+        raise missing
     with file_errors(before=f"cannot copy to {run_dir}: "):
         check_no_links(run_dir)
-    copy_files(agent, remote.folder, run_dir, names)
-    return sum(remote.files[name][0] for name in names)
+    try:
+        return copy_files(agent_of(spec), run_dir, names=names)[1]
+    except _Changed:
+        raise missing from None

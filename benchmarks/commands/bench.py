@@ -1,6 +1,7 @@
 """`rstar-lab bench`."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,6 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, echo, examples
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.resources import load_benchmark
 
 app = typer.Typer()
 MODULES = {
@@ -49,7 +49,7 @@ def bench(
     if not as_json:
         echo(ROW("bench", "value", "unit", "ratio", "against", "n"))
     # Lines are printed as they are measured: some benches take a quarter of an hour.
-    for line in load_benchmark(MODULES[name]).bench(**options):
+    for line in import_module(f"benchmarks.{MODULES[name]}").bench(**options):
         echo(json.dumps(line) if as_json else _row(line))
 
 

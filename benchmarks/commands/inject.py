@@ -39,10 +39,9 @@ def inject(
     the log. `none` is the control: nothing is broken, and no check may fire. Exits with 1 if a fault is
     not noticed, or if a check fires without a fault; with `--trainer trl`, only if TRL fails without a fault.
     """
+    from benchmarks import faults as suite
     from rstar_lab.common.progress import Reporter
-    from rstar_lab.common.resources import load_benchmark
 
-    bench = load_benchmark("faults")
-    names = faults or [*bench.FAULTS, bench.NONE.name]
-    findings = run_async(bench.inject(recipe, names, Reporter(as_json), runs_dir=folder, trainer=trainer))
-    raise typer.Exit(bench.print_findings(findings, trainer, as_json))
+    names = faults or [*suite.FAULTS, suite.NONE.name]
+    findings = run_async(suite.inject(recipe, names, Reporter(as_json), runs_dir=folder, trainer=trainer))
+    raise typer.Exit(suite.print_findings(findings, trainer, as_json))

@@ -22,8 +22,7 @@ def rehearse(
 
     Prints a table of phases and the keys that only the real machine can test. Exits with 0 if no phase failed.
     """
-    from rstar_lab.common.resources import load_benchmark
+    from benchmarks.rehearsal.run import rehearse as run
     from rstar_lab.rl.overrides import parse_overrides
 
-    run = load_benchmark("rehearsal.run").rehearse
     raise typer.Exit(run(recipe, profile, parse_overrides(overrides or []), folder=folder, as_json=as_json))

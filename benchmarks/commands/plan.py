@@ -28,17 +28,15 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Predict the step time of each training mode and split of the GPUs, and recommend one. Simulated, without a GPU."""
-    from rstar_lab.common.resources import load_benchmark
+    from benchmarks.plan import make_plan, print_plan
     from rstar_lab.hardware.profiles import load_profile
 
     sizes = [size.strip() for size in batches.split(",") if size.strip()]
     if not all(size.isdecimal() and int(size) for size in sizes):
         raise UserError(f"--batches {batches!r}: give numbers separated by commas, such as 256,512")
-    machine, planner = load_profile(profile), load_benchmark("plan")
-    made = planner.make_plan(
-        read_recipe(recipe, overrides, None), machine, stage=stage, batches=[int(size) for size in sizes]
-    )
+    machine = load_profile(profile)
+    made = make_plan(read_recipe(recipe, overrides, None), machine, stage=stage, batches=[int(size) for size in sizes])
     if as_json:
         echo(json.dumps(made.to_json()))
     else:
-        planner.print_plan(made, machine.trainer)
+        print_plan(made, machine.trainer)

@@ -1,0 +1,1 @@
+"""Commands of `rstar-lab` that measure or simulate: one file each. They need the repository."""
