@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future, TimeoutError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any
 
@@ -35,24 +35,14 @@ class LoopThread:
 
         future: Future[Any] = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
-            return _wait(future)
+            return future.result()
         except KeyboardInterrupt:
             if not completes:
                 self._loop.call_soon_threadsafe(cancel)
             with suppress(CancelledError, asyncio.CancelledError):
-                _wait(future)
+                future.result()
             raise
 
     def stop(self) -> None:
         """End the loop, without waiting for its coroutines."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-
-
-def _wait(future: "Future[Any]") -> Any:
-    """Return the result of a future. Ctrl-C interrupts the waiting."""
-    while not future.done():
-        try:
-            return future.result(timeout=0.2)
-        except TimeoutError:
-            pass
-    return future.result()

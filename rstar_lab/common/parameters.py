@@ -7,15 +7,11 @@ import os
 from typing import Annotated, Any, get_origin
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from rstar_lab.common.errors import UserError
 
 INJECTED = "# Parameters\n"  # how papermill begins the cell of the given parameters
-EXPECTED = {
-    bool: "true or false", int: "a whole number, at least 0", float: "a number, at least 0", str: "text",
-    dict: "a mapping, as JSON text such as '{\"key\": 1}'",
-}  # fmt: skip
 
 
 def check_parameters(notebook: dict[str, Any]) -> None:
@@ -55,12 +51,9 @@ def read_parameter(value: Any, kind: Any, name: str) -> Any:
         value = [value]
     number: Any = Annotated[kind, Field(ge=0, allow_inf_nan=False)] if container in (int, float) else kind
     try:
-        if container in (int, float) and isinstance(value, bool):
-            raise ValueError("a truth value is no number")
         return TypeAdapter(number, config=ConfigDict(coerce_numbers_to_str=True)).validate_python(value)
-    except ValueError:
-        expected = EXPECTED.get(container, "a list, such as '[1, 2]' or 1,2")
-        raise UserError(f"parameter {name}: expected {expected}; got {str(given)[:200]!r}") from None
+    except ValidationError as error:
+        raise UserError(f"parameter {name}: {error.errors()[0]['msg']}; got {str(given)[:200]!r}") from None
 
 
 def _parsed(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -197,21 +197,14 @@ def profile_names() -> list[str]:
 
 
 def _explain(error: ValidationError) -> str:
+    schema = Profile.model_json_schema()
+    known = sorted({name for section in (schema, *schema["$defs"].values()) for name in section["properties"]})
     lines = []
     for problem in error.errors():
         key = ".".join(map(str, problem["loc"]))
         text = f"{key}: {problem['msg']}"
         if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(problem["loc"][-1]), sorted(_all_keys(Profile)), 1)
+            near = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
             text = f"unknown key {key!r}{f', did you mean {near[0]!r}?' if near else ''}"
         lines.append(text)
     return "; ".join(lines)
-
-
-def _all_keys(model: Any) -> set[str]:
-    keys: set[str] = set()
-    for name, field in model.model_fields.items():
-        keys.add(name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys |= _all_keys(field.annotation)
-    return keys

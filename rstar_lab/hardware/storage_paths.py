@@ -22,16 +22,10 @@ def resolve_recipe_paths(data: Mapping[str, Any], profile: Profile) -> dict[str,
 
 def resolve_model(model: str, profile: Profile) -> str:
     """Return the folder of a model, or `model` itself if no folder is meant."""
-    path = Path(model)
+    path, root = Path(model), Path(profile.storage.models)
     if model == "tiny" or path.is_absolute() or "://" in model:
         return model
-    root = Path(profile.storage.models)
-    stored = [root / _without(path, "models"), root / path.name]
-    found = _first_existing(path, stored, profile)
-    if found is None:
-        # Not found on this machine. On a cluster this is an error, which preflight reports; elsewhere the name is kept.
-        return str(stored[-1]) if profile.backend != "local" else model
-    return str(found)
+    return _first_existing(model, [root / _without(path, "models"), root / path.name], profile)
 
 
 def resolve_file(file: str, profile: Profile) -> str:
@@ -39,11 +33,7 @@ def resolve_file(file: str, profile: Profile) -> str:
     path = Path(file)
     if path.is_absolute() or not path.suffix:
         return file
-    stored = Path(profile.storage.data) / _without(path, "data")
-    found = _first_existing(path, [stored], profile)
-    if found is None:
-        return str(stored) if profile.backend != "local" else file
-    return str(found)
+    return _first_existing(file, [Path(profile.storage.data) / _without(path, "data")], profile)
 
 
 def _resolve(key: str, value: Any, profile: Profile) -> Any:
@@ -60,11 +50,11 @@ def _resolve(key: str, value: Any, profile: Profile) -> Any:
     return value
 
 
-def _first_existing(path: Path, stored: list[Path], profile: Profile) -> Path | None:
-    """Return the first existing path. On a cluster only the storage folders are searched, because other nodes may not
-    see the current folder."""
-    candidates = stored if profile.backend != "local" else [path, *stored]
-    return next((candidate.absolute() for candidate in candidates if candidate.exists()), None)
+def _first_existing(name: str, stored: list[Path], profile: Profile) -> str:
+    """Return the first existing path. On a cluster only the storage folders are searched, because other nodes may not see the
+    current folder; a path that does not exist there is an error, which preflight reports. On this machine the name is kept."""
+    candidates, default = ([Path(name), *stored], name) if profile.backend == "local" else (stored, str(stored[-1]))
+    return next((str(candidate.absolute()) for candidate in candidates if candidate.exists()), default)
 
 
 def _without(path: Path, folder: str) -> Path:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from rstar_lab.hardware.profiles import Ssh
+from rstar_lab.jobs.ssh import connection
 
 
 class SshServer:
@@ -88,3 +89,9 @@ class SshServer:
                 if "sshd" in process.name():
                     process.kill()
         self.process.wait()
+
+
+def forget_agents() -> None:
+    """Close all agents of this process."""
+    while connection._agents:
+        connection._agents.popitem()[1].close()

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 from helpers.run_rows import rows
-from helpers.ssh_server import SshServer
+from helpers.ssh_server import SshServer, forget_agents
 
-from rstar_lab.jobs.ssh.connection import Agent, Connection, forget_agents
+from rstar_lab.jobs.ssh.connection import Agent, Connection
 from rstar_lab.runs import RunWriter
 
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from helpers.notebooks import NOTEBOOKS
 from helpers.other_user import other_user
+from helpers.ssh_server import forget_agents
 from nbclient import NotebookClient
 
 from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
-from rstar_lab.jobs.ssh.connection import forget_agents
 from rstar_lab.jobs.ssh.follow import follow
 from rstar_lab.runs.reader import RunReader
 

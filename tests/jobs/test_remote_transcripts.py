@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 from helpers.run_rows import rows
+from helpers.ssh_server import forget_agents
 
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.common.errors import UserError
 from rstar_lab.jobs.ssh import mirror
-from rstar_lab.jobs.ssh.connection import ConnectionLost, forget_agents
+from rstar_lab.jobs.ssh.connection import ConnectionLost
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.ssh_server import SshServer
+from helpers.ssh_server import SshServer, forget_agents
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.jobs import JobStatus, submit
 from rstar_lab.jobs.pack import pack, pack_tar
 from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.backend import install_tree
-from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost, forget_agents
+from rstar_lab.jobs.ssh.connection import Agent, Connection, ConnectionLost
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]

@@ -98,12 +98,14 @@ def test_a_parameter_becomes_its_declared_type(name, text, value):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("wait", "maybe", "expected true or false; got 'maybe'"), ("wait", None, "expected true or false"), ("wait", 2, "expected true or false"),
-        ("steps", "four", "expected a whole number, at least 0; got 'four'"), ("steps", 1.5, "expected a whole number"),
-        ("steps", True, "expected a whole number"), ("steps", -1, "expected a whole number, at least 0; got '-1'"), ("steps", [1], "expected a whole number"),
-        ("lr", "fast", "expected a number, at least 0; got 'fast'"), ("lr", "NaN", "expected a number"), ("lr", {}, "expected a number"),
-        ("keys", None, "expected a mapping"), ("keys", "rl.lr=1", "expected a mapping"), ("seeds", None, "expected a list"),
-        ("seeds", "0,1.5", "expected a list"), ("seeds", "[1", "expected a list"), ("name", {"a": 1}, "expected text"),
+        ("wait", "maybe", "Input should be a valid boolean, .*; got 'maybe'"), ("wait", None, "Input should be a valid boolean"),
+        ("wait", 2, "Input should be a valid boolean"), ("steps", "four", "Input should be a valid integer, .*; got 'four'"),
+        ("steps", 1.5, "Input should be a valid integer"), ("steps", -1, "Input should be greater than or equal to 0; got '-1'"),
+        ("steps", [1], "Input should be a valid integer"), ("lr", "fast", "Input should be a valid number, .*; got 'fast'"),
+        ("lr", "NaN", "Input should be a finite number"), ("lr", {}, "Input should be a valid number"),
+        ("keys", None, "Input should be a valid dictionary"), ("keys", "rl.lr=1", "Input should be a valid dictionary"),
+        ("seeds", None, "Input should be a valid list"), ("seeds", "0,1.5", "Input should be a valid integer"),
+        ("seeds", "[1", "Input should be a valid list"), ("name", {"a": 1}, "Input should be a valid string"),
     ],
 )  # fmt: skip
 def test_a_parameter_of_another_type_is_one_line(name, value, message):

@@ -231,12 +231,6 @@ def agent_at(handle: Mapping[str, Any]) -> Agent:
     return _agents[key]
 
 
-def forget_agents() -> None:
-    """Close all agents of this process."""
-    while _agents:
-        _agents.popitem()[1].close()
-
-
 def ask(agent: Agent, operation: str, kind: type[T], **options: Any) -> T:
     """Return the result of an operation of the agent as a type. The host may be in the hands of somebody else.
 
