@@ -1,11 +1,11 @@
 """All commands of `rstar-lab`. Heavy imports wait until a command needs them, so `--help` is fast and needs no extra."""
 
-import functools
 import logging
 import re
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -109,7 +109,7 @@ def _mount() -> None:
                 commands = module.app
             except (ModuleNotFoundError, UserError) as error:
                 settings = {"allow_extra_args": True, "ignore_unknown_options": True}
-                missing = functools.partial(_raise_missing_extra, error)
+                missing = _missing_command(error)
                 app.command(name, help=text or str(error), context_settings=settings, rich_help_panel=panel)(missing)
                 continue
             if text is None:
@@ -120,8 +120,15 @@ def _mount() -> None:
                 app.add_typer(commands, name=name, help=text, no_args_is_help=True, rich_help_panel=panel)
 
 
-def _raise_missing_extra(error: ModuleNotFoundError | UserError) -> None:
-    package = str(getattr(error, "name", "")).split(".")[0]
+def _missing_command(error: ModuleNotFoundError | UserError) -> Callable[[], None]:
+    def missing() -> None:
+        raise error
+
+    return missing
+
+
+def _raise_missing_extra(error: ModuleNotFoundError) -> None:
+    package = (error.name or "").split(".")[0]
     if package not in EXTRA_OF:
         raise error
     raise UserError(f"this command requires {package}: {install_hint(EXTRA_OF[package])}") from error

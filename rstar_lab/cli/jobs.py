@@ -69,9 +69,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Run RECIPE on the hardware of a profile, detached. Submitting the same recipe again resumes its run."""
-    options: dict[str, Any] = {"command": command, "name": name, "preflight": preflight}
-    options |= {"address": address, "runs_dir": runs_dir, "backend": backend, "host": host}
-    _submit(recipe, profile, overrides, options, watch=watch, dry_run=dry_run, as_json=as_json)
+    _submit(**locals())
 
 
 @app.command(epilog=examples("rstar-lab jobs evaluate runs/my-rl --problems aime24 --profile mi300x_8x8"))
@@ -100,9 +98,10 @@ def evaluate(
     arguments = [str(Path(place).absolute()) if not host and Path(place).exists() else place for place in models]
     arguments += [part for name in problems for part in ("--problems", _absolute(name, host))]
     arguments += ["--samples", str(samples)] if samples is not None else []
-    options: dict[str, Any] = {"command": "evaluate", "arguments": arguments, "preflight": False}
-    options |= {"address": address, "runs_dir": runs_dir, "backend": backend, "host": host}
-    _submit(recipe, profile, overrides, options, watch=watch, dry_run=dry_run, as_json=as_json)
+    _submit(
+        recipe, profile, overrides, watch, dry_run, as_json, command="evaluate", arguments=arguments, preflight=False,
+        address=address, runs_dir=runs_dir, backend=backend, host=host,
+    )  # fmt: skip
 
 
 def _absolute(problems: str, host: str | None) -> str:
@@ -115,12 +114,12 @@ def _submit(
     recipe: str,
     profile: str | None,
     overrides: list[str] | None,
-    options: dict[str, Any],
-    *,
     watch: bool,
     dry_run: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
+    """Submit a job, or print what would be sent. options: others of `rstar_lab.jobs.submit`."""
     from rstar_lab.jobs import job_row, preview
     from rstar_lab.jobs import submit as submit_job
     from rstar_lab.jobs.prepare import override_pairs

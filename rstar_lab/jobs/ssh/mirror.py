@@ -179,9 +179,8 @@ def _copy(
     levels = [level for level in LEVELS if transcripts or level != "transcripts"]
     options = [f"--include=/{name}" for name in RUN_FILES] + [f"--include=/{level}/***" for level in levels]
     files, size = copy_files(agent, folder, "--delete-after", *options, "--exclude=*")
-    if (
-        not transcripts and (folder / "transcripts").exists()
-    ):  # opened before: copied again, or removed, with their steps
+    if not transcripts and (folder / "transcripts").exists():
+        # Those that were opened before are copied again, or removed with their steps.
         copy_files(agent, folder, "--delete-after", "--existing", "--include=/transcripts/***", "--exclude=*")
     if checkpoints:
         sent = copy_files(agent, folder, *(f"--exclude=/{level}" for level in LEVELS))
