@@ -10,11 +10,9 @@ import time
 from pathlib import Path
 from typing import Self
 
-import psutil
-
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.temporary import LockedFolder
-from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, exit_with_parent, free_port, processes_of
+from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, exit_with_parent, free_port
 
 START_TIMEOUT_S = 300
 # One token for all clusters of this process, because Ray's clients read the token only once.
@@ -93,16 +91,12 @@ class LocalRay:
             "--no-monitor", f"--ray-client-server-port={free_port()}",  # no autoscaler; the default port is fixed
         )  # fmt: skip
         # Other nodes can join only after the head is registered as a node.
-        self.wait_for_nodes(1)
+        self._wait_for_nodes(1)
         for _ in range(self.nodes - 1):
-            self.add_node()
-        self.wait_for_nodes(self.nodes)
+            self._start(f"--address=127.0.0.1:{self.port}")
+        self._wait_for_nodes(self.nodes)
 
-    def add_node(self) -> subprocess.Popen[bytes]:
-        """Start one more raylet. Returns its process, so that a test can kill it."""
-        return self._start(f"--address=127.0.0.1:{self.port}")
-
-    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, *arguments: str) -> None:
         log = (self.folder / f"node-{len(self._processes)}.log").open("wb")
         with log:
             ports, node = {name: free_port() for name in PORTS}, secrets.token_hex(28)
@@ -118,7 +112,6 @@ class LocalRay:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=exit_with_parent,
             )  # fmt: skip
         self._processes.append(process)
-        return process
 
     def _write_agent_port(self, node: str, port: int) -> None:
         """Write the file in which a node's agent reports its port to the raylet.
@@ -133,7 +126,7 @@ class LocalRay:
         with contextlib.suppress(OSError):
             (session.resolve() / f"dashboard_agent_listen_port_{node}").write_text(str(port))
 
-    def wait_for_nodes(self, count: int) -> None:
+    def _wait_for_nodes(self, count: int) -> None:
         """Wait until `count` nodes are alive. Raises UserError with the end of the daemons' logs."""
         watcher = subprocess.Popen(
             [sys.executable, "-c", WAIT_FOR_NODES, f"127.0.0.1:{self.port}", str(count)], stdin=subprocess.DEVNULL
@@ -149,13 +142,6 @@ class LocalRay:
         finally:
             watcher.kill()
             watcher.wait()
-
-    def processes(self) -> list[psutil.Process]:
-        """Return all processes of this cluster: daemons, workers, and what they started."""
-        found = {
-            process.pid: process for own in self._processes for process in processes_of(self._job_id, root=own.pid)
-        }
-        return list(found.values())
 
     def _log_tails(self) -> str:
         logs = [*self.folder.glob("node-*.log"), *self.folder.glob("session_latest/logs/raylet.err")]

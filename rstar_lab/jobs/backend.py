@@ -80,10 +80,6 @@ class Backend(Protocol):
         """Return where a job runs, for people."""
         return self.name
 
-    def copy_log(self, folder: JobFolder, spec: JobSpec) -> None:
-        """Copy new output of a job that runs elsewhere. Raises UserError."""
-        return
-
     def copy_runs(self, spec: JobSpec) -> None:
         """Copy new steps of the runs of a job that runs elsewhere. Raises UserError."""
         return

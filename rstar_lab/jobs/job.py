@@ -116,7 +116,8 @@ class Job:
             raise self.problem
         if self.folder.exit() is None:
             with contextlib.suppress(UserError):  # without a connection, return the part that was copied before
-                self.backend.copy_log(self.folder, self.spec)
+                if self.backend.elsewhere:
+                    self.status()  # copies the log
         if os.path.lexists(self.folder.log):
             text = read_text(self.folder.log, errors="replace")
         else:

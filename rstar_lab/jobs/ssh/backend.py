@@ -155,10 +155,6 @@ class OverSsh(Backend):
         """Return the host, and the backend there."""
         return f"{spec.handle['ssh']['host']} ({spec.handle['ssh']['backend']})"
 
-    def copy_log(self, folder: JobFolder, spec: JobSpec) -> None:
-        """Copy the new part of the log. Raises ConnectionLost."""
-        self.state(folder, spec)
-
     def copy_runs(self, spec: JobSpec) -> None:
         """Copy the steps that the job has written since its runs were last copied. Raises ConnectionLost."""
         pull(spec)
