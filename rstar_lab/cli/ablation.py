@@ -25,7 +25,6 @@ def report(
     control: Annotated[str, typer.Option(help="Label of the arm that the others are compared with.")] = "2x at random",
     prefix: Annotated[str, typer.Option(help="Use only the runs whose id starts with this.")] = "",
     arm: Annotated[list[str] | None, typer.Option(help="Arms in the order of the table. Default: all.")] = None,
-    last_share: Annotated[float, typer.Option(help="Share of the steps, from the end, that is compared.")] = 1 / 3,
     save_data: Annotated[
         Path | None,
         typer.Option(help="Write the sums of each step to this Parquet file; the report can be computed from it."),
@@ -66,7 +65,7 @@ def report(
             sums.to_parquet(file, index=False)
     if figure:
         plot_frontier(sums, arm).save(figure, width=1100)
-    result = ablation_report(sums, control=control, last_share=last_share, arms=arm)
+    result = ablation_report(sums, control=control, arms=arm)
     if as_json:
         for row in result.table.to_dict("records"):
             echo(json.dumps(json_safe(row)))

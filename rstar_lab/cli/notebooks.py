@@ -13,10 +13,9 @@ app = typer.Typer()
 @app.command(epilog=examples("rstar-lab notebooks my_notebooks"))
 def notebooks(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that receives the notebooks.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace notebooks of the same name.")] = False,
 ) -> None:
     """Copy the notebooks into a folder, to use them outside of a clone of the repository."""
     from rstar_lab.common.resources import copy_notebooks
 
-    for path in copy_notebooks(folder, overwrite=overwrite):
+    for path in copy_notebooks(folder):
         echo(path)

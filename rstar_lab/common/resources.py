@@ -42,16 +42,10 @@ def _benchmarks() -> Path:
     return folder
 
 
-def copy_notebooks(target: Path, *, overwrite: bool = False) -> list[Path]:
-    """Copy the notebooks into `target` and return the new files.
-
-    Raises UserError, and copies nothing, if a notebook of that name exists and `overwrite` is false.
-    """
+def copy_notebooks(target: Path) -> list[Path]:
+    """Copy the notebooks into `target` and return the new files. Raises UserError, and copies nothing, if one exists there."""
     sources = sorted(resource_folder("notebooks").glob("[0-9]*.ipynb"))
-    existing = [source.name for source in sources if (target / source.name).exists()]
-    if existing and not overwrite:
-        raise UserError(f"{target}: {existing[0]} exists already; choose another folder or add --overwrite")
-    if target.exists() and not target.is_dir():
-        raise UserError(f"{target} is a file; give a folder")
+    if existing := [source.name for source in sources if (target / source.name).exists()]:
+        raise UserError(f"{target}: {existing[0]} exists already; choose another folder")
     target.mkdir(parents=True, exist_ok=True)
     return [Path(shutil.copyfile(source, target / source.name)) for source in sources]
