@@ -217,14 +217,13 @@ def pull(
     checkpoints and transcripts.
     """
     from rstar_lab.jobs import attach
-    from rstar_lab.jobs.ssh.follow import follow as follow_runs
-    from rstar_lab.jobs.ssh.mirror import pull as pull_runs
+    from rstar_lab.jobs.ssh import mirror
 
     job = attach(job_id, runs_dir=runs_dir)
     if follow:
-        follow_runs(job, log=echo, checkpoints=checkpoints, transcripts=transcripts)
+        mirror.follow(job, log=echo, checkpoints=checkpoints, transcripts=transcripts)
         return
-    for pulled in pull_runs(job.spec, checkpoints=checkpoints, transcripts=transcripts):
+    for pulled in mirror.pull(job.spec, checkpoints=checkpoints, transcripts=transcripts):
         echo(pulled)
 
 

@@ -18,7 +18,7 @@ from helpers.ssh_server import forget_agents
 from nbclient import NotebookClient
 
 from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
-from rstar_lab.jobs.ssh.follow import follow
+from rstar_lab.jobs.ssh.mirror import follow
 from rstar_lab.runs.reader import RunReader
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]

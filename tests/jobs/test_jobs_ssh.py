@@ -17,8 +17,7 @@ from rstar_lab.hardware.processes import processes_of
 from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Connection, ConnectionLost, shell_command
-from rstar_lab.jobs.ssh.follow import follow
-from rstar_lab.jobs.ssh.mirror import fetch_transcripts
+from rstar_lab.jobs.ssh.mirror import fetch_transcripts, follow
 from rstar_lab.jobs.store import JobFolder
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader

@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Base64Bytes
 
@@ -32,7 +33,12 @@ from rstar_lab.runs.schema import LEVELS, step_range_of
 from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import counted
 
+if TYPE_CHECKING:
+    from rstar_lab.jobs.job import Job
+
 LOCK = ".mirror.lock"
+EVERY_S = 2.0
+GIVE_UP_S = 600.0  # without an answer of the host; reading the status of the job starts the copying process again
 # Messages of a host without rsync, and of rsync if a start-up file of the shell there prints text.
 NO_RSYNC = re.compile(r"rsync: (command )?not found|command not found: rsync|unknown command:? '?rsync", re.IGNORECASE)
 UNCLEAN = "is your shell clean"
@@ -260,12 +266,49 @@ def copy_files(agent: Agent, folder: Path, *options: str, names: Sequence[str] =
     return (int(sent[1]), int(sent[2])) if sent else (0, 0)
 
 
+def follow(
+    job: "Job",
+    *,
+    checkpoints: bool = False,
+    transcripts: bool | None = None,
+    every_s: float = EVERY_S,
+    give_up_s: float = GIVE_UP_S,
+    log: Callable[[str], None] = print,
+) -> None:
+    """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again.
+
+    checkpoints, transcripts: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
+    Raises ConnectionLost if the host cannot be reached for `give_up_s` seconds.
+    """
+    known: dict[str, str] = {}
+    failure = ""  # what was logged last
+    reached = time.monotonic()
+    while True:
+        ended = None
+        try:
+            ended = job.status().ended  # read before the pull, so that the last pull copies everything
+            for pulled in pull(job.spec, checkpoints=checkpoints, transcripts=transcripts, known=known):
+                log(str(pulled))
+            if ended:
+                return
+            failure, reached = "", time.monotonic()
+        except (UserError, OSError) as error:
+            lost, is_other_run = isinstance(error, ConnectionLost), isinstance(error, NotACopy)
+            if time.monotonic() - reached > give_up_s if lost else not is_other_run and ended is not False:
+                raise  # while the job runs, a full disk here, for example, may be free at the next attempt
+            if failure != (new := "lost" if lost else str(error)):
+                log(f"{error}: not copied" if is_other_run else f"{error}; trying again")
+            failure = new
+        time.sleep(every_s)
+
+
 def start_mirror(folder: JobFolder, spec: JobSpec) -> None:
     """Start a process that follows the job's runs and outlives this process. Does nothing if such a process is running."""
     lock = open_regular(folder.path / LOCK, os.O_RDWR | os.O_CREAT)
     with os.fdopen(lock, "rb"), contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the new process inherits the lock
-        command = [sys.executable, "-m", "rstar_lab.jobs.ssh.follow", spec.runs_dir, spec.id]
+        command = [sys.executable, "-m", "rstar_lab.cli", "jobs", "pull", spec.id]
+        command += ["--runs-dir", spec.runs_dir, "--follow"]
         start_detached(command, folder.path / "mirror.txt", keeps=lock)
 
 
