@@ -16,9 +16,9 @@ from typing import Any
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engines.group import open_engines
 from rstar_lab.rl.models.model import load_tokenizer
-from rstar_lab.rl.overrides import parse_recipe, parse_stored_recipe
+from rstar_lab.rl.overrides import parse_stored_recipe
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import CODE_TOOLS, Recipe
+from rstar_lab.rl.recipe import CODE_TOOLS, EngineSection, Recipe
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.rollout.codec import Codec
@@ -116,17 +116,14 @@ class _Fork:
     def _recipe(self, functions: Collection[str]) -> Recipe:
         """Return the run's recipe with the engine and the sandbox of the fork."""
         names = ("name", "model", "seed", "rl", "stages", "evaluate", "sandbox")
-        recipe = parse_stored_recipe(
-            self.reader.info["recipe"], f"run {self.reader.run_id}", names, functions, rollouts=True
-        )
-        engine: dict[str, Any] = {"kind": "transformers", "dtype": "float32"}
+        where = f"run {self.reader.run_id}"
+        recipe = parse_stored_recipe(self.reader.info["recipe"], where, names, functions, rollouts=True)
+        engine = EngineSection(kind="transformers", dtype="float32")
         if self.url:
-            engine = {"kind": "server", "urls": [self.url]}
-        data = recipe.model_dump(mode="json") | {"engine": engine}
-        data["rl"] |= {"schedule": {"type": "sync"}}
+            engine = EngineSection(kind="server", urls=(self.url,))
         # Not sandbox.url: the run folder may come from somebody else.
-        data["sandbox"] |= {"url": "local", "workers": None, "fault_share": 0.0}
-        return parse_recipe(data, f"of run {self.reader.run_id}")
+        sandbox = recipe.sandbox.model_copy(update={"url": "local", "workers": None, "fault_share": 0.0})
+        return recipe.model_copy(update={"engine": engine, "sandbox": sandbox})
 
     async def run(self) -> ForkedRun:
         recipe, original = self.recipe, self.original
