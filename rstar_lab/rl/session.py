@@ -224,17 +224,14 @@ def open_run(session: RunSession, suffix: str, kind: str, same_keys: Sequence[st
     """
     recipe = session.recipe.model_dump(mode="json")
     sources = {key: f"{name}@{source_hash(name, key)}" for key, name in session.recipe.functions.items()}
-    if sources:
-        details["extra"] = (details.get("extra") or {}) | {"functions": sources}
-    model = session.recipe.model
-    origin = origin_entry(get_model(model)) if kind == "train" and (is_named(model) or Path(model).is_dir()) else {}
-    details["extra"] = origin | (details.get("extra") or {})
-    folder = session.runs_dir / session.run_id(suffix)
+    model, run_id = session.recipe.model, session.run_id(suffix)
+    extra = origin_entry(get_model(model)) if kind == "train" and (is_named(model) or Path(model).is_dir()) else {}
+    extra |= (details.pop("extra", None) or {}) | ({"functions": sources} if sources else {})
+    folder = session.runs_dir / run_id
     if (folder / "run.json").exists():
-        _check_same_run(session, RunReader(folder), recipe, same_keys, details["extra"])
-    return RunWriter.open(
-        session.runs_dir, session.run_id(suffix), kind=kind, recipe=recipe, seed=session.recipe.seed, **details
-    )
+        _check_same_run(session, RunReader(folder), recipe, same_keys, extra)
+    seed = session.recipe.seed
+    return RunWriter.open(session.runs_dir, run_id, kind=kind, recipe=recipe, seed=seed, extra=extra, **details)
 
 
 def _check_same_run(

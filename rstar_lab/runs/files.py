@@ -118,13 +118,8 @@ def lock_file(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-_FULL = (
-    "No space left",
-    "File too large",
-    "Disk quota",
-    "inline_container",
-    "unexpected pos",
-)  # in errors of torch and safetensors
+# In errors of torch and safetensors.
+_FULL = ("No space left", "File too large", "Disk quota", "inline_container", "unexpected pos")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 Temporary files and files of uncommitted steps are ignored. A damaged file of a committed step raises UserError.
 """
 
+import math
 import os
 import re
 import time
@@ -98,14 +99,13 @@ class RunReader:
 
         Raises UserError, which names the file, if one is damaged, foreign, of a newer schema, incomplete or missing.
         """
-        for attempt in range(4):
-            try:
+        for _ in range(3):
+            with suppress(UserError):
                 return _undamaged(*self._files(level), leave_out_damaged)
-            except UserError:
-                if attempt == 3 or not is_locked(self.run_dir):
-                    raise
-                time.sleep(0.05)  # the writer may have cut or merged files between two reads
-        raise AssertionError("unreachable")
+            if not is_locked(self.run_dir):
+                break
+            time.sleep(0.05)  # the writer may have cut or merged files between two reads
+        return _undamaged(*self._files(level), leave_out_damaged)
 
     def damages(self) -> list[Damage]:
         """Return the damaged and missing tables of the committed steps, in their order. Raises UserError for a damaged rollup."""
@@ -237,13 +237,8 @@ def _groups_of(file: StoredFile) -> list[int] | None:
     """Return the row groups that can have rows of a file's steps, by the statistics of the column. None: all."""
     if not file.partial:
         return None
-    footer, groups = read_footer(file.path), []
-    column = footer.schema.names.index("step")
-    for group in range(footer.num_row_groups):
-        found = footer.row_group(group).column(column).statistics
-        if found is None or not found.has_min_max or any(found.min <= step <= found.max for step in file.steps):
-            groups.append(group)
-    return groups
+    spans = enumerate(_spans(read_footer(file.path)))
+    return [group for group, (first, last) in spans if any(first <= step <= last for step in file.steps)]
 
 
 def with_all_columns(table: pa.Table, lacking: Iterable[str]) -> pa.Table:
@@ -296,18 +291,16 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
     lacking = missing.intersection(ADDED_COLUMNS.get(level, ()))
     if lost := missing - lacking:
         raise RunStoreError(f"{path} is damaged: it lacks the column {min(lost)!r}")
-    return Footer(footer.num_rows, steps, _span(footer), lacking)
+    first, last = zip(*_spans(footer), strict=True) if footer.num_row_groups else ((0,), (math.inf,))
+    span = None if math.inf in last else (int(min(first)), int(max(last)))
+    return Footer(footer.num_rows, steps, span, lacking)
 
 
-def _span(footer: pq.FileMetaData) -> tuple[int, int] | None:
-    """Return the first and the last step of the rows of a file, by the statistics of its footer."""
-    if "step" not in footer.schema.names:
-        return None
+def _spans(footer: pq.FileMetaData) -> list[tuple[float, float]]:
+    """Return the first and the last step of each row group by its statistics; without them, 0 and infinity."""
     column = footer.schema.names.index("step")
     found = [footer.row_group(group).column(column).statistics for group in range(footer.num_row_groups)]
-    if not found or any(one is None or not one.has_min_max for one in found):
-        return None
-    return min(one.min for one in found), max(one.max for one in found)
+    return [(one.min, one.max) if one is not None and one.has_min_max else (0, math.inf) for one in found]
 
 
 @lru_cache(maxsize=256)

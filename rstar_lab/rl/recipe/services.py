@@ -41,11 +41,6 @@ class EngineSection(Section):
     """Maximum mean absolute difference between the log-probs of engine and trainer; a larger difference stops the run.
     Default: 0.001 in float32, 0.1 in bfloat16."""
 
-    @property
-    def resolved_mismatch_limit(self) -> float:
-        """`mismatch_limit`, or its default for the dtype."""
-        return self.mismatch_limit_of(self.dtype)
-
     def mismatch_limit_of(self, dtype: str) -> float:
         """Return `mismatch_limit`, or its default for engines of this dtype."""
         if self.mismatch_limit is None:
