@@ -83,7 +83,8 @@ def prepare(
     note = f"unchecked, with fewer than {MIN_AGREE} answers: {unchecked:,}" if unchecked else ""
     filtering.drop("label", f"at least {MIN_AGREE} of {MAX_ANSWERS} answers of a strong model agree", drops, note)
     if not filtering.candidates:
-        raise UserError(f"no problem is left of {len(candidates):,}; dropped: {_summary(card)}")
+        dropped = ", ".join(f"{count.name} {count.dropped:,}" for count in card.filters if count.dropped)
+        raise UserError(f"no problem is left of {len(candidates):,}; dropped: {dropped}")
     _write(card, filtering.candidates, pass_rates, Path(out))
     return card
 
@@ -134,10 +135,10 @@ def _read_sources(
     ids: set[str] = set()
     repeated = 0
     for parsed in (parse_source(text, fields) for text in sources):
-        before, rows, entry_name = len(seen), 0, _entry_name(parsed, entries)
+        before, rows, source_name = len(seen), 0, _unused_name(parsed, entries)
         for candidate in read_source(parsed, on_bad_row):
             rows += 1
-            candidate.source = entry_name
+            candidate.source = source_name
             problem = candidate.problem
             known = seen.setdefault((problem.question, problem.answer), candidate)
             if known is not candidate:
@@ -151,7 +152,7 @@ def _read_sources(
             ids.add(name)
         if not rows:
             raise ProblemError(f"{parsed.path or parsed.source.hub}: no problems")
-        entries.append(_entry(entry_name, parsed, rows) | {"different": len(seen) - before})
+        entries.append(_entry(parsed, entries, rows) | {"different": len(seen) - before})
     return list(seen.values()), repeated
 
 
@@ -161,14 +162,14 @@ def _unused(name: str, used: Collection[str]) -> str:
     return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in used)
 
 
-def _entry_name(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return the name of a source in the card. Two files `train.jsonl` have different ones."""
+def _unused_name(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]]) -> str:
     return _unused(parsed.source.name, [entry["name"] for entry in entries])
 
 
-def _entry(name: str, parsed: ParsedSource, rows: int) -> dict:
+def _entry(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]], rows: int) -> dict:
+    """Return the entry of a source in the card. Two files `train.jsonl` have different names in it."""
     return {
-        "name": name,
+        "name": _unused_name(parsed, entries),
         "from": str(parsed.path or parsed.source.hub),
         "rows": rows,
         "sha256": file_hash(parsed.path) if parsed.path else None,
@@ -187,9 +188,8 @@ def _read_evaluation(
     for parsed in (parse_source(text, fields) for text in against):
         evaluation = [candidate.problem.question for candidate in read_source(parsed, on_bad_row)]
         questions += evaluation
-        name = _entry_name(parsed, entries)
-        owners += [name] * len(evaluation)
-        entries.append(_entry(name, parsed, len(evaluation)))
+        entries.append(_entry(parsed, entries, len(evaluation)))
+        owners += [entries[-1]["name"]] * len(evaluation)
     return questions, owners
 
 
@@ -268,7 +268,3 @@ def _example(candidate: Candidate, why: str) -> DroppedProblem:
     problem = candidate.problem
     question = problem.question if len(problem.question) <= EXCERPT else problem.question[:EXCERPT] + " …"
     return DroppedProblem(problem.problem_id, candidate.where, why, problem.answer[:EXCERPT], question)
-
-
-def _summary(card: Card) -> str:
-    return ", ".join(f"{count.name} {count.dropped:,}" for count in card.filters if count.dropped)

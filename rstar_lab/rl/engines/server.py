@@ -70,9 +70,6 @@ def parse_metrics(text: str) -> ServerReport | None:
     if "vllm:num_requests_running" not in sums:
         return None
     return ServerReport(
-        running=int(sums["vllm:num_requests_running"]),
-        waiting=int(sums.get("vllm:num_requests_waiting", 0)),
-        kv_use=sums.get("vllm:kv_cache_usage_perc", 0.0),
         preemptions=int(sums.get("vllm:num_preemptions_total", 0)),
         prompt_tokens=int(sums.get("vllm:prompt_tokens_total", 0)),
         generated_tokens=int(sums.get("vllm:generation_tokens_total", 0)),

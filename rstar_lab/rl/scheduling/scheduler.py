@@ -41,14 +41,10 @@ from rstar_lab.rl.scheduling.policies import make_policy
 class ServerReport:
     """Live metrics of a server.
 
-    running, waiting: current numbers of requests. kv_use: share of the KV cache in use, 0 to 1. preemptions, prompt_tokens,
-    generated_tokens: counts since the server started. kv_tokens: size of the KV cache in tokens; 0 if the server does not
-    report it.
+    preemptions, prompt_tokens, generated_tokens: counts since the server started. kv_tokens: size of the KV cache in tokens; 0 if
+    the server does not report it.
     """
 
-    running: int
-    waiting: int
-    kv_use: float
     preemptions: int
     kv_tokens: int = 0
     prompt_tokens: int = 0
@@ -279,11 +275,9 @@ class Scheduler:
         self._dispatch_soon()
 
     def stats(self) -> dict[str, float]:
-        """Return the numbers of open and waiting rollouts, turns in flight, servers that are alive and decisions, and the mean
-        time of a decision in ms."""
+        """Return the numbers of open rollouts, turns in flight, live servers and decisions, and the mean time of a decision in ms."""
         return {
             "open": len(self._rollouts),
-            "waiting": sum(entry.future is not None for entry in self._rollouts.values()),
             "in_flight": sum(server.in_flight for server in self._servers),
             "alive": sum(state.alive for state in self._states),
             "decisions": self._decisions,

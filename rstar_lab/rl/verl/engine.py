@@ -152,7 +152,7 @@ class EngineServer:
     def __init__(self, factory: str, model: str, options: dict[str, Any]):
         module, _, name = factory.partition(":")
         self.engine = getattr(importlib.import_module(module), name)(model, options)
-        self.version = self.running = self.prompt_tokens = 0
+        self.version = self.running = 0
         self.started = False
         self.admitting, self.drained = asyncio.Event(), asyncio.Event()
         self.admitting.set()
@@ -173,12 +173,12 @@ class EngineServer:
             stop_token_ids=tuple(sampling_params["stop_token_ids"]),
         )
         await self.admitting.wait()
-        self.running, self.prompt_tokens = self.running + 1, self.prompt_tokens + len(prompt_ids)
+        self.running += 1
         self.drained.clear()
         try:
             done = await self.engine.generate(list(prompt_ids), sampling)
         finally:
-            self.running, self.prompt_tokens = self.running - 1, self.prompt_tokens - len(prompt_ids)
+            self.running -= 1
             if not self.running:
                 self.drained.set()
         return TokenOutput(
@@ -190,11 +190,10 @@ class EngineServer:
         )
 
     async def report(self) -> ServerReport:
-        """Return the load of the engine. Its KV use is estimated from the prompts in flight. Raises EngineError before `start`."""
+        """Return the size of the KV cache. Raises EngineError before `start`."""
         if not self.started:
             raise EngineError("the server was restarted and has no weights yet")
-        kv_tokens = self.engine.kv_tokens
-        return ServerReport(self.running, 0, self.prompt_tokens / max(kv_tokens, 1), 0, kv_tokens)
+        return ServerReport(preemptions=0, kv_tokens=self.engine.kv_tokens)
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
         """End all requests with the tokens generated so far; requests that arrive afterwards wait for `resume_generation`.

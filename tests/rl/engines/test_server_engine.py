@@ -90,7 +90,7 @@ async def test_servers_return_the_models_log_probs_and_load_new_weights(served, 
             await first.generate([10**6], Sampling(4))
         assert not first.lost
         metrics = await first.scrape()
-        assert metrics.generated_tokens >= sum(len(c.token_ids) for c in a) and metrics.running == 0
+        assert metrics.generated_tokens >= sum(len(c.token_ids) for c in a)
 
         # New weights reach busy servers, and the prefix cache is reset.
         held = first.submit([(p, Sampling(150, 0.8, seed=i)) for i, p in enumerate(PROMPTS)])
@@ -154,16 +154,12 @@ def test_server_urls_of_a_recipe_are_checked():
 def test_metrics_of_vllm_are_parsed_and_others_return_none():
     text = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0"} 3.0
-vllm:num_requests_waiting{engine="0"} 2.0
-vllm:kv_cache_usage_perc{engine="0"} 0.25
 # TYPE vllm:num_preemptions counter
 vllm:num_preemptions_total{engine="0"} 4.0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0
 """
     metrics = parse_metrics(text)
-    assert metrics
-    assert (metrics.running, metrics.waiting, metrics.kv_use, metrics.preemptions) == (3, 2, 0.25, 4)
-    assert metrics.kv_tokens == 1600
+    assert metrics and (metrics.preemptions, metrics.kv_tokens) == (4, 1600)
     assert parse_metrics("process_cpu_seconds_total 4.0\n") is None
 
 

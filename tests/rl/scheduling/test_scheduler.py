@@ -9,7 +9,7 @@ from rstar_lab.rl.engine import EngineError
 from rstar_lab.rl.scheduling.policies import POLICIES
 from rstar_lab.rl.scheduling.scheduler import Scheduler, ServerReport, poll_metrics
 
-IDLE = ServerReport(running=0, waiting=0, kv_use=0.0, preemptions=0)
+IDLE = ServerReport(preemptions=0)
 
 
 def make_scheduler(policy: str = "adaptive", servers: int = 2, kv_tokens: int = 1000, **options: float) -> Scheduler:
@@ -63,11 +63,11 @@ async def test_admission_waits_until_the_kv_cache_has_room():
 
 async def test_preemptions_lower_the_share_of_the_kv_cache_until_they_stop():
     scheduler = make_scheduler("kv", servers=1, kv_tokens=800)  # two rollouts of at most 400 tokens
-    scheduler.report("s0", ServerReport(running=2, waiting=1, kv_use=1.0, preemptions=3))
+    scheduler.report("s0", ServerReport(preemptions=3))
     first, second = (asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(2))
     await asyncio.sleep(0.01)
     assert (first.done(), second.done()) == (True, False), "90% of the cache holds one rollout"
-    quiet = ServerReport(running=1, waiting=0, kv_use=0.5, preemptions=3)
+    quiet = ServerReport(preemptions=3)
     for reports in range(1, 13):  # the share rises by 0.01 per report without a further preemption
         scheduler.report("s0", quiet)
         await asyncio.sleep(0.001)
