@@ -142,8 +142,11 @@ class _Sampler:
     """A logits processor that samples a token per row, with one generator per row, and records its log-prob."""
 
     def __init__(self, batch: list[Request], call_in_loop: Callable[..., Any]):
+        from transformers import TopPLogitsWarper
+
         self.batch, self.call_in_loop = batch, call_in_loop
         self.samplings = samplings = [sampling for _, sampling, *_ in batch]
+        self.nuclei = [TopPLogitsWarper(sampling.top_p) for sampling in samplings]
         self.generators = [torch.Generator() for _ in samplings]
         for generator, sampling in zip(self.generators, samplings, strict=True):
             generator.manual_seed(sampling.seed) if sampling.seed is not None else generator.seed()
@@ -160,7 +163,7 @@ class _Sampler:
             else:
                 log_probs_V = (logits_V / sampling.temperature).log_softmax(-1)
                 if sampling.top_p < 1:
-                    log_probs_V = _nucleus(log_probs_V, sampling.top_p)
+                    log_probs_V = self.nuclei[row](input_ids, log_probs_V[None])[0].log_softmax(-1)
                 token = int(torch.multinomial(log_probs_V.exp(), 1, generator=generator))
             forced[row, token] = 0.0
             step_log_probs.append(float(log_probs_V[token]))
@@ -173,10 +176,3 @@ class _Sampler:
         """Stop the batch when all its requests were cancelled."""
         cancelled = all(future.done() for _, _, future, _ in self.batch)
         return torch.full((len(self.batch),), cancelled, device=input_ids.device, dtype=torch.bool)
-
-
-def _nucleus(log_probs_V: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Return the log-probs renormalised over the smallest set of tokens with probability `top_p` (Holtzman et al. 2020)."""
-    ordered, places = log_probs_V.sort(descending=True)
-    outside = ordered.exp().cumsum(-1) - ordered.exp() >= top_p
-    return log_probs_V.index_fill(0, places[outside], -torch.inf).log_softmax(-1)

@@ -137,37 +137,33 @@ def _keys_inside(section: type[Section]) -> dict[str, str]:
 class _Place:
     """The place of an error in a recipe.
 
-    parts: the dotted key. section: the section that has or lacks the last part; None: not a section. kind, others: if a key
-    selects the section, that key with its value and the other sections by the value.
+    parts: the dotted key. section: the section that has or lacks the last part; None: not a section. below: the section that the
+    value should be; None: none, or one of several. kind, others: if a key selects the section, that key with its value and the
+    other sections by the value.
     """
 
     def __init__(self, root: type[Section], location: Sequence[str | int]):
         self.parts: list[str] = []
-        self.section: type[Section] | None = root
         self.kind, self.others = "", dict[str, type[Section]]()
-        value: Any = root  # the section, or the union of sections, of the value at this place
-        by_type, in_container = None, False
-        for part in location:
-            if str(part).startswith(("literal[", "function-after[")):  # one of several types of a value
-                continue
-            if in_container:  # an index or a key of a mapping
-                self.parts.append(str(part))
-                in_container = False
-                continue
-            if by_type is not None:
-                members = by_type.members(value)
-                self.section = value = members[str(part)]
-                self.kind, by_type = f"{by_type.key}: {part}", None
-                self.others = {name: other for name, other in members.items() if other is not value}
-                continue
-            self.parts.append(str(part))
-            if value is not self.section:
+        self.section: type[Section] | None = root
+        self.below: Any = root
+        # Without the parts that say which of several types of a value was tried.
+        rest = [part for part in map(str, location) if not part.startswith(("literal[", "function-after["))]
+        while rest:
+            self.section, name = self.below, rest.pop(0)
+            self.parts.append(name)
+            field = self.section.model_fields.get(name) if self.section else None
+            self.below, by_type = section_in(field.annotation, field.metadata) if field else (None, None)
+            if rest and field and get_origin(field.annotation) in (tuple, dict):
+                self.parts.append(rest.pop(0))  # an index or a key of a mapping
+            if rest:
                 self.kind, self.others = "", {}
-            self.section = value
-            field = value.model_fields.get(str(part)) if value else None
-            in_container = field is not None and get_origin(field.annotation) in (tuple, dict)
-            value, by_type = section_in(field.annotation, field.metadata) if field else (None, None)
-        self.below: type[Section] | None = None if by_type else value  # the section that the value should be
+            if by_type is not None and not rest:
+                self.below = None
+            elif by_type is not None:
+                members, tag = by_type.members(self.below), rest.pop(0)
+                self.below, self.kind = members[tag], f"{by_type.key}: {tag}"
+                self.others = {name: other for name, other in members.items() if other is not self.below}
 
 
 def section_in(annotation: Any, metadata: Sequence[Any]) -> tuple[Any, ByType | None]:

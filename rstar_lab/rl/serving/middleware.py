@@ -5,18 +5,12 @@ the version of the weights."""
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rstar_lab.rl.engines.server import VERSION_PATH
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 TOKEN = "RSTAR_LAB_GUARD_TOKEN"  # environment variable with the token; other users could read it on a command line
 
@@ -24,10 +18,10 @@ TOKEN = "RSTAR_LAB_GUARD_TOKEN"  # environment variable with the token; other us
 class TokenGuard:
     """ASGI middleware that answers 401 without `Authorization: Bearer TOKEN`. /health needs no token."""
 
-    def __init__(self, app: App):
+    def __init__(self, app: ASGIApp):
         self.app, self.expected = app, f"Bearer {os.environ[TOKEN]}".encode()
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] != "lifespan":
                 return  # websockets are not served
@@ -43,11 +37,11 @@ class TokenGuard:
 class WeightVersion:
     """ASGI middleware: GET /weight_version returns {"version": N}, POST sets it. N is null until weights are pushed."""
 
-    def __init__(self, app: App):
+    def __init__(self, app: ASGIApp):
         self.app = app
         self.version: int | None = None
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != VERSION_PATH:
             await self.app(scope, receive, send)
             return
