@@ -61,7 +61,7 @@ class LoopStep(LocalDriver):
         rl = with_cpu_precision(loop.rl, loop.learner.device)
         super().__init__(
             loop.learner, rl, loop._training, loop._servers,
-            seed=step_seed(loop.recipe.seed, loop.step + 1), mismatch_limit=loop.recipe.engine.resolved_mismatch_limit,
+            seed=step_seed(loop.recipe.seed, loop.step + 1), mismatch_limit=loop.recipe.engine.mismatch_limit_of(),
             stage_step=loop.step,
         )  # fmt: skip
         self.loop, self.select, self.own = loop, select, own

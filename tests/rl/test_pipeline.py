@@ -117,8 +117,8 @@ async def test_the_trainer_evaluates_every_n_steps(tmp_path):
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 0.1)])
 def test_log_prob_mismatch_has_a_default_limit(dtype, limit):
-    assert EngineSection(dtype=dtype).mismatch_limit_of(dtype) == limit
-    assert EngineSection(dtype=dtype, mismatch_limit=0.5).mismatch_limit_of(dtype) == 0.5
+    assert EngineSection(dtype=dtype).mismatch_limit_of() == limit
+    assert EngineSection(dtype=dtype, mismatch_limit=0.5).mismatch_limit_of() == 0.5
 
 
 @pytest.mark.parametrize(

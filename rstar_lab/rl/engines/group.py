@@ -301,7 +301,7 @@ async def open_engines(
     """
     engines = spawned or spawn_engines(section, work_dir)
     options = {} if section.kind == "server" else engine_options(section, model_dir, max_tokens, seed)
-    limit = section.mismatch_limit_of(section.dtype)
+    limit = section.mismatch_limit_of()
     group = EngineGroup(engines, work_dir, section.max_num_seqs, limit, section.scheduler, max_tokens, section.dtype)
     try:
         await asyncio.gather(*(engine.start(model_dir, options) for engine in engines))

@@ -41,10 +41,10 @@ class EngineSection(Section):
     """Maximum mean absolute difference between the log-probs of engine and trainer; a larger difference stops the run.
     Default: 0.001 in float32, 0.1 in bfloat16."""
 
-    def mismatch_limit_of(self, dtype: str) -> float:
-        """Return `mismatch_limit`, or its default for engines of this dtype."""
+    def mismatch_limit_of(self, dtype: str = "") -> float:
+        """Return `mismatch_limit`, or its default for engines of a dtype. dtype: default: that of the section."""
         if self.mismatch_limit is None:
-            return 1e-3 if dtype == "float32" else 0.1
+            return 1e-3 if (dtype or self.dtype) == "float32" else 0.1
         return self.mismatch_limit
 
     @model_validator(mode="after")

@@ -54,7 +54,7 @@ class TrainerStep(LocalDriver):
         """stage, pool: name and problems of the stage. number: of the step in the run."""
         super().__init__(
             trainer.learner, rl, trainer.context(rl), trainer.servers,
-            seed=step_seed(trainer.recipe.seed, number), mismatch_limit=trainer.recipe.engine.resolved_mismatch_limit,
+            seed=step_seed(trainer.recipe.seed, number), mismatch_limit=trainer.recipe.engine.mismatch_limit_of(),
             stage_step=trainer.state.stage_step, in_thread=trainer.rollouts.stream is not None,
         )  # fmt: skip
         self.trainer, self.stage, self.pool, self.number = trainer, stage, pool, number
