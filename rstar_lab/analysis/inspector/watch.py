@@ -1,7 +1,6 @@
 """Follow a run in a notebook: its curves and newest trajectories, updated while a job writes them."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from rstar_lab.analysis.inspector.widget import Follower
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader
-from rstar_lab.runs.info import RunInfo
 from rstar_lab.untrusted.recipes import ForeignRecipe
 from rstar_lab.untrusted.text import escaped
 
@@ -41,11 +39,11 @@ def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
     """Return "RUN: STATUS, step 12 of 40 ▰▰▰▱▱▱, 3.2 s/step, 1 min left". Parts that are not known are left out."""
     if not len(steps):
         return f"{reader.run_id}: {status}, no step yet"
-    info, step = reader.info, int(steps["step"].max())
-    total = planned_steps(info["recipe"], str(steps["stage"].iloc[-1]))
+    step = int(steps["step"].max())
+    total = planned_steps(reader.info["recipe"], str(steps["stage"].iloc[-1]))
     strip = "▰" * (done := round(_STRIP * min(1.0, step / total))) + "▱" * (_STRIP - done) if total else ""
     parts = [f"{reader.run_id}: {status}, step {step}" + (f" of {total} {strip}" if total else "")]
-    if speed := seconds_per_step(reader, info, steps):
+    if speed := seconds_per_step(steps):
         parts.append(f"{speed:.3g} s/step")
         if total and status == "running":
             parts.append(f"{_duration(speed * max(0, total - step))} left")
@@ -67,18 +65,10 @@ def planned_steps(recipe: ForeignRecipe, stage: str) -> int | None:
     return sum(planned) if planned and all(isinstance(steps, int) for steps in planned) else None
 
 
-def seconds_per_step(reader: RunReader, info: RunInfo, steps: pd.DataFrame) -> float | None:
-    """Return the median `step_s` of the latest steps, or the mean since the start of a run that was not resumed."""
-    if "step_s" in steps and steps["step_s"].notna().any():
-        return float(pd.to_numeric(steps["step_s"]).dropna().tail(_SPEED_STEPS).median())
-    created = info.get("created")
-    if not created or info.get("attempts") != 1 or info["kind"] == "import":
-        return None
-    ended = info.get("ended")
-    last = datetime.fromisoformat(ended).timestamp() if ended else (reader.run_dir / "metrics.jsonl").stat().st_mtime
-    # An evaluation or an import has one step, number 0.
-    seconds = (last - datetime.fromisoformat(created).timestamp()) / max(1, int(steps["step"].max()))
-    return seconds if seconds > 0 else None
+def seconds_per_step(steps: pd.DataFrame) -> float | None:
+    """Return the median `step_s` of the latest steps. None for runs without it, such as those of SFT."""
+    known = pd.to_numeric(steps["step_s"]).dropna() if "step_s" in steps else pd.Series(dtype=float)
+    return float(known.tail(_SPEED_STEPS).median()) if len(known) else None
 
 
 def _duration(seconds: float) -> str:
