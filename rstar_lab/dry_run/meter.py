@@ -60,14 +60,6 @@ class Collective(NamedTuple):
         return size * (self.ranks - 1) / self.ranks * (2 if "reduce" in self.name and "scatter" not in self.name else 1)
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Peak rates of a GPU: bf16 FLOP/s and bytes/s of its memory."""
-
-    flops: float
-    bandwidth: float
-
-
 @dataclass
 class PhasePeak:
     """The largest memory of a phase in bytes, by kind, and the largest storage at that moment."""
@@ -79,11 +71,14 @@ class PhasePeak:
 
 
 class Meter(TorchDispatchMode):
-    """Counts everything that runs inside its block. `phase` labels what follows."""
+    """Counts everything that runs inside its block. `phase` labels what follows.
 
-    def __init__(self, rates: Rates, vocabulary: int, gpus_per_node: int = 1):
+    rates: peak rates of a GPU: bf16 FLOP/s and bytes/s of its memory.
+    """
+
+    def __init__(self, rates: tuple[float, float], vocabulary: int, gpus_per_node: int = 1):
         super().__init__()
-        self.rates, self.vocabulary, self.gpus_per_node = rates, vocabulary, gpus_per_node
+        (self.peak_flops, self.bandwidth), self.vocabulary, self.gpus_per_node = rates, vocabulary, gpus_per_node
         self.phase: Phase = "idle"
         self.live: dict[int, Allocation] = {}
         self.now = 0
@@ -200,8 +195,8 @@ class Meter(TorchDispatchMode):
         moved = sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
         flops = _flops(function, name, args, kwargs, result)
         dtype = inputs[0].dtype if inputs else torch.float32
-        rate = self.rates.flops * (1.0 if dtype in (torch.bfloat16, torch.float16) else FP32_SHARE)
-        seconds = max(flops / rate, moved / self.rates.bandwidth)
+        rate = self.peak_flops * (1.0 if dtype in (torch.bfloat16, torch.float16) else FP32_SHARE)
+        seconds = max(flops / rate, moved / self.bandwidth)
         self.flops += flops
         self.kernels += 1
         self.seconds[_class_of(name)] += seconds

@@ -16,7 +16,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.dry_run import local
-from rstar_lab.dry_run.meter import Collective, Meter, Rates
+from rstar_lab.dry_run.meter import Collective, Meter
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate
@@ -131,7 +131,7 @@ def _shape(recipe: Recipe, profile: Profile) -> Architecture:
 
 def _meter(profile: Profile, shape: Architecture) -> Meter:
     hardware = profile.hardware
-    rates = Rates((hardware.bf16_tflops or 0) * 1e12, (hardware.hbm_tb_per_s or 0) * 1e12)
+    rates = ((hardware.bf16_tflops or 0) * 1e12, (hardware.hbm_tb_per_s or 0) * 1e12)
     return Meter(rates, shape.vocabulary, max(1, hardware.gpus_per_node))
 
 
@@ -196,7 +196,7 @@ def _result(
         "phases": phases, "flops": float(meter.flops), "seconds": dict(sorted(meter.seconds.items(), key=lambda one: -one[1])),
         "kernels_per_step": kernels + optimizer_steps * meter.phase_kernels["optimizer"], "micro_batches": micro_batches,
         "collectives": collectives, "update_s": update,
-        "mfu_bound": 3 * shape.forward_flops(micro_batches * tokens / shared, rows[1]) / (update * meter.rates.flops),
+        "mfu_bound": 3 * shape.forward_flops(micro_batches * tokens / shared, rows[1]) / (update * meter.peak_flops),
     }  # fmt: skip
 
 

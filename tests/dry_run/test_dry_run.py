@@ -13,7 +13,7 @@ from rstar_lab.cli.preflight import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.dry_run import run as dry_run_module
 from rstar_lab.dry_run.local import fake_tensors, run_update
-from rstar_lab.dry_run.meter import Meter, Rates
+from rstar_lab.dry_run.meter import Meter
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight import estimate
@@ -22,7 +22,7 @@ from rstar_lab.rl.preflight.context import KNOWN, architecture_of
 GB = 1e9
 # Peak of the first stage. To add a row: `rstar-lab preflight RECIPE --profile P --dry-run --json`.
 PEAKS = json.loads(Path(__file__).with_name("dry_run_peaks.json").read_text())
-RATES = Rates(1e15, 1e12)
+RATES = (1e15, 1e12)
 # The first as one_gpu for the local trainer, the others as h100x8.
 SAME_MEMORY = ("one_gpu_24gb", "h100x8_local", "a100x8")
 

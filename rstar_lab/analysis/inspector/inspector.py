@@ -103,23 +103,14 @@ class Inspector(NotebookWidget):
             check_links(self, figure)
         self.on_msg(self._on_message)
 
-    def show(self, label: str | Mapping[str, Any] = "", **filters: Any) -> None:
+    def show(self, label: str = "", **filters: Any) -> None:
         """List the rollouts that match `filters`, as a click on a curve does. `show()` without filters lists all.
 
-        label: description shown above the list; or a filter as a mapping, such as {"correct": True}.
+        label: description shown above the list.
         """
-        if isinstance(label, Mapping):
-            filters = {**label, **filters}
-            label = ""
         self._condition(filters, {})  # raises for an unknown filter
-        self.scope = (
-            {
-                "label": label or ", ".join(f"{key} = {value}" for key, value in filters.items()),
-                "filter": json_filter(filters),
-            }
-            if filters
-            else {}
-        )
+        named = label or ", ".join(f"{key} = {value}" for key, value in filters.items())
+        self.scope = {"label": named, "filter": json_filter(filters)} if filters else {}
 
     def show_and_reveal(self, label: str, **filters: Any) -> None:
         """List the matching rollouts, scroll the page to the list, and open its first row."""
