@@ -166,7 +166,7 @@ class View {
     });
     const bar = h("div", { class: "rl-top" }, h("strong", { class: "rl-name", title: this.model.get("label") }, pathEnd(this.model.get("label"), 2)), this.count, this.across,
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.views.show() }, "Views"),
-      h("button", { type: "button", class: "rl-quiet", onclick: () => this.full() }, "Full screen"),
+      h("button", { type: "button", class: "rl-toggle", onclick: () => this.full() }, "Full screen"),
       h("button", { type: "button", class: "rl-quiet", onclick: () => this.helpBox.showModal() }, "Keys ?"));
     this.main = h("div", { class: "rl-main" }, this.list.element, splitter(), this.detail.element);
     const dialogs = [this.helpBox, this.views.element];
