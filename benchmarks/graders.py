@@ -22,7 +22,7 @@ from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.data.sources import load_problems, parse_fields
 from rstar_lab.rl.reward.boxed import RELEASED, released_grade
 from rstar_lab.verify import AnswerFormat, verify, warm_up
-from rstar_lab.verify.pool import IDLE_WORKERS
+from rstar_lab.verify.pool import WORKERS
 
 OTHERS = ("released", "prime_math", "math_verify_response")
 # name -> (`fields` of `load_problems`, field of the reference solution, format of the answer in the solution)
@@ -73,7 +73,7 @@ def grade(path: Path) -> list[Graded]:
         accepted = {"ours": ours, "released": released, "prime_math": prime_math, "math_verify_response": math_verify}
         return Graded(path.stem, kind, response, truth, accepted)
 
-    with ThreadPoolExecutor(IDLE_WORKERS) as threads:
+    with ThreadPoolExecutor(WORKERS) as threads:
         return list(threads.map(grade_response, responses(path)))
 
 

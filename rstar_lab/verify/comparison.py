@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rstar_lab.verify import equality
 from rstar_lab.verify.extraction import AnswerFormat, extract_answer
 from rstar_lab.verify.gold import fault_of_answer
-from rstar_lab.verify.pool import IDLE_WORKERS, workers
+from rstar_lab.verify.pool import WORKERS, workers
 
 MAX_QUICK = 400  # characters of an answer that is compared in this process
 MAX_EXPRESSION = 2_000  # characters; longer answers are compared as text only
@@ -112,7 +112,7 @@ def readable(answer: str) -> bool:
 
 
 def verify_many(
-    pairs: Iterable[tuple[str, str]], *, answer_format: AnswerFormat = "tagged", concurrency: int = IDLE_WORKERS
+    pairs: Iterable[tuple[str, str]], *, answer_format: AnswerFormat = "tagged", concurrency: int = WORKERS
 ) -> list[bool]:
     """Return `verify` for each pair, in order.
 

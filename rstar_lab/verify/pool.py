@@ -7,7 +7,6 @@ had less CPU time than its limit because the machine is busy is undecided; it is
 import atexit
 import contextlib
 import json
-import logging
 import os
 import select
 import socket
@@ -20,17 +19,13 @@ from pathlib import Path
 from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.verify import worker
 
-MAX_WORKERS = 32  # includes workers with a comparison that hangs; each of them ends after worker.CPU_S of CPU time
-IDLE_WORKERS = min(4, os.cpu_count() or 1)
+WORKERS = min(16, os.cpu_count() or 1)
 # Wall-clock limit of a comparison, all repetitions included: only a machine that gives a worker less than 1% of a core for
 # two minutes reaches it.
 GIVE_UP_S = 120.0
 
-# Environment variables of the fork server: only those that Python needs to start, so that it has none of the caller's
-# secrets.
+# Environment variables of the server: only those that Python needs to start, so that it has none of the caller's secrets.
 ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")
-
-_log = logging.getLogger(__name__)
 
 
 class Undecided(UserError):
@@ -47,23 +42,21 @@ class WorkerPool:
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(MAX_WORKERS)
-        self._idle: list[socket.socket] = []
-        self._control: socket.socket | None = None
+        self._changed = threading.Condition()
+        self._open: set[socket.socket] = set()  # connections to workers
+        self._idle: list[socket.socket] = []  # those without a comparison
         self._process: subprocess.Popen[bytes] | None = None
 
     def after_fork(self) -> None:
         """Forget the processes of the parent, which the child cannot wait for."""
-        inherited = [*self._idle, *([self._control] if self._control else [])]
+        for connection in self._open:
+            connection.close()
         if self._process:
             self._process.returncode = 0
         self._reset()
-        for connection in inherited:
-            connection.close()
 
     def warm_up(self, timeout_s: float = 60.0) -> None:
-        """Start the fork server and one worker. Raises UserError if that takes longer than `timeout_s`."""
+        """Start the workers. Raises UserError if that takes longer than `timeout_s`."""
         try:
             self.compare(r"\lim_{x\to0}\frac{\sin x}{x}", "1", timeout_s)
         except Undecided:
@@ -86,138 +79,93 @@ class WorkerPool:
             Undecided: After `timeout_s` or `slice_s`.
             UserError: If sympy is not installed.
         """
-        cpu_s = worker.CPU_S if slice_s is None else slice_s
-        deadline = time.monotonic() + timeout_s
-        request = json.dumps([candidate, answer, cpu_s]).encode() + b"\n"
-        slots = self._slots
-        if not slots.acquire(timeout=timeout_s):
-            raise Undecided
-        try:
-            crashes, fresh = 0, False
-            while time.monotonic() < deadline:
-                reply = self._ask(request, fresh, deadline)
-                if reply == worker.OUT_OF_TIME:
-                    if slice_s is not None:
-                        raise Undecided
-                    return False
-                if reply == worker.CRASHED:
-                    crashes += 1
-                    if crashes == 2:
-                        return False
-                elif reply:
-                    return reply in (worker.EQUAL, worker.EQUAL_LAST)
-                fresh = True  # the worker or its server was killed: repeat the comparison in a new one
-            raise Undecided
-        finally:
-            slots.release()
+        request = json.dumps([candidate, answer, worker.CPU_S if slice_s is None else slice_s]).encode() + b"\n"
+        deadline, crashes = time.monotonic() + timeout_s, 0
+        while crashes < 2 and (connection := self._take(deadline)) is not None:
+            reply = _reply(connection, request, deadline)
+            self._give_back(connection, usable=bool(reply))
+            if reply == worker.OUT_OF_TIME and slice_s is not None:
+                break
+            if reply in (worker.EQUAL, worker.DIFFERENT, worker.OUT_OF_TIME):
+                return reply == worker.EQUAL
+            crashes += reply == worker.CRASHED
+        if crashes == 2:
+            return False
+        raise Undecided
 
-    def _ask(self, request: bytes, fresh: bool, deadline: float) -> bytes:
-        """Return the reply of a worker, or b"" if there was none."""
-        connection = self._connect(fresh, deadline)
-        if connection is None:
-            time.sleep(min(0.05, max(0.0, deadline - time.monotonic())))
-            return b""
-        try:
-            connection.sendall(request)
-            reply = _receive(connection, deadline)
-        except OSError:
-            reply = b""
-        if reply in (worker.EQUAL, worker.DIFFERENT):
-            self._return_to_pool(connection)
-        else:
-            connection.close()
-        return reply
-
-    def _return_to_pool(self, connection: socket.socket) -> None:
-        with self._lock:
-            if len(self._idle) < IDLE_WORKERS:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _connect(self, fresh: bool, deadline: float) -> socket.socket | None:
-        """Return a connection to a worker, or None if there was none by the deadline or the fork server ended."""
-        with contextlib.ExitStack() as stack:
-            if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                return None
-            stack.callback(self._lock.release)
-            if self._idle and not fresh:
-                return self._idle.pop()
-            for _ in range(2):
-                if self._control is None:
-                    self._control, self._process = _start_server()
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    try:
-                        socket.send_fds(self._control, [b"w"], [theirs.fileno()])
-                        break
-                    except OSError:  # the fork server was killed
-                        ours.close()
-                        self._stop()
-            else:
-                return None
-            control = self._control
-        # The worker sends READY. The first one waits for the fork server's imports.
-        try:
-            ready = _receive(ours, deadline)
-        except OSError:
-            ready = b""
-        if ready == worker.READY:
-            return ours
-        ours.close()
-        if time.monotonic() < deadline:  # the connection closed: the worker or its server ended
-            with self._lock:
-                if self._control is control:
-                    self._stop()
+    def _take(self, deadline: float) -> socket.socket | None:
+        """Return a connection to an idle worker, or None if there was none by the deadline."""
+        with self._changed:
+            while (left := deadline - time.monotonic()) > 0:
+                if self._idle:
+                    return self._idle.pop()
+                if not self._open:
+                    self._start()
+                else:
+                    self._changed.wait(left)
         return None
 
-    def _stop(self) -> None:
-        """Stop the fork server; call with the lock held. Raises UserError if it ended because sympy is missing."""
-        process = self._process
-        for connection in [*self._idle, *([self._control] if self._control else [])]:
-            connection.close()
-        self._idle, self._control, self._process = [], None, None
-        if process:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)  # it ends by itself when the control socket closes
-            process.kill()
-            if process.wait() == worker.NOT_INSTALLED:
-                raise UserError(f"comparing answers other than numbers requires sympy: {install_hint('sandbox')}")
+    def _give_back(self, connection: socket.socket, usable: bool) -> None:
+        """Return a connection to the pool, or close it: its worker was killed or is still busy."""
+        with self._changed:
+            if usable and connection in self._open:
+                self._idle.append(connection)
+            else:
+                self._open.discard(connection)
+                connection.close()
+            self._changed.notify_all()
 
-    def close(self) -> None:
-        """Stop the fork server and its workers."""
-        if self._lock.acquire(timeout=1.0):
-            try:
-                with contextlib.suppress(Exception):
-                    self._stop()
-            finally:
-                self._lock.release()
-
-
-def _receive(connection: socket.socket, deadline: float) -> bytes:
-    """Return one byte, or b"" if the connection closed or the deadline passed."""
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        return b""
-    return connection.recv(1)
-
-
-def _start_server() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    ours, theirs = socket.socketpair()
-    with theirs:
+    def _start(self) -> None:
+        """Start the server; call with the lock held. Raises UserError if the last one ended because sympy is missing."""
+        self._stop()
+        pairs = [socket.socketpair() for _ in range(WORKERS)]
         # Run by path and with -P: this finds the same package as the caller, and no file beside it shadows a module.
         # Standard streams are not inherited: an open pipe would block a process that reads the caller's output.
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(worker.__file__)), str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(worker.__file__)), *(str(theirs.fileno()) for _, theirs in pairs)],
+            pass_fds=[theirs.fileno() for _, theirs in pairs],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | {"PYTHONHASHSEED": "0"},
         )
-    return ours, process
+        for ours, theirs in pairs:
+            theirs.close()
+            self._open.add(ours)
+            self._idle.append(ours)
+
+    def _stop(self) -> None:
+        """Stop the server and its workers. Raises UserError if it had ended because sympy is missing."""
+        for connection in self._open:
+            connection.close()
+        process, self._process, self._open, self._idle = self._process, None, set(), []
+        if process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)  # it ends by itself when its sockets close
+            process.kill()
+            if process.wait() == worker.NOT_INSTALLED:
+                raise UserError(f"comparing answers other than numbers requires sympy: {install_hint('sandbox')}")
+
+    def close(self) -> None:
+        """Stop the server and its workers."""
+        if self._changed.acquire(timeout=1.0):
+            with contextlib.suppress(Exception):
+                self._stop()
+            self._changed.release()
+
+
+def _reply(connection: socket.socket, request: bytes, deadline: float) -> bytes:
+    """Return the reply of a worker, or b"" if its connection closed or the deadline passed."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    try:
+        connection.sendall(request)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return b""
+        return connection.recv(1)
+    except (OSError, ValueError):  # another thread has closed the pool
+        return b""
 
 
 workers = WorkerPool()

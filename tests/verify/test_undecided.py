@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from helpers.scripted_engine import ScriptedEngine
 
@@ -57,11 +58,13 @@ def test_a_comparison_without_a_worker_is_undecided_and_not_different():
         workers.warm_up()
         assert workers.compare("2x", "x+x")
         assert workers._process is not None
-        workers._idle.clear()
-        os.kill(workers._process.pid, signal.SIGSTOP)
+        server = psutil.Process(workers._process.pid)
+        processes = [server, *server.children()]
+        for process in processes:
+            process.suspend()
         with pytest.raises(Undecided, match="no CPU time"):
             workers.compare("2x", "x+x", 0.5)
-        threading.Timer(0.5, os.kill, (workers._process.pid, signal.SIGCONT)).start()
+        threading.Timer(0.5, lambda: [process.resume() for process in processes]).start()
         assert workers.compare("2x", "x+x", 60)  # it waits for the worker
     finally:
         workers.close()
