@@ -11,8 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from rstar_lab.verify import units
-from rstar_lab.verify.formula_equality import constant_ratio, rational, same_formulas
-from rstar_lab.verify.numeric import NeedsAlgebra, NoValue
+from rstar_lab.verify.numeric import NeedsAlgebra, NoValue, constant_ratio, rational, same_formulas
 from rstar_lab.verify.real_sets import FLIPPED, is_order, real_set, set_name
 from rstar_lab.verify.syntax import MAX_WORDS, PUNCTUATION, plain_words, read
 from rstar_lab.verify.tokens import Unreadable, tokens_of
@@ -35,11 +34,11 @@ from rstar_lab.verify.values import (
     number,
     replaced,
     symbols,
-    with_signs,
-)
+)  # fmt: skip
 
 MAX_COMPARED = 500  # parts of two answers
 MAX_ITEMS = 60  # of a list without order
+REALS = ("sym", "ℝ")
 _OTHERWISE = (("otherwise",), ("else",))
 
 
@@ -86,7 +85,10 @@ def readable(answer: str) -> bool:
 
 
 class Comparison:
-    """Compares values. The first argument of each method belongs to the candidate, the second to the true answer."""
+    """Compares values. The first of two values belongs to the candidate, the second to the true answer.
+
+    A rule for a value of one type and another value has them in this order, and `ours`: whether the first is the candidate's.
+    """
 
     def __init__(self, algebra: Any = None):
         self.algebra = algebra
@@ -97,37 +99,26 @@ class Comparison:
         self.left -= 1
         if self.left < 0:
             raise NeedsAlgebra
-        if one == two and not isinstance(one, tuple):
+        if one == two:
             return True
-        for kind, compare in self._BY_TYPE:
-            if isinstance(one, kind) or isinstance(two, kind):
-                return bool(compare(self, one, two))
-        return self.formulas(one, two)
+        for kind, alike, mixed in self._RULES:
+            ours, theirs = isinstance(one, kind), isinstance(two, kind)
+            if (ours or theirs) and (mixed is None or (ours and theirs)):
+                return bool(alike(self, one, two))
+            if ours or theirs:
+                return bool(mixed(self, one, two, True) if ours else mixed(self, two, one, False))
+        return same_formulas(one, two, self.algebra)
 
     def all_answers(self, ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
         """Return whether the values of two sequences are equal in their order."""
         return len(ours) == len(theirs) and all(map(self.answers, ours, theirs))
 
     def inner(self, part: Any, other: Any, ours: bool) -> bool:
-        """Compare a part of one answer with the other answer. ours: whether the part belongs to the candidate."""
+        """Compare a part of one answer with the other answer."""
         return self.answers(part, other) if ours else self.answers(other, part)
 
-    def formulas(self, one: Any, two: Any) -> bool:
-        """Return whether two formulas are equal."""
-        if one == two:
-            return True
-        if not isinstance(one, tuple) or not isinstance(two, tuple):
-            return type(one) is type(two) and self.answers(one, two)
-        double = [has(value, "pm", "mp") for value in (one, two)]
-        if any(double):
-            return all(double) and self.unordered(plus_minus(one), plus_minus(two))
-        if as_matrix(one) is not None or as_matrix(two) is not None:
-            return self.matrices(one, two)
-        return same_formulas(one, two, self.algebra)
-
-    # --- lists
-
     def unordered(self, ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+        """Return whether each value of one sequence has its own equal value in the other."""
         if len(ours) != len(theirs) or len(ours) > MAX_ITEMS:
             return self.all_answers(ours, theirs)
         left = list(theirs)
@@ -139,37 +130,12 @@ class Comparison:
             left.pop(match)
         return True
 
-    def groups(self, one: Any, two: Any) -> bool:
-        ours, theirs = (
-            value.sides[1] if isinstance(value, Relation) and value.signs == ("in",) else value for value in (one, two)
-        )
-        if any(is_order(value) or value == ("sym", "ℝ") for value in (ours, theirs)):
-            return self.real_sets(ours, theirs)
-        named = named_parts(ours), named_parts(theirs)
-        if any(named):
-            return self.named_values(ours, theirs, *named)
-        if isinstance(ours, Group) and isinstance(theirs, Group):
-            return self.two_groups(ours, theirs)
-        sets = any(isinstance(value, Combined | Builder) for value in (ours, theirs))
-        if not sets and (as_matrix(ours) or as_matrix(theirs)):
-            return self.matrices(ours, theirs)
-        group, other = (ours, theirs) if isinstance(ours, Group) else (theirs, ours)
-        orders = [is_order(item) for item in group.items]
-        if sets or (group.joined in ("or", "and") and any(orders)) or (group.opening == "" and all(orders)):
-            return self.real_sets(ours, theirs)
-        if isinstance(other, tuple | Quantity):
-            if re.fullmatch(r"\d+,\d+", group.text):
-                return isinstance(other, tuple) and self.formulas(_decimal_comma(group.text), other)
-            if (mixed := _mixed_number(group)) is not None:
-                return self.inner(mixed, other, group is ours)
-        values = plus_minus(other)
-        if len(values) > 1 and group.opening in ("", "{"):
-            return self.unordered(expanded(group.items), values)
-        if group.opening == "{" and len(group.items) == 1 and not isinstance(group.items[0], Nothing):
-            return self.inner(group.items[0], other, group is ours)
-        return False
+    # --- lists, tuples, matrices
 
-    def two_groups(self, one: Group, two: Group) -> bool:
+    def groups(self, one: Group, two: Group) -> bool:
+        names = named_parts(one), named_parts(two)
+        if any(names):
+            return self.named_values(*names) if all(names) else self.named_and_bare(one, two, *names)
         if one.joined != two.joined and "or" in (one.joined, two.joined) and (_alternatives(one) or _alternatives(two)):
             return False
         if any(is_order(item) for item in (*one.items, *two.items)):
@@ -177,12 +143,32 @@ class Comparison:
         kinds = {one.opening, two.opening}
         most = max(len(one.items), len(two.items))
         if kinds <= {"", "{"} or (kinds in ({"", "["}, {"{", "["}) and most > 2):
-            ours, theirs = expanded(one.items), expanded(two.items)
-            if "{" in kinds:
-                ours, theirs = self.distinct(ours), self.distinct(theirs)
-            return self.unordered(ours, theirs)
+            distinct = self.distinct if "{" in kinds else list
+            return self.unordered(distinct(one.items), distinct(two.items))
         same = kinds == {"", "("} or (one.opening, one.closing) == (two.opening, two.closing)
         return same and self.all_answers(one.items, two.items)
+
+    def group(self, group: Group, other: Any, ours: bool) -> bool:
+        ordered = [is_order(item) for item in group.items]
+        statements = (group.joined != "," and any(ordered)) or (group.opening == "" and all(ordered))
+        if is_order(other) or other == REALS or (statements and not isinstance(other, Relation)):
+            return self.real_sets(group, other)
+        if isinstance(other, Relation):
+            names = named_parts(group), named_parts(other)
+            return self.named_values(*names) if all(names) else self.relation(other, group, not ours)
+        if isinstance(other, Matrix):
+            cells = [cell for row in other.rows for cell in row]
+            flat = group.opening in ("(", "") and len(cells) == max(len(other.rows), len(other.rows[0]))
+            named = named_parts(group)
+            items = [named[name] for name in sorted(named, key=_natural)] if named else group.items
+            return flat and len(items) == len(cells) and all(map(self.answers, items, cells))
+        if isinstance(other, tuple | Quantity):
+            if re.fullmatch(r"\d+,\d+", group.text):
+                return isinstance(other, tuple) and self.answers(_decimal_comma(group.text), other)
+            if (mixed := _mixed_number(group)) is not None:
+                return self.inner(mixed, other, ours)
+        alone = group.opening == "{" and len(group.items) == 1 and not isinstance(group.items[0], Nothing)
+        return alone and self.inner(group.items[0], other, ours)
 
     def distinct(self, items: Sequence[Any]) -> list[Any]:
         kept: list[Any] = []
@@ -191,40 +177,22 @@ class Comparison:
                 kept.append(item)
         return kept
 
-    def named_values(self, one: Any, two: Any, ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> bool:
-        if ours and theirs:
-            return ours.keys() == theirs.keys() and all(self.answers(ours[name], theirs[name]) for name in ours)
-        names, other, holder = (ours, two, one) if ours else (theirs, one, two)
-        assert names is not None
-        if isinstance(other, Relation) and other.signs == ("=",):
-            other = other.sides[1]
-        matrix = as_matrix(other)
-        if matrix is not None and len(matrix[0]) == 1:
-            items = [row[0] for row in matrix]
-        elif isinstance(other, Group) and other.opening in ("", "(") and other.joined != "or":
-            items = list(other.items)
-        else:
-            return False
-        if any(isinstance(item, Relation) for item in items):
-            return False
-        # The names of a tuple have its order, others that of the alphabet.
-        order = list(names) if isinstance(holder, Relation) else sorted(names, key=_natural)
-        values = [names[name] for name in order]
-        return self.all_answers(values, items) if ours else self.all_answers(items, values)
+    def named_values(self, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+        return ours.keys() == theirs.keys() and all(self.answers(ours[name], theirs[name]) for name in ours)
 
-    def matrices(self, one: Any, two: Any) -> bool:
-        ours, theirs = as_matrix(one), as_matrix(two)
-        if isinstance(one, Relation) and isinstance(two, Relation) and not same_name(one.names[0], two.names[0]):
+    def named_and_bare(self, one: Group, two: Group, ours: Any, theirs: Any) -> bool:
+        """Compare named values in the order of the alphabet with values without names."""
+        bare = two if ours else one
+        if bare.opening not in ("", "(") or bare.joined == "or" or any(isinstance(i, Relation) for i in bare.items):
             return False
-        if ours is not None and theirs is not None:
-            return len(ours) == len(theirs) and all(map(self.all_answers, ours, theirs))
-        matrix, other = (ours, two) if ours is not None else (theirs, one)
-        if isinstance(other, Relation):
-            other = other.sides[-1]
-        if matrix is None or not isinstance(other, Group) or other.opening not in ("(", ""):
-            return False
-        cells = [row[0] for row in matrix] if len(matrix[0]) == 1 else matrix[0] if len(matrix) == 1 else []
-        return self.all_answers(cells, other.items) if ours is not None else self.all_answers(other.items, cells)
+        items = [
+            list(bare.items) if named is None else [named[n] for n in sorted(named, key=_natural)]
+            for named in (ours, theirs)
+        ]
+        return self.all_answers(*items)
+
+    def matrices(self, one: Matrix, two: Matrix) -> bool:
+        return len(one.rows) == len(two.rows) and all(map(self.all_answers, one.rows, two.rows))
 
     def cases(self, one: Any, two: Any) -> bool:
         ours, theirs = _function_in_cases(one), _function_in_cases(two)
@@ -232,9 +200,7 @@ class Comparison:
             return False
         left = list(theirs.rows)
         for value, condition in ours.rows:
-            match = next(
-                (row for row in left if self.answers(value, row[0]) and self.conditions(condition, row[1])), None
-            )
+            match = next((r for r in left if self.answers(value, r[0]) and self.conditions(condition, r[1])), None)
             if match is None:
                 return False
             left.remove(match)
@@ -254,80 +220,37 @@ class Comparison:
         if ours is None or theirs is None:
             return self.set_parts(one, two)
         (points, pattern), (others, other_pattern) = ours.profile(), theirs.profile()
-        return pattern == other_pattern and all(map(self.formulas, points, others))
+        return pattern == other_pattern and all(map(self.answers, points, others))
 
     def set_parts(self, one: Any, two: Any) -> bool:
         """Compare sets whose members are unknown by their parts."""
-        if isinstance(one, Builder) and isinstance(two, Builder) and len(one.conditions) == len(two.conditions):
+        if isinstance(one, Builder) and isinstance(two, Builder):
             names = symbols(one.element), symbols(two.element)
-            if len(names[0]) == len(names[1]) == 1 and names[0] != names[1]:
-                old, new = (("sym", *name) for name in names)
-                one = Builder(
-                    replaced(one.element, old, new), tuple(replaced(item, old, new) for item in one.conditions)
-                )
+            if len(names[0]) == len(names[1]) == 1:
+                one = replaced(one, *(("sym", *name) for name in names))
             return self.answers(one.element, two.element) and self.all_answers(one.conditions, two.conditions)
         if isinstance(one, Combined) and isinstance(two, Combined) and one.operation == two.operation:
             return (self.all_answers if one.operation == "setminus" else self.unordered)(one.parts, two.parts)
         return False
 
-    def relations(self, one: Any, two: Any) -> bool:
+    def relations(self, one: Relation, two: Relation) -> bool:
         ordered = is_order(one), is_order(two)
         if any(ordered):
             return (all(ordered) and self.same_inequality(one, two)) or self.real_sets(one, two)
-        if isinstance(one, Relation) and isinstance(two, Relation):
-            return self.equations(one, two)
-        ours = isinstance(one, Relation)
-        relation, other = (one, two) if ours else (two, one)
-        if relation.signs == ("in",):
-            if ("sym", "ℝ") in (other, relation.sides[1]):
-                return self.real_sets(one, two)
-            return self.inner(relation.sides[1], other, ours)
-        if relation.signs[-1] == "approx":
-            return self.approximation(relation, other, ours)
-        return set(relation.signs) in ({"="}, {"equiv"}) and self.chain(relation, other, ours)
-
-    def chain(self, relation: Relation, other: Any, ours: bool) -> bool:
-        """Compare `name = ... = value` with a value. Every part without a name must equal the value."""
-        sides, names = relation.sides, relation.names
-        if len(sides) == 2 and names[1] and not names[0]:
-            sides, names = sides[::-1], names[::-1]
-        if not ours and not any(names):
-            return False
-        for side, name in zip(sides[:-1], names[:-1], strict=True):
-            if name:
-                continue
-            if symbols(side):
-                if (not ours and len(sides) == 2) or symbols(other):
-                    return False
-            elif not self.answers(side, sides[-1]):
-                return False
-        return self.inner(sides[-1], other, ours)
-
-    def approximation(self, relation: Relation, other: Any, ours: bool) -> bool:
-        exact, rounded = relation.sides[-2], relation.sides[-1]
-        left, right = rational(exact), rational(rounded)
-        if left is not None and right is not None and rounded[0] == "num" and round(left, rounded[2]) != right:
-            return False
-        if relation.names[-2]:
-            return self.inner(rounded, other, ours)
-        return self.inner(exact, other, ours) or (not ours and self.answers(other, rounded))
-
-    def equations(self, one: Relation, two: Relation) -> bool:
         if {*one.signs, *two.signs} - {"=", "equiv"}:
             return one.signs == two.signs and self.all_answers(one.sides, two.sides)
         (our_name, our_value), (their_name, their_value) = name_first(one), name_first(two)
         if our_name and their_name:
-            if same_name(our_name, their_name) and self.consistent(one) and self.consistent(two):
-                return self.answers(our_value, their_value)
+            if same_name(our_name, their_name):
+                middle = [(side, r.sides[-1]) for r in (one, two) for side in r.sides[1:-1]]
+                if all(self.answers(*pair) for pair in middle):
+                    return self.answers(our_value, their_value)
             names = symbols(*one.sides)
             if max(len(one.sides), len(two.sides)) > 2 or len(names) < 2 or names != symbols(*two.sides):
                 return False
         if not len(one.sides) == len(two.sides) == 2 or not all(isinstance(s, tuple) for s in (*one.sides, *two.sides)):
             return self.all_answers(one.sides, two.sides)
         return self.same_equation(difference(*one.sides), difference(*two.sides))
-
-    def consistent(self, relation: Relation) -> bool:
-        return all(self.answers(side, relation.sides[-1]) for side in relation.sides[1:-1])
 
     def same_equation(self, one: Any, two: Any) -> bool:
         names = symbols(one)
@@ -348,21 +271,48 @@ class Comparison:
                 return True
         if len(one.sides) != 2 or len(symbols(*one.sides)) < 2:
             return False
-        differences = [
-            difference(*(value.sides if value.signs[0] in ("<", "<=", "!=") else value.sides[::-1]))
+        less = [
+            value if value.signs[0] in ("<", "<=", "!=") else replace(value, sides=value.sides[::-1])
             for value in (one, two)
         ]
-        strict = ["=" in value.signs[0] for value in (one, two)]
-        ratio = constant_ratio(*differences)
-        return strict[0] == strict[1] and ratio is not None and bool(ratio > 0)
+        ratio = constant_ratio(*(difference(*value.sides) for value in less))
+        return ("=" in one.signs[0]) == ("=" in two.signs[0]) and ratio is not None and bool(ratio > 0)
+
+    def relation(self, relation: Relation, other: Any, ours: bool) -> bool:
+        """Compare `name = ... = value` with a value. Every part without a name must equal the value."""
+        sides, signs, names = relation.sides, set(relation.signs), relation.names
+        if is_order(relation) or (signs == {"in"} and REALS in (other, sides[1])):
+            return self.real_sets(relation, other)
+        if signs == {"in"}:
+            return self.inner(sides[1], other, ours)
+        if relation.signs[-1] == "approx":
+            return self.approximation(relation, other, ours)
+        if len(sides) == 2 and names[1] and not names[0]:
+            sides, names = sides[::-1], names[::-1]
+        if signs not in ({"="}, {"equiv"}) or (not ours and not any(names)):
+            return False
+        for side in (side for side, name in zip(sides[:-1], names, strict=False) if not name):
+            if symbols(side):
+                if (not ours and len(sides) == 2) or symbols(other):
+                    return False
+            elif not self.answers(side, sides[-1]):
+                return False
+        return self.inner(sides[-1], other, ours)
+
+    def approximation(self, relation: Relation, other: Any, ours: bool) -> bool:
+        exact, rounded = relation.sides[-2:]
+        left, right = rational(exact), rational(rounded)
+        if left is not None and right is not None and rounded[0] == "num" and round(left, rounded[2]) != right:
+            return False
+        if relation.names[-2]:
+            return self.inner(rounded, other, ours)
+        return self.inner(exact, other, ours) or (not ours and self.answers(other, rounded))
 
     # --- numbers with something beside them
 
     def quantities(self, one: Any, two: Any) -> bool:
         if not isinstance(one, Quantity | tuple) or not isinstance(two, Quantity | tuple):
-            relation = one if isinstance(one, Relation) else two
-            named = isinstance(relation, Relation) and relation.signs[-1] in ("=", "approx")
-            return named and self.relations(one, two)
+            return False
         ours, theirs = (value if isinstance(value, Quantity) else Quantity(value) for value in (one, two))
         if ours.noun != theirs.noun and not (ours.counted and theirs.counted and not (ours.noun and theirs.noun)):
             left_out = theirs.noun and not ours.noun and not theirs.counted and ours.unit is None
@@ -375,14 +325,14 @@ class Comparison:
         unit = ours.unit or theirs.unit
         measured, plain = (ours.formula, theirs.formula) if ours.unit else (theirs.formula, ours.formula)
         if unit in (units.PERCENT, units.PERMILLE):
-            if self.formulas(("*", measured, number(unit.factor)), plain):
+            if self.answers(("*", measured, number(unit.factor)), plain):
                 return True
             value = rational(measured)
-            return unit == units.PERCENT and (value is None or abs(value) >= 1) and self.formulas(measured, plain)
-        if self.formulas(measured, plain):
+            return unit == units.PERCENT and (value is None or abs(value) >= 1) and self.answers(measured, plain)
+        if self.answers(measured, plain):
             return True
         if unit == units.DEGREE:
-            return has(plain, "pi") and self.formulas(("deg", measured), plain)
+            return has(plain, "pi") and self.answers(("deg", measured), plain)
         return unit is not None and self.is_letter_unit(measured, unit, plain)
 
     def is_letter_unit(self, measured: Any, unit: units.Unit, plain: Any) -> bool:
@@ -398,46 +348,40 @@ class Comparison:
     def units(self, ours: Quantity, theirs: Quantity) -> bool:
         first, second = ours.unit, theirs.unit
         assert first is not None and second is not None
-        if first == second or (
-            units.GENERIC in (first, second) and not {first, second} & {units.PERCENT, units.PERMILLE}
-        ):
-            return self.formulas(ours.formula, theirs.formula)
-        return first.dimensions == second.dimensions and self.formulas(
-            ("*", ours.formula, number(first.factor)), ("*", theirs.formula, number(second.factor))
-        )
+        shares = {first, second} & {units.PERCENT, units.PERMILLE}
+        if first == second or (units.GENERIC in (first, second) and not shares):
+            return self.answers(ours.formula, theirs.formula)
+        scaled = (("*", value.formula, number(unit.factor)) for value, unit in ((ours, first), (theirs, second)))
+        return first.dimensions == second.dimensions and self.answers(*scaled)
 
-    def tagged(self, one: Any, two: Any) -> bool:
+    def tagged(self, one: Tagged, two: Tagged) -> bool:
+        if one.kind == two.kind == "time":
+            return one.parts[:2] == two.parts[:2] and "" in (one.parts[2], two.parts[2])
         ours, theirs = _ratio(one), _ratio(two)
-        if isinstance(one, Tagged) and isinstance(two, Tagged):
-            if one.kind == two.kind == "time":
-                return one.parts[:2] == two.parts[:2] and (
-                    one.parts[2] == two.parts[2] or "" in (one.parts[2], two.parts[2])
-                )
-            if not ours or not theirs or len(ours) != len(theirs):
-                return one == two
-            return all(self.formulas(("/", a, ours[0]), ("/", b, theirs[0])) for a, b in zip(ours, theirs, strict=True))
-        tagged, other = (one, two) if isinstance(one, Tagged) else (two, one)
-        parts = tagged.parts if tagged.kind == "ratio" else ()
-        fraction = isinstance(other, tuple) and other[0] == "/"
-        return len(parts) == 2 and fraction and self.formulas(("/", *parts), other)
+        if not ours or len(ours) != len(theirs):
+            return False
+        return all(self.answers(("/", a, ours[0]), ("/", b, theirs[0])) for a, b in zip(ours, theirs, strict=True))
 
-    def based(self, one: Any, two: Any) -> bool:
-        first, other = (one, two) if isinstance(one, Based) else (two, one)
+    def ratio(self, tagged: Tagged, other: Any, ours: bool) -> bool:
+        pair = tagged.kind == "ratio" and len(tagged.parts) == 2
+        return pair and isinstance(other, tuple) and other[0] == "/" and self.answers(("/", *tagged.parts), other)
+
+    def digits(self, based: Based, other: Any, ours: bool) -> bool:
         if isinstance(other, Text):
-            return first is two and other.words == (first.digits,)
+            return not ours and other.words == (based.digits,)
         if not isinstance(other, tuple) or other[0] != "num" or other[1].denominator != 1:
             return False
-        return (first.base == 10 or first is two) and str(other[1]) == first.digits
+        return (based.base == 10 or not ours) and str(other[1]) == based.digits
 
-    def congruences(self, one: Any, two: Any) -> bool:
-        if isinstance(one, Congruent) and isinstance(two, Congruent):
-            if not self.formulas(one.modulus, two.modulus):
-                return False
-            first, second, modulus = (rational(value) for value in (one.value, two.value, one.modulus))
-            if first is None or second is None or not modulus:
-                return self.answers(one.value, two.value)
-            return first % modulus == second % modulus
-        congruent, other = (one, two) if isinstance(one, Congruent) else (two, one)
+    def congruences(self, one: Congruent, two: Congruent) -> bool:
+        if not self.answers(one.modulus, two.modulus):
+            return False
+        first, second, modulus = (rational(value) for value in (one.value, two.value, one.modulus))
+        if first is None or second is None or not modulus:
+            return self.answers(one.value, two.value)
+        return first % modulus == second % modulus
+
+    def residue(self, congruent: Congruent, other: Any, ours: bool) -> bool:
         if isinstance(other, Relation):
             other = other.sides[-1]
         residue, modulus, plain = (rational(value) for value in (congruent.value, congruent.modulus, other))
@@ -447,18 +391,18 @@ class Comparison:
 
     # --- words
 
-    def choices(self, one: Any, two: Any) -> bool:
-        if isinstance(one, Choice) and isinstance(two, Choice):
-            return one.letter == two.letter and (None in (one.value, two.value) or self.answers(one.value, two.value))
-        choice, other = (one, two) if isinstance(one, Choice) else (two, one)
+    def choices(self, one: Choice, two: Choice) -> bool:
+        return one.letter == two.letter and (None in (one.value, two.value) or self.answers(one.value, two.value))
+
+    def choice(self, choice: Choice, other: Any, ours: bool) -> bool:
         if other in (("sym", choice.letter), Text((choice.letter,)), Text((choice.letter.casefold(),))):
             return True
-        return choice.value is not None and self.inner(choice.value, other, choice is one)
+        return choice.value is not None and self.inner(choice.value, other, ours)
 
-    def texts(self, one: Any, two: Any) -> bool:
-        if isinstance(one, Text) and isinstance(two, Text):
-            return [word.casefold() for word in one.words] == [word.casefold() for word in two.words]
-        text, other = (one, two) if isinstance(one, Text) else (two, one)
+    def texts(self, one: Text, two: Text) -> bool:
+        return [word.casefold() for word in one.words] == [word.casefold() for word in two.words]
+
+    def text(self, text: Text, other: Any, ours: bool) -> bool:
         if isinstance(other, Relation):
             return other.signs == ("=",) and self.answers(other.sides[1], text)
         if len(text.words) != 1:
@@ -472,49 +416,17 @@ class Comparison:
         product: Any = number(1)
         for letter in letters:
             product = ("*", product, ("const" if letter in "ei" else "sym", letter))
-        return self.formulas(product, other)
+        return self.answers(product, other)
 
-    _BY_TYPE: tuple[tuple[Any, Callable[..., bool]], ...] = (
-        (Choice, choices), (Based, based), (Congruent, congruences), (Tagged, tagged), (Cases, cases), (Text, texts),
-        (Combined | Builder, real_sets), (Group, groups), (Nothing, lambda *_: False), (Relation, relations),
-        (Quantity, quantities), (Matrix, matrices),
+    def never(self, *_: Any) -> bool:
+        return False
+
+    # (type, rule for two values of the type, rule for one and another value; None: the first rule for both)
+    _RULES: tuple[tuple[Any, Callable[..., bool], Callable[..., bool] | None], ...] = (
+        (Choice, choices, choice), (Based, never, digits), (Congruent, congruences, residue), (Tagged, tagged, ratio),
+        (Cases, cases, None), (Text, texts, text), (Combined | Builder, real_sets, None), (Group, groups, group),
+        (Nothing, never, None), (Relation, relations, relation), (Quantity, quantities, None), (Matrix, matrices, never),
     )  # fmt: skip
-
-
-def as_matrix(value: Any) -> list[list[Any]] | None:
-    """Return the rows of a matrix, of a number times a matrix, and of lists in brackets of equal length; None for others."""
-    if isinstance(value, Matrix):
-        return [list(row) for row in value.rows]
-    if isinstance(value, Group):
-        lists = [item for item in value.items if isinstance(item, Group) and item.opening == "["]
-        nested = value.opening == "[" and len(lists) == len(value.items) > 1
-        return (
-            [list(item.items) for item in lists] if nested and len({len(item.items) for item in lists}) == 1 else None
-        )
-    if isinstance(value, Relation):
-        return as_matrix(value.sides[1]) if value.signs == ("=",) and value.names[0] else None
-    if not isinstance(value, tuple) or value[0] not in ("neg", "*", "/"):
-        return None
-    parts = (number(-1), value[1]) if value[0] == "neg" else value[1:]
-    for place, matrix in enumerate(map(as_matrix, parts)):
-        factor = parts[1 - place]
-        if matrix is not None and isinstance(factor, tuple) and (place == 0 or value[0] != "/"):
-            return [[("/" if value[0] == "/" else "*", cell, factor) for cell in row] for row in matrix]
-    return None
-
-
-def plus_minus(value: Any) -> list[Any]:
-    """Return both values of a formula with a plus-minus sign; others as they are."""
-    if isinstance(value, Relation) and value.signs == ("=",):
-        return [replace(value, sides=(value.sides[0], side)) for side in plus_minus(value.sides[1])]
-    if isinstance(value, Quantity):
-        return [replace(value, formula=item) for item in plus_minus(value.formula)]
-    return [with_signs(value, 1), with_signs(value, -1)] if has(value, "pm", "mp") else [value]
-
-
-def expanded(items: Sequence[Any]) -> list[Any]:
-    """Return items with both values of each formula with a plus-minus sign."""
-    return [item for value in items for item in plus_minus(value)]
 
 
 def same_name(one: str, two: str) -> bool:

@@ -14,7 +14,7 @@ from rstar_lab.verify.cursor import Cursor
 from rstar_lab.verify.digits import DIGIT_GROUP, decimal, period, repeating
 from rstar_lab.verify.environments import environment
 from rstar_lab.verify.tokens import Token, Unreadable
-from rstar_lab.verify.values import Builder, Formula, Group, Matrix, Nothing, number
+from rstar_lab.verify.values import Builder, Formula, Group, Matrix, Nothing, number, plus_minus, scaled
 
 MAX_DEPTH = 40
 SUM, SIGNED, PRODUCT, ARGUMENT, POWER = 5, 9, 10, 12, 15  # how strongly operators bind
@@ -80,15 +80,17 @@ class Parser(Cursor):
             left = self.expression(SIGNED)
             if negative and not isinstance(left, tuple | Matrix):
                 raise Unreadable("a negative set")
-            left = ("neg", left) if negative else left
+            left = scaled(("neg", left)) if negative else left
         elif self.is_command("pm", "mp"):
             left = (self.take().text, number(0), self.expression(SIGNED))
         else:
             left = self.primary()
         while (found := self.operation(left, power)) is not None:
             left = found
-            if any(not isinstance(part, tuple | str | Matrix) for part in left):
-                raise Unreadable("a formula of sets")
+            if isinstance(left, tuple):
+                if any(not isinstance(part, tuple | str | Matrix) for part in left):
+                    raise Unreadable("a formula of sets")
+                left = scaled(left)
         self.depth -= 1
         return left
 
@@ -536,6 +538,9 @@ class Parser(Cursor):
             and not (opening == "[" and isinstance(values[0], Group))
         ):
             return values[0]
+        lists = [value.items if isinstance(value, Group) and value.opening == "[" else () for value in values]
+        if opening == "[" and len(values) > 1 and all(lists) and len(set(map(len, lists))) == 1:
+            return Matrix(tuple(lists))
         return Group({"]": "("}.get(opening, opening), tuple(values), {"[": ")"}.get(closing, closing))
 
     def closes(self) -> bool:
@@ -568,14 +573,14 @@ class Parser(Cursor):
         condition = self.is_sign("|", ":")
         if not condition and not self.is_sign(",", ";"):
             self.expect(r"\}")
-            return Group("{", (element,), "}")
+            return Group("{", tuple(plus_minus(element)), "}")
         self.at += 1
         self.listed += 1
         values, joined = self.items(lambda: self.is_sign(r"\}"))
         self.listed -= 1
         self.expect(r"\}")
         if not condition:
-            return Group("{", (element, *values), "}")
+            return Group("{", tuple(sign for value in (element, *values) for sign in plus_minus(value)), "}")
         return Builder(element, (Group("", tuple(values), "", "or"),) if joined == "or" else tuple(values))
 
 

@@ -1,6 +1,7 @@
-"""Values of formulas: exact fractions where arithmetic is exact, else 50 digits. No text is evaluated, and no value is large.
+"""Values of formulas, and formulas with equal values. No text is evaluated, and no value is large.
 
-Two formulas with letters are equal if their values agree at several points.
+Values are exact fractions where arithmetic is exact, else they have 50 digits. Two formulas with letters are equal if their values
+agree at several points.
 """
 
 import math
@@ -12,12 +13,13 @@ from typing import Any
 
 import mpmath
 
-from rstar_lab.verify.values import has
+from rstar_lab.verify.values import decadic, has, replaced, symbols
 
 MAX_BITS = 40_000  # of an exact number
 MAX_MAGNITUDE = 1e6  # of the logarithm of a number that is not exact
 MAX_ARGUMENT = 2_000  # of a factorial
 MIN_DECIMALS = MIN_SIGNIFICANT = 6
+MIN_AGREED = 3  # points at which formulas have the same value
 MAX_TERMS, MAX_NESTED_TERMS = 300, 15  # of a sum
 _CONTEXT = mpmath.mp.clone()
 _CONTEXT.dps = 50
@@ -97,8 +99,9 @@ def close(first: Number, second: Number) -> bool:
 
 def rounds_to(value: Number, rounded: Any) -> bool:
     """Return whether a decimal (a formula "num") is `value` rounded to its last digit, and has 6 decimals and 6 digits at least."""
-    decimal = isinstance(rounded, tuple) and rounded[0] == "num"
-    if not decimal or rounded[2] < MIN_DECIMALS or rounded[3] < MIN_SIGNIFICANT:
+    if rounded[0] == "neg":
+        value, rounded = -value, rounded[1]
+    if rounded[0] != "num" or rounded[2] < MIN_DECIMALS or rounded[3] < MIN_SIGNIFICANT or _inexact(value).imag != 0:
         return False
     if not isinstance(value, Fraction):
         scale = 10 ** (rounded[2] + 12)
@@ -184,12 +187,6 @@ def _rounded(name: str, value: Number) -> Number:
     return Fraction(int(getattr(math if exact else _CONTEXT, name)(value if exact else real(value))))
 
 
-def _of_integers(function: Callable[..., int], *values: Number) -> Number:
-    if not all(isinstance(value, Fraction) and value.denominator == 1 for value in values):
-        raise NeedsAlgebra
-    return Fraction(function(*map(int, values)))
-
-
 def _remainder(value: Number, modulus: Number) -> Number:
     if not (isinstance(value, Fraction) and isinstance(modulus, Fraction)) or modulus == 0:
         raise NeedsAlgebra
@@ -216,11 +213,14 @@ def _analytic(function: Callable[[Any], Any], value: Number) -> Number:
     return _CONTEXT.mpf(0) if abs(found) < 1e-45 else found
 
 
-def _counting(exact: Callable[..., int], general: Callable[..., Any], *values: Number) -> Number:
+def _counting(exact: Callable[..., int], general: Callable[..., Any] | None, *values: Number) -> Number:
+    """Return a function of integers. general: its continuation to other numbers."""
     if any(not isinstance(value, Fraction) or abs(value) > MAX_ARGUMENT for value in values):
         raise NeedsAlgebra
     if all(value.denominator == 1 and value >= 0 for value in values):
         return Fraction(exact(*map(int, values)))
+    if general is None:
+        raise NeedsAlgebra
     try:
         return general(*map(real, values))
     except (ValueError, ZeroDivisionError):
@@ -261,10 +261,115 @@ _ANALYTIC = "sin cos tan cot sec csc asin acos atan sinh cosh tanh coth arg"
 _FUNCTIONS: dict[str, Callable[..., Number]] = {
     **{name: partial(_analytic, getattr(_CONTEXT, name)) for name in _ANALYTIC.split()},
     "root": _root, "abs": abs, "floor": partial(_rounded, "floor"), "ceil": partial(_rounded, "ceil"),
-    "gcd": partial(_of_integers, math.gcd), "lcm": partial(_of_integers, math.lcm), "mod": _remainder,
+    "gcd": partial(_counting, math.gcd, None), "lcm": partial(_counting, math.lcm, None), "mod": _remainder,
     "max": lambda *values: max(values, key=real), "min": lambda *values: min(values, key=real),
     "log": _logarithm, "ln": _logarithm,
     "factorial": partial(_counting, math.factorial, _CONTEXT.factorial),
     "factorial2": partial(_counting, lambda n: math.prod(range(n, 0, -2)), _CONTEXT.fac2),
     "binom": partial(_counting, math.comb, _CONTEXT.binomial), "perm": partial(_counting, math.perm, _CONTEXT.ff),
 }  # fmt: skip
+
+
+# --- comparison
+
+_STEPS = ("floor", "ceil", "mod", "gcd", "lcm", "binom", "factorial", "perm", "factorial2")
+
+
+def rational(value: Any) -> Fraction | None:
+    """Return the value of a formula that is a rational number, else None."""
+    if not isinstance(value, tuple) or symbols(value):
+        return None
+    try:
+        found = evaluate(value, {})
+    except (NeedsAlgebra, NoValue):
+        return None
+    return found if isinstance(found, Fraction) else None
+
+
+def same_formulas(one: Any, two: Any, algebra: Any) -> bool:
+    """Return whether two formulas without plus-minus signs and matrices are equal. algebra: see `equality.equal`."""
+    one, two = _same_names(one, two)
+    infinite = [has(value, "inf") and not has(value, "sum", "prod", "int", "lim") for value in (one, two)]
+    if any(infinite):
+        return all(infinite) and one == two
+    if _same_values(one, two, algebra):
+        return True
+    return (has(one, "log") or has(two, "log")) and _same_values(decadic(one), decadic(two), algebra)
+
+
+def constant_ratio(one: Any, two: Any) -> Number | None:
+    """Return one / two if that is the same number at all points, else None."""
+    ratios = []
+    for values in points(symbols(one, two), False):
+        try:
+            above, below = (evaluate(value, values) for value in (one, two))
+        except NoValue:
+            continue
+        if below == 0 or above == 0:
+            continue
+        if not (isinstance(above, Fraction) and isinstance(below, Fraction)):
+            above, below = real(above), real(below)
+        ratios.append(above / below)
+    return ratios[0] if len(ratios) > MIN_AGREED and all(close(ratio, ratios[0]) for ratio in ratios) else None
+
+
+def _same_names(one: Any, two: Any) -> Iterator[Any]:
+    """Return both formulas with one spelling of the imaginary unit and of a constant of integration."""
+    old, new = ("sym", ""), ("sym", "")
+    alone = symbols(one) ^ symbols(two)
+    if "I" in alone and has(one, "i") != has(two, "i") and has(one, "i") == ("I" in symbols(two)):
+        old, new = ("sym", "I"), ("const", "i")
+    elif alone == {"C", "c"} and all({("sym", "C"), ("sym", "c")}.intersection(_terms(value)) for value in (one, two)):
+        old, new = ("sym", "C"), ("sym", "c")
+    return (replaced(value, old, new) for value in (one, two))
+
+
+def _terms(node: Any) -> list[Any]:
+    return [*_terms(node[1]), *_terms(node[2])] if node[0] == "+" else [node]
+
+
+def _same_values(one: Any, two: Any, algebra: Any) -> bool:
+    try:
+        names = symbols(one, two)
+        found = _same_at_points(one, two, names) if names else _same_numbers(one, two)
+    except NoValue:
+        return False
+    except NeedsAlgebra:
+        found = None
+    if found is not None:
+        return found
+    if algebra is None:
+        raise NeedsAlgebra
+    return bool(algebra.formulas_equal(one, two))
+
+
+def _same_numbers(one: Any, two: Any) -> bool:
+    left, right = evaluate(one, {}), evaluate(two, {})
+    if close(left, right):
+        return True
+    if one[0] == two[0] == "num" and one[2] and two[2]:
+        shorter, longer = sorted((one, two), key=lambda value: value[2])
+        return bool(shorter[2] < longer[2]) and rounds_to(longer[1], shorter)
+    return rounds_to(right, one) or rounds_to(left, two)
+
+
+def _same_at_points(one: Any, two: Any, names: frozenset[str]) -> bool | None:
+    """Return whether values agree at all points where both are real; None if there are too few."""
+    steps = has(one, *_STEPS) or has(two, *_STEPS)
+    complex_numbers = has(one, "i") or has(two, "i")
+    agreed = 0
+    for values in points(names, steps):
+        try:
+            left, right = evaluate(one, values), evaluate(two, values)
+        except NoValue:
+            continue
+        if not complex_numbers:
+            imaginary = [bool(getattr(value, "imag", 0)) for value in (left, right)]
+            if imaginary == [True, True]:
+                continue
+            if any(imaginary):
+                return False
+        if not close(left, right):
+            return False
+        agreed += 1
+    return True if agreed >= MIN_AGREED else None

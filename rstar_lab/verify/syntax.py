@@ -15,7 +15,18 @@ from rstar_lab.verify.beside import currency, half_of_day, number_in_words, with
 from rstar_lab.verify.cursor import END, RELATIONS
 from rstar_lab.verify.formulas import JOINERS, SUM, Parser
 from rstar_lab.verify.tokens import Token, Unreadable, tokens_of
-from rstar_lab.verify.values import Based, Choice, Combined, Congruent, Group, Nothing, Relation, Tagged, Text
+from rstar_lab.verify.values import (
+    Based,
+    Choice,
+    Combined,
+    Congruent,
+    Group,
+    Nothing,
+    Relation,
+    Tagged,
+    Text,
+    plus_minus,
+)
 
 MAX_TOKENS = 1_500
 PUNCTUATION = frozenset(",.'-:!(){};")  # between words
@@ -91,7 +102,7 @@ def whole(parser: Parser) -> Any:
         raise Unreadable(f"unexpected {parser.peek().text}")
     if len(values) > 1 and all(isinstance(value, Choice) and value.value is None for value in values):
         values = [("sym", value.letter) for value in values]
-    values = _without_domains(values)
+    values = [sign for value in _without_domains(values) for sign in plus_minus(value)]
     text = "".join(token.text for token in parser.tokens)
     return Group("", tuple(values), "", joined, text) if len(values) > 1 else values[0]
 

@@ -5,8 +5,10 @@ A formula is a nested tuple: ("num", Fraction, decimals, significant digits), ("
 ("sum" | "prod", name, from, to, body), ("int", body, name, from, to), ("lim", body, name, point), ("value", computed number).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from rstar_lab.verify.units import Unit
@@ -158,28 +160,48 @@ def difference(left: Any, right: Any) -> Formula:
     return ("+", left, ("neg", right))
 
 
-def replaced(value: Any, old: Any, new: Any) -> Any:
-    """Return a formula or a relation in which one formula takes the place of another."""
-    if value == old:
-        return new
+def mapped(node: Any, change: Callable[[Formula], Formula]) -> Any:
+    """Return a formula whose parts, and then itself, are changed by a function."""
+    return change((node[0], *(mapped(part, change) for part in node[1:]))) if isinstance(node, tuple) else node
+
+
+def replaced(value: Any, old: Formula, new: Formula) -> Any:
+    """Return a formula, a relation or a set in which one formula takes the place of another."""
     if isinstance(value, Relation):
         return replace(value, sides=tuple(replaced(side, old, new) for side in value.sides))
-    return (value[0], *(replaced(part, old, new) for part in value[1:])) if isinstance(value, tuple) else value
+    if isinstance(value, Builder):
+        element, *conditions = (replaced(part, old, new) for part in (value.element, *value.conditions))
+        return Builder(element, tuple(conditions))
+    return mapped(value, lambda node: new if node == old else node)
 
 
-def with_signs(node: Any, sign: int) -> Any:
-    """Return a formula with one of the signs of each plus-minus sign: the upper for 1, the lower for -1."""
-    if not isinstance(node, tuple):
+def plus_minus(value: Any) -> list[Any]:
+    """Return both values of a formula with a plus-minus sign; others as they are."""
+    if isinstance(value, Relation) and value.signs == ("=",):
+        return [replace(value, sides=(value.sides[0], side)) for side in plus_minus(value.sides[1])]
+    if isinstance(value, Quantity):
+        return [replace(value, formula=item) for item in plus_minus(value.formula)]
+    if not has(value, "pm", "mp"):
+        return [value]
+
+    def signed(node: Formula, upper: str) -> Formula:
+        if node[0] not in ("pm", "mp"):
+            return node
+        return ("+", *node[1:]) if node[0] == upper else difference(*node[1:])
+
+    return [mapped(value, partial(signed, upper=upper)) for upper in ("pm", "mp")]
+
+
+def scaled(node: Formula) -> Any:
+    """Return the matrix that a number times a matrix is; other formulas as they are."""
+    sign, *parts = ("*", node[1], number(-1)) if node[0] == "neg" else node
+    if sign == "*" and isinstance(parts[1], Matrix):
+        parts.reverse()
+    if sign not in ("*", "/") or not isinstance(parts[0], Matrix) or not isinstance(parts[1], tuple):
         return node
-    parts = [with_signs(part, sign) for part in node[1:]]
-    if node[0] not in ("pm", "mp"):
-        return (node[0], *parts)
-    return ("+", *parts) if (sign > 0) == (node[0] == "pm") else difference(*parts)
+    return Matrix(tuple(tuple((sign, cell, parts[1]) for cell in row) for row in parts[0].rows))
 
 
 def decadic(node: Any) -> Any:
     """Return a formula in which `log` without a base has base 10."""
-    if not isinstance(node, tuple):
-        return node
-    parts = tuple(decadic(part) for part in node[1:])
-    return (node[0], *parts, number(10)) if node[:2] == ("call", "log") and len(node) == 3 else (node[0], *parts)
+    return mapped(node, lambda part: (*part, number(10)) if part[:2] == ("call", "log") and len(part) == 3 else part)
