@@ -11,7 +11,6 @@ from rstar_lab.verify.units import Unit
 from rstar_lab.verify.values import Formula, Quantity, Tagged, number
 
 MAX_NOUNS = 4
-_ORDINALS = ("st", "nd", "rd", "th")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _TEMPERATURES = (units.UNITS["C"], units.UNITS["F"])
 _POWER = re.compile(r"\^(?:\{(-?\d)\}|(-?\d)(?![\d.]))")
@@ -183,10 +182,6 @@ def with_unit(cursor: Cursor, value: Any, unit: Unit | None) -> Any:
             cursor.tokens[cursor.at] = token._replace(text=token.text.removeprefix(name), space=False)
         value = ("*", value, number(units.MULTIPLIERS[name]))
     unit = _percent(cursor) or unit
-    if cursor.is_word(*_ORDINALS):
-        cursor.at += 1
-    elif cursor.is_sign("^") and cursor.is_word(*_ORDINALS, offset=2):
-        cursor.at += 4
     if value[0] == "num":
         if cursor.is_sign("("):  # `7 (seven)`
             inner = Cursor(cursor.tokens[cursor.at + 1 :])

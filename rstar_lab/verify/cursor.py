@@ -1,6 +1,7 @@
 """A place in the tokens of an answer."""
 
 from collections.abc import Sequence
+from functools import partialmethod
 
 from rstar_lab.verify.tokens import Token, Unreadable
 
@@ -31,21 +32,14 @@ class Cursor:
         self.at += 1
         return token
 
-    def is_sign(self, *texts: str, offset: int = 0) -> bool:
+    def _is(self, kind: str, *texts: str, offset: int = 0) -> bool:
         token = self.peek(offset)
-        return token.kind == "sign" and token.text in texts
+        return token.kind == kind and (token.text.casefold() if kind == "word" else token.text) in texts
 
-    def is_command(self, *texts: str, offset: int = 0) -> bool:
-        token = self.peek(offset)
-        return token.kind == "command" and token.text in texts
-
-    def is_word(self, *texts: str, offset: int = 0) -> bool:
-        token = self.peek(offset)
-        return token.kind == "word" and token.text.casefold() in texts
-
-    def is_symbol(self, *texts: str, offset: int = 0) -> bool:
-        token = self.peek(offset)
-        return token.kind == "symbol" and token.text in texts
+    is_sign = partialmethod(_is, "sign")
+    is_command = partialmethod(_is, "command")
+    is_word = partialmethod(_is, "word")
+    is_symbol = partialmethod(_is, "symbol")
 
     def at_end(self) -> bool:
         return self.at >= len(self.tokens)

@@ -25,8 +25,8 @@ JOINERS: dict[str, str] = units.TABLES["names"]["joiners"]
 _STARTERS = FUNCTIONS | _NAMES["starters"]
 _ACCENTS = ("overline", "dot", "ddot", "tilde", "widetilde", "angle", "triangle", "mathring")
 _COUNTS = {"C": "binom", "P": "perm"}
+_FIXED = {"infty": ("const", "inf"), "emptyset": Nothing()}
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
-_ORDINALS = ("st", "nd", "rd", "th")
 
 
 class Parser(Cursor):
@@ -102,7 +102,7 @@ class Parser(Cursor):
         sign = token.text if token.kind == "sign" else ""
         command = token.text if token.kind == "command" else ""
         equal_sign = following.text == "=" and not following.space
-        if sign == "^" and power < POWER and not self.ordinal_follows():
+        if sign == "^" and power < POWER:
             return self.power(left)
         if sign == "!" and not equal_sign:
             return self.factorial(left)
@@ -135,10 +135,6 @@ class Parser(Cursor):
             self.at += 1
             return ("/" if sign == "/" else "*", left, self.expression(PRODUCT))
         return ("*", left, self.expression(PRODUCT)) if self.starts_factor() else None
-
-    def ordinal_follows(self) -> bool:
-        """Return whether the exponent here is an ordinal, as in `42^{\\text{nd}}`."""
-        return any(self.is_word(*_ORDINALS, offset=offset) and self.peek(offset).upright for offset in (1, 2))
 
     def starts_factor(self) -> bool:
         """Return whether a factor starts here, without a sign for the product."""
@@ -187,20 +183,13 @@ class Parser(Cursor):
         exponent = self.exponent()
         if not isinstance(base, tuple | Matrix):
             raise Unreadable("a power of a set")
-        if isinstance(base, tuple) and base[0] == "sym" and exponent == ("sym", "'"):
-            return ("sym", base[1] + "'")
         return ("^", base, exponent)
 
     def exponent(self) -> Any:
         """Read an exponent: braces, or a sign and the next number, letter or bracket, which can have an exponent too."""
-        if self.accept("'"):
-            return ("sym", "'")
         negative = False
         while self.is_sign("-", "+"):
             negative ^= self.take().text == "-"
-        if self.is_sign("{") and self.is_sign("'", offset=1):
-            self.braced()
-            return ("sym", "'")
         value = self.argument() if self.is_sign("{") else self.primary()
         while self.is_sign("!"):
             value = self.factorial(value)
@@ -222,19 +211,15 @@ class Parser(Cursor):
     def primary(self) -> Any:
         token = self.take()
         if token.kind in ("number", "repeating"):
-            value = self.literal(token)
             if self.is_sign("_"):
                 raise Unreadable("a base in a formula")
-            return value
-        if token.kind == "symbol":
-            return self.symbol(token)
-        if token.kind == "word":
-            return self.letters(token)
-        if token.kind == "command":
-            return self.command(token.text)
-        if token.kind == "sign":
-            return self.bracket(token.text)
-        raise Unreadable("the answer ends early")
+            return self.literal(token)
+        readers: dict[str, Callable[[Any], Any]] = {"symbol": self.symbol, "word": self.letters}
+        if token.kind in readers:
+            return readers[token.kind](token)
+        if token.kind == "end":
+            raise Unreadable("the answer ends early")
+        return self.command(token.text) if token.kind == "command" else self.bracket(token.text)
 
     def argument(self) -> Any:
         """Read the argument of a command: braces, or one digit, letter or command."""
@@ -365,10 +350,8 @@ class Parser(Cursor):
             return ("/", self.argument(), self.argument())
         if name == "pi":
             return ("sym", "pi" + self.subscript()) if self.is_sign("_") else ("const", "pi")
-        if name == "infty":
-            return ("const", "inf")
-        if name == "emptyset":
-            return Nothing()
+        if name in _FIXED:
+            return _FIXED[name]
         if name == "sqrt":
             degree = self.part(self.enclosed("[", "]")) if self.is_sign("[") else number(2)
             value = self.literal(self.take()) if self.peek().kind == "number" else self.argument()
@@ -384,7 +367,7 @@ class Parser(Cursor):
             self.expect("r" + name[1:])
             return ("call", name[1:], value)
         if name == "langle":
-            items = self.nested_items(lambda: self.is_command("rangle"))
+            items, _ = self.nested_items(lambda: self.is_command("rangle"))
             self.expect("rangle")
             return Group("(", tuple(items), ")")
         if name.startswith("begin:") or name == "pmatrix":
@@ -494,20 +477,20 @@ class Parser(Cursor):
             if not more or ended():
                 return values, joined
 
-    def nested_items(self, ended: Callable[[], bool]) -> list[Any]:
-        """Return the items up to the end of a bracket: commas separate items there."""
+    def nested_items(self, ended: Callable[[], bool], builder: int = 0) -> tuple[list[Any], str]:
+        """Return `items` up to the end of a bracket: commas separate items there. builder: 1 for the element of a set."""
         self.deeper()
         around = self.listed, self.bars, self.builder
-        self.listed, self.bars, self.builder = self.listed + 1, 0, 0
-        values, _ = self.items(ended)
+        self.listed, self.bars, self.builder = self.listed + 1, 0, builder
+        found = self.items(ended)
         self.listed, self.bars, self.builder = around
         self.depth -= 1
-        return values
+        return found
 
     def items_in(self, opening: str) -> list[Any]:
         """Return the items in the bracket that opens here, and move behind it."""
         self.at += 1
-        values = self.nested_items(lambda: self.is_sign(_CLOSING[opening]))
+        values, _ = self.nested_items(lambda: self.is_sign(_CLOSING[opening]))
         self.expect(_CLOSING[opening])
         return values
 
@@ -528,7 +511,7 @@ class Parser(Cursor):
             return self.set_group()
         if opening not in ("(", "[", "]"):
             raise Unreadable(f"unexpected {opening}")
-        values = self.nested_items(self.closes)
+        values, _ = self.nested_items(self.closes)
         closing = self.take().text if self.closes() else ""
         if not closing or (closing == "[" and opening == "("):
             raise Unreadable("an open bracket")
@@ -565,23 +548,15 @@ class Parser(Cursor):
             return environment(self, self.take().text.removeprefix("begin:"), self.all_of, cases=True)
         if self.accept(r"\}"):
             return Nothing()
-        self.builder += 1
-        self.listed += 1
-        element = self.read_item(self)
-        self.listed -= 1
-        self.builder -= 1
-        condition = self.is_sign("|", ":")
-        if not condition and not self.is_sign(",", ";"):
-            self.expect(r"\}")
-            return Group("{", tuple(plus_minus(element)), "}")
+        values, _ = self.nested_items(lambda: self.is_sign(r"\}", "|", ":"), builder=1)
+        if self.accept(r"\}"):
+            return Group("{", tuple(sign for value in values for sign in plus_minus(value)), "}")
         self.at += 1
-        self.listed += 1
-        values, joined = self.items(lambda: self.is_sign(r"\}"))
-        self.listed -= 1
+        conditions, joined = self.nested_items(lambda: self.is_sign(r"\}"))
         self.expect(r"\}")
-        if not condition:
-            return Group("{", tuple(sign for value in (element, *values) for sign in plus_minus(value)), "}")
-        return Builder(element, (Group("", tuple(values), "", "or"),) if joined == "or" else tuple(values))
+        if len(values) != 1:
+            raise Unreadable("several elements")
+        return Builder(values[0], (Group("", tuple(conditions), "", "or"),) if joined == "or" else tuple(conditions))
 
 
 def _factors(node: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from rstar_lab.verify import units
 from rstar_lab.verify.beside import currency, half_of_day, number_in_words, with_unit
 from rstar_lab.verify.cursor import END, RELATIONS
-from rstar_lab.verify.formulas import JOINERS, SUM, Parser
+from rstar_lab.verify.formulas import SUM, Parser
 from rstar_lab.verify.tokens import Token, Unreadable, tokens_of
 from rstar_lab.verify.values import (
     Based,
@@ -36,9 +36,12 @@ _PHRASES = {name: text.strip().split("\n") for name, text in units.TABLES["phras
 _INTRODUCTIONS = tuple(tuple(phrase.split()) for phrase in _PHRASES["introductions"])
 _QUALIFIERS = frozenset(("for", "where", "forall", "with"))
 _DOMAINS = tuple(("sym", name) for name in "ℝℤℕℚℂ")
-_NAMING = frozenset(("(", "_", "[", "angle", "triangle", "overline", "'", "|"))
-_IN_NAMES = frozenset(("_", "'", ")", "]", "(", "[", "|", "^", "-"))  # signs of a name
-_WORD_SIGNS = frozenset("-'.{}!°")  # signs of an answer in words
+# Names by the kinds of their tokens: s, S: small and capital letter, w: word, n: number, A: an angle, a triangle or a line.
+_NAME = re.compile(
+    r"\([sS](?:_[nsSw])?(?:,[sS](?:_[nsSw])?)*\)"
+    r"|(?:A[sSw]+|\|[^|]*\||w[sSw]*|S+|s|[sS]+(?=[_'(\[|]))(?:'|_[nsSwA]+|\^(?:-?n|'+)|[(\[][^+/=]*[)\]])*"
+)
+_WORD_SIGNS = frozenset("-'.{}!")  # signs of an item in words
 _BASES = {**units.NUMBER_WORDS, **{str(n): n for n in range(100)}}
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})/(\d{1,2})/(\d{4})")
 _TEXT = r"(?:\\(?:text|mathrm)\s*\{)?\s*"
@@ -95,7 +98,7 @@ def whole(parser: Parser) -> Any:
         raise Unreadable("empty")
     parser.accept("=")
     parser.accept("approx")
-    if (found := _in_words(parser)) is not None:
+    if (found := _phrase(parser)) is not None:
         return found
     values, joined = parser.items(parser.at_end)
     if not parser.at_end():
@@ -122,40 +125,15 @@ def _skip_introduction(parser: Parser) -> None:
                 return
 
 
-def _in_words(parser: Parser) -> Any:
-    """Return the value of an answer that consists of words, or None."""
-    start, rest = parser.at, parser.tokens[parser.at :]
-    if not any(token.kind == "word" for token in rest):
-        return None
+def _phrase(parser: Parser) -> Any:
+    """Return the value of an answer that is a phrase for no solution, all real numbers or an undefined value, or None."""
+    rest = parser.tokens[parser.at :]
     text = " ".join(token.text for token in rest if token.text not in ("{", "}")).casefold().strip(" .!")
     if text in _PHRASES["all_reals"]:
         return ("sym", "ℝ")
     if text in _PHRASES["nothing"] or re.fullmatch(r"(?:there (?:is|are) )?no such [a-z ]{1,40}", text):
         return Nothing()
-    if text in _PHRASES["undefined"]:
-        return Text(("undefined",))
-    if parser.is_word("option", "choice"):
-        return None
-    words = [token for token in rest if token.kind in ("word", "symbol")]
-    signs = [token for token in rest if token.kind not in ("word", "symbol")]
-    if not all(token.text in _WORD_SIGNS for token in signs):
-        return None
-    if (value := number_in_words(parser)) is not None and parser.at_end():
-        return value
-    parser.at = start
-    if any(token.text.casefold() in JOINERS for token in words):
-        return None if len(words) <= 9 else Text(plain_words(rest))
-    if len(words) == 1 and not words[0].upright and words[0].text.isascii():
-        return _letters(words[0].text)
-    # Short words and letters can be a formula: `ab c`, `xy - z`.
-    short = all(len(token.text) <= 3 for token in words)
-    letters = any(token.kind == "symbol" for token in words)
-    if letters and short and not any(token.kind == "word" and token.upright for token in words):
-        return None
-    minus = [token for token in signs if token.text == "-"]
-    if (minus and short) or any(token.space for token in minus) or any(token.text == "°" for token in signs):
-        return None
-    return Text(plain_words(rest))
+    return Text(("undefined",)) if text in _PHRASES["undefined"] else None
 
 
 def item(parser: Parser) -> Any:
@@ -209,22 +187,24 @@ def _choice_value(parser: Parser, letter: str, start: int) -> Choice | None:
 
 
 def _words(parser: Parser) -> Any:
-    """Read an item that consists of words."""
-    start, end = parser.at, parser.at
-    while not parser.item_end(end):
-        token = parser.tokens[end]
-        hyphen = token.text == "-" and end > start
-        if token.kind != "word" and not (token.kind == "symbol" and token.upright) and not hyphen:
-            return None
-        end += 1
-    tokens = parser.tokens[start:end]
-    following = parser.tokens[end] if end < len(parser.tokens) else END
-    formula = any(token.text == "-" for token in tokens) and all(len(token.text) <= 3 for token in tokens)
-    if not tokens or formula or following.kind == "command" or following.text in ("=", "<", ">"):
-        return None
-    if (value := number_in_words(parser)) is not None and parser.at == end:
+    """Read an item that consists of words; short words with letters or hyphens can be a formula (`ab c`, `xy - z`)."""
+    start = end = parser.at
+    if (value := number_in_words(parser)) is not None and parser.item_end(parser.at):
         return value
     parser.at = start
+    while not parser.item_end(end) and (
+        parser.tokens[end].kind in ("word", "symbol") or parser.tokens[end].text in _WORD_SIGNS
+    ):
+        end += 1
+    tokens = parser.tokens[start:end]
+    words = [token for token in tokens if token.kind in ("word", "symbol")]
+    letters = [token for token in words if token.kind == "symbol" and not token.upright]
+    hyphens = [token for token in tokens if token.text == "-"]
+    following = parser.tokens[end] if end < len(parser.tokens) else END
+    stated = not parser.item_end(end) or following.kind == "command" or following.text in ("=", "<", ">")
+    short = all(len(token.text) <= 3 for token in words)
+    if stated or not words or (short and (letters or hyphens)) or any(token.space for token in hyphens):
+        return None
     if len(tokens) == 1 and tokens[0].kind == "symbol":
         return None
     parser.at = end
@@ -299,37 +279,16 @@ def _modulus(parser: Parser) -> Any:
 def _name(tokens: Sequence[Token]) -> str:
     """Return the name that tokens are: `x`, `f(x)`, `S_{10}`, `\\angle ABC`, `(x, y)`, `f'(x)`, `\\text{Area}`; "" for others."""
     kept = [token for token in tokens if token.text not in ("{", "}", "°")]
-    texts = [token.text for token in kept]
-    if not kept or len(kept) > 24:
-        return ""
-    pairs = list(itertools.pairwise(kept))
-    if (texts[0], texts[-1]) == ("(", ")") and all(
-        token.kind == "symbol" or token.text in (",", "_") or (token.kind == "number" and before.text == "_")
-        for before, token in pairs[:-1]
-    ):
-        return "".join(texts)
-    named = kept[0].kind in ("symbol", "word") or texts[0] in ("angle", "triangle", "overline", "|")
-    if not named or "*" in texts or not any(token.kind in ("symbol", "word") for token in kept):
-        return ""
-    depth = 0
-    for before, token in itertools.pairwise([END, *kept]):
-        text = token.text
-        depth += (text in ("(", "[")) - (text in (")", "]"))
-        if depth or text in ("(", "["):
-            continue
-        if token.kind == "number" and before.text not in ("_", "-", "^"):
-            return ""
-        if token.kind == "command" and before is not END:
-            return ""
-        power = before.text == "^" and text not in ("-", "'")
-        if (token.kind == "sign" and (text not in _IN_NAMES or (text == "-" and before.text != "^"))) or power:
-            return ""
-    letters = [token.text for token in kept if token.kind == "symbol"]
-    if len(letters) > 1 and not _NAMING.intersection(texts) and not all(map(str.isupper, letters)):
-        return ""
-    if kept[0].kind == "symbol" and texts[1:2] == ["("] and not {"+", "/", "="}.isdisjoint(texts[2:-1]):
-        return ""
-    return " ".join(texts)
+    kinds = "".join(map(_kind_in_name, kept))
+    return " ".join(token.text for token in kept) if len(kept) <= 24 and _NAME.fullmatch(kinds) else ""
+
+
+def _kind_in_name(token: Token) -> str:
+    if token.kind == "symbol":
+        return "S" if token.text.isupper() else "s"
+    if token.kind == "command":
+        return "A" if token.text in ("angle", "triangle", "overline") else "C"
+    return token.text if token.kind == "sign" and len(token.text) == 1 else token.kind[0]
 
 
 def _quantity(parser: Parser) -> Any:

@@ -50,6 +50,10 @@ _TOKEN = re.compile(
 _BRACED = re.compile(r"\s*\{")
 _LETTER = re.compile(r"\s*([A-Za-z]|\\[ij]math)(?![A-Za-z])")
 _CIRC = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
+_PRIME = re.compile(r"\^\s*(?:\{\s*((?:(?:\\prime|')\s*)+)\}|(?:\\prime(?![A-Za-z])|'))")
+_ORDINAL = re.compile(
+    r"(?<=\d)\^?(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})(?![A-Za-z])"
+)
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3}|')(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
 
 
@@ -95,7 +99,8 @@ def tokens_of(text: str) -> tuple[Token, ...]:
     if match := _EMPHASIS.fullmatch(text.strip()):
         text = match[2]
     text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text)
-    found = _scan(_CIRC.sub("°", text), False, 0)
+    text = _PRIME.sub(lambda m: "'" * max(1, len(re.findall("prime|'", m[1] or ""))), _CIRC.sub("°", text))
+    found = _scan(_ORDINAL.sub("", text), False, 0)
     if "&" in text and "\\begin" in text and not re.search(r"\\begin\{(?:cases|array|\w*matrix)", text):
         found = [token for token in found if token.text != "&"]
     while found and found[-1].kind == "sign" and found[-1].text in ".,;:\\\\":
