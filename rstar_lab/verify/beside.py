@@ -121,32 +121,31 @@ def unit_follows(cursor: Cursor, place: int) -> bool:
 
 def number_in_words(cursor: Cursor) -> Formula | None:
     """Read `twenty-one`, `one hundred and five`, `three quarters`, `a dozen`; None and no move for other words."""
-    start, total, current, seen = cursor.at, 0, 0, False
-    if cursor.is_word("a", "an") or cursor.is_symbol("a"):
-        if not cursor.is_word("dozen", "hundred", "thousand", "million", "half", offset=1):
-            return None
+    start, total = cursor.at, 0
+    current: int | None = None
+    article = cursor.is_word("a", "an") or cursor.is_symbol("a")
+    if article and cursor.is_word("dozen", "hundred", "thousand", "million", "half", offset=1):
         cursor.at += 1
-        current, seen = 1, True
-    while True:
-        word = cursor.peek().text.casefold() if cursor.peek().kind == "word" else ""
+        current = 1
+    while cursor.peek().kind == "word" or cursor.is_sign("-"):
+        word = cursor.peek().text.casefold()
         if word in units.NUMBER_WORDS:
-            current += units.NUMBER_WORDS[word]
-        elif word == "hundred" and seen:
-            current *= 100
-        elif word in ("thousand", "million", "billion") and seen:
-            total, current = total + current * units.MULTIPLIERS[word], 0
+            current = (current or 0) + units.NUMBER_WORDS[word]
         elif word == "dozen":
             current = 12 * (current or 1)
-        elif word in units.PARTS and (seen or word == "half"):
+        elif word in units.PARTS and (current is not None or word == "half"):
             cursor.at += 1
-            return number(Fraction(current if seen else 1, units.PARTS[word]))
-        elif (
-            not seen or not (word == "and" or cursor.is_sign("-")) or not cursor.is_word(*units.NUMBER_WORDS, offset=1)
-        ):
+            return number(Fraction(1 if current is None else current, units.PARTS[word]))
+        elif current is None:
             break
-        seen = True
+        elif word == "hundred":
+            current *= 100
+        elif word in ("thousand", "million", "billion"):
+            total, current = total + current * units.MULTIPLIERS[word], 0
+        elif word not in ("and", "-") or not cursor.is_word(*units.NUMBER_WORDS, offset=1):
+            break
         cursor.at += 1
-    if not seen:
+    if current is None:
         cursor.at = start
         return None
     spelled = number(total + current)
@@ -210,10 +209,8 @@ def _percent(cursor: Cursor) -> Unit | None:
     if cursor.is_word("percent", "pct"):
         cursor.at += 1
         found = units.PERCENT
-    if cursor.is_sign("(") and cursor.peek(1).text in ("in", "unit", "units", "percent", "%", "{"):
-        inner = [token.text for token in cursor.tokens[cursor.at + 1 : cursor.closing("(", ")")]]
-        inner = [text for text in inner if text not in ("in", "{", "}")]
-        if inner in (["%"], ["percent"], ["unit"], ["units"]):
-            cursor.at = cursor.closing("(", ")") + 1
-            found = units.PERCENT if inner[0] in ("%", "percent") else found
+    following = "".join(token.text for token in cursor.tokens[cursor.at : cursor.at + 6])
+    if remark := re.match(r"\((?:in)?\{?(%|percent|units?)\}?\)", following):
+        cursor.at = cursor.closing("(", ")") + 1
+        found = found if remark[1].startswith("unit") else units.PERCENT
     return found

@@ -32,6 +32,7 @@ from rstar_lab.verify.values import (
     difference,
     has,
     number,
+    proper,
     replaced,
     symbols,
 )  # fmt: skip
@@ -496,13 +497,10 @@ def _mixed_number(group: Group) -> Any:
     if group.joined != "and" or len(group.items) != 2:
         return None
     quantity = group.items[1] if isinstance(group.items[1], Quantity) else Quantity(group.items[1])
-    whole, fraction = group.items[0], quantity.formula
-    if not all(isinstance(part, tuple) for part in (whole, fraction)) or (whole[0], fraction[0]) != ("num", "/"):
+    whole, fraction = group.items[0], proper(quantity.formula)
+    if fraction is None or not isinstance(whole, tuple) or whole[0] != "num" or whole[1].denominator != 1:
         return None
-    above, below = fraction[1:]
-    if whole[1].denominator != 1 or (above[0], below[0]) != ("num", "num") or not 0 < above[1] < below[1]:
-        return None
-    total = number(whole[1] + above[1] / below[1])
+    total = number(whole[1] + fraction)
     return total if quantity is not group.items[1] else replace(quantity, formula=total)
 
 

@@ -14,7 +14,7 @@ from rstar_lab.verify.cursor import Cursor
 from rstar_lab.verify.digits import DIGIT_GROUP, decimal, period, repeating
 from rstar_lab.verify.environments import environment
 from rstar_lab.verify.tokens import Token, Unreadable
-from rstar_lab.verify.values import Builder, Formula, Group, Matrix, Nothing, number, plus_minus, scaled
+from rstar_lab.verify.values import Builder, Formula, Group, Matrix, Nothing, number, plus_minus, proper, scaled
 
 MAX_DEPTH = 40
 SUM, SIGNED, PRODUCT, ARGUMENT, POWER = 5, 9, 10, 12, 15  # how strongly operators bind
@@ -273,30 +273,16 @@ class Parser(Cursor):
     def proper_fraction(self) -> Fraction | None:
         """Read the proper fraction of a mixed number: `\\frac12`, ` 1/2`."""
         start, saved = self.at, self.tokens[self.at : self.at + 3]
-        above = below = None
-        if self.accept("frac"):
-            above, below = (self.integer_argument() for _ in range(2))
-        elif self.peek().space and self.is_sign("/", offset=1) and self.peek().text.isdecimal():
-            above, below = (int(text) if text.isdecimal() else None for text in (self.peek().text, self.peek(2).text))
-            self.at += 3
-        if above and below and above < below:
-            return Fraction(above, below)
+        found: Any = None
+        if self.is_command("frac") and "number" in (self.peek(1).kind, self.peek(2).kind):
+            found = self.primary()
+        elif self.peek().space and self.is_sign("/", offset=1) and (self.peek().text + self.peek(2).text).isdecimal():
+            above, _, below = self.take(), self.take(), self.take()
+            found = ("/", decimal(above.text), decimal(below.text))
+        if found and (value := proper(found)) is not None:
+            return value
         self.at, self.tokens[start : start + 3] = start, saved
         return None
-
-    def integer_argument(self) -> int | None:
-        """Return the integer that is the next argument of a command: braces, or one digit."""
-        if self.is_sign("{"):
-            inner = self.braced()
-            return int(inner[0].text) if len(inner) == 1 and inner[0].text.isdecimal() else None
-        token = self.peek()
-        if token.kind != "number" or not token.text.isdecimal() or len(token.text) > 2:
-            return None
-        if len(token.text) == 1:
-            self.at += 1
-        else:  # `\frac12`
-            self.tokens[self.at] = Token("number", token.text[1])
-        return int(token.text[0])
 
     def letter(self, name: str) -> Formula:
         constant = name == "e" or (name == "i" and "i" not in self.indices)

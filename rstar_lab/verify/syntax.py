@@ -34,6 +34,7 @@ MAX_WORDS = 4  # of an answer in words that `readable` accepts
 
 _PHRASES = {name: text.strip().split("\n") for name, text in units.TABLES["phrases"].items()}
 _INTRODUCTIONS = tuple(tuple(phrase.split()) for phrase in _PHRASES["introductions"])
+_LABELS = tuple("ABCDEFGHIJ")
 _QUALIFIERS = frozenset(("for", "where", "forall", "with"))
 _DOMAINS = tuple(("sym", name) for name in "ℝℤℕℚℂ")
 # Names by the kinds of their tokens: s, S: small and capital letter, w: word, n: number, A: an angle, a triangle or a line.
@@ -150,40 +151,30 @@ def item(parser: Parser) -> Any:
 
 
 def _choice(parser: Parser) -> Choice | None:
-    """Read `(C)`, `C.`, `C) 12`, `(C) 12`, `Option C`; None if a choice does not start here."""
+    """Read `(C)`, `C.`, `C) 12`, `(C) 12`, `Option C`; None and no move if a choice does not start here."""
     start = parser.at
     named = parser.is_word("option", "choice")
     parser.at += named
     opened = parser.accept("(")
     letter = parser.take()
-    if letter.kind == "symbol" and len(letter.text) == 1 and "A" <= letter.text <= "J":
-        if named and not opened and parser.item_end(parser.at):
-            return Choice(letter.text)
-        if opened and parser.accept(")") and not parser.is_sign("^", "=", "_", "*", "/", "+", "-"):
-            return _choice_value(parser, letter.text, start)
-        apart = parser.peek(1).space or parser.peek(1).kind == "end"
-        if not opened and not parser.listed and apart and parser.is_sign(")", ".", ":"):
+    apart = parser.peek(1).space or parser.peek(1).kind == "end"
+    closed = parser.is_sign(")") if opened else parser.is_sign(")", ".", ":") and apart and not parser.listed
+    parser.at += closed
+    if letter.kind == "symbol" and letter.text in _LABELS and (closed or (named and parser.item_end(parser.at))):
+        while parser.is_sign(".", ":"):
             parser.at += 1
-            return _choice_value(parser, letter.text, start)
+        if parser.item_end(parser.at) and not parser.is_sign("="):
+            return Choice(letter.text)
+        rest = parser.tokens[parser.at :]
+        factor = parser.is_sign("^", "=", "_", "*", "/", "+", "-") if opened else letter.upright and parser.is_sign("(")
+        if start == 0 and not parser.listed and not factor:
+            labels = (one.text == "(" and two.text in _LABELS for one, two in itertools.pairwise(rest))
+            if parser.is_sign("(") or any(labels):
+                raise Unreadable("several choices")
+            parser.at = len(parser.tokens)
+            return Choice(letter.text, parser.all_of(rest))
     parser.at = start
     return None
-
-
-def _choice_value(parser: Parser, letter: str, start: int) -> Choice | None:
-    while parser.is_sign(".", ":"):
-        parser.at += 1
-    if parser.item_end(parser.at):
-        return Choice(letter)
-    upright = parser.peek(start + 1 - parser.at).upright
-    if start or parser.listed or (upright and parser.is_sign("(")):
-        parser.at = start
-        return None
-    rest = parser.tokens[parser.at :]
-    labels = (one.text == "(" and two.text in tuple("ABCDEFGHIJ") for one, two in itertools.pairwise(rest))
-    if parser.is_sign("(") or any(labels):
-        raise Unreadable("several choices")
-    parser.at = len(parser.tokens)
-    return Choice(letter, parser.all_of(rest))
 
 
 def _words(parser: Parser) -> Any:

@@ -202,6 +202,14 @@ def scaled(node: Formula) -> Any:
     return Matrix(tuple(tuple((sign, cell, parts[1]) for cell in row) for row in parts[0].rows))
 
 
+def proper(node: Any) -> Fraction | None:
+    """Return the value of a proper fraction of positive integers, else None."""
+    if not isinstance(node, tuple) or node[0] != "/" or not node[1][0] == node[2][0] == "num":
+        return None
+    above, below = node[1][1], node[2][1]
+    return above / below if above.denominator == below.denominator == 1 and 0 < above < below else None
+
+
 def decadic(node: Any) -> Any:
     """Return a formula in which `log` without a base has base 10."""
     return mapped(node, lambda part: (*part, number(10)) if part[:2] == ("call", "log") and len(part) == 3 else part)
