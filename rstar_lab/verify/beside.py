@@ -8,7 +8,7 @@ from rstar_lab.verify import units
 from rstar_lab.verify.cursor import END, Cursor
 from rstar_lab.verify.tokens import Token, Unreadable
 from rstar_lab.verify.units import Unit
-from rstar_lab.verify.values import Formula, Quantity, Tagged, number
+from rstar_lab.verify.values import Formula, Quantity, number
 
 MAX_NOUNS = 4
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -28,9 +28,6 @@ class Phrase(NamedTuple):
 def currency(cursor: Cursor) -> Unit | None:
     """Read the currency before a number, such as `US$` and `Rs.`."""
     start, found = cursor.at, None
-    if cursor.is_word("us") or (cursor.is_symbol("U") and cursor.is_sign(".", offset=1)):
-        while cursor.peek().text in ("US", "U", "S", "."):
-            cursor.at += 1
     while cursor.peek().text in units.CURRENCIES:
         found = units.UNITS[cursor.take().text]
         cursor.accept(".")
@@ -156,13 +153,6 @@ def number_in_words(cursor: Cursor) -> Formula | None:
     return spelled
 
 
-def half_of_day(cursor: Cursor) -> str:
-    """Return `am` or `pm` if that is all that follows, else ""."""
-    text = "".join(token.text.casefold() for token in cursor.tokens[cursor.at : cursor.at + 5])
-    match = re.fullmatch(r"([ap])\.?m\.?", text)
-    return match[1] + "m" if match else ""
-
-
 def with_unit(cursor: Cursor, value: Any, unit: Unit | None) -> Any:
     """Return a value with the multiplier, the unit or percent sign, and the noun that follow it. unit: the currency before it."""
     if not isinstance(value, tuple):
@@ -187,9 +177,6 @@ def with_unit(cursor: Cursor, value: Any, unit: Unit | None) -> Any:
             if number_in_words(inner) == value and inner.accept(")"):
                 cursor.at += inner.at + 1
                 return value
-        if half := half_of_day(cursor):
-            cursor.at = len(cursor.tokens)
-            return Tagged("time", (value[1], Fraction(0), half))
     noun, counted = "", True
     if unit in (None, units.DEGREE, units.PERCENT) or not cursor.item_end(cursor.at):
         letter = cursor.peek().kind == "symbol" and (cursor.peek().space or unit is units.DEGREE)

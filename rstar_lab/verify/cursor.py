@@ -7,10 +7,10 @@ from rstar_lab.verify.tokens import Token, Unreadable
 
 END = Token("end", "")
 RELATIONS = {
-    **{name: name for name in ("=", "<", ">", "approx", "equiv", "in", "notin", "subset", "to", "Rightarrow", "Leftrightarrow")},
+    **{name: name for name in ("=", "<", ">", "approx", "equiv", "in", "notin", "subset", "to", "Rightarrow", "Leftrightarrow", "<=", ">=", "!=")},
     "leq": "<=", "geq": ">=", "neq": "!=", "subseteq": "subset",
 }  # fmt: skip
-_ITEM_ENDS = frozenset((",", ";", ")", "]", r"\}", "\\\\", "=", "<", ">", "&", ":"))
+_ITEM_ENDS = frozenset((",", ";", ")", "]", r"\}", "\\\\", "&", ":", *RELATIONS))
 _COMMAND_ENDS = frozenset((*RELATIONS, "lor", "land", "cup", "rangle"))
 
 

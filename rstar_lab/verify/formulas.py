@@ -97,14 +97,11 @@ class Parser(Cursor):
     def operation(self, left: Any, power: int) -> Any:
         """Read the operator behind a formula and what follows it. Return None if none binds stronger than `power`."""
         token, following = self.peek(), self.peek(1)
-        if token.kind == "end":
-            return None
         sign = token.text if token.kind == "sign" else ""
         command = token.text if token.kind == "command" else ""
-        equal_sign = following.text == "=" and not following.space
         if sign == "^" and power < POWER:
             return self.power(left)
-        if sign == "!" and not equal_sign:
+        if sign == "!":
             return self.factorial(left)
         if sign == "°":
             if following.kind == "number":
@@ -127,9 +124,6 @@ class Parser(Cursor):
             return ("+", left, ("neg", right) if sign == "-" else right)
         if power >= PRODUCT:
             return None
-        if sign == following.text == "*":
-            self.at += 1
-            return self.power(left)
         times_ten = token.text in ("x", "X") and token.space and following.text == "10" and self.is_sign("^", offset=2)
         if sign == "*" or times_ten or (sign == "/" and not beside.unit_follows(self, self.at)):
             self.at += 1
@@ -147,7 +141,7 @@ class Parser(Cursor):
                 found = beside.phrase(self, self.at, explicit=not token.upright)
                 return found is None or found.unit is None or bool(found.noun)
             remainder = token.text in ("R", "r") and self.peek(1).kind == "number" and self.peek(1).space
-            return not (token.space and (remainder or beside.half_of_day(self)))
+            return not (token.space and remainder)
         if token.kind == "command":
             return token.text in _STARTERS and not (
                 token.text == "frac" and beside.fraction_of_units(self, self.at) is not None
@@ -193,9 +187,7 @@ class Parser(Cursor):
         value = self.argument() if self.is_sign("{") else self.primary()
         while self.is_sign("!"):
             value = self.factorial(value)
-        twice = self.is_sign("*") and self.is_sign("*", offset=1) and not self.peek(1).space
-        if twice or self.is_sign("^"):
-            self.at += twice
+        if self.is_sign("^"):
             value = self.power(value)
         return ("neg", value) if negative else value
 

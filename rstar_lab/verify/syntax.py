@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from rstar_lab.verify import units
-from rstar_lab.verify.beside import currency, half_of_day, number_in_words, with_unit
+from rstar_lab.verify.beside import currency, number_in_words, with_unit
 from rstar_lab.verify.cursor import END, RELATIONS
 from rstar_lab.verify.formulas import SUM, Parser
 from rstar_lab.verify.tokens import Token, Unreadable, tokens_of
@@ -45,6 +45,7 @@ _NAME = re.compile(
 _WORD_SIGNS = frozenset("-'.{}!")  # signs of an item in words
 _BASES = {**units.NUMBER_WORDS, **{str(n): n for n in range(100)}}
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})/(\d{1,2})/(\d{4})")
+_TIME = re.compile(r"(\d{1,2})(?=:|.*m)(?::([0-5]\d))?(?:\s|\\[ ,~]|\\text\{|\\mathrm\{|~)*(?:([ap])\.?\s?m\.?)?\s*\}?", re.I)
 _TEXT = r"(?:\\(?:text|mathrm)\s*\{)?\s*"
 _HEX = re.compile(
     rf"\(?\s*{_TEXT}(?:0x(?P<hex>[0-9A-Fa-f]+)|(?P<digits>[0-9A-Fa-f]+))\s*\}}?\s*\)?\s*"
@@ -73,6 +74,8 @@ def read(text: str) -> Any:
     if date := _DATE.fullmatch(plain):
         parts = [int(part) for part in date.groups() if part]
         return Tagged("date", tuple(parts if date[1] else (parts[2], parts[0], parts[1])))
+    if time := _TIME.fullmatch(plain):
+        return Tagged("time", (Fraction(time[1]), Fraction(time[2] or 0), (time[3] or "").lower()))
     if re.fullmatch(r"\s*-?\d{1,3}(?:\.\d{3}){2,}\s*", text):
         text = text.replace(".", "")
     tokens = tokens_of(text)
@@ -192,7 +195,7 @@ def _words(parser: Parser) -> Any:
     letters = [token for token in words if token.kind == "symbol" and not token.upright]
     hyphens = [token for token in tokens if token.text == "-"]
     following = parser.tokens[end] if end < len(parser.tokens) else END
-    stated = not parser.item_end(end) or following.kind == "command" or following.text in ("=", "<", ">")
+    stated = not parser.item_end(end) or following.kind == "command" or following.text in RELATIONS
     short = all(len(token.text) <= 3 for token in words)
     if stated or not words or (short and (letters or hyphens)) or any(token.space for token in hyphens):
         return None
@@ -229,8 +232,9 @@ def _statement(parser: Parser) -> Any:
         if (sign := _relation_sign(parser)) is None:
             break
         signs.append(sign)
-    if parser.is_command("mod") or (parser.is_sign("(") and parser.is_command("mod", offset=1)):
-        return Congruent(sides[-1], _modulus(parser))
+    if parser.accept("mod"):
+        digits = parser.peek().kind == "number"
+        return Congruent(sides[-1], parser.literal(parser.take()) if digits else parser.argument())
     if signs:
         return Relation(tuple(sides), tuple(signs), tuple(names))
     if side is None:
@@ -240,31 +244,10 @@ def _statement(parser: Parser) -> Any:
 
 def _relation_sign(parser: Parser) -> str | None:
     """Return the relation here and move behind it, or None."""
-    equal = parser.is_sign("=", offset=1)
-    if equal and (parser.is_command("not") or (parser.is_sign("!") and not parser.peek(1).space)):
-        parser.at += 2
-        return "!="
-    if equal and parser.is_sign(":"):
-        parser.at += 1
     token = parser.peek()
     if token.kind not in ("sign", "command") or token.text not in RELATIONS:
         return None
-    sign = RELATIONS[parser.take().text]
-    if sign in ("<", ">", "=") and parser.is_sign("=") and not parser.peek().space:
-        parser.at += 1
-        return sign.rstrip("=") + "="
-    return sign
-
-
-def _modulus(parser: Parser) -> Any:
-    """Read `(mod 7)`, `\\pmod 7`."""
-    opened = parser.accept("(")
-    parser.expect("mod")
-    if not opened:
-        return parser.literal(parser.take()) if parser.peek().kind == "number" else parser.argument()
-    value = parser.expression(0)
-    parser.expect(")")
-    return value
+    return RELATIONS[parser.take().text]
 
 
 def _name(tokens: Sequence[Token]) -> str:
@@ -286,10 +269,6 @@ def _quantity(parser: Parser) -> Any:
     """Read a formula or a set with its unit; None for a name that is no formula, such as `\\text{Area}`."""
     start = parser.at
     money = currency(parser)
-    negative = False
-    if money is None and parser.is_sign("-", "+") and parser.peek(1).text in units.CURRENCIES:
-        negative = parser.take().text == "-"
-        money = currency(parser)
     if parser.peek().kind == "word" and money is None:
         if parser.is_word("minus", "negative"):
             parser.at += 1
@@ -309,13 +288,9 @@ def _quantity(parser: Parser) -> Any:
             return None
         parser.at = start
     value = _sets(parser)
-    value = ("neg", value) if negative else value
     if isinstance(value, tuple):
         if (parser.is_sign(":") and not parser.builder) or parser.is_word("to"):
             return _ratio(parser, value)
-        if parser.is_word("out") and parser.is_word("of", offset=1):
-            parser.at += 2
-            return ("/", value, parser.expression(0))
         remainder = parser.is_word("remainder") or parser.is_symbol("R", "r")
         if remainder and parser.peek(1).kind == "number" and value[0] == "num":
             parser.at += 1
@@ -329,11 +304,8 @@ def _ratio(parser: Parser, first: Any) -> Any:
     while parser.is_sign(":") or parser.is_word("to"):
         parser.at += 1
         parts.append(parser.expression(SUM + 1))
-    half = half_of_day(parser)
-    if half:
-        parser.at = len(parser.tokens)
-    if half or (clock and len(parts) == 2 and parts[1][0] == "num" and parts[1][1] < 60):
-        return Tagged("time", (*(part[1] for part in parts), half))
+    if clock and len(parts) == 2 and parts[1][0] == "num" and parts[1][1] < 60:
+        return Tagged("time", (*(part[1] for part in parts), ""))
     return Tagged("ratio", tuple(parts))
 
 

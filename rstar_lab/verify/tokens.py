@@ -39,14 +39,18 @@ _TOKEN = re.compile(
     |(?P<periodic>\d+\.\(\d+\)(?!\s*[\d(^]))
     |(?P<number>(?:\d{{1,3}}(?:{_GROUP}\d{{3}}(?!\d))+|\d+(?:_\d{{3}}(?!\d))*+)(?:\.\d+)?(?:[eE][+-]?\d+(?![A-Za-z0-9.]))?
         |\.\d+(?:[eE][+-]?\d+(?![A-Za-z0-9.]))?)
-    |\\(?P<command>[A-Za-z]+)\*?
-    |\\(?P<escaped>.)
+    |\\(?!not\s*=)(?P<command>[A-Za-z]+)\*?
+    |\\(?!not\s*=)(?P<escaped>.)
     |(?P<dots>\.{{2,}})
+    |(?P<relation>\\not\s*=|!=|<=|>=|=<|:=|==)
+    |(?P<power>\*\*)
     |(?P<word>[A-Za-z]+)
     |(?P<foreign>[^\W\d_a-zA-Z]+)
     |(?P<sign>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_FIXED = {"row": ("sign", "\\\\"), "dots": ("command", "ldots"), "power": ("sign", "^")}
+_RELATION_SIGNS = {"=<": "<=", ":=": "=", "==": "="}
 _BRACED = re.compile(r"\s*\{")
 _LETTER = re.compile(r"\s*([A-Za-z]|\\[ij]math)(?![A-Za-z])")
 _CIRC = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
@@ -54,6 +58,7 @@ _PRIME = re.compile(r"\^\s*(?:\{\s*((?:(?:\\prime|')\s*)+)\}|(?:\\prime(?![A-Za-
 _ORDINAL = re.compile(
     r"(?<=\d)\^?(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})(?![A-Za-z])"
 )
+_MODULUS = re.compile(r"\((?:\s|\\text\s*\{|\\)*mod(?![a-z])[\s}]*([^()]*)\)")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3}|')(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
 
 
@@ -89,6 +94,8 @@ def _without_delimiters(text: str) -> str:
         text = text.replace(r"\$", "＄")
         if text.count("$") % 2 and re.match(r"[\s-]*(?:US)?\s*\$\s*[\d.]", text):
             text = text.replace("$", "＄", 1)
+    text = re.sub(r"U\.?S\.?\s*(?=＄)", "", text)
+    text = re.sub(r"([-+])\s*([＄€£¥₹₽₩])", r"\2\1", text)
     return text.replace("$", " ")
 
 
@@ -100,6 +107,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
         text = match[2]
     text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text)
     text = _PRIME.sub(lambda m: "'" * max(1, len(re.findall("prime|'", m[1] or ""))), _CIRC.sub("°", text))
+    text = _MODULUS.sub(r"\\pmod{\1}", text.replace("out of", "/"))
     found = _scan(_ORDINAL.sub("", text), False, 0)
     if "&" in text and "\\begin" in text and not re.search(r"\\begin\{(?:cases|array|\w*matrix)", text):
         found = [token for token in found if token.text != "&"]
@@ -138,12 +146,12 @@ def _scan(text: str, upright: bool, depth: int) -> list[Token]:
         kind, value = match.lastgroup, match[match.lastgroup or 0]
         if kind in ("space", None):
             space = True
-        elif kind == "row":
-            add("sign", "\\\\")
         elif kind in ("repeating", "periodic", "number"):
             add("repeating" if kind == "periodic" else kind, value)
-        elif kind == "dots":
-            add("command", "ldots")
+        elif kind in _FIXED:
+            add(*_FIXED[kind])
+        elif kind == "relation":
+            add("sign", _RELATION_SIGNS.get(value, "!=" if value[0] == "\\" else value))
         elif kind == "escaped":
             add("sign", {"{": r"\{", "}": r"\}"}.get(value, value)) if value != "#" else None
         elif kind == "word":
