@@ -5,8 +5,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from rstar_lab.verify import units
-from rstar_lab.verify.cursor import END, Cursor
-from rstar_lab.verify.tokens import Token, Unreadable
+from rstar_lab.verify.tokens import END, Cursor, Token, Unreadable
 from rstar_lab.verify.units import Unit
 from rstar_lab.verify.values import Formula, Quantity, number
 
@@ -171,12 +170,11 @@ def with_unit(cursor: Cursor, value: Any, unit: Unit | None) -> Any:
             cursor.tokens[cursor.at] = token._replace(text=token.text.removeprefix(name), space=False)
         value = ("*", value, number(units.MULTIPLIERS[name]))
     unit = _percent(cursor) or unit
-    if value[0] == "num":
-        if cursor.is_sign("("):  # `7 (seven)`
-            inner = Cursor(cursor.tokens[cursor.at + 1 :])
-            if number_in_words(inner) == value and inner.accept(")"):
-                cursor.at += inner.at + 1
-                return value
+    if value[0] == "num" and cursor.is_sign("("):  # `7 (seven)`
+        inner = Cursor(cursor.tokens[cursor.at + 1 :])
+        if number_in_words(inner) == value and inner.accept(")"):
+            cursor.at += inner.at + 1
+            return value
     noun, counted = "", True
     if unit in (None, units.DEGREE, units.PERCENT) or not cursor.item_end(cursor.at):
         letter = cursor.peek().kind == "symbol" and (cursor.peek().space or unit is units.DEGREE)

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rstar_lab.verify.cursor import Cursor
-from rstar_lab.verify.tokens import Token, Unreadable
+from rstar_lab.verify.tokens import Cursor, Token, Unreadable
 from rstar_lab.verify.values import Cases, Group, Matrix
 
 Read = Callable[[Sequence[Token]], Any]  # reads tokens as one value
@@ -20,7 +19,7 @@ def environment(cursor: Cursor, name: str, read: Read, cases: bool = False) -> A
 
     cases: whether it has cases or equations, whatever its name.
     """
-    rows = _rows(_content(cursor, name))
+    rows = _rows(cursor.braced() if cursor.is_sign("{") else _content(cursor))
     words = {token.text.casefold() for row in rows for cell in row for token in cell}
     if cases or name in ("cases", "rcases") or (name == "array" and words & (_ORDERS | {"=", "otherwise"})):
         return _cases(rows, read)
@@ -33,20 +32,14 @@ def _levels(token: Token) -> int:
     return token.text.startswith("begin:") - token.text.startswith("end:")
 
 
-def _content(cursor: Cursor, name: str) -> list[Token]:
-    """Return the tokens of an environment without the alignment of its columns, and move behind it."""
-    if cursor.is_sign("{") and name == "pmatrix":
-        return cursor.braced()
+def _content(cursor: Cursor) -> list[Token]:
+    """Return the tokens up to the end of an environment, and move behind it."""
     level, start = 1, cursor.at
     while level:
         if cursor.at_end():
             raise Unreadable("an open environment")
         level += _levels(cursor.take())
-    tokens = cursor.tokens[start : cursor.at - 1]
-    texts = [token.text for token in tokens]
-    if name == "array" and texts[:1] == ["{"] and "}" in texts:
-        tokens = tokens[texts.index("}") + 1 :]
-    return tokens[3:] if "".join(token.text for token in tokens[:3]) in ("[r]", "[l]", "[c]") else tokens
+    return cursor.tokens[start : cursor.at - 1]
 
 
 def _rows(tokens: Sequence[Token]) -> list[Row]:

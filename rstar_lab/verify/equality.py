@@ -16,12 +16,10 @@ from rstar_lab.verify.real_sets import FLIPPED, is_order, real_set, set_name
 from rstar_lab.verify.syntax import MAX_WORDS, PUNCTUATION, plain_words, read
 from rstar_lab.verify.tokens import Unreadable, tokens_of
 from rstar_lab.verify.values import (
-    Based,
     Builder,
     Cases,
     Choice,
     Combined,
-    Congruent,
     Group,
     Matrix,
     Nothing,
@@ -29,6 +27,7 @@ from rstar_lab.verify.values import (
     Relation,
     Tagged,
     Text,
+    decimal,
     difference,
     has,
     number,
@@ -165,7 +164,7 @@ class Comparison:
             return flat and len(items) == len(cells) and all(map(self.answers, items, cells))
         if isinstance(other, tuple | Quantity):
             if re.fullmatch(r"\d+,\d+", group.text):
-                return isinstance(other, tuple) and self.answers(_decimal_comma(group.text), other)
+                return isinstance(other, tuple) and self.answers(decimal(group.text.replace(",", ".")), other)
             if (mixed := _mixed_number(group)) is not None:
                 return self.inner(mixed, other, ours)
         alone = group.opening == "{" and len(group.items) == 1 and not isinstance(group.items[0], Nothing)
@@ -358,37 +357,35 @@ class Comparison:
     def tagged(self, one: Tagged, two: Tagged) -> bool:
         if one.kind == two.kind == "time":
             return one.parts[:2] == two.parts[:2] and "" in (one.parts[2], two.parts[2])
+        if one.kind == two.kind == "mod":
+            first, second, modulus = (rational(value) for value in (one.parts[0], *two.parts))
+            same = (
+                self.answers(one.parts[0], two.parts[0])
+                if first is None or second is None or not modulus
+                else first % modulus == second % modulus
+            )
+            return same and self.answers(one.parts[1], two.parts[1])
         ours, theirs = _ratio(one), _ratio(two)
         if not ours or len(ours) != len(theirs):
             return False
         return all(self.answers(("/", a, ours[0]), ("/", b, theirs[0])) for a, b in zip(ours, theirs, strict=True))
 
-    def ratio(self, tagged: Tagged, other: Any, ours: bool) -> bool:
+    def tagged_and_plain(self, tagged: Tagged, other: Any, ours: bool) -> bool:
+        """Compare a ratio with a fraction, a residue with a number, and the digits of a true answer with those of an integer."""
+        if tagged.kind == "mod":
+            plain = other.sides[-1] if isinstance(other, Relation) else other
+            residue, modulus, value = map(rational, (*tagged.parts, plain))
+            return None not in (residue, modulus, value) and 0 <= value < modulus and residue % modulus == value
+        if tagged.kind == "base" and isinstance(other, Text):
+            return not ours and other.words == tagged.parts[:1]
+        if not isinstance(other, tuple):
+            return False
+        if tagged.kind == "base":
+            digits, base = tagged.parts
+            integer = other[0] == "num" and other[1].denominator == 1
+            return integer and (base == 10 or not ours) and str(other[1]) == digits
         pair = tagged.kind == "ratio" and len(tagged.parts) == 2
-        return pair and isinstance(other, tuple) and other[0] == "/" and self.answers(("/", *tagged.parts), other)
-
-    def digits(self, based: Based, other: Any, ours: bool) -> bool:
-        if isinstance(other, Text):
-            return not ours and other.words == (based.digits,)
-        if not isinstance(other, tuple) or other[0] != "num" or other[1].denominator != 1:
-            return False
-        return (based.base == 10 or not ours) and str(other[1]) == based.digits
-
-    def congruences(self, one: Congruent, two: Congruent) -> bool:
-        if not self.answers(one.modulus, two.modulus):
-            return False
-        first, second, modulus = (rational(value) for value in (one.value, two.value, one.modulus))
-        if first is None or second is None or not modulus:
-            return self.answers(one.value, two.value)
-        return first % modulus == second % modulus
-
-    def residue(self, congruent: Congruent, other: Any, ours: bool) -> bool:
-        if isinstance(other, Relation):
-            other = other.sides[-1]
-        residue, modulus, plain = (rational(value) for value in (congruent.value, congruent.modulus, other))
-        if residue is None or modulus is None or plain is None:
-            return False
-        return 0 <= plain < modulus and residue % modulus == plain
+        return pair and other[0] == "/" and self.answers(("/", *tagged.parts), other)
 
     # --- words
 
@@ -424,7 +421,7 @@ class Comparison:
 
     # (type, rule for two values of the type, rule for one and another value; None: the first rule for both)
     _RULES: tuple[tuple[Any, Callable[..., bool], Callable[..., bool] | None], ...] = (
-        (Choice, choices, choice), (Based, never, digits), (Congruent, congruences, residue), (Tagged, tagged, ratio),
+        (Choice, choices, choice), (Tagged, tagged, tagged_and_plain),
         (Cases, cases, None), (Text, texts, text), (Combined | Builder, real_sets, None), (Group, groups, group),
         (Nothing, never, None), (Relation, relations, relation), (Quantity, quantities, None), (Matrix, matrices, never),
     )  # fmt: skip
@@ -502,8 +499,3 @@ def _mixed_number(group: Group) -> Any:
         return None
     total = number(whole[1] + fraction)
     return total if quantity is not group.items[1] else replace(quantity, formula=total)
-
-
-def _decimal_comma(text: str) -> Any:
-    whole, _, part = text.partition(",")
-    return ("num", Fraction(int(whole + part), 10 ** len(part)), len(part), len((whole + part).lstrip("0")))

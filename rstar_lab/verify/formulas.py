@@ -10,11 +10,23 @@ from fractions import Fraction
 from typing import Any
 
 from rstar_lab.verify import beside, units
-from rstar_lab.verify.cursor import Cursor
-from rstar_lab.verify.digits import DIGIT_GROUP, decimal, period, repeating
 from rstar_lab.verify.environments import environment
-from rstar_lab.verify.tokens import Token, Unreadable
-from rstar_lab.verify.values import Builder, Formula, Group, Matrix, Nothing, number, plus_minus, proper, scaled
+from rstar_lab.verify.tokens import Cursor, Token, Unreadable
+from rstar_lab.verify.values import (
+    DIGIT_GROUP,
+    Builder,
+    Formula,
+    Group,
+    Matrix,
+    Nothing,
+    decimal,
+    number,
+    period,
+    plus_minus,
+    proper,
+    repeating,
+    scaled,
+)
 
 MAX_DEPTH = 40
 SUM, SIGNED, PRODUCT, ARGUMENT, POWER = 5, 9, 10, 12, 15  # how strongly operators bind

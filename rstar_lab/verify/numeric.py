@@ -84,6 +84,14 @@ def real(value: Number) -> Any:
     return value
 
 
+def as_fraction(value: Number) -> Fraction:
+    """Return a value as a fraction, with 50 digits if it is not exact. Raises NoValue if it is complex."""
+    if isinstance(value, Fraction):
+        return value
+    sign, mantissa, exponent, _ = real(value)._mpf_
+    return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
+
+
 def from_digits(text: str) -> Number:
     """Return a number that is written with 50 digits."""
     return _CONTEXT.mpf(text)
@@ -103,10 +111,7 @@ def rounds_to(value: Number, rounded: Any) -> bool:
         value, rounded = -value, rounded[1]
     if rounded[0] != "num" or rounded[2] < MIN_DECIMALS or rounded[3] < MIN_SIGNIFICANT or _inexact(value).imag != 0:
         return False
-    if not isinstance(value, Fraction):
-        scale = 10 ** (rounded[2] + 12)
-        value = Fraction(int(_CONTEXT.nint(real(value) * scale)), scale)
-    return bool(round(value, rounded[2]) == rounded[1])
+    return bool(round(as_fraction(value), rounded[2]) == rounded[1])
 
 
 def points(names: frozenset[str], steps: bool) -> Iterator[dict[str, Fraction]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rstar_lab.verify.numeric import NeedsAlgebra, NoValue, Number, close, evaluate, real
+from rstar_lab.verify.numeric import NeedsAlgebra, NoValue, Number, as_fraction, evaluate
 from rstar_lab.verify.values import (
     Builder,
     Combined,
@@ -30,6 +30,7 @@ FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 NUMBER_SETS = "ℝℤℕℚℂ"
 INFINITY = ("const", "inf")
 MAX_INTEGERS = 10_000
+TOLERANCE = Fraction(1, 10**35)
 
 Contains = Callable[[Number], bool]
 _JOINS: dict[str, Callable[[Sequence[bool]], bool]] = {
@@ -48,15 +49,14 @@ class RealSet:
     def profile(self) -> tuple[list[Formula], list[bool]]:
         """Return the points at which the set begins or ends, and membership below the first, at it, above it, ..., above the last."""
         located: list[tuple[Number, Formula]] = []
-        for place, point in sorted(
-            ((located_at(point), point) for point in self.points), key=lambda item: real(item[0])
-        ):
-            if abs(place) != math.inf and not (located and close(located[-1][0], place)):
+        for point in sorted(self.points, key=located_at):
+            place = located_at(point)
+            if abs(place) != math.inf and not (located and _sign(place, located[-1][0]) == 0):
                 located.append((place, point))
         places = [place for place, _ in located]
         samples = [places[0] - 1, places[0]] if places else [Fraction(0)]
         for low, high in itertools.pairwise(places):
-            samples += [_middle(low, high), high]
+            samples += [(low + high) / 2, high]
         found = [self.contains(sample) for sample in [*samples, *([places[-1] + 1] if places else [])]]
         kept, pattern = [], found[:1]
         for index, (_, point) in enumerate(located):
@@ -74,25 +74,22 @@ ALL, NONE = RealSet((), lambda _: True), RealSet((), lambda _: False)
 INTEGERS = RealSet((), lambda place: isinstance(place, Fraction) and place.denominator == 1, integers=True)
 
 
-def located_at(bound: Formula) -> Number:
-    """Return the place of a bound on the line: a number, or a float for infinity."""
+def located_at(bound: Formula, values: dict[str, Fraction] | None = None) -> Any:
+    """Return the place of a bound on the line: a fraction, with 50 digits if it is not exact, or a float for infinity."""
     if bound in (INFINITY, ("neg", INFINITY)):
         return math.inf if bound == INFINITY else -math.inf
-    found = evaluate(bound, {})
-    return found if isinstance(found, Fraction) else real(found)
+    return as_fraction(evaluate(bound, values or {}))
 
 
-def _middle(low: Number, high: Number) -> Number:
-    return (low + high) / 2 if isinstance(low, Fraction) == isinstance(high, Fraction) else (real(low) + real(high)) / 2
-
-
-def _sign(place: Number, bound: Number) -> int:
-    """Return -1, 0 or 1 as a number is less than, equal to or greater than a bound."""
-    if isinstance(bound, float):
-        return -1 if bound > 0 else 1
-    if close(place, bound):
+def _sign(place: Any, bound: Any) -> int:
+    """Return -1, 0 or 1 as a number is less than, equal to or greater than a bound, to 35 digits."""
+    if (
+        isinstance(place, Fraction)
+        and isinstance(bound, Fraction)
+        and abs(place - bound) <= max(abs(place), abs(bound)) * TOLERANCE
+    ):
         return 0
-    return 1 if real(place) > real(bound) else -1
+    return (place > bound) - (place < bound)
 
 
 def set_name(value: Any) -> str:
@@ -218,10 +215,7 @@ def _condition(left: Formula, sign: str, right: Formula, name: str, algebra: Any
 
     def contains(place: Number) -> bool:
         try:
-            low, high = (
-                located_at(side) if not symbols(side) else evaluate(side, {name: place}) for side in (left, right)
-            )
-            found = -_sign(high, low) if isinstance(low, float) else _sign(low, high)
+            found = _sign(*(located_at(side, {name: place}) for side in (left, right)))
         except NoValue:
             return False
         return {-1: sign in ("<", "<=", "!="), 0: sign in ("=", "<=", ">="), 1: sign in (">", ">=", "!=")}[found]

@@ -12,14 +12,11 @@ from typing import Any
 
 from rstar_lab.verify import units
 from rstar_lab.verify.beside import currency, number_in_words, with_unit
-from rstar_lab.verify.cursor import END, RELATIONS
 from rstar_lab.verify.formulas import SUM, Parser
-from rstar_lab.verify.tokens import Token, Unreadable, tokens_of
+from rstar_lab.verify.tokens import END, RELATIONS, Token, Unreadable, tokens_of
 from rstar_lab.verify.values import (
-    Based,
     Choice,
     Combined,
-    Congruent,
     Group,
     Nothing,
     Relation,
@@ -45,7 +42,9 @@ _NAME = re.compile(
 _WORD_SIGNS = frozenset("-'.{}!")  # signs of an item in words
 _BASES = {**units.NUMBER_WORDS, **{str(n): n for n in range(100)}}
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})/(\d{1,2})/(\d{4})")
-_TIME = re.compile(r"(\d{1,2})(?=:|.*m)(?::([0-5]\d))?(?:\s|\\[ ,~]|\\text\{|\\mathrm\{|~)*(?:([ap])\.?\s?m\.?)?\s*\}?", re.I)
+_TIME = re.compile(
+    r"(\d{1,2})(?=:|.*m)(?::([0-5]\d))?(?:\s|\\[ ,~]|\\text\{|\\mathrm\{|~)*(?:([ap])\.?\s?m\.?)?\s*\}?", re.I
+)
 _TEXT = r"(?:\\(?:text|mathrm)\s*\{)?\s*"
 _HEX = re.compile(
     rf"\(?\s*{_TEXT}(?:0x(?P<hex>[0-9A-Fa-f]+)|(?P<digits>[0-9A-Fa-f]+))\s*\}}?\s*\)?\s*"
@@ -54,7 +53,7 @@ _HEX = re.compile(
 )
 
 
-def based(text: str) -> Based | None:
+def based(text: str) -> Tagged | None:
     """Return a number in a base, such as `1011_2`, `2D_{16}`, `101 (base 2)` and `0x2D`; None for anything else."""
     match = _HEX.fullmatch(text)
     if not match:
@@ -62,7 +61,7 @@ def based(text: str) -> Based | None:
     digits = (match["hex"] or match["digits"]).lower().lstrip("0")
     base = 16 if match["hex"] else _BASES.get(match["base"] or match["named"] or "", 0)
     written = match["hex"] or any(char.isdigit() for char in digits) or (base == 16 and len(digits) > 1)
-    return Based(digits, base) if base > 1 and written else None
+    return Tagged("base", (digits, base)) if base > 1 and written else None
 
 
 @lru_cache(8192)
@@ -234,7 +233,7 @@ def _statement(parser: Parser) -> Any:
         signs.append(sign)
     if parser.accept("mod"):
         digits = parser.peek().kind == "number"
-        return Congruent(sides[-1], parser.literal(parser.take()) if digits else parser.argument())
+        return Tagged("mod", (sides[-1], parser.literal(parser.take()) if digits else parser.argument()))
     if signs:
         return Relation(tuple(sides), tuple(signs), tuple(names))
     if side is None:

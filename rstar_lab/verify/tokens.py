@@ -6,8 +6,8 @@ Regular expressions are used up to here only; `syntax` reads the tokens.
 
 import re
 import unicodedata
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partialmethod
 from typing import NamedTuple
 
 from rstar_lab.verify.units import TABLES
@@ -59,6 +59,7 @@ _ORDINAL = re.compile(
     r"(?<=\d)\^?(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})(?![A-Za-z])"
 )
 _MODULUS = re.compile(r"\((?:\s|\\text\s*\{|\\)*mod(?![a-z])[\s}]*([^()]*)\)")
+_COLUMNS = re.compile(r"(\\begin\{(?:array|\w*matrix\*?)\})\s*(?:\[[a-z]\])?\s*(?:\{[lcr|\s]*\})?")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3}|')(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
 
 
@@ -107,6 +108,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
         text = match[2]
     text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text)
     text = _PRIME.sub(lambda m: "'" * max(1, len(re.findall("prime|'", m[1] or ""))), _CIRC.sub("°", text))
+    text = _COLUMNS.sub(r"\1", text)
     text = _MODULUS.sub(r"\\pmod{\1}", text.replace("out of", "/"))
     found = _scan(_ORDINAL.sub("", text), False, 0)
     if "&" in text and "\\begin" in text and not re.search(r"\\begin\{(?:cases|array|\w*matrix)", text):
@@ -229,3 +231,90 @@ def _add_command(name: str, inner: str | None, add: Add, found: list[Token], dep
             add(kind, part)
     else:
         _emit_command(name, add)
+
+
+# --- a place in tokens
+
+END = Token("end", "")
+RELATIONS = {
+    **{sign: sign for sign in ("=", "<", ">", "<=", ">=", "!=")},
+    **{name: name for name in ("approx", "equiv", "in", "notin", "subset", "to", "Rightarrow", "Leftrightarrow")},
+    "leq": "<=", "geq": ">=", "neq": "!=", "subseteq": "subset",
+}  # fmt: skip
+_ITEM_ENDS = frozenset((",", ";", ")", "]", r"\}", "\\\\", "&", ":", *RELATIONS))
+_COMMAND_ENDS = frozenset((*RELATIONS, "lor", "land", "cup", "rangle"))
+
+
+class Cursor:
+    """A place in a sequence of tokens."""
+
+    def __init__(self, tokens: Sequence[Token]):
+        self.tokens = list(tokens)
+        self.at = 0
+
+    def peek(self, offset: int = 0) -> Token:
+        try:
+            return self.tokens[self.at + offset]
+        except IndexError:
+            return END
+
+    def take(self) -> Token:
+        token = self.peek()
+        self.at += 1
+        return token
+
+    def _is(self, kind: str, *texts: str, offset: int = 0) -> bool:
+        token = self.peek(offset)
+        return token.kind == kind and (token.text.casefold() if kind == "word" else token.text) in texts
+
+    is_sign = partialmethod(_is, "sign")
+    is_command = partialmethod(_is, "command")
+    is_word = partialmethod(_is, "word")
+    is_symbol = partialmethod(_is, "symbol")
+
+    def at_end(self) -> bool:
+        return self.at >= len(self.tokens)
+
+    def accept(self, text: str) -> bool:
+        """Move behind a sign or a command if it is here."""
+        token = self.peek()
+        found = token.text == text and token.kind in ("sign", "command")
+        self.at += found
+        return found
+
+    def expect(self, text: str) -> None:
+        if not self.accept(text):
+            raise Unreadable(f"expected {text}, found {self.peek().text}")
+
+    def closing(self, opening: str, closing: str) -> int:
+        """Return the place of the sign that closes the bracket that opens here."""
+        level = 0
+        for place in range(self.at, len(self.tokens)):
+            token = self.tokens[place]
+            if token.kind == "sign":
+                level += (token.text == opening) - (token.text == closing)
+                if level == 0:
+                    return place
+        raise Unreadable(f"no {closing}")
+
+    def enclosed(self, opening: str, closing: str) -> list[Token]:
+        """Return the tokens in the bracket that opens here, and move behind it."""
+        if not self.is_sign(opening):
+            raise Unreadable(f"expected {opening}, found {self.peek().text}")
+        end = self.closing(opening, closing)
+        inner = self.tokens[self.at + 1 : end]
+        self.at = end + 1
+        return inner
+
+    def braced(self) -> list[Token]:
+        """Return the tokens in braces here, and move behind them."""
+        return self.enclosed("{", "}")
+
+    def item_end(self, place: int) -> bool:
+        """Return whether an item of a list can end before a token."""
+        token = self.tokens[place] if place < len(self.tokens) else END
+        if token.kind == "sign":
+            return token.text in _ITEM_ENDS
+        if token.kind == "command":
+            return token.text in _COMMAND_ENDS
+        return token.kind == "end" or (token.kind == "word" and token.text.casefold() in ("and", "or"))

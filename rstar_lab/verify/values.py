@@ -5,15 +5,22 @@ A formula is a nested tuple: ("num", Fraction, decimals, significant digits), ("
 ("sum" | "prod", name, from, to, body), ("int", body, name, from, to), ("lim", body, name, point), ("value", computed number).
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from rstar_lab.verify.tokens import Unreadable
 from rstar_lab.verify.units import Unit
 
 Formula = tuple[Any, ...]
+
+DIGIT_GROUP = re.compile(r"\d{3}(?:\.\d+)?")
+MAX_EXPONENT, MAX_DIGITS = 4_000, 2_000
+_REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
+_PERIOD = re.compile(r"(\d*)\.(\d*?)(?:(\d{1,6}?)\3{2,}|(\d{2,6})\4)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,33 +81,17 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """A function in cases: rows of value and condition. name: of the function, or ""."""
+    """A function in cases: rows of value and condition."""
 
     rows: tuple[tuple[Any, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """Numbers with a meaning of their own. kind: ratio, time, date, remainder."""
+    """Numbers with a meaning of their own. kind: ratio, time, date, remainder, base (digits, base), mod (residue, modulus)."""
 
     kind: str
     parts: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Based:
-    """Digits in a base."""
-
-    digits: str
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
-class Congruent:
-    """A residue and its modulus."""
-
-    value: Any
-    modulus: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +204,36 @@ def proper(node: Any) -> Fraction | None:
 def decadic(node: Any) -> Any:
     """Return a formula in which `log` without a base has base 10."""
     return mapped(node, lambda part: (*part, number(10)) if part[:2] == ("call", "log") and len(part) == 3 else part)
+
+
+def decimal(text: str) -> Formula:
+    """Return the number of digits with an optional point and exponent."""
+    mantissa, _, exponent_text = text.casefold().partition("e")
+    exponent = int(exponent_text or 0)
+    if abs(exponent) > MAX_EXPONENT or len(mantissa) > MAX_DIGITS:
+        raise Unreadable("too large")
+    whole, _, part = mantissa.partition(".")
+    value = Fraction(int((whole + part) or "0")) * Fraction(10) ** (exponent - len(part))
+    significant = len((whole + part).lstrip("0")) if part else 0
+    return ("num", value, max(0, len(part) - exponent) if part else 0, significant)
+
+
+def repeating(text: str) -> Fraction:
+    """Return the value of `0.1\\overline{6}` and `0.1(6)`."""
+    match = _REPEATING.fullmatch(text)
+    if match is None or len(text) > 300:
+        raise Unreadable("a repeating decimal")
+    return _periodic(match[1], match[2], match[3] or match[4])
+
+
+def period(text: str) -> Fraction | None:
+    """Return the value of `0.333...`: the digits at the end repeat at least three times, or twice if they are several."""
+    match = _PERIOD.fullmatch(text)
+    return _periodic(match[1], match[2], match[3] or match[4]) if match else None
+
+
+def _periodic(whole: str, fixed: str, repeated: str) -> Fraction:
+    scale = 10 ** len(fixed)
+    return (
+        int(whole or 0) + Fraction(int(fixed or 0), scale) + Fraction(int(repeated), scale * (10 ** len(repeated) - 1))
+    )
