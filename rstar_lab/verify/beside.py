@@ -58,8 +58,10 @@ def phrase(cursor: Cursor, start: int, explicit: bool) -> Phrase | None:
             group = True
         elif text == ")" and group:
             group, sign = False, 1
-        elif text == "frac" and (found := fraction_of_units(cursor, place - 1)):
-            unit, place = (unit or units.ONE).times(found[0]), found[1]
+        elif text == "frac":
+            explicit = True
+        elif text == "{" and tokens[place - 2].text == "}":  # the denominator
+            sign, group = -1, True
         elif text == "＄":
             unit = (unit or units.ONE).times(units.UNITS["＄"])
         elif name := _unit_name(token, following, explicit or unit is not None):
@@ -94,19 +96,6 @@ def _exponent(tokens: list[Token], place: int) -> tuple[int, int]:
         place += 1
     match = _POWER.match("".join(token.text for token in tokens[place : place + 5]))
     return (int(match[1] or match[2]), place + len(match[0])) if match else (1, place)
-
-
-def fraction_of_units(cursor: Cursor, place: int) -> tuple[Unit, int] | None:
-    """Return the unit of `\\frac{m}{s^2}` at a place, and its end; None for other fractions."""
-    inner = Cursor(cursor.tokens)
-    inner.at = place + 1
-    try:
-        above, below = (phrase(Cursor(inner.braced()), 0, explicit=True) for _ in range(2))
-    except Unreadable:
-        return None
-    if above is None or below is None or above.unit is None or below.unit is None or above.noun or below.noun:
-        return None
-    return above.unit.times(below.unit, -1), inner.at
 
 
 def unit_follows(cursor: Cursor, place: int) -> bool:

@@ -186,7 +186,7 @@ class Comparison:
         if bare.opening not in ("", "(") or bare.joined == "or" or any(isinstance(i, Relation) for i in bare.items):
             return False
         items = [
-            list(bare.items) if named is None else [named[n] for n in sorted(named, key=_natural)]
+            list(bare.items) if not named else [named[n] for n in sorted(named, key=_natural)]
             for named in (ours, theirs)
         ]
         return self.all_answers(*items)
@@ -375,7 +375,9 @@ class Comparison:
         if tagged.kind == "mod":
             plain = other.sides[-1] if isinstance(other, Relation) else other
             residue, modulus, value = map(rational, (*tagged.parts, plain))
-            return None not in (residue, modulus, value) and 0 <= value < modulus and residue % modulus == value
+            if residue is None or modulus is None or value is None:
+                return False
+            return 0 <= value < modulus and residue % modulus == value
         if tagged.kind == "base" and isinstance(other, Text):
             return not ours and other.words == tagged.parts[:1]
         if not isinstance(other, tuple):
@@ -420,7 +422,7 @@ class Comparison:
         return False
 
     # (type, rule for two values of the type, rule for one and another value; None: the first rule for both)
-    _RULES: tuple[tuple[Any, Callable[..., bool], Callable[..., bool] | None], ...] = (
+    _RULES: tuple[tuple[Any, Callable[..., bool], Any], ...] = (
         (Choice, choices, choice), (Tagged, tagged, tagged_and_plain),
         (Cases, cases, None), (Text, texts, text), (Combined | Builder, real_sets, None), (Group, groups, group),
         (Nothing, never, None), (Relation, relations, relation), (Quantity, quantities, None), (Matrix, matrices, never),
@@ -445,21 +447,19 @@ def name_first(relation: Relation) -> tuple[str, Any]:
     return relation.names[0], relation.sides[-1]
 
 
-def named_parts(value: Any) -> dict[str, Any] | None:
-    """Return the values by name of `x=1, y=2`, `(x,y)=(1,2)` and a system; None for other values."""
+def named_parts(value: Any) -> dict[str, Any]:
+    """Return the values by name of `x=1, y=2`, `(x,y)=(1,2)` and a system; nothing for other values."""
     pairs: list[tuple[str, Any]] = []
     if isinstance(value, Relation) and value.signs == ("=",):
         name, side = name_first(value)
         if name.startswith("(") and isinstance(side, Group):
             keys = re.findall(r"[^(),]+", name)
-            pairs = list(zip(keys, side.items, strict=False)) if len(keys) == len(side.items) else []
+            pairs = list(zip(keys, side.items, strict=True)) if len(keys) == len(side.items) else []
     elif isinstance(value, Group) and value.opening in ("", "{") and value.joined != "or":
-        if not all(isinstance(item, Relation) and item.signs == ("=",) for item in value.items):
-            return None
-        pairs = list(map(name_first, value.items))
+        equations = [item for item in value.items if isinstance(item, Relation) and item.signs == ("=",)]
+        pairs = list(map(name_first, equations)) if len(equations) == len(value.items) else []
     found = {plain_name(name): side for name, side in pairs if name}
-    single = isinstance(value, Group) and len(found) < 2
-    return found if found and len(found) == len(pairs) and not single else None
+    return found if len(found) == len(pairs) > 1 else {}
 
 
 def _ratio(value: Any) -> tuple[Any, ...]:

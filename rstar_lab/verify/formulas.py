@@ -20,6 +20,7 @@ from rstar_lab.verify.values import (
     Matrix,
     Nothing,
     decimal,
+    difference,
     number,
     period,
     plus_minus,
@@ -31,6 +32,17 @@ from rstar_lab.verify.values import (
 MAX_DEPTH = 40
 SUM, SIGNED, PRODUCT, ARGUMENT, POWER = 5, 9, 10, 12, 15  # how strongly operators bind
 
+# Operators: how strongly they bind to the left and to the right, and the formula of both sides.
+_INFIX: dict[str, tuple[int, int, Callable[[Any, Any], Formula]]] = {
+    "over": (1, 0, lambda left, right: ("/", left, right)),
+    "choose": (1, 0, lambda left, right: ("call", "binom", left, right)),
+    "pm": (SUM, SUM, lambda left, right: ("pm", left, right)),
+    "mp": (SUM, SUM, lambda left, right: ("mp", left, right)),
+    "+": (SUM, SUM, lambda left, right: ("+", left, right)),
+    "-": (SUM, SUM, difference),
+    "*": (PRODUCT, PRODUCT, lambda left, right: ("*", left, right)),
+    "/": (PRODUCT, PRODUCT, lambda left, right: ("/", left, right)),
+}
 _NAMES = {name: frozenset(text.split()) for name, text in units.TABLES["names"].items() if isinstance(text, str)}
 FUNCTIONS = _NAMES["functions"]
 JOINERS: dict[str, str] = units.TABLES["names"]["joiners"]
@@ -108,39 +120,29 @@ class Parser(Cursor):
 
     def operation(self, left: Any, power: int) -> Any:
         """Read the operator behind a formula and what follows it. Return None if none binds stronger than `power`."""
-        token, following = self.peek(), self.peek(1)
-        sign = token.text if token.kind == "sign" else ""
-        command = token.text if token.kind == "command" else ""
+        token = self.peek()
+        sign = token.text if token.kind in ("sign", "command") else ""
         if sign == "^" and power < POWER:
             return self.power(left)
         if sign == "!":
             return self.factorial(left)
         if sign == "°":
-            if following.kind == "number":
-                raise Unreadable("minutes of arc")
             self.at += 1
+            if self.peek().kind == "number":
+                raise Unreadable("minutes of arc")
             return ("deg", left)
         if sign == "'" and isinstance(left, tuple) and left[0] == "sym":
             self.at += 1
             return ("sym", left[1] + "'")
-        if command in ("over", "choose") and power < 1:
-            self.at += 1
-            operation = ("/",) if command == "over" else ("call", "binom")
-            return (*operation, left, self.expression(0))
-        if command in ("pm", "mp") and power < SUM:
-            self.at += 1
-            return (command, left, self.expression(SUM))
-        if sign and sign in "+-" and power < SUM:
-            self.at += 1
-            right = self.expression(SUM)
-            return ("+", left, ("neg", right) if sign == "-" else right)
-        if power >= PRODUCT:
+        if token.text in ("x", "X") and token.space and self.peek(1).text == "10" and self.is_sign("^", offset=2):
+            sign = "*"
+        if sign not in _INFIX:
+            return ("*", left, self.expression(PRODUCT)) if power < PRODUCT and self.starts_factor() else None
+        binding, right, formula = _INFIX[sign]
+        if power >= binding or (sign == "/" and beside.unit_follows(self, self.at)):
             return None
-        times_ten = token.text in ("x", "X") and token.space and following.text == "10" and self.is_sign("^", offset=2)
-        if sign == "*" or times_ten or (sign == "/" and not beside.unit_follows(self, self.at)):
-            self.at += 1
-            return ("/" if sign == "/" else "*", left, self.expression(PRODUCT))
-        return ("*", left, self.expression(PRODUCT)) if self.starts_factor() else None
+        self.at += 1
+        return formula(left, self.expression(right))
 
     def starts_factor(self) -> bool:
         """Return whether a factor starts here, without a sign for the product."""
@@ -155,9 +157,7 @@ class Parser(Cursor):
             remainder = token.text in ("R", "r") and self.peek(1).kind == "number" and self.peek(1).space
             return not (token.space and remainder)
         if token.kind == "command":
-            return token.text in _STARTERS and not (
-                token.text == "frac" and beside.fraction_of_units(self, self.at) is not None
-            )
+            return token.text in _STARTERS and not (token.text == "frac" and beside.unit_follows(self, self.at))
         if token.kind == "word":
             if token.upright or not token.text.isascii() or len(token.text) > 4:
                 return False
