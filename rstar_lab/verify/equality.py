@@ -31,6 +31,7 @@ from rstar_lab.verify.values import (
     difference,
     has,
     number,
+    product,
     proper,
     replaced,
     symbols,
@@ -117,14 +118,15 @@ class Comparison:
         """Compare a part of one answer with the other answer."""
         return self.answers(part, other) if ours else self.answers(other, part)
 
-    def unordered(self, ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    def unordered(self, ours: Sequence[Any], theirs: Sequence[Any], same: Callable[..., bool] | None = None) -> bool:
         """Return whether each value of one sequence has its own equal value in the other."""
+        same = same or self.answers
         if len(ours) != len(theirs) or len(ours) > MAX_ITEMS:
-            return self.all_answers(ours, theirs)
+            return len(ours) == len(theirs) and all(map(same, ours, theirs))
         left = list(theirs)
         for place, item in enumerate(ours):
             order = sorted(range(len(left)), key=lambda index: (left[index] != item, index != place))
-            match = next((index for index in order if self.answers(item, left[index])), None)
+            match = next((index for index in order if same(item, left[index])), None)
             if match is None:
                 return False
             left.pop(match)
@@ -196,18 +198,11 @@ class Comparison:
 
     def cases(self, one: Any, two: Any) -> bool:
         ours, theirs = _function_in_cases(one), _function_in_cases(two)
-        if ours is None or theirs is None or len(ours.rows) != len(theirs.rows):
-            return False
-        left = list(theirs.rows)
-        for value, condition in ours.rows:
-            match = next((r for r in left if self.answers(value, r[0]) and self.conditions(condition, r[1])), None)
-            if match is None:
-                return False
-            left.remove(match)
-        return True
+        return ours is not None and theirs is not None and self.unordered(ours.rows, theirs.rows, self.rows)
 
-    def conditions(self, one: Any, two: Any) -> bool:
-        return any(isinstance(c, Text) and c.words in _OTHERWISE for c in (one, two)) or self.answers(one, two)
+    def rows(self, one: tuple[Any, Any], two: tuple[Any, Any]) -> bool:
+        otherwise = any(isinstance(row[1], Text) and row[1].words in _OTHERWISE for row in (one, two))
+        return self.answers(one[0], two[0]) and (otherwise or self.answers(one[1], two[1]))
 
     # --- sets, equations, inequalities
 
@@ -413,10 +408,7 @@ class Comparison:
             return text.words[0].isupper() and letters == sorted(letters) == sorted(items)
         if not re.fullmatch("[A-Za-z]{2,4}", text.words[0]) or not isinstance(other, tuple):
             return False
-        product: Any = number(1)
-        for letter in letters:
-            product = ("*", product, ("const" if letter in "ei" else "sym", letter))
-        return self.answers(product, other)
+        return self.answers(product(text.words[0]), other)
 
     def never(self, *_: Any) -> bool:
         return False

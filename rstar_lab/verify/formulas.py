@@ -24,6 +24,7 @@ from rstar_lab.verify.values import (
     number,
     period,
     plus_minus,
+    product,
     proper,
     repeating,
     scaled,
@@ -49,6 +50,7 @@ JOINERS: dict[str, str] = units.TABLES["names"]["joiners"]
 _STARTERS = FUNCTIONS | _NAMES["starters"]
 _ACCENTS = ("overline", "dot", "ddot", "tilde", "widetilde", "angle", "triangle", "mathring")
 _COUNTS = {"C": "binom", "P": "perm"}
+_OF_TWO = {"frac": ("/",), "binom": ("call", "binom")}
 _FIXED = {"infty": ("const", "inf"), "emptyset": Nothing()}
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
 
@@ -183,9 +185,8 @@ class Parser(Cursor):
             transposed = self.is_symbol("T") or self.is_command("top", "intercal", "mathsf")
             if transposed or (self.is_sign("{") and self.is_symbol("T", offset=1)):
                 self.argument()
-                if isinstance(base, Group):
-                    return Matrix(tuple((item,) for item in base.items))
-                return Matrix(tuple(zip(*base.rows, strict=True)))
+                rows = base.rows if isinstance(base, Matrix) else (base.items,)
+                return Matrix(tuple(zip(*rows, strict=True)))
         exponent = self.exponent()
         if not isinstance(base, tuple | Matrix):
             raise Unreadable("a power of a set")
@@ -269,9 +270,6 @@ class Parser(Cursor):
         if self.peek(offset).text == "," and following.kind == "number" and not following.space:
             return text
         self.at += offset
-        if all(token.kind == "number" or token.text == "-" for token in self.tokens):  # `12 345 678`
-            while len(groups[0]) < 4 and self.peek().space and DIGIT_GROUP.fullmatch(self.peek().text):
-                groups.append(self.take().text)
         return "".join(groups)
 
     def proper_fraction(self) -> Fraction | None:
@@ -296,8 +294,6 @@ class Parser(Cursor):
         name = self.letter(token.text)
         if self.is_sign("_"):
             name = ("sym", token.text + self.subscript())
-            if name[1] in ("P", "C"):
-                return name
         if not self.is_sign("("):
             return name
         if token.text in ("f", "g", "h", "F", "G") and not self.peek().space:
@@ -328,16 +324,13 @@ class Parser(Cursor):
             raise Unreadable("a word beside a number")
         self.at -= 1
         self.tokens[self.at] = Token("symbol", token.text[-1])
-        value = self.expression(PRODUCT)
-        for char in reversed(token.text[:-1]):
-            value = ("*", ("const" if char in "ei" else "sym", char), value)
-        return value
+        return ("*", product(token.text[:-1]), self.expression(PRODUCT))
 
     # --- commands
 
     def command(self, name: str) -> Any:
-        if name == "frac":
-            return ("/", self.argument(), self.argument())
+        if name in _OF_TWO:
+            return (*_OF_TWO[name], self.argument(), self.argument())
         if name == "pi":
             return ("sym", "pi" + self.subscript()) if self.is_sign("_") else ("const", "pi")
         if name in _FIXED:
@@ -346,8 +339,6 @@ class Parser(Cursor):
             degree = self.part(self.enclosed("[", "]")) if self.is_sign("[") else number(2)
             value = self.literal(self.take()) if self.peek().kind == "number" else self.argument()
             return ("call", "root", value, degree)
-        if name == "binom":
-            return ("call", "binom", self.argument(), self.argument())
         if name in FUNCTIONS:
             return self.function(name)
         if name in ("sum", "prod", "lim", "int"):

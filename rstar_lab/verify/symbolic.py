@@ -149,12 +149,7 @@ def _same_solutions(one: Any, two: Any, symbol: Any) -> bool:
         return False
     if not isinstance(first, list) or not first or not isinstance(second, list) or len(first) != len(second):
         return False
-    for value in first:
-        match = next((other for other in second if sympy.simplify(value - other) == 0), None)
-        if match is None:
-            return False
-        second.remove(match)
-    return True
+    return all(any(sympy.simplify(value - other) == 0 for other in second) for value in first)
 
 
 _RELATIONS = {"<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "=": sympy.Eq, "!=": sympy.Ne}

@@ -23,6 +23,7 @@ from rstar_lab.verify.values import (
     Tagged,
     Text,
     plus_minus,
+    product,
 )
 
 MAX_TOKENS = 1_500
@@ -45,6 +46,7 @@ _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2})/(\d{1,2})/(\d{4})")
 _TIME = re.compile(
     r"(\d{1,2})(?=:|.*m)(?::([0-5]\d))?(?:\s|\\[ ,~]|\\text\{|\\mathrm\{|~)*(?:([ap])\.?\s?m\.?)?\s*\}?", re.I
 )
+_GROUPED = re.compile(r"-?\d{1,3}(?:(?:\.\d{3}){2,}|(?: \d{3})+(?:\.\d+)?)")
 _TEXT = r"(?:\\(?:text|mathrm)\s*\{)?\s*"
 _HEX = re.compile(
     rf"\(?\s*{_TEXT}(?:0x(?P<hex>[0-9A-Fa-f]+)|(?P<digits>[0-9A-Fa-f]+))\s*\}}?\s*\)?\s*"
@@ -75,8 +77,8 @@ def read(text: str) -> Any:
         return Tagged("date", tuple(parts if date[1] else (parts[2], parts[0], parts[1])))
     if time := _TIME.fullmatch(plain):
         return Tagged("time", (Fraction(time[1]), Fraction(time[2] or 0), (time[3] or "").lower()))
-    if re.fullmatch(r"\s*-?\d{1,3}(?:\.\d{3}){2,}\s*", text):
-        text = text.replace(".", "")
+    if _GROUPED.fullmatch(plain):
+        text = plain.replace(" " if " " in plain else ".", "")
     tokens = tokens_of(text)
     if not tokens or len(tokens) > MAX_TOKENS:
         raise Unreadable("empty or too long")
@@ -208,10 +210,7 @@ def _words(parser: Parser) -> Any:
 def _letters(word: str) -> Any:
     """Return the value of a word that stands alone: a product of variables for `xy`, else a text."""
     if len(word) <= 3 and word.islower() and word != "yes" and any(char in "xyz" for char in word):
-        value: Any = ("sym", word[0])
-        for char in word[1:]:
-            value = ("*", value, ("sym", char))
-        return value
+        return product(word)
     if word.casefold() == "none":
         return Nothing()
     return Text((word,) if word.isupper() else plain_words([Token("word", word)]))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from rstar_lab.verify.tokens import Unreadable
@@ -117,6 +117,12 @@ class Nothing:
 def number(value: int | Fraction, decimals: int = 0, significant: int = 0) -> Formula:
     """Return the formula of a number."""
     return ("num", Fraction(value), decimals, significant)
+
+
+def product(letters: str) -> Formula:
+    """Return the product of letters."""
+    names = [("const" if letter in "ei" else "sym", letter) for letter in letters]
+    return reduce(lambda left, right: ("*", left, right), names)
 
 
 def has(node: Any, *operations: str) -> bool:
