@@ -9,7 +9,7 @@ import pytest
 
 from rstar_lab.analysis import figure_image
 from rstar_lab.analysis.figure import Figure
-from rstar_lab.analysis.inspector.link import static_bundle
+from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.runs import RunStoreError
 
 
@@ -37,7 +37,7 @@ def test_a_browser_that_does_not_start_is_tried_once(renderer, monkeypatch, tmp_
     monkeypatch.setenv("BROWSER_PATH", str(browser))
     monkeypatch.setattr(figure_image, "LIMIT_S", 12.0)
     figure = Figure(go.Figure(go.Scatter(y=[1, 2])), pd.DataFrame({"y": [1, 2]}))
-    bundle = static_bundle(figure, figure.frame)
+    bundle = LinkedFigure(figure, None).static_bundle()
     assert "image/svg+xml" not in bundle and "<table" in bundle["text/html"]
     assert not psutil.pid_exists(renderer._process.pid)
     began, process = time.monotonic(), renderer._process
@@ -50,12 +50,12 @@ def test_a_browser_that_does_not_start_is_tried_once(renderer, monkeypatch, tmp_
 @pytest.mark.parametrize("how", ["kill", "suspend"])
 def test_a_browser_that_dies_in_the_middle_costs_one_picture(renderer, monkeypatch, how):
     figure = go.Figure(go.Scatter(y=[1, 2]))
-    assert static_bundle(figure)["image/svg+xml"].startswith("<svg")
+    assert LinkedFigure(figure, None).static_bundle()["image/svg+xml"].startswith("<svg")
     monkeypatch.setattr(figure_image, "LIMIT_S", 8.0)
     browser = psutil.Process(renderer._process.pid).children(recursive=True)
     for process in browser:
         getattr(process, how)()
-    assert browser and "image/svg+xml" not in static_bundle(figure)
+    assert browser and "image/svg+xml" not in LinkedFigure(figure, None).static_bundle()
     assert psutil.wait_procs(browser, 10)[1] == []
 
 

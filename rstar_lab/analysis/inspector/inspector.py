@@ -178,6 +178,8 @@ class Inspector(NotebookWidget):
         folder = Path(self.source.store.path)
         if folder.name and folder.is_dir():
             return folder
+        if not self.source.runs:
+            raise UserError("these runs have no rollouts, so there is no folder for views")
         return self.source.store.run_dir(self.source.runs[0])
 
     def html(self, traj_id: str = "") -> str:

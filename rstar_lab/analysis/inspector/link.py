@@ -40,26 +40,6 @@ class RolloutList(Protocol):
     def show_and_reveal(self, label: str, **filters: Any) -> None: ...
 
 
-def static_bundle(figure: go.Figure, frame: pd.DataFrame | None = None) -> Bundle:
-    """Return the MIME bundle that notebooks show without a kernel.
-
-    The bundle holds plotly's JSON (drawn by JupyterLab), an SVG image (shown by GitHub and nbconvert) and plain text. Without
-    a local Chromium or Chrome, a table of the data replaces the image.
-
-    frame: data of the figure. A column named "where" is left out of the table.
-    """
-    bundle: Bundle = {
-        "application/vnd.plotly.v1+json": json.loads(figure.to_json()),
-        "text/plain": repr(figure) if frame is None else repr(frame),
-    }
-    image = svg(figure)
-    if image is not None:
-        bundle["image/svg+xml"] = image
-    elif frame is not None:
-        bundle["text/html"] = data_table(frame)
-    return bundle
-
-
 def data_table(frame: pd.DataFrame) -> Html:
     """Return the first rows of the data as an HTML table."""
     rows = f", rows 1 to {MAX_ROWS} of {len(frame)}" if len(frame) > MAX_ROWS else ""
@@ -114,8 +94,17 @@ class LinkedFigure(NotebookWidget):
         self.figure_json = self.figure.to_json()
 
     def static_bundle(self) -> Bundle:
-        frame = getattr(self.figure, "frame", None)
-        return static_bundle(self.figure, frame if isinstance(frame, pd.DataFrame) else None)
+        """Return what notebooks show without a kernel: plotly's JSON (drawn by JupyterLab), an SVG image (shown by GitHub and nbconvert)
+        and plain text. Without a local Chromium or Chrome, a table of the data replaces the image."""
+        found = getattr(self.figure, "frame", None)
+        frame = found if isinstance(found, pd.DataFrame) else None
+        text = repr(self.figure if frame is None else frame)
+        bundle: Bundle = {"application/vnd.plotly.v1+json": json.loads(self.figure.to_json()), "text/plain": text}
+        if (image := svg(self.figure)) is not None:
+            bundle["image/svg+xml"] = image
+        elif frame is not None:
+            bundle["text/html"] = data_table(frame)
+        return bundle
 
     def replacement(self) -> "LinkedFigure":
         widget = LinkedFigure(self.figure, self.inspector)
