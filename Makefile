@@ -60,8 +60,8 @@ test: setup services  ## run the tests that protect every promise and every seam
 test-rest: setup services  ## run all other tests except long soaks and Slurm (15 minutes)
 	$(call RUN_TESTS,rest and not soak)
 
-test-fast: setup  ## run the tests between two edits
-	$(PYTEST) -m "not slow" -n 2 --dist loadfile
+test-fast: setup  ## run the tests that start no process and load no torch, between two edits (1 minute)
+	$(PYTEST) --fast -m "not slow" -n 2 --dist loadfile
 
 test-doctor test-exchange test-dry-run: setup  ## run the tests of one part of the ring
 	$(PYTEST) tests/$(subst -,_,$(@:test-%=%)) -n 2 --dist loadfile

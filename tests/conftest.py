@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,35 @@ settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-REST = {line for line in (Path(__file__).parent / "rest.txt").read_text().splitlines() if line and line[0] != "#"}
+TESTS = Path(__file__).parent
+REST = {line for line in (TESTS / "rest.txt").read_text().splitlines() if line and line[0] != "#"}
+
+
+# Words of test files that start processes, or that load torch or data frames; and imports in the modules that a test file names.
+HEAVY_WORDS = re.compile(
+    r"\b(torch|transformers|vllm|verl|inspect_ai|pandas|duckdb|open_runs|doctor|subprocess|Popen|multiprocessing|playwright"
+    r"|LocalSandbox|service)\b"
+)
+HEAVY_IMPORTS = re.compile(
+    r"^ *(?:import|from) (?:torch|transformers|vllm|verl|pandas|duckdb|subprocess|multiprocessing)\b", re.M
+)
+IMPORTED = re.compile(r"^ *from ((?:rstar_lab|benchmarks|helpers)[\w.]*) import", re.M)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="leave out files whose tests start processes, or load torch or pandas"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not (config.option.fast and collection_path.name.startswith("test_")):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    names = [name.replace(".", "/") + ".py" for name in IMPORTED.findall(text)]
+    files = [file for name in names for file in (TESTS.parent / name, TESTS / name) if file.exists()]
+    heavy = HEAVY_WORDS.search(text) or any(HEAVY_IMPORTS.search(file.read_text(encoding="utf-8")) for file in files)
+    return True if heavy else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -48,8 +77,8 @@ def pytest_collection() -> Iterator[object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark soaks as slow (`-m "not slow"` is the part to run between two edits), mark the tests of tests/rest.txt, which `make test`
-    leaves to `make test-rest`, and put files with slow tests first.
+    """Mark soaks as slow, mark the tests of tests/rest.txt, which `make test` leaves to `make test-rest`, and put files with slow
+    tests first.
 
     Files that start processes take longest, so they must not be the last to start.
     """
