@@ -6,34 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from helpers.run_rows import call_row, trajectory_row
 from rstar_lab.rl.algorithm.roc import resample, tool_error_penalty
 from rstar_lab.runs import RunWriter
 
 WORDS = [
-    "Wait",
-    "I",
-    "should",
-    "double-check",
-    "the",
-    "result",
-    "is",
-    "42",
-    "so",
-    "x",
-    "=",
-    "7",
-    "because",
-    "sum",
-    "range",
-    "print",
-    "but",
-    "maybe",
-    "13",
-    "error",
-    "fix",
-    "ok",
-    "done",
-]
+    "Wait", "I", "should", "double-check", "the", "result", "is", "42", "so", "x", "=", "7", "because", "sum", "range", "print",
+    "but", "maybe", "13", "error", "fix", "ok", "done",
+]  # fmt: skip
+TOOL = "execute_python_code_with_standard_io"
 VOCABULARY = [f" {word}" for word in WORDS] + ["\n", "```"]
 OUTCOMES = ("exception", "timeout", "syntax_error", "malformed_call", "queue_timeout")
 
@@ -55,12 +36,8 @@ def make_run(
 ) -> Path:
     """Write a run of `steps` steps in two stages. With `roc="none"` all rollouts are kept and errors fall more slowly."""
     rng = np.random.default_rng(seed)
-    recipe = {
-        "model": "tiny",
-        "label": label,
-        "seed": seed,
-        "rl": {"method": {"roc": {"rule": roc}}, "group_size": size // 2},
-    }
+    method = {"method": {"roc": {"rule": roc}}, "group_size": size // 2}
+    recipe = {"model": "tiny", "label": label, "seed": seed, "rl": method}
     with RunWriter.open(runs_dir, run_id, kind="train", recipe=recipe, seed=seed) as writer:
         writer.write_vocabulary(VOCABULARY)
         for step in range(1, steps + 1):
@@ -91,14 +68,8 @@ def make_run(
                     step_rows["trajectories"].append(trajectory)
                     step_rows["calls"] += calls
                     step_rows["transcripts"].append(transcript)
-            seconds = {
-                "generate_s": 2.0,
-                "tool_s": 0.5,
-                "verify_s": 0.1,
-                "log_probs_s": 0.3,
-                "update_s": 1.0,
-                "wait_s": 0.1,
-            }
+            names = ("generate_s", "tool_s", "verify_s", "log_probs_s", "update_s", "wait_s")
+            seconds = dict(zip(names, (2.0, 0.5, 0.1, 0.3, 1.0, 0.1), strict=True))
             metrics = {"step_s": sum(seconds.values()), **seconds, "loss": 1 - progress, **(extra_metrics or {})}
             writer.write_step("one" if step <= steps // 2 else "two", step, **step_rows, metrics=metrics)
         if finish:
@@ -133,65 +104,28 @@ def rollout(
     messages = [{"role": "user", "content": f"What is {problem} + {problem}?"}]
     for turn, outcome in enumerate(outcomes):
         code = f"print({problem} + {problem})  # {turn} {int(rng.integers(0, 3))}"
-        call = json.dumps({"name": "execute_python_code_with_standard_io", "arguments": {"code": code, "input": ""}})
+        call = json.dumps({"name": TOOL, "arguments": {"code": code, "input": ""}})
         messages.append({"role": "assistant", "content": f"Let me check.\n<tool_call>{call}</tool_call>"})
-        messages.append(
-            {"role": "tool", "content": outcome, "tool": "execute_python_code_with_standard_io", "outcome": outcome}
-        )
+        messages.append({"role": "tool", "content": outcome, "tool": TOOL, "outcome": outcome})
     answer = str(2 * problem if correct else 2 * problem + 1)
     messages.append({"role": "assistant", "content": f"<answer>\\boxed{{{answer}}}</answer>"})
-    trajectory = {
-        "traj_id": traj_id,
-        "policy_version": step - 1,
-        "group_id": f"{step}/{problem}",
-        "problem_id": f"p{problem}",
-        "sample": sample,
-        "reward": float(correct),
-        "p_err": tool_error_penalty(errors, len(judged)),
-        "p_format": min(1.0, (answers - 1) / (calls + 1)),
-        "turns": calls + 1,
-        "calls": len(judged),
-        "errors": errors,
-        "outcomes": outcomes,
-        "response_tokens": size,
-        "model_tokens": int(mask.sum()),
-        "truncated": bool(rng.random() < 0.05),
-        "stop_reason": "answer",
-        "answer": answer,
-        "truth": str(2 * problem),
-        "reflection_tokens": int(rng.poisson(1 + step / 4)),
-        "entropy": float(entropy[mask].mean()),
-        "engine_log_prob": float(engine[mask].mean()),
-        "trainer_log_prob": float(trainer[mask].mean()),
-        "generate_s": float(rng.gamma(2, 0.5)),
-        "tool_s": 0.1 * calls,
-        "queue_s": 0.01 * calls,
-        "engine": str(sample % 2),
-    }
+    trajectory = trajectory_row(
+        traj_id, policy_version=step - 1, group_id=f"{step}/{problem}", problem_id=f"p{problem}", sample=sample,
+        reward=float(correct), p_err=tool_error_penalty(errors, len(judged)), p_format=min(1.0, (answers - 1) / (calls + 1)),
+        turns=calls + 1, calls=len(judged), errors=errors, outcomes=outcomes, response_tokens=size, model_tokens=int(mask.sum()),
+        truncated=bool(rng.random() < 0.05), answer=answer, truth=str(2 * problem), reflection_tokens=int(rng.poisson(1 + step / 4)),
+        entropy=float(entropy[mask].mean()), engine_log_prob=float(engine[mask].mean()),
+        trainer_log_prob=float(trainer[mask].mean()), generate_s=float(rng.gamma(2, 0.5)), tool_s=0.1 * calls,
+        queue_s=0.01 * calls, engine=str(sample % 2),
+    )  # fmt: skip
     call_rows = [
-        {
-            "traj_id": traj_id,
-            "turn": turn,
-            "index": 0,
-            "tool": "execute_python_code_with_standard_io",
-            "outcome": outcome,
-            "code_hash": f"h{problem}{turn}",
-            "queue_s": 0.01,
-            "run_s": 0.1,
-            "position": tokens * (turn + 1) - 6,
-        }
+        call_row(traj_id, turn, outcome, tool=TOOL, code_hash=f"h{problem}{turn}", queue_s=0.01, run_s=0.1,
+                 position=tokens * (turn + 1) - 6)
         for turn, outcome in enumerate(outcomes)
-    ]
+    ]  # fmt: skip
     transcript = {
-        "traj_id": traj_id,
-        "question": messages[0]["content"],
-        "truth": trajectory["truth"],
-        "messages": json.dumps(messages),
-        "prompt_ids": [0, 1],
-        "response_ids": ids,
-        "loss_mask": mask,
-        "engine_log_probs": engine,
-        "trainer_log_probs": trainer,
+        "traj_id": traj_id, "question": messages[0]["content"], "truth": trajectory["truth"], "messages": json.dumps(messages),
+        "prompt_ids": [0, 1], "response_ids": ids, "loss_mask": mask, "engine_log_probs": engine, "trainer_log_probs": trainer,
         "entropy": entropy,
-    }
+    }  # fmt: skip
     return trajectory, call_rows, transcript

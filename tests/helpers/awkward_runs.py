@@ -8,22 +8,14 @@ from typing import Any
 import numpy as np
 
 from helpers.inspector_runs import write_run
+from helpers.run_rows import trajectory_row
 from rstar_lab.analysis import import_messages
 from rstar_lab.runs import RunWriter
 
 LONG_QUESTION = ("How many of the numbers from 1 to 514 are even? " * 70)[:3000]
 QUESTIONS = (
-    LONG_QUESTION,
-    "ما هو مجموع ٣ و ٥؟",
-    "🧮🎉 3 + 4 = ?",
-    "514",
-    "true",
-    "NaN",
-    "",
-    "x" * 400,
-    "a\tb\n\n\nc",
-    "<b>1 & 2</b>",
-)
+    LONG_QUESTION, "ما هو مجموع ٣ و ٥؟", "🧮🎉 3 + 4 = ?", "514", "true", "NaN", "", "x" * 400, "a\tb\n\n\nc", "<b>1 & 2</b>",
+)  # fmt: skip
 ANSWERS = ("514", "3", "nan", "1e5", "שלום", "🎉", "", "-0", "x" * 300, None)
 TRANSCRIPT = 200_000  # characters of the longest one
 ROWS, STEPS = 50_000, 5
@@ -33,15 +25,12 @@ def row(traj_id: str, number: int, size: int, **changes: Any) -> tuple[dict[str,
     """Return the trajectory and the transcript of rollout `number`; groups have `size` rollouts."""
     question, answer = QUESTIONS[number // size % len(QUESTIONS)], ANSWERS[number % len(ANSWERS)]
     reward = [1.0, 0.0, 0.5, -1.0][number % 4]
-    trajectory = {
-        "traj_id": traj_id, "policy_version": 1, "group_id": f"g{number // size}", "problem_id": f"p{number // size % 500}",
-        "sample": number % size, "reward": reward, "kept": number % 2 == 0, "p_err": 0.0, "p_format": 0.0,
-        "advantage": 0.0 if number % 2 == 0 else None, "turns": 1 + number % 3, "calls": number % 4, "errors": number % 2,
-        "outcomes": ["ok", "exception", "sandbox_error"][: number % 4], "response_tokens": number % 20_000, "model_tokens": 1,
-        "truncated": number % 7 == 0, "stop_reason": "answer", "answer": answer, "truth": "514", "reflection_tokens": 0,
-        "entropy": None, "engine_log_prob": None, "trainer_log_prob": None, "generate_s": 0.0, "tool_s": 0.0, "queue_s": 0.0,
-        "engine": "0",
-    } | changes  # fmt: skip
+    trajectory = trajectory_row(traj_id, **{
+        "policy_version": 1, "group_id": f"g{number // size}", "problem_id": f"p{number // size % 500}", "sample": number % size,
+        "reward": reward, "kept": number % 2 == 0, "advantage": 0.0 if number % 2 == 0 else None, "turns": 1 + number % 3,
+        "calls": number % 4, "errors": number % 2, "outcomes": ["ok", "exception", "sandbox_error"][: number % 4],
+        "response_tokens": number % 20_000, "truncated": number % 7 == 0, "answer": answer, "truth": "514", "generate_s": 0.0,
+    } | changes)  # fmt: skip
     call = json.dumps({"name": "query", "arguments": {"sql": "SELECT 1", "limit": 3}})
     messages = [
         {"role": "user", "content": question},
@@ -52,13 +41,8 @@ def row(traj_id: str, number: int, size: int, **changes: Any) -> tuple[dict[str,
     if number == 1:
         messages[2]["content"] = "3 so i the 514 " * (TRANSCRIPT // 15)
         messages[3]["content"] = "word" * (TRANSCRIPT // 4)  # one line
-    transcript = {
-        "traj_id": traj_id,
-        "question": question,
-        "truth": "514",
-        "messages": json.dumps(messages, ensure_ascii=False),
-    }
-    return trajectory, transcript
+    text = json.dumps(messages, ensure_ascii=False)
+    return trajectory, {"traj_id": traj_id, "question": question, "truth": "514", "messages": text}
 
 
 def write_rows(

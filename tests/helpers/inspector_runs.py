@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.run_rows import trajectory_row
 from rstar_lab.runs import RunWriter
 
 PIECES = re.compile(r"<\|[a-z_]+\|>|</?[a-z_]+>|\s+|\w+|[^\w\s]")
@@ -49,13 +50,8 @@ def rollout(rng: np.random.Generator, problem: int, step: int, *, hostile: bool 
         call = json.dumps({"name": "execute_python_code_with_standard_io", "arguments": {"code": code, "input": ""}})
         text = f"{thought}</reason>\n<tool_call>\n{call}\n</tool_call>"
         response = HOSTILE if hostile else outcome_text(outcome, answer)
-        stream.append((text + "<|im_end|>", True))
-        stream.append(
-            (
-                f"\n<|im_start|>user\n<tool_response>\n{response}\n</tool_response><|im_end|>\n<|im_start|>assistant\n<reason>",
-                False,
-            )
-        )
+        answered = f"\n<|im_start|>user\n<tool_response>\n{response}\n</tool_response><|im_end|>\n<|im_start|>assistant\n<reason>"
+        stream += [(text + "<|im_end|>", True), (answered, False)]
         messages += [
             {"role": "assistant", "content": "<reason>" + text},
             {"role": "tool", "content": response, "tool": "execute_python_code_with_standard_io", "outcome": outcome},
@@ -87,11 +83,10 @@ def write_steps(
     """
     rng = np.random.default_rng(seed)
     vocabulary: dict[str, int] = {}
-    with RunWriter.open(
-        folder, run_id, kind="train", recipe={"rl": {"method": {"roc": {"rule": "paper"}}}}, seed=seed
-    ) as writer:
+    recipe = {"rl": {"method": {"roc": {"rule": "paper"}}}}
+    with RunWriter.open(folder, run_id, kind="train", recipe=recipe, seed=seed) as writer:
         for step in range(1, steps + 1):
-            trajectories, calls, transcripts = [], [], []
+            trajectories, transcripts = [], []
             for problem in range(problems):
                 rollouts = [
                     rollout(rng, problem, step, hostile=step == steps and problem == 0 and i == 1) for i in range(group)
@@ -110,39 +105,23 @@ def write_steps(
                     advantage = (
                         float((rewards[sample] - rewards[list(kept)].mean()) / (spread + 1e-6)) if is_kept else None
                     )
-                    fixed: dict[str, Any] = {
-                        "p_format": 0.0,
-                        "truncated": False,
-                        "stop_reason": "answer",
-                        "generate_s": 1.0,
-                        "tool_s": 0.1,
-                        "queue_s": 0.0,
-                        "engine": "0",
-                    }
-                    trajectories.append(fixed | {
-                        "traj_id": traj_id, "policy_version": step - 1, "group_id": f"{step}:p{problem}",
-                        "problem_id": f"sum_{problem:02d}",
-                        "sample": sample, "reward": float(made["solved"]), "kept": is_kept, "p_err": errors / len(made["outcomes"]),
-                        "advantage": advantage, "turns": len(made["outcomes"]) + 1, "calls": len(made["outcomes"]), "errors": errors,
-                        "outcomes": made["outcomes"], "response_tokens": count, "model_tokens": sum(made["mask"]),
-                        "answer": made["answer"], "truth": made["truth"], "reflection_tokens": errors,
-                        "entropy": float(entropy.mean()) if is_kept else None, "engine_log_prob": float(engine.mean()),
-                        "trainer_log_prob": float(trainer.mean()) if is_kept else None,
-                    })  # fmt: skip
+                    trajectories.append(trajectory_row(
+                        traj_id, policy_version=step - 1, group_id=f"{step}:p{problem}", problem_id=f"sum_{problem:02d}",
+                        sample=sample, reward=float(made["solved"]), kept=is_kept, p_err=errors / len(made["outcomes"]),
+                        advantage=advantage, turns=len(made["outcomes"]) + 1, calls=len(made["outcomes"]), errors=errors,
+                        outcomes=made["outcomes"], response_tokens=count, model_tokens=sum(made["mask"]),
+                        answer=made["answer"], truth=made["truth"], reflection_tokens=errors, tool_s=0.1,
+                        entropy=float(entropy.mean()) if is_kept else None, engine_log_prob=float(engine.mean()),
+                        trainer_log_prob=float(trainer.mean()) if is_kept else None,
+                    ))  # fmt: skip
                     transcripts.append({
                         "traj_id": traj_id, "question": made["question"], "truth": made["truth"],
                         "messages": json.dumps(made["messages"], ensure_ascii=False),
                         "prompt_ids": [0, 1], "response_ids": ids, "loss_mask": made["mask"], "engine_log_probs": engine,
                         "trainer_log_probs": trainer if is_kept else None, "entropy": entropy if is_kept else None,
                     })  # fmt: skip
-            writer.write_step(
-                "rl",
-                step,
-                trajectories=trajectories,
-                calls=calls,
-                transcripts=transcripts,
-                metrics={"reward": float(rewards.mean())},
-            )
+            levels = {"trajectories": trajectories, "calls": [], "transcripts": transcripts}
+            writer.write_step("rl", step, **levels, metrics={"reward": float(rewards.mean())})
             yield step
         writer.write_vocabulary(list(vocabulary))
         writer.finish("finished")
