@@ -1,7 +1,6 @@
 """The command line as a user meets it: help that teaches, one line for what can be mended, exit codes."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -9,21 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.command import run
 
 COMMAND = [str(Path(sys.executable).parent / "rstar-lab")]
 
 
-def rstar_lab(
-    *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    variables = os.environ | (env or {})
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, env=variables, timeout=240)
+def rstar_lab(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, timeout=240)
 
 
-@pytest.mark.slow
 def test_help_names_every_command_and_each_explains_itself():
-    text = rstar_lab("--help").stdout
-    names = [
+    text = run("--help").stdout
+    names = (
         "demo",
         "sft",
         "train",
@@ -37,22 +34,19 @@ def test_help_names_every_command_and_each_explains_itself():
         "runs",
         "preflight",
         "bench",
-    ]
+    )
     assert [name for name in names if f" {name} " not in text] == []
-    for name in ("demo", "evaluate", "sandbox serve", "runs list", "jobs submit", "data synthesize"):
-        done = rstar_lab(*name.split(), "--help")
-        assert done.returncode == 0 and len(done.stdout) > 200, name
 
 
 def test_help_without_a_command_is_no_error_line(tmp_path):
-    done = rstar_lab("jobs", cwd=tmp_path)
+    done = run("jobs", cwd=tmp_path)
     assert "submit" in done.stdout + done.stderr and "error:" not in done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_synthetic_problems_are_the_same_for_a_seed_and_can_be_read(tmp_path):
     for name in ("a", "b"):
-        done = rstar_lab("data", "synthesize", "--seed", "5", "--count", "30", "--out", f"{name}.jsonl", cwd=tmp_path)
+        done = run("data", "synthesize", "--seed", "5", "--count", "30", "--out", f"{name}.jsonl", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
@@ -61,12 +55,12 @@ def test_synthetic_problems_are_the_same_for_a_seed_and_can_be_read(tmp_path):
 
 
 def test_an_empty_folder_has_no_runs(tmp_path):
-    done = rstar_lab("runs", "list", "--runs-dir", str(tmp_path), "--json")
+    done = run("runs", "list", "--runs-dir", str(tmp_path), "--json")
     assert done.returncode == 0 and done.stdout.strip() == ""
 
 
 def test_recipes_lists_every_shipped_recipe_with_a_summary():
-    lines = rstar_lab("recipes").stdout.splitlines()
+    lines = run("recipes").stdout.splitlines()
     names = {line.split()[0] for line in lines}
     assert {"tiny", "tiny_fast", "release_dapo", "evaluate"} <= names
     assert all(len(line.split()) > 4 for line in lines)
@@ -74,9 +68,9 @@ def test_recipes_lists_every_shipped_recipe_with_a_summary():
 
 @pytest.mark.slow
 def test_an_evaluation_problem_in_training_data_is_reported_before_sft(tmp_path):
-    rstar_lab("data", "synthesize", "--count", "5", "--out", "a.jsonl", cwd=tmp_path)
+    run("data", "synthesize", "--count", "5", "--out", "a.jsonl", cwd=tmp_path)
     sets = ["stages.0.problems={file: a.jsonl}", "evaluate.sets.held_out={file: a.jsonl}"]
-    done = rstar_lab("train", "tiny_fast", *(part for item in sets for part in ("--set", item)), cwd=tmp_path)
+    done = run("train", "tiny_fast", *(part for item in sets for part in ("--set", item)), cwd=tmp_path)
     assert done.returncode == 1 and "is also in an evaluation set" in " ".join(done.stderr.split())
     assert not (tmp_path / "runs" / "tiny_fast-sft").exists()
 
@@ -88,7 +82,7 @@ def test_a_run_of_an_older_version_is_one_line_error(tmp_path):
     (tmp_path / "runs" / "tiny_fast-sft").mkdir(exist_ok=True)
     info = json.loads((golden / "tiny_fast-rl" / "run.json").read_text()) | {"run_id": "tiny_fast-sft"}
     (tmp_path / "runs" / "tiny_fast-sft" / "run.json").write_text(json.dumps(info))
-    done = rstar_lab("demo", "--fast", cwd=tmp_path)
+    done = run("demo", "--fast", cwd=tmp_path)
     text = " ".join(done.stderr.split())
     assert done.returncode == 1 and "Traceback" not in text
     assert "was made by another version of rstar_lab (0.1.0)" in text

@@ -2,16 +2,14 @@
 
 import json
 import multiprocessing
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import nbformat
 import pytest
 from helpers.inspector_runs import HOSTILE, write_run
+from helpers.notebooks import execute
 
 from browser.inspector_page import (
     APP,
@@ -34,6 +32,7 @@ from rstar_lab.untrusted.text import visible
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 GOLDEN = ROOT / "tests" / "golden" / "runs"
 HOSTILE_ID = "roc/6/p0/1"
+PLOTLY = "application/vnd.plotly.v1+json"
 
 
 @pytest.fixture(scope="module")
@@ -279,16 +278,18 @@ def test_a_widget_recovers_from_a_late_start(lab: Lab, folder: Path, tmp_path: P
         wait_for_count(opened, 32)
 
 
-def test_a_papermill_notebook_is_readable_without_a_kernel(lab: Lab, tmp_path: Path):
-    out = tmp_path / "executed.ipynb"
-    done = subprocess.run(
-        [sys.executable, "-m", "papermill", str(ROOT / "notebooks" / "05_inspect.ipynb"), str(out), "-p", "runs_dir", str(GOLDEN)],
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert out.stat().st_size < 2_500_000
-    outputs = [output for cell in nbformat.read(out, 4).cells if cell.cell_type == "code" for output in cell.outputs]
-    assert not any("application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in outputs)
+def test_notebook_05_is_readable_without_a_kernel(lab: Lab, tmp_path: Path):
+    executed = execute("05_inspect.ipynb", tmp_path, {"runs_dir": str(GOLDEN)})
+    out = tmp_path / "05_inspect.ipynb"
+    assert out.stat().st_size < 2_000_000
+    shown = [output.get("data", {}) for cell in executed.cells for output in cell.get("outputs", [])]
+    assert not any("application/vnd.jupyter.widget-view+json" in data for data in shown)
+    figures = [data[PLOTLY]["data"] for data in shown if PLOTLY in data]
+    # Curves, heat map, outcomes, failures, timeline, the watched run, and the overview.
+    assert len(figures) == 7 and "kept by RoC" in str(figures[3])
+    assert ">tool errors in correct</th>" in "".join("".join(data.get("text/html", "")) for data in shown)
+    drawn = [trace["customdata"] for trace in figures[0] if "customdata" in trace]
+    assert len(drawn) == 2 and len(drawn[0]) == 8, "one training run, two metrics, eight steps"
     with lab.notebook(out) as opened:
         page = opened.page
         opened.wait("() => document.querySelectorAll('.jp-OutputArea-output').length > 5")

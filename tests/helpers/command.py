@@ -1,7 +1,12 @@
 """Run the command line in this process, which takes a fraction of the time of a new one."""
 
+import contextlib
+import io
 import signal
+import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from unittest import mock
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -21,3 +26,11 @@ def exit_code(*arguments: str) -> int:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return 0
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `rstar-lab` in a folder and return its exit code and what it printed, as `subprocess.run` does."""
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.chdir(cwd or Path.cwd()), redirect_stdout(output), redirect_stderr(errors):
+        code = exit_code(*arguments)
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
