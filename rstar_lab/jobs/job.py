@@ -80,9 +80,9 @@ class Job:
             end = self.folder.exit()
             if end is None:
                 if JobStatus(state).ended:  # its supervisor was killed or never started
-                    self.folder.delete_secrets()
+                    self.folder.secrets.unlink(missing_ok=True)
                 return JobStatus(state)
-        self.folder.delete_secrets()
+        self.folder.secrets.unlink(missing_ok=True)
         if end.stopped:
             return JobStatus.STOPPED
         return JobStatus.FINISHED if end.code == 0 else JobStatus.FAILED

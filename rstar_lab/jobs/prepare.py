@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 from rstar_lab.common.errors import UserError, file_errors
-from rstar_lab.hardware.profiles import EXPECTED_GPUS, Profile
-from rstar_lab.hardware.storage_paths import resolve_recipe_paths
+from rstar_lab.hardware.profiles import EXPECTED_GPUS, Profile, resolve_recipe_paths
 from rstar_lab.jobs.pack import pack, tree_root
 from rstar_lab.jobs.preflight import run_preflight, set_options
 from rstar_lab.jobs.store import JobFolder, JobSpec, user_name, write_exports

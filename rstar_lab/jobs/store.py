@@ -177,10 +177,6 @@ class JobFolder:
         """Delete the folder and the record of a job that did not start."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.record.unlink(missing_ok=True)
-        self.delete_secrets()
-
-    def delete_secrets(self) -> None:
-        """Delete the secrets that the submitter forwarded."""
         self.secrets.unlink(missing_ok=True)
 
     def save(self, spec: JobSpec) -> None:

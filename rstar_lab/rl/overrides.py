@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rstar_lab.hardware.profiles import Profile
-from rstar_lab.hardware.storage_paths import resolve_recipe_paths
+from rstar_lab.hardware.profiles import Profile, resolve_recipe_paths
 from rstar_lab.rl.recipe import Recipe, RecipeError, Stage
 from rstar_lab.rl.recipe.explain import explain, release_line
 from rstar_lab.rl.recipe.rl import RlSection
@@ -56,7 +55,7 @@ def load_recipe(
     Args:
         source: File, or a name that `rstar-lab recipes` lists.
         overrides: Values by dotted key (`rl.lr`, `stages.0.steps`, `stages.one.steps`).
-        profile: Hardware profile; relative paths are looked up in its storage folders (`storage_paths`).
+        profile: Hardware profile; relative paths are looked up in its storage folders (`resolve_recipe_paths`).
 
     Raises:
         RecipeError: Names the key.

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from rstar_lab.cli.jobs import app
 from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.profiles import EXPECTED_GPUS, load_profile
-from rstar_lab.hardware.storage_paths import resolve_file, resolve_model, resolve_recipe_paths
+from rstar_lab.hardware.profiles import EXPECTED_GPUS, load_profile, resolve_file, resolve_model, resolve_recipe_paths
 from rstar_lab.jobs import find_job_runs_dir, list_jobs, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.local import Local

@@ -5,16 +5,18 @@ Units: bytes, seconds, tokens. Peak rates and efficiencies come from the hardwar
 """
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.rl.data.sources import is_problem_set, load_problems
-from rstar_lab.rl.preflight.context import Architecture
+from rstar_lab.rl.preflight.context import Architecture, CheckContext, NotNeeded, Warn
 from rstar_lab.rl.recipe import Problems, Recipe, RlSection
 from rstar_lab.rl.recipe.sft import Lora
 from rstar_lab.untrusted.parquet import read_footer
+from rstar_lab.untrusted.text import counted
 
 # Mean response over the limit: 2.5K of 8K, 5K of 12K and 7K of 12K in the stages of the rStar2-Agent report.
 MEAN_RESPONSE_SHARE = 0.45
@@ -30,6 +32,13 @@ LORA_BASE_BYTES = 2  # bytes per frozen parameter: bf16
 LOCAL_LOGITS, LOCAL_FROZEN_LOGITS = 2**28, 2**26
 VERL_CHUNKS = 16  # parts of the logits of which one has fp32 copies (verl/attention.py)
 GB = 1e9
+# Prompt of the paper's format with its tool schema, and mean length of a generated SFT conversation without its system prompt,
+# which is computed once for several conversations.
+CPU_PROMPT_TOKENS, CPU_CONVERSATION_TOKENS = 450, 240
+# Share of the rate of a matrix product that a whole pass reaches. SFT of SmolLM2-135M takes 3 ms of
+# CPU time per token in bf16 and 10 ms in float32; generation reads all weights for few tokens.
+TRAINING_SHARE, GENERATION_SHARE = 0.5, 0.2
+CPU_ACTIVATIONS = 2 * 2**30  # limit of a micro-batch of SFT
 
 
 @dataclass(frozen=True)
@@ -334,6 +343,85 @@ def gpu_costs(model: Architecture, recipe: Recipe, profile: Profile) -> Costs:
         return sum(rollout_seconds(model, recipe.rl.model_copy(update={"limits": limits}), profile, recipe, rollouts))
 
     return Costs(step, sft, generate)
+
+
+def cpu_memory(context: CheckContext) -> str:
+    """Estimate the peak memory of SFT and RL. Raises Warn if it exceeds the memory of the profile."""
+    recipe, model = context.recipe, _shape(context)
+    engines = recipe.engine.count or min(4, context.profile.hardware.cpus_per_node)
+    if recipe.engine.kind == "server":
+        engines = 0
+    elif recipe.engine.kind == "transformers":
+        engines = 1
+    weights = model.parameters * (4 if recipe.engine.dtype == "float32" else 2)
+    rollouts = engines * (weights + (recipe.engine.kv_cache_gb or 1.0) * GB + 0.6 * GB)
+    training = {"RL": _state(model, recipe.rl.lora) if recipe.stages else 0.0}
+    if recipe.sft is not None:
+        training["SFT"] = _state(model, recipe.sft.lora)
+    name, state = max(training.items(), key=lambda item: item[1])
+    peak = recipe.processes * (state + CPU_ACTIVATIONS) + rollouts
+    available = context.profile.hardware.memory_gb_per_node
+    message = (
+        f"about {peak / GB:.1f} GB of {available:.0f} GB: {name} {recipe.processes * state / GB:.1f} GB, "
+        f"micro-batch {recipe.processes * CPU_ACTIVATIONS / GB:.1f} GB, {counted(engines, 'engine')} {rollouts / GB:.1f} GB"
+    )
+    if peak > available * GB:
+        raise Warn(
+            f"{message}: does not fit; set engine.count=1, processes=1, rl.lora and sft.lora, or engine.kv_cache_gb"
+        )
+    return message
+
+
+def cpu_costs(context: CheckContext) -> Costs:
+    """Return costs from the speed of a matrix product on this machine."""
+    recipe, parameters, rate = context.recipe, _shape(context).parameters, _matrix_rate()
+    training, generation = rate * TRAINING_SHARE / 6, rate * GENERATION_SHARE / 2  # parameters x tokens per second
+
+    def sft(conversations: int) -> float:
+        assert recipe.sft is not None
+        return recipe.sft.epochs * conversations * CPU_CONVERSATION_TOKENS * parameters / training
+
+    def generate(rollouts: int, limit: int) -> float:
+        return rollouts * MEAN_RESPONSE_SHARE * limit * parameters / generation
+
+    def step(rl: RlSection) -> tuple[float, str]:
+        kept, limit = rl.problems_per_step * rl.group_size, rl.limits.max_response_tokens
+        sampled = generate(int(kept * rl.method.roc.oversample), limit)
+        # The rows of a group hold its prompt about twice; most steps keep all rollouts.
+        tokens = kept * MEAN_RESPONSE_SHARE * limit + 2 * rl.problems_per_step * CPU_PROMPT_TOKENS
+        update = tokens * parameters / training
+        return sampled + update, f"generate {sampled:.0f}, update {update:.0f}"
+
+    return Costs(step, sft, generate, f" ({rate / 1e9:.0f} GFLOP/s measured now, on this machine)")
+
+
+def _shape(context: CheckContext) -> Architecture:
+    if context.recipe.model == "tiny":
+        raise NotNeeded("the tiny model needs less than 8 GB and no GPU")
+    return context.architecture
+
+
+def _state(model: Architecture, lora: Lora | None) -> float:
+    """Return the bytes of weights, gradients and moments in float32; with adapters only those of the adapters are trained."""
+    if lora is None:
+        return STATE_BYTES * model.parameters
+    return 4 * model.parameters + STATE_BYTES * lora_parameters(model, lora)
+
+
+def _matrix_rate() -> float:
+    """Measure the floating-point operations per second of a matrix product, with all threads and `precision: auto`."""
+    import torch
+
+    from rstar_lab.rl.models.model import has_bf16
+
+    dtype = torch.bfloat16 if has_bf16(torch.device("cpu")) else torch.float32
+    states, weights = torch.ones(1024, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
+    best = float("inf")
+    for _ in range(5):  # the first prepares the kernel
+        started = time.perf_counter()
+        torch.nn.functional.linear(states, weights)
+        best = min(best, time.perf_counter() - started)
+    return 2 * 1024**3 / best
 
 
 def other_time(recipe: Recipe, trainer: str, costs: Costs) -> tuple[dict[str, float], list[str]]:

@@ -13,7 +13,7 @@ from typing import Any
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.container import is_amd, is_file, registry_image, slurm_runtime
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.rl.preflight import cpu, estimate
+from rstar_lab.rl.preflight import estimate
 from rstar_lab.rl.preflight.context import CheckContext, NotNeeded, Skip, Warn
 from rstar_lab.untrusted.text import counted
 
@@ -89,7 +89,7 @@ async def _probe(section: Any, count: int = 5) -> float:
 def gpu_memory(context: CheckContext) -> str:
     """Compare weights, optimizer, largest micro-batch and KV cache with the HBM, in the stage with the longest responses."""
     if not context.profile.hardware.gpus:
-        return cpu.memory(context)
+        return estimate.cpu_memory(context)
     profile = context.profile
     stages = [context.recipe.settings(stage) for stage in context.recipe.stages] or [context.recipe.rl]
     rl = max(stages, key=lambda keys: keys.limits.max_response_tokens)
@@ -248,7 +248,7 @@ def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
     """
     profile, recipe = context.profile, context.recipe
     if not profile.hardware.gpus:
-        costs = cpu.costs(context)
+        costs = estimate.cpu_costs(context)
     elif profile.hardware.hbm_tb_per_s and profile.hardware.bf16_tflops:
         costs = estimate.gpu_costs(context.architecture, recipe, profile)
     else:

@@ -8,7 +8,7 @@ from benchmarks.published import PUBLISHED, table
 from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
-from rstar_lab.rl.preflight import cpu, estimate, machine
+from rstar_lab.rl.preflight import estimate, machine
 from rstar_lab.rl.preflight.context import KNOWN, CheckContext, NotNeeded, Warn, architecture_of
 from rstar_lab.rl.recipe import EngineSection, Recipe, RlSection
 from rstar_lab.rl.renderers.formats import render_prompt
@@ -152,7 +152,7 @@ def test_a_laptop_says_what_fits_and_how_long(tmp_path):
 
     def checks(**changes):
         context = CheckContext(parse_recipe(data | {"name": "r"} | changes), load_profile("laptop"), {})
-        return cpu.memory(context), machine.duration(context)
+        return estimate.cpu_memory(context), machine.duration(context)
 
     message, (duration, numbers) = checks()
     assert "of 8 GB" in message and 3 < float(message.split()[1]) < 8
