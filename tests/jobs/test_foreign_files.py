@@ -264,7 +264,7 @@ def test_a_pull_follows_no_link_in_a_run_folder(tmp_path, ssh_log):
         (folder / "mirror.json").write_text(json.dumps(mirror))
         (folder / name).symlink_to(tmp_path if name == "transcripts" else victim)
         with pytest.raises(UserError, match=r"link or a pipe|not a regular file|cannot write"):
-            pull_run(agent_of(JobFolder.of(tmp_path, "mine").spec()), "mine-rl", tmp_path, False, True)
+            pull_run(agent_of(JobFolder.of(tmp_path, "mine").spec().handle), "mine-rl", tmp_path, False, True)
         assert victim.read_text() == "mine" and not ssh_log.exists()
         shutil.rmtree(folder)
 

@@ -71,7 +71,7 @@ class OverSsh(Backend):
         ConnectionLost."""
         # Two notebooks may watch one job, and each byte must be appended once.
         with lock_file(folder.path / ".log.lock"), folder.log.open("ab") as log:
-            while (part := ssh.ask(ssh.agent_of(spec), "log", LogPart, job_id=spec.id, offset=log.tell())).data:
+            while (part := ssh.ask(ssh.agent_of(spec.handle), "log", LogPart, job_id=spec.id, offset=log.tell())).data:
                 log.write(part.data)
                 log.flush()
             if part.status.ended and folder.exit() is None:
@@ -84,7 +84,7 @@ class OverSsh(Backend):
 
     def stop(self, folder: JobFolder, spec: JobSpec) -> None:
         """End the job on the host. Raises ConnectionLost."""
-        ssh.agent_of(spec).request("stop", job_id=spec.id, timeout_s=150)
+        ssh.agent_of(spec.handle).request("stop", job_id=spec.id, timeout_s=150)
         self.state(folder, spec)
 
     def submit(self, job: Submission) -> JobFolder:
@@ -109,7 +109,7 @@ class OverSsh(Backend):
         folder.save(spec)
         try:
             answer = ssh.ask(
-                ssh.agent_of(spec), "submit", Submitted, timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job.job_id,
+                ssh.agent_of(spec.handle), "submit", Submitted, timeout_s=SUBMIT_S, retry_s=RETRY_S, job_id=job.job_id,
                 **_request(job, settings), command=job.command, name=job.run_name, preflight=job.preflight, arguments=list(job.arguments),
                 secrets={name: os.environ[name] for name in job.machine.secrets if name in os.environ},
             )  # fmt: skip
@@ -129,7 +129,7 @@ class OverSsh(Backend):
     def describe(self, job: Submission) -> JobDescription:
         """Run preflight on the host; return what the job requires."""
         settings, handle = connect(job.machine, job.host, lambda _: None)
-        agent = ssh.agent_at(handle)
+        agent = ssh.agent_of(handle)
         found = ssh.ask(agent, "describe", dict, timeout_s=SUBMIT_S, **_request(job, settings), command=job.command)
         own = {"recipe": str(job.recipe), "profile": job.machine.name, "host": settings.host}
         return check_type(found | own, JobDescription, ssh.unreadable(agent))
@@ -139,7 +139,7 @@ class OverSsh(Backend):
         groups: dict[ssh.Agent, list[str]] = {}
         answers: dict[str, dict[str, Any]] = {}
         for spec in jobs:
-            groups.setdefault(ssh.agent_of(spec), []).append(spec.id)
+            groups.setdefault(ssh.agent_of(spec.handle), []).append(spec.id)
         for host, ids in groups.items():
             try:
                 answers |= {

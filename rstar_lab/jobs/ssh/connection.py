@@ -22,7 +22,6 @@ from typing import IO, Any, TypeVar
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Ssh
-from rstar_lab.jobs.store import JobSpec
 from rstar_lab.untrusted.files import DataError, check_type, parse_json
 
 CONNECT_S, START_S = 15, 60.0
@@ -217,12 +216,7 @@ class Agent:
 _agents: dict[tuple[str, str, str], Agent] = {}
 
 
-def agent_of(spec: JobSpec) -> Agent:
-    """Return this process's agent on the host of a job."""
-    return agent_at(spec.handle)
-
-
-def agent_at(handle: Mapping[str, Any]) -> Agent:
+def agent_of(handle: Mapping[str, Any]) -> Agent:
     """Return this process's agent for the handle of a job: its `ssh` settings, and the folders `code` and `runs` on the host."""
     settings = Ssh(**handle["ssh"])
     key = (settings.model_dump_json(), handle["code"], handle["runs"])

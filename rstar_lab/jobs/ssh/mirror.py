@@ -80,7 +80,7 @@ def pull(
     """
     if "ssh" not in spec.handle:
         raise UserError(f"job {spec.id} runs here (backend {spec.backend}): its runs are in {spec.runs_dir}")
-    agent, pulled = agent_of(spec), []
+    agent, pulled = agent_of(spec.handle), []
     if transcripts is None:
         transcripts = agent.connection.settings.transcripts
     known = {} if known is None else known
@@ -342,6 +342,6 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
     with file_errors(before=f"cannot copy to {run_dir}: "):
         check_no_links(run_dir)
     try:
-        return copy_files(agent_of(spec), run_dir, names=names)[1]
+        return copy_files(agent_of(spec.handle), run_dir, names=names)[1]
     except _Changed:
         raise missing from None
