@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["helpers.lazy_modules"]
+
 # Processes that tests start import tests/helpers too.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 

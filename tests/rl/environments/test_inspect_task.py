@@ -9,11 +9,10 @@ from helpers.scripted_engine import ScriptedEngine
 
 pytest.importorskip("inspect_ai")
 
-from inspect_ai import Task, eval, task
-from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, get_model
-from inspect_ai.scorer import Score, Target, answer, includes, match, mean, scorer
-from inspect_ai.solver import TaskState
+from helpers import inspect_tasks
+from helpers.inspect_tasks import sums
+from inspect_ai import eval
+from inspect_ai.model import ModelOutput, get_model
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.sources import load_problems
@@ -30,38 +29,9 @@ from rstar_lab.rl.trajectory import StopReason
 TOKENIZER = train_tokenizer(["what is the sum of these two numbers"], 300)
 
 
-@scorer(metrics={"short": [mean()], "polite": [mean()]})
-def style():
-    async def score(state: TaskState, target: Target) -> Score:
-        text = state.output.completion
-        return Score(value={"short": float(len(text) < 40), "polite": float("please" in state.input_text)})
-
-    return score
-
-
-@task
-def sums():
-    samples = [
-        Sample(id="two", input="What is 1 + 1?", target="2"),
-        Sample(input="please: Which is even?", target=["B", "2"], choices=["1", "2"]),
-        Sample(input=[ChatMessageSystem(content="Be brief."), ChatMessageUser(content="What is 3 + 4?")], target="7"),
-    ]
-    return Task(dataset=MemoryDataset(samples), scorer=[match(numeric=True), includes(), answer("word"), style()])
-
-
-@task
-def boxed():
-    return Task(dataset=MemoryDataset([Sample(input="?", target="1", sandbox="docker")]), scorer=includes())
-
-
-@task
-def unscored():
-    return Task(dataset=MemoryDataset([Sample(input="?", target="1")]))
-
-
 def roll(turn, sample):
     """Return the rollout of one turn on a sample of `sums`."""
-    environment = load_environment("sums", "test_inspect_task:sums", time_limit_s=30)
+    environment = load_environment("sums", "helpers.inspect_tasks:sums", time_limit_s=30)
     problem = next(p for p in InspectTask("t:sums", sums).problems() if p.info["sample"] == sample)
     own = RunEnvironment(environment.tools, lambda text, answer: 0.0, environment, {})
     context = RolloutContext(
@@ -115,13 +85,13 @@ def test_a_sample_is_a_question_with_its_choices_and_messages():
 
 
 def test_only_task_functions_are_inspect_tasks():
-    assert is_task(sums) and not is_task(style) and not is_task(len) and not is_task(InspectTask)
+    assert is_task(sums) and not is_task(inspect_tasks.style) and not is_task(len) and not is_task(InspectTask)
 
 
-@pytest.mark.parametrize(("made", "message"), [(boxed, "sandbox of Inspect"), (unscored, "has no scorer")])
+@pytest.mark.parametrize(("made", "message"), [("boxed", "sandbox of Inspect"), ("unscored", "has no scorer")])
 def test_a_task_that_cannot_run_here_is_refused(made, message):
     with pytest.raises(UserError, match=message):
-        InspectTask("t:x", made)
+        InspectTask("t:x", getattr(inspect_tasks, made))
 
 
 @pytest.mark.slow

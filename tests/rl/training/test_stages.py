@@ -53,15 +53,15 @@ def test_hand_off_triggers():
 @pytest.mark.parametrize(
     ("trigger", "limit", "first", "truncated"),
     [
-        ("solved_groups", 1.0, problem("easy", 1.0), [0, 0]),
+        ("solved_groups", 1.0, ("easy", 1.0), [0, 0]),
         # At step 6, two windows of two steps have equal means for the first time.
-        ("truncation_plateau", 0.25, problem("long", 0.5, ", brief from 2"), [1, 1, 0, 0, 0, 0]),
+        ("truncation_plateau", 0.25, ("long", 0.5, ", brief from 2"), [1, 1, 0, 0, 0, 0]),
     ],
 )
 async def test_a_trigger_ends_a_stage_and_the_next_starts(tmp_path, trigger, limit, first, truncated):
     last = len(truncated)
     stages = [{"name": "one", "steps": 9, "hand_off": {trigger: limit, "window": 2}}, {"name": "two", "steps": 2}]
-    problems = {"one": [first], "two": MIXED}
+    problems = {"one": [problem(*first)], "two": MIXED}
     _, uninterrupted = await train(tmp_path / "uninterrupted", stages, problems, checkpoint_every=5)
     assert [line["stage"] for line in step_metrics(uninterrupted)] == ["one"] * last + ["two"] * 2
     assert [line["truncated"] for line in step_metrics(uninterrupted)[:last]] == truncated
