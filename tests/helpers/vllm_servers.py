@@ -1,5 +1,6 @@
 """Two real vLLM servers started by `rstar-lab serve`, shared by the tests that need them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,16 @@ def members(groups: list[int]) -> list[int]:
     return found
 
 
+def engines_of(folder: Path) -> list[psutil.Process]:
+    """Return the vLLM processes that log below this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if any(str(folder) in file.path for file in process.open_files() if "vllm-" in file.path):
+                found.append(process)
+    return found
+
+
 def wait_until(done, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not done():
@@ -56,7 +66,7 @@ def wait_until(done, seconds: float = 60.0) -> bool:
     return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def serve(model: Path, *flags: str, log: Path) -> Iterator[subprocess.Popen[str]]:
     """Run `rstar-lab serve` while the block runs."""
     environment = os.environ | {"RSTAR_LAB_API_KEY": KEY}
@@ -72,7 +82,7 @@ def serve(model: Path, *flags: str, log: Path) -> Iterator[subprocess.Popen[str]
         process.wait()
 
 
-@contextmanager
+@contextlib.contextmanager
 def two_servers(model: Path, log: Path) -> Iterator[Served]:
     flags = [
         *["--replicas", "2", "--dtype", "float32", "--kv-cache-gb", "0.1", "--max-batch", "32", "--hung-after", "60"],

@@ -1,6 +1,5 @@
 """The graders of microsoft/rStar run in a sandbox: no text of the model or of a data set is executed outside of it."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,6 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.reward.boxed import released_grade
 from rstar_lab.verify.released_program import has_code
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
 
 pytestmark = pytest.mark.slow
 

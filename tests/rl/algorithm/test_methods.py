@@ -88,21 +88,6 @@ def test_the_released_format_penalty_of_one_turn_is_one():
     assert released_format_penalty("<answer>1</answer>", 2) == 0.0
 
 
-def test_maxrl_stays_bounded_with_shaped_rewards():
-    """1 success and 15 failures at the token limit: the mean of the shaped rewards is close to 0."""
-    rollouts = group([1.0] + [0.0] * 15, length=40)
-    for tokens in (8, 16, 39):
-        methods = (ALL, Maxrl(), overlong(tokens, 41))
-        advantages = np.array(select_rollouts(rollouts, methods, 0).advantages)
-        shaped = np.array([t.reward + methods[2].shape_reward(t) for t in rollouts])
-        np.testing.assert_allclose(advantages, (shaped - shaped.mean()) / (1 / 16), atol=1e-9)
-        assert np.abs(advantages).max() <= 16
-    # All rollouts have the same penalty -1/16, so that the mean of the shaped rewards is 0.
-    methods = (ALL, Maxrl(), overlong(16, 55))
-    assert methods[2].shape_reward(rollouts[0]) == pytest.approx(-1 / 16)
-    assert max(select_rollouts(rollouts, methods, 0).advantages) == pytest.approx(15.0)
-
-
 def outputs(t, *spans):
     return replace(t, turns=(Turn(0, 3, "", 0, 0, 0, outputs=spans),))
 

@@ -1,8 +1,6 @@
 """Tests of `rl.schedule.type: async` under verl: the bound on staleness, groups in flight, and a run that is killed and resumed."""
 
 import asyncio
-import contextlib
-import importlib.util
 import json
 import os
 import random
@@ -15,12 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pyarrow.dataset as ds
 import pytest
 import yaml
+from helpers.vllm_servers import engines_of
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
+from benchmarks.verl_parity import RUN, prepare
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.overrides import parse_recipe
@@ -28,18 +28,11 @@ from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.plan import group_name
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.training.checkpoint import TrainerState
-from rstar_lab.runs.reader import RunReader
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
-
-from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
-
-from benchmarks.verl_parity import RUN, prepare
 from rstar_lab.rl.verl.engine import EngineServer
 from rstar_lab.rl.verl.manager import OversamplingManager
 from rstar_lab.rl.verl.sampler import RocReplayBufferAsync
 from rstar_lab.rl.verl.settings import stages_of
+from rstar_lab.runs.reader import RunReader
 
 BATCH = 3
 
@@ -200,16 +193,6 @@ async def test_a_server_cuts_its_requests_and_holds_new_ones_until_it_resumes():
     await asyncio.wait_for(server.abort_all_requests(), 10)  # without requests
 
 
-def engines_of(folder) -> list[psutil.Process]:
-    """Return the vLLM processes that log below this folder."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if any(str(folder) in file.path for file in process.open_files() if "vllm-" in file.path):
-                found.append(process)
-    return found
-
-
 KEYS = {
     "correction": {"type": "tis", "max_share": 1.0}, "problems_per_step": 4, "group_size": 2, "lr": 1e-4,
     "reward": "slow_engine:reward",
@@ -230,8 +213,7 @@ def test_a_killed_run_trains_no_group_twice_and_loses_none(tmp_path, monkeypatch
     schedule = {"type": "async", "when_stale": when_stale, "max_staleness": 2}
     if when_stale == "drop":
         schedule |= {"buffer_groups": 16, "max_staleness": 1}
-    keys = KEYS | {"schedule": schedule}
-    recipe = prepare(tmp_path, steps=7, evaluate=EVALUATE, **keys)
+    recipe = prepare(tmp_path, steps=7, evaluate=EVALUATE, **KEYS, schedule=schedule)
     command = [sys.executable, "-m", "rstar_lab.rl.verl.train", recipe, "--profile", "laptop", "--runs-dir", tmp_path]
     command += ["--set", "verl.trainer.n_gpus_per_node=2", "--set", "engine.kv_cache_gb=0.25"]
     if engine == "slow":
@@ -268,8 +250,8 @@ def test_a_killed_run_trains_no_group_twice_and_loses_none(tmp_path, monkeypatch
                 os.killpg(train.pid, signal.SIGKILL)
     lines = RunReader(run_dir).metrics()
     assert [line["step"] for line in lines] == list(range(1, 8))
-    assert all(line["groups"] == 4 and line["staleness_max"] <= keys["max_staleness"] for line in lines)
-    assert max(line["staleness_max"] for line in lines) == keys["max_staleness"]
+    assert all(line["groups"] == 4 and line["staleness_max"] <= schedule["max_staleness"] for line in lines)
+    assert max(line["staleness_max"] for line in lines) == schedule["max_staleness"]
     assert max(line["stale_tokens"] or 0 for line in lines) > 0 and all(line["buffer_age_s"] >= 0 for line in lines)
     assert [line["step"] for line in lines if "eval/held/pass1" in line] == [3, 6]
     dropped = sum(line["dropped_groups"] for line in lines)

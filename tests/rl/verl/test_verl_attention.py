@@ -5,10 +5,6 @@ import socket
 
 import pytest
 import torch
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
-
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rstar_lab.rl.verl.config import PACKED_ATTENTION, attention_implementation

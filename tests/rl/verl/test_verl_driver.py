@@ -1,13 +1,8 @@
 """The trainer's process under verl at the size of the paper's step, with scripted rollouts of 8,000 tokens."""
 
-import importlib.util
-
 import pytest
 
 from rstar_lab.runs.reader import RunReader
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
 
 
 @pytest.mark.soak

@@ -1,14 +1,10 @@
 """Environments under verl: the same steps as under the local trainer, and groups that are scored in one worker."""
 
-import importlib.util
 import json
 
 import pytest
 
 from rstar_lab.runs.reader import RunReader
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
 
 MODULE = '''
 from rstar_lab.rl.environments.base import Environment, Observation

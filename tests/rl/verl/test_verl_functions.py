@@ -1,14 +1,9 @@
 """Functions of the user in verl's processes: the same steps as under the local trainer."""
 
-import importlib.util
-
 import pytest
 from helpers.own_parts import example_recipe, write_module
 
 from rstar_lab.runs.reader import RunReader
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
 
 
 @pytest.mark.soak

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from verl.trainer.ppo import core_algos
 
 from rstar_lab.rl.algorithm import objective
 from rstar_lab.rl.algorithm.objective import correction_weights
 from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.recipe import RlSection
-
-core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
-ours = pytest.importorskip("rstar_lab.rl.verl.objective")
+from rstar_lab.rl.verl import hooks
+from rstar_lab.rl.verl import objective as ours
 
 pytestmark = pytest.mark.slow  # verl takes seconds to import
 AGGREGATIONS = [
@@ -146,7 +146,6 @@ def test_a_rollout_without_model_tokens_is_left_out():
 
 
 def test_a_part_that_is_not_registered_is_an_error(monkeypatch):
-    hooks = pytest.importorskip("rstar_lab.rl.verl.hooks")
     hooks.assert_registered()
     monkeypatch.delitem(core_algos.ADV_ESTIMATOR_REGISTRY, "rstar")
     with pytest.raises(RuntimeError, match="advantage"):

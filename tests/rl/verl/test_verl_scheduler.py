@@ -1,24 +1,18 @@
 """Tests that rollouts under verl follow `engine.scheduler`, with three inference servers as Ray actors."""
 
 import asyncio
-import importlib.util
 import os
 import time
 from pathlib import Path
 
 import pytest
-
-from rstar_lab.common.errors import UserError
-from rstar_lab.rl.engine import Sampling
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
-
 import ray
 
 from benchmarks.verl_fleet import own_cluster, start_servers, with_scheduler
 from benchmarks.verl_parity import prepare
 from benchmarks.verl_scripted import ScriptedEngine
+from rstar_lab.common.errors import UserError
+from rstar_lab.rl.engine import Sampling
 from rstar_lab.rl.models.model import load_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

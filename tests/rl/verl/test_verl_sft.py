@@ -5,7 +5,6 @@ The same command also runs the first RL step, which must start from the SFT mode
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -25,9 +24,6 @@ from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, t
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.reader import RunReader
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 # 10 conversations make two batches of 4 and one of 2; the checkpoint after 12 steps lies at the end of an epoch.

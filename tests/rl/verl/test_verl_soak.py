@@ -1,26 +1,21 @@
 """Tests of verl's real trainer with several stages, a hung step and a killed engine. Part of `make test-all`."""
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import psutil
 import pyarrow.dataset as ds
 import pytest
 import torch
 import yaml
+from helpers.vllm_servers import engines_of
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.runs.reader import RunReader
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -81,24 +76,8 @@ def test_a_hung_step_ends_with_a_report_of_what_it_waits_for(tmp_path, monkeypat
     assert info["status"] == "failed" and "reward on " in info["error"]
 
 
-def engines_of(folder):
-    """Return the vLLM processes that log below this folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        try:
-            log = Path(f"/proc/{process.pid}/fd/1")
-            if "rstar_lab.rl.engines.vllm_worker" in (process.info["cmdline"] or []) and log.readlink().is_relative_to(
-                folder
-            ):
-                found.append(process)
-        except (OSError, psutil.NoSuchProcess):
-            continue
-    return found
-
-
-def engine_of(folder):
-    """Return a vLLM process that logs below this folder, or None."""
-    return next(iter(engines_of(folder)), None)
+def workers_of(folder):
+    return [engine for engine in engines_of(folder) if "rstar_lab.rl.engines.vllm_worker" in engine.cmdline()]
 
 
 def wait_for_generation(train, folder):
@@ -106,9 +85,10 @@ def wait_for_generation(train, folder):
     rested = False
     while True:
         assert train.poll() is None, (folder / "verl.log").read_text(errors="replace")[-3000:]
-        if (engine := engine_of(folder)) is None:
+        if not (engines := workers_of(folder)):
             time.sleep(0.5)
             continue
+        engine = engines[0]
         busy = engine.cpu_percent(1.0)
         if rested and busy > 30:  # three engines share two cores
             return engine
@@ -127,7 +107,7 @@ def test_a_killed_engine_is_replaced_without_losing_rollouts(tmp_path):
     try:
         first = wait_for_generation(train, tmp_path)
         first.kill()
-        while (engine := engine_of(tmp_path)) is None or engine.pid == first.pid:
+        while not any(engine.pid != first.pid for engine in workers_of(tmp_path)):
             assert train.poll() is None, "the training ended before an engine started"
             time.sleep(0.1)
         assert train.wait(1800) == 0, (tmp_path / "verl.log").read_text(errors="replace")[-3000:]
@@ -152,7 +132,7 @@ def test_a_killed_server_of_three_is_restarted_at_the_next_weight_sync(tmp_path,
         train = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             wait_for_generation(train, tmp_path)
-            servers = [engine.parent() for engine in engines_of(tmp_path)]  # the Ray actors
+            servers = [engine.parent() for engine in workers_of(tmp_path)]  # the Ray actors
             assert len(servers) == 3
             servers[0].kill()
             assert train.wait(2400) == 0, (tmp_path / "verl.log").read_text(errors="replace")[-3000:]

@@ -6,7 +6,6 @@ the same problems, model, seeds, scripted engine and real sandbox. All tests her
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -21,9 +20,6 @@ import torch
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.rl.training.stages import difficulty_file
 from rstar_lab.runs.reader import RunReader
-
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed here", allow_module_level=True)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 OPTIONS = {

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("verl")
-
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.verl.watchdog import PendingOperations, Watchdog
 from rstar_lab.runs.writer import RunWriter
