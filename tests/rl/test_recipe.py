@@ -91,6 +91,16 @@ def test_set_reaches_the_keys_of_sections_and_of_added_methods():
     assert rl.method.add == (Echo(weight=0.2), VoidTurns())
 
 
+def test_another_type_of_a_section_keeps_only_the_keys_that_it_has():
+    """`tiny_fast` sets `rl.schedule.lockstep`, which only the type sync has."""
+    more = ["rl.old_log_probs=trainer", "rl.correction.type=tis", "rl.schedule.max_staleness=2"]
+    rl = load_recipe("tiny_fast", parse_overrides(["rl.schedule.type=async", *more])).rl
+    assert (rl.schedule.type, rl.schedule.max_staleness, rl.correction.type) == ("async", 2, "tis")
+    for pair in ("rl.method.type=maxrl", "rl.schedule.type=sync"):
+        rl = load_recipe("tiny_fast", parse_overrides([pair])).rl
+        assert rl.method.roc.oversample == 2 and rl.schedule.lockstep
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -6,7 +6,7 @@ import pytest
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.reward import make_reward
-from rstar_lab.rl.reward.boxed import released_grade
+from rstar_lab.rl.reward.boxed import grader_box, released_grade
 from rstar_lab.verify.released_program import has_code
 
 pytestmark = pytest.mark.slow
@@ -56,8 +56,6 @@ def test_answers_that_print_a_verdict_are_wrong(answer):
 
 def test_code_that_passes_the_filter_still_runs_in_the_sandbox_only(tmp_path):
     """The box is the boundary, not the filter: a program in it sees no file of the user and has no network."""
-    from rstar_lab.rl.reward.boxed import grader_box
-
     mark = tmp_path / "executed"
     program = (
         f"import json, sys\ntry:\n    open({str(mark)!r}, 'w')\nexcept OSError:\n    pass\n"

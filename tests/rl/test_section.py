@@ -69,13 +69,5 @@ def test_a_wrong_type_is_explained(keys: dict[str, Any], message: str) -> None:
     assert message in error.value.errors()[0]["msg"]
 
 
-def test_a_key_of_another_type_is_an_error() -> None:
-    with pytest.raises(ValidationError) as error:
-        method(type="maxrl", normalise_std=False)
-    assert [(item["type"], item["loc"]) for item in error.value.errors()] == [
-        ("extra_forbidden", ("method", "maxrl", "normalise_std"))
-    ]
-
-
 def test_another_key_than_type_can_select() -> None:
     assert Drawing(shapes=[{"shape": "square", "side": 2}]).shapes == (Square(side=2),)  # type: ignore[arg-type]

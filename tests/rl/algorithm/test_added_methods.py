@@ -1,7 +1,8 @@
 """Added methods, each against an independent formula: overlong filter, repetition, task normalisation and samplers."""
 
+import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -158,9 +159,6 @@ def test_results_of_a_problem_fade_with_each_group():
 
 def test_draws_depend_on_seed_position_and_results_only(tmp_path):
     """A state that was written and read again draws the same problems."""
-    import json
-    from dataclasses import asdict
-
     state, rl = TrainerState(), section({"type": "learnability"})
     for step in range(3):
         names = draw(state, rl)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
 from rstar_lab.rl.algorithm.config import CORRECTION_BOUNDS, LossConfig
 from rstar_lab.rl.algorithm.objective import Terms, correction_weights, training_loss
@@ -69,8 +70,6 @@ def test_weights_equal_the_formula(batch, correction):
     [("tis", "token"), ("seq_tis", "sequence"), ("token_mask", "token"), ("icepop", "token"), ("seq_mask", "sequence")],
 )
 def test_weights_equal_verl(batch, correction, level):
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
-
     trainer, engine, mask = batch
     low, high = CORRECTION_BOUNDS[correction]
     threshold = high if correction in ("tis", "seq_tis") else f"{max(low, 1e-9)}_{high}"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from rstar_lab.rl.algorithm import objective
 from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
@@ -39,8 +40,6 @@ def batch(seed: int, sequences: int = 5, tokens: int = 7, spread: float = 0.4):
 
 
 def verl_config(clip_low, clip_high, cov_share=0.2, cov_bounds=(0.05, 1.0), cov_kl=0.7):
-    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
-
     loss = PolicyLossConfig(
         clip_cov_ratio=cov_share,
         clip_cov_lb=cov_bounds[0],

@@ -14,6 +14,7 @@ from rstar_lab.cli.data import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.prepare import prepare, read_pass_rates
 from rstar_lab.rl.data.sources import SOURCES, load_problems, parse_source, read_source
+from rstar_lab.runs import TRAJECTORIES, RunWriter
 
 LONG = (
     "Ann walks {n} kilometres to the market, buys apples and pears, "
@@ -108,8 +109,6 @@ def test_answers_and_rollouts_from_files(tmp_path):
 
 
 def test_difficulty_of_a_run(tmp_path):
-    from rstar_lab.runs import TRAJECTORIES, RunWriter
-
     empty = dict.fromkeys(TRAJECTORIES.names)
     rows = [
         empty | {"traj_id": f"t{n}", "problem_id": str(n % 2), "reward": float(n == 0), "answer": answer}

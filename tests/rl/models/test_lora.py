@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.scripted_training import TOKENIZER, problem, train
 from helpers.trajectories import BATCH
+from peft import PeftModel
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection
@@ -72,8 +73,6 @@ def test_merged_weights_have_the_names_of_the_base_and_compute_the_same():
 
 @pytest.mark.slow
 def test_peft_loads_the_exported_adapter(tmp_path):
-    from peft import PeftModel
-
     model, _ = trained()
     save_adapter(tmp_path / "adapter", model)
     theirs = PeftModel.from_pretrained(tiny(), tmp_path / "adapter")

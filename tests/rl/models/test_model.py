@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.model import ModelError, build_tiny, load_model, load_tokenizer, save_model
-from rstar_lab.rl.models.model_folder import has_tied_embeddings
+from rstar_lab.rl.models.model_folder import has_tied_embeddings, model_folder
 from rstar_lab.rl.models.sources import check_files
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.preflight.context import architecture_of
 from rstar_lab.rl.renderers.formats import render_prompt
+from rstar_lab.runs.writer import RunWriter
 
 TOKENIZER = train_tokenizer([render_prompt(f"What is {n} times {n}?") for n in range(50)], 320)
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
@@ -157,9 +158,6 @@ def test_a_broken_tokenizer_is_an_error(folder):
 
 
 def test_a_run_names_its_last_model_by_id_and_by_folder(tmp_path):
-    from rstar_lab.rl.models.model_folder import model_folder
-    from rstar_lab.runs.writer import RunWriter
-
     RunWriter.open(tmp_path, "made-sft", kind="train", recipe={}, seed=0).finish("finished")
     model = tmp_path / "made-sft" / "sft" / "model"
     model.mkdir(parents=True)

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.published import PUBLISHED, table
 from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.profiles import load_profile
+from rstar_lab.rl.models.model import build_tiny, save_model
+from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import load_recipe, parse_recipe
 from rstar_lab.rl.preflight import estimate, machine
 from rstar_lab.rl.preflight.context import KNOWN, CheckContext, NotNeeded, Warn, architecture_of
@@ -29,9 +31,6 @@ def test_a_mixture_of_experts_has_its_known_total_and_active_size():
 
 
 def test_a_models_size_is_read_from_its_folder(tmp_path):
-    from rstar_lab.rl.models.model import build_tiny, save_model
-    from rstar_lab.rl.models.tokenizer import train_tokenizer
-
     tokenizer = train_tokenizer([render_prompt("?")], 600)
     model = build_tiny(tokenizer, seed=0, layers=2)
     save_model(tmp_path, model, tokenizer)

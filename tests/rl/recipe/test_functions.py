@@ -11,7 +11,9 @@ from helpers.own_parts import example_recipe, write_module
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import problem, train
 from helpers.trajectories import BATCH
+from typer.testing import CliRunner
 
+from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.objective import Terms, policy_loss, training_loss
@@ -20,6 +22,7 @@ from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.pipeline import SFT_KEYS
+from rstar_lab.rl.plugins import load_function
 from rstar_lab.rl.preflight.run import preflight
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import LimitsSection, RecipeError, RlSection
@@ -28,7 +31,11 @@ from rstar_lab.rl.resolved import load_functions, resolve
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.scheduling.base import EngineState, TurnRequest
+from rstar_lab.rl.scheduling.lengths import LengthPredictor
+from rstar_lab.rl.scheduling.policies import make_policy
 from rstar_lab.rl.session import RunSession, open_run
+from rstar_lab.rl.synthetic.families import synthesize
 from rstar_lab.rl.training.data_parallel import HelperProcesses
 from rstar_lab.rl.training.update import Learner
 from rstar_lab.runs.reader import RunReader
@@ -44,8 +51,6 @@ def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    from rstar_lab.rl.plugins import load_function
-
     load_function.cache_clear()
     for name in [name for name in sys.modules if name.startswith("my_")]:
         del sys.modules[name]
@@ -131,8 +136,6 @@ def test_own_rule_penalty_and_advantage_select_the_rollouts():
 
 
 def test_own_families_make_the_same_problems_again():
-    from rstar_lab.rl.synthetic.families import synthesize
-
     made = synthesize(3, 8, levels=[1, 2], families=["my_parts:sums", "product_remainder"])
     assert made == synthesize(3, 8, levels=[1, 2], families=["my_parts:sums", "product_remainder"])
     own = [p for p in made if p.source == "my_parts:sums"]
@@ -143,10 +146,6 @@ def test_own_families_make_the_same_problems_again():
 
 
 def test_own_policy_dispatches_the_turns_of_the_simulator():
-    from rstar_lab.rl.scheduling.base import EngineState, TurnRequest
-    from rstar_lab.rl.scheduling.lengths import LengthPredictor
-    from rstar_lab.rl.scheduling.policies import make_policy
-
     policy = make_policy("my_parts:RoundRobin", max_context=100, predictor=LengthPredictor(100))
     for number in range(4):
         policy.ready(TurnRequest(number, "p", 0, 10, 0))
@@ -289,10 +288,6 @@ def test_a_loss_of_the_wrong_shape_is_refused(module):
     ],
 )
 def test_new_writes_a_part_whose_test_passes(part, module):
-    from typer.testing import CliRunner
-
-    from rstar_lab.cli.command_line import app
-
     made = CliRunner().invoke(app, ["new", part, "my_new"])
     assert made.exit_code == 0, made.output
     done = subprocess.run(
@@ -305,10 +300,6 @@ def test_new_writes_a_part_whose_test_passes(part, module):
 
 
 def test_new_writes_through_no_link(module, tmp_path):
-    from typer.testing import CliRunner
-
-    from rstar_lab.cli.command_line import app
-
     (module / "my_new.py").symlink_to(tmp_path / "target.py")
     error = CliRunner().invoke(app, ["new", "rule", "my_new"]).exception
     assert isinstance(error, UserError) and not (tmp_path / "target.py").exists()

@@ -176,17 +176,3 @@ async def test_a_tool_session_lasts_for_one_trajectory(tokenizer, tools):
     assert trajectory.calls[1].response == "42"
     trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{cells[1]}", ANSWER])
     assert trajectory.calls[0].outcome is Outcome.EXCEPTION
-
-
-async def test_tool_randomness_is_determined_by_the_seed(tokenizer, tools):
-    turns = [f"</reason>\n{call('import random; print(random.random())')}", ANSWER]
-    first, _ = await roll(tokenizer, tools, turns)
-    again, _ = await roll(tokenizer, tools, turns)
-    assert first.response_ids == again.response_ids
-
-
-async def test_special_tokens_in_tool_output_are_encoded_as_text(tokenizer, tools):
-    code = "print('<|im' + '_end|>')"
-    trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{call(code)}", ANSWER])
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert trajectory.response_ids.count(end) == 3  # two turns of the model, one of the tools

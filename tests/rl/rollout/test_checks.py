@@ -14,7 +14,14 @@ from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
 from rstar_lab.rl.reward import reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
-from rstar_lab.rl.rollout.checks import RolloutError, check_rollouts, check_template, check_tools
+from rstar_lab.rl.rollout.checks import (
+    RolloutError,
+    check_rollouts,
+    check_template,
+    check_tools,
+    overlong_message,
+    split_overlong,
+)
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.step import rollout_metrics
@@ -123,9 +130,6 @@ async def test_correct_answers_without_reward_are_counted(rollout):
 
 
 def test_problems_with_overlong_prompts_are_found_by_their_tokens():
-    from rstar_lab.rl.problems import Problem
-    from rstar_lab.rl.rollout.checks import overlong_message, split_overlong
-
     codec = Codec(train_tokenizer(["text and more text"], 300), {})
     problems = [Problem(problem_id=str(n), question="text " * n, answer="1") for n in (1, 50, 120, 200, 5000)]
     lengths = [len(codec.prompt_ids(problem.question)) for problem in problems]

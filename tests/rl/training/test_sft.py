@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3ForCausalLM
@@ -245,8 +246,6 @@ def test_a_loss_that_is_not_finite_is_an_error(tmp_path):
     ("optimizer", "processes"), [("adamw", 1), ("muon", 1), pytest.param("adamw", 2, marks=pytest.mark.soak)]
 )
 def test_lora_trains_adapters_and_resumes_exactly(tmp_path, optimizer, processes):
-    from peft import PeftModel
-
     lora = {"rank": 4, "targets": ("q_proj", "up_proj")}
     config = SftConfig(**TINY | {"optimizer": optimizer, "epochs": 0.5, "checkpoint_every": 2, "lora": lora})
     whole = fresh()

@@ -5,7 +5,9 @@ import socket
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from verl.utils import ulysses
 
 from rstar_lab.rl.verl.config import PACKED_ATTENTION, attention_implementation
 
@@ -58,9 +60,6 @@ def test_packed_sequences_equal_separate_ones_in_logits_and_gradients():
 
 def one_rank(rank, port, key_heads, results):
     """Forward and backward of one of two ranks as verl's engine does it; rank 0 saves logits and the sum of gradients."""
-    import torch.distributed as dist
-    from verl.utils import ulysses
-
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     ulysses.set_ulysses_sequence_parallel_group(dist.group.WORLD)
     model = make_model(PACKED_ATTENTION, key_heads)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from verl.workers.engine.fsdp import transformer_impl
 
 STEPS = 3
 
@@ -36,8 +37,6 @@ def train(model, optimizer, steps, rank):
 
 
 def one_rank(rank, port, folder):
-    from verl.workers.engine.fsdp import transformer_impl
-
     from rstar_lab.rl.verl import checkpoints  # noqa: F401 (replaces verl's manager)
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)

@@ -2,13 +2,13 @@
 
 import pytest
 
+from benchmarks.scale import bench
+from benchmarks.verl_scale import RUN, TOKENS, measure_step
 from rstar_lab.runs.reader import RunReader
 
 
 @pytest.mark.soak
 def test_tokens_and_texts_do_not_reach_the_trainers_process(tmp_path):
-    from benchmarks.verl_scale import RUN, TOKENS, measure_step
-
     rollouts = 512
     found = measure_step(rollouts, tmp_path)
     tokens = rollouts * TOKENS * 9  # bytes: ids, mask and log-probs in compact form
@@ -23,8 +23,6 @@ def test_tokens_and_texts_do_not_reach_the_trainers_process(tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_step_of_the_paper_stays_under_2_gb_and_10_s():
-    from benchmarks.scale import bench
-
     lines = {line["name"]: line["value"] for line in bench()}
     print(lines)
     assert lines["driver_memory"] < 2, lines

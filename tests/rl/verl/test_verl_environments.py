@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
 from rstar_lab.runs.reader import RunReader
 
 MODULE = '''
@@ -61,8 +62,6 @@ def wordy(trajectory):
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_mixture_of_environments_equals_the_local_trainers(tmp_path, monkeypatch):
-    from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
-
     (tmp_path / "exams.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -3,14 +3,13 @@
 import pytest
 from helpers.own_parts import example_recipe, write_module
 
+from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
 from rstar_lab.runs.reader import RunReader
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_own_parts_reach_verls_workers_and_equal_the_local_trainer(tmp_path, monkeypatch):
-    from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
-
     write_module(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -7,6 +7,7 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
+from rstar_lab.rl.verl import evaluation_steps
 
 pytestmark = pytest.mark.slow
 SAMPLES, WINDOW = 4, 20
@@ -34,8 +35,6 @@ class Job:
 
 
 async def generate(job, monkeypatch, problems=30):
-    from rstar_lab.rl.verl import evaluation_steps
-
     monkeypatch.setattr(
         evaluation_steps, "fetch_rollouts", lambda keys, partition: [SimpleNamespace(traj_id=key) for key in keys]
     )

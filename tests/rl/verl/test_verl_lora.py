@@ -5,7 +5,14 @@ import json
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from benchmarks.verl_parity import prepare, train_with_verl
+from rstar_lab.rl.models.model import load_model
+from rstar_lab.rl.recipe.sft import Lora
+from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, write_conversations
+from rstar_lab.rl.verl import adapters
 
 RECORDER = """
 import shutil
@@ -25,11 +32,6 @@ def serve(model, options):
 
 @pytest.mark.slow
 def test_export_merges_the_adapters_into_weights_in_several_files(tmp_path):
-    from safetensors.torch import save_file
-
-    from rstar_lab.rl.recipe.sft import Lora
-    from rstar_lab.rl.verl import adapters
-
     generator = torch.Generator().manual_seed(0)
     base, a, b, other = (torch.randn(shape, generator=generator) for shape in ((6, 8), (2, 8), (6, 2), (5,)))
     layer = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -54,11 +56,6 @@ def test_export_merges_the_adapters_into_weights_in_several_files(tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_adapters_are_trained_sent_and_exported_over_two_stages(tmp_path, monkeypatch):
-    from peft import PeftModel
-
-    from benchmarks.verl_parity import prepare, train_with_verl
-    from rstar_lab.rl.models.model import load_model
-
     (tmp_path / "recording.py").write_text(RECORDER.replace("FOLDER", repr(str(tmp_path))))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -89,12 +86,6 @@ def test_adapters_are_trained_sent_and_exported_over_two_stages(tmp_path, monkey
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_sft_trains_adapters_and_exports_the_merged_model(tmp_path):
-    from peft import PeftModel
-
-    from benchmarks.verl_parity import prepare, train_with_verl
-    from rstar_lab.rl.models.model import load_model
-    from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, write_conversations
-
     recipe_file = prepare(tmp_path, steps=1, lr=1e-12, weight_decay=0.0)
     turns = [
         (Message(role="user", content=f"{n}?"), Message(role="assistant", content=reply(str(n)))) for n in range(8)

@@ -12,7 +12,9 @@ import torch
 import typer
 from helpers.architectures import tiny_architecture
 from helpers.trajectories import trajectory
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from verl.utils.seqlen_balancing import calculate_workload
+from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import load_profile, profile_names
@@ -26,7 +28,8 @@ from rstar_lab.rl.verl.config import as_arguments, compose, overrides, sft_overr
 from rstar_lab.rl.verl.hooks import StageSchedule
 from rstar_lab.rl.verl.objective import order_rows, rows_of_mini_batches
 from rstar_lab.rl.verl.settings import Settings, has_steps_left, model_before, stages_of
-from rstar_lab.rl.verl.train import drop_overlong, environment, run_part, secrets_file
+from rstar_lab.rl.verl.sft_trainer import Batches
+from rstar_lab.rl.verl.train import drop_overlong, environment, require_sandbox_service, run_part, secrets_file
 from rstar_lab.rl.verl.trainer import _peak_memory
 from rstar_lab.rl.verl.unsupported import check, check_architecture, unsupported_sft_options
 from rstar_lab.runs.writer import RunWriter
@@ -234,8 +237,6 @@ def test_console_logger_is_kept_and_group_filters_are_rejected(tmp_path):
 
 @pytest.mark.parametrize("text", ["it's {odd}: [a, b] $more", 'a "b" \\n', "C:\\", "\\'", "\\\\'x", "", "two\nlines\n"])
 def test_strings_are_quoted_for_hydra(text):
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     value = {"text": text, "list": [text, 1, 2.5, True, None]}
     (parsed,) = OverridesParser.create().parse_overrides(as_arguments({"+key": value}))
     assert parsed.value() == value
@@ -246,8 +247,6 @@ def test_strings_are_quoted_for_hydra(text):
 
 @pytest.mark.slow
 def test_sft_learning_rates_equal_the_local_trainers_on_all_profiles(tmp_path):
-    from verl.utils.torch_functional import get_cosine_schedule_with_warmup
-
     sft = {"conversations": [{"file": "c.jsonl"}], "lr": 0.5, "warmup": 0.2, "batch_size": 64, "max_tokens": 9000}
     sft |= {"lora": {"rank": 8, "targets": ["q_proj"]}}
     recipe = parse_recipe({"model": "/models/m", "sft": sft})
@@ -269,8 +268,6 @@ def test_sft_learning_rates_equal_the_local_trainers_on_all_profiles(tmp_path):
 
 @pytest.mark.slow
 def test_sft_batches_equal_the_local_trainers_also_after_a_resume():
-    from rstar_lab.rl.verl.sft_trainer import Batches
-
     examples = [Example([n] * (n % 5 + 2), [False] + [True] * (n % 5 + 1)) for n in range(10)]
     config = SftConfig(epochs=2, batch_size=4)
     all_batches = Batches(examples, config, 4)
@@ -390,8 +387,6 @@ def test_a_new_stage_keeps_or_resets_the_optimizer_but_not_the_rate(tmp_path):
 
 
 def test_a_cluster_run_without_its_sandbox_service_is_an_error():
-    from rstar_lab.rl.verl.train import require_sandbox_service
-
     profile, recipe = load_profile("mi300x_8x8"), recipe_of()
     with pytest.raises(UserError, match=r"sandbox\.url: local, but profile mi300x_8x8 has sandbox.redis"):
         require_sandbox_service(recipe, profile)

@@ -7,6 +7,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.hardware.profiles import FOLDER
 from rstar_lab.runs.reader import RunReader
@@ -69,8 +70,6 @@ def test_split_sequences_and_replicas_train_like_the_local_trainer(tmp_path, ran
 
 def assert_parity(tmp_path, ranks, options, *arguments):
     """Assert that two steps under verl and with the local trainer have the same rollouts, losses and weights."""
-    from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
-
     recipe = prepare(tmp_path, **options)
     with LocalRay(cpus=4 * ranks + 8, gpus=ranks, dashboard=False):  # verl reserves 3 CPUs per rank
         theirs = train_with_verl(

@@ -14,6 +14,7 @@ from benchmarks.verl_scripted import ScriptedEngine
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Sampling
 from rstar_lab.rl.models.model import load_tokenizer
+from rstar_lab.rl.recipe import EngineSection
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TURNS, ROLLOUTS = 3, 24
@@ -38,8 +39,6 @@ def serve_without_kv_size(model, options):
 
 
 def vllm_options(folder):
-    from rstar_lab.rl.recipe import EngineSection
-
     section = EngineSection(dtype="float32", kv_cache_gb=0.25, max_num_seqs=8).model_dump()
     return {"section": section, "max_tokens": 512, "seed": 0, "logs": str(folder)}
 

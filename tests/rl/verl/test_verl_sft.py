@@ -15,6 +15,7 @@ import torch
 import yaml
 from rich.console import Console
 
+from benchmarks.verl_parity import prepare, start_verl
 from rstar_lab.common.progress import Reporter
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.rl.models.model import load_model, load_tokenizer
@@ -45,8 +46,6 @@ def conversation(n):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return the runs folders (local trainer, verl)."""
-    from benchmarks.verl_parity import prepare, start_verl
-
     folder = tmp_path_factory.mktemp("sft")
     recipe = prepare(folder, steps=1, problems_per_step=2, group_size=2, lr=1e-12, weight_decay=0.0)
     write_conversations(folder / "c.jsonl", map(conversation, range(10)))

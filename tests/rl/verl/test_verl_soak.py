@@ -12,7 +12,9 @@ import pytest
 import torch
 import yaml
 from helpers.vllm_servers import engines_of
+from safetensors.torch import load_file
 
+from benchmarks.verl_parity import RUN, compare, prepare, start_verl, train_locally, train_with_verl
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.runs.reader import RunReader
@@ -30,10 +32,6 @@ def with_stages(recipe, *stages):
 
 
 def test_stages_end_at_the_same_steps_as_in_the_local_trainer(tmp_path):
-    from safetensors.torch import load_file
-
-    from benchmarks.verl_parity import compare, prepare, train_locally, train_with_verl
-
     recipe = with_stages(
         prepare(tmp_path, retire_from=0.6),
         {"steps": 4, "limits": {"max_response_tokens": 300}, "hand_off": {"window": 1, "truncation_plateau": 1.0}},
@@ -58,8 +56,6 @@ def test_stages_end_at_the_same_steps_as_in_the_local_trainer(tmp_path):
 
 
 def test_a_hung_step_ends_with_a_report_of_what_it_waits_for(tmp_path, monkeypatch):
-    from benchmarks.verl_parity import RUN, prepare, start_verl
-
     (tmp_path / "hanging.py").write_text("import time\ndef reward(text, answer):\n    time.sleep(3600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     recipe = prepare(tmp_path, problems_per_step=2, group_size=2, reward="hanging:reward")
@@ -96,8 +92,6 @@ def wait_for_generation(train, folder):
 
 
 def test_a_killed_engine_is_replaced_without_losing_rollouts(tmp_path):
-    from benchmarks.verl_parity import RUN, prepare
-
     (tmp_path / "guessing.py").write_text("def reward(text, answer):\n    return float(len(text) % 2)\n")
     recipe = prepare(tmp_path, problems_per_step=4, group_size=4, reward="guessing:reward")
     command = [sys.executable, "-m", "rstar_lab.rl.verl.train", recipe, "--profile", "laptop", "--runs-dir", tmp_path]
@@ -121,8 +115,6 @@ def test_a_killed_engine_is_replaced_without_losing_rollouts(tmp_path):
 
 
 def test_a_killed_server_of_three_is_restarted_at_the_next_weight_sync(tmp_path, monkeypatch):
-    from benchmarks.verl_parity import RUN, prepare
-
     (tmp_path / "guessing.py").write_text("def reward(text, answer):\n    return float(len(text) % 2)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     recipe = prepare(tmp_path, problems_per_step=6, group_size=4, reward="guessing:reward")
@@ -147,8 +139,6 @@ def test_a_killed_server_of_three_is_restarted_at_the_next_weight_sync(tmp_path,
 
 
 def test_a_rollout_that_raises_ends_the_run_with_its_error(tmp_path, monkeypatch):
-    from benchmarks.verl_parity import prepare, train_with_verl
-
     recipe = prepare(tmp_path)
     environment = os.environ | {"RSTAR_LAB_SANDBOX_TOKEN": "right" * 8}
     command = [sys.executable, "-m", "rstar_lab.cli", "sandbox", "serve", "--port", "0", "--workers", "1"]

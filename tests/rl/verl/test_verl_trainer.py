@@ -16,10 +16,27 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from benchmarks.verl_parity import RUN, compare, prepare, start_verl, train_locally
+from benchmarks.verl_scripted import ScriptedEngines
 from rstar_lab.hardware.local_ray import LocalRay
+from rstar_lab.rl.engine import Sampling
+from rstar_lab.rl.engines.group import CPU_ENVIRONMENT
+from rstar_lab.rl.engines.vllm import VllmEngine
+from rstar_lab.rl.evaluation import evaluate
+from rstar_lab.rl.models.model import load_model, load_tokenizer
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.resolved import read_problems
+from rstar_lab.rl.reward import reward
+from rstar_lab.rl.rollout.codec import Codec
+from rstar_lab.rl.rollout.context import RolloutContext
+from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.training.stages import difficulty_file
+from rstar_lab.rl.verl.settings import has_steps_left, stages_of
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.writer import RunWriter
+from rstar_lab.sandbox import LocalSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 OPTIONS = {
@@ -42,8 +59,6 @@ def attempts(request):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, attempts):
     """Return the run folders (local trainer, verl)."""
-    from benchmarks.verl_parity import RUN, prepare, start_verl, train_locally
-
     folder = tmp_path_factory.mktemp("verl")
     recipe = prepare(folder, evaluate=EVALUATE, stage={"filter": {"samples": 3}}, **OPTIONS)
     log, newest = folder / "verl" / "verl.log", folder / "verl" / RUN / "verl" / "latest_checkpointed_iteration.txt"
@@ -75,8 +90,6 @@ def runs(tmp_path_factory, attempts):
 
 
 def test_kept_rollouts_loss_and_gradient_equal_the_local_trainers(runs):
-    from benchmarks.verl_parity import compare
-
     found = compare(*runs)
     assert found.differences == []
     assert found.steps == 2 and found.rollouts >= 2 * 4 * 8
@@ -93,8 +106,6 @@ def test_the_compared_runs_contain_updates_and_tool_errors(runs):
 
 
 def test_weights_after_both_steps_equal_the_local_trainers(runs):
-    from safetensors.torch import load_file
-
     ours, theirs = (load_file(run / "checkpoints" / "step=000002" / "model.safetensors") for run in runs)
     start = load_file(runs[0].parent.parent / "model" / "model.safetensors")
     for name, tensor in ours.items():
@@ -142,18 +153,6 @@ def test_metrics_of_the_options_equal_the_local_trainers(runs):
 
 
 async def test_evaluations_of_the_training_equal_those_of_the_local_engines(runs):
-    from benchmarks.verl_scripted import ScriptedEngines
-    from rstar_lab.rl.evaluation import evaluate
-    from rstar_lab.rl.models.model import load_tokenizer
-    from rstar_lab.rl.overrides import load_recipe
-    from rstar_lab.rl.resolved import read_problems
-    from rstar_lab.rl.reward import reward
-    from rstar_lab.rl.rollout.codec import Codec
-    from rstar_lab.rl.rollout.context import RolloutContext
-    from rstar_lab.rl.tools.registry import make_tools
-    from rstar_lab.runs.writer import RunWriter
-    from rstar_lab.sandbox import LocalSandbox
-
     folder = runs[1].parent
     assert sorted(path.name for path in folder.glob("parity-held-*")) == ["parity-held-rl", "parity-held-step000002"]
     line = RunReader(runs[1]).metrics()[1]
@@ -196,20 +195,12 @@ def test_the_filter_runs_once_and_equals_the_local_trainers(runs):
 
 
 def test_a_finished_run_starts_no_step(runs):
-    from rstar_lab.rl.overrides import load_recipe
-    from rstar_lab.rl.verl.settings import has_steps_left, stages_of
-
     recipe = load_recipe(runs[1].parent.parent / "parity.yaml")
     (settings,) = stages_of(recipe, runs[1].parent)
     assert not has_steps_left(settings)
 
 
 def test_the_exported_model_loads_in_transformers_and_vllm(runs):
-    from rstar_lab.rl.engine import Sampling
-    from rstar_lab.rl.engines.group import CPU_ENVIRONMENT
-    from rstar_lab.rl.engines.vllm import VllmEngine
-    from rstar_lab.rl.models.model import load_model, load_tokenizer
-
     folder = runs[1] / "checkpoints" / "step=000002"
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32", "the dtype of the weights"
     tokenizer = load_tokenizer(folder)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from rstar_lab.rl.recipe import RlSection
+from rstar_lab.rl.verl.objective import StreamLoss
+from rstar_lab.rl.verl.trainer import RstarTrainer
 from rstar_lab.rl.verl.watchdog import PendingOperations, Watchdog
 from rstar_lab.runs.writer import RunWriter
 
@@ -48,9 +50,6 @@ def test_the_report_is_written_if_a_worker_does_not_answer(tmp_path):
 
 @pytest.mark.slow
 def test_the_first_weight_sync_is_a_phase(tmp_path):
-    from rstar_lab.rl.verl.objective import StreamLoss
-    from rstar_lab.rl.verl.trainer import RstarTrainer
-
     with RunWriter.open(tmp_path, "a", kind="train", recipe={}, seed=0) as writer:
         trainer = object.__new__(RstarTrainer)
         trainer.global_steps, trainer.watchdog, phases = 3, Watchdog(None, writer, list), []
