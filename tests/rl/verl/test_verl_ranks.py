@@ -16,48 +16,29 @@ from rstar_lab.runs.reader import RunReader
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
+ECHO = {"add": [{"type": "echo", "weight": 0.3}]}
+
+
 @pytest.mark.parametrize(
-    ("ranks", "options"),
+    ("ranks", "aggregation", "method", "mini_batches"),
     [
-        pytest.param(
-            2,
-            {"method": {"aggregation": "token-mean", "kl_coefficient": 0.01}, "mini_batches": 2},
-            id="2-token-mean-kl",
-        ),
-        pytest.param(2, {"method": {"aggregation": "group-token-mean"}, "mini_batches": 1}, id="2-group-token-mean"),
-        pytest.param(
-            2, {"method": {"aggregation": "seq-mean-token-mean"}, "mini_batches": 2}, id="2-seq-mean-token-mean"
-        ),
-        pytest.param(
-            2, {"method": {"aggregation": "seq-mean-token-sum"}, "mini_batches": 2}, id="2-seq-mean-token-sum"
-        ),
-        pytest.param(2, {"method": {"aggregation": "seq-mean-token-sum-norm"}, "mini_batches": 2}, id="2-sum-norm"),
-        pytest.param(
-            2,
-            {
-                "method": {
-                    "aggregation": "group-token-mean",
-                    "kl_coefficient": 0.01,
-                    "add": [{"type": "echo", "weight": 0.3}],
-                },
-                "mini_batches": 2,
-            },
-            id="2-echo-kl",
-        ),
-        pytest.param(4, {"method": {"aggregation": "group-token-mean"}, "mini_batches": 2}, id="4-group-token-mean"),
+        (2, "token-mean", {"kl_coefficient": 0.01}, 2),
+        (2, "group-token-mean", {}, 1),
+        (2, "seq-mean-token-mean", {}, 2),
+        (2, "seq-mean-token-sum", {}, 2),
+        (2, "seq-mean-token-sum-norm", {}, 2),
+        (2, "group-token-mean", {"kl_coefficient": 0.01} | ECHO, 2),
+        (4, "group-token-mean", {}, 2),
     ],
 )
-def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, options):
-    assert_parity(tmp_path, ranks, options)
+def test_verl_with_several_ranks_trains_like_the_local_trainer(tmp_path, ranks, aggregation, method, mini_batches):
+    assert_parity(tmp_path, ranks, {"method": {"aggregation": aggregation} | method, "mini_batches": mini_batches})
 
 
 @pytest.mark.parametrize(
     ("ranks", "parallelism"),
-    [
-        pytest.param(2, {"sequence_parallel": 2}, id="2-sequence-parallel"),
-        pytest.param(2, {"fsdp_size": 1}, id="2-replicas"),
-        pytest.param(4, {"sequence_parallel": 2, "fsdp_size": 2}, id="4-both"),
-    ],
+    [(2, {"sequence_parallel": 2}), (2, {"fsdp_size": 1}), (4, {"sequence_parallel": 2, "fsdp_size": 2})],
+    ids=["2-sequence-parallel", "2-replicas", "4-both"],
 )
 def test_split_sequences_and_replicas_train_like_the_local_trainer(tmp_path, ranks, parallelism):
     profile = yaml.safe_load((FOLDER / "laptop.yaml").read_text())
