@@ -42,10 +42,6 @@ Readable = Annotated[
     list[Path] | None,
     typer.Option(help="File or folder of this machine that programs can read. Repeat it for several."),
 ]
-Packages = Annotated[
-    Path | None,
-    typer.Option(exists=True, dir_okay=False, help="Requirements file of packages that programs can import."),
-]
 Preload = Annotated[
     list[str] | None,
     typer.Option(help="Module to import once, for all programs whose code names it. Repeat it for several."),
@@ -87,7 +83,6 @@ def serve(
     drain_s: Drain = 30.0,
     strict: Strict = False,
     readable: Readable = None,
-    packages: Packages = None,
     preload: Preload = None,
     isolation: Isolation = "namespaces",
     as_json: AsJson = False,
@@ -128,7 +123,6 @@ def worker(
     drain_s: Drain = 30.0,
     strict: Strict = False,
     readable: Readable = None,
-    packages: Packages = None,
     preload: Preload = None,
     isolation: Isolation = "namespaces",
     as_json: AsJson = False,

@@ -8,13 +8,16 @@ import re
 import socket
 import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.service_tokens import LOOPBACK
+
+if TYPE_CHECKING:
+    from rstar_lab.sandbox.service import Service
 
 OPEN_PATHS = frozenset({"/", "/ping"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus metrics
@@ -35,16 +38,6 @@ class BusyError(HTTPException):
         state = "the service is stopping" if stopping else "the queue is full"
         headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
         super().__init__(503 if stopping else 429, f"{state}; try again in {RETRY_AFTER_S} s", headers)
-
-
-class ByteBudget(Protocol):
-    """Limits the bytes of all requests that are held in memory."""
-
-    def reserve_bytes(self, size: int) -> None:
-        """Raise BusyError if there is no room."""
-
-    def hold_bytes(self, size: int) -> None:
-        """Count bytes without checking the limit; a negative size releases them."""
 
 
 def check_exposure(host: str, token: str | None, remedy: str = "") -> None:
@@ -80,14 +73,14 @@ class AccessMiddleware:
     Two checks keep web pages that the user visits from using a service without a token: the Host header must be a loopback
     name (DNS rebinding), and a POST request must contain JSON (forms of other sites).
 
-    max_body: largest body of one request, in bytes. budget: limits the bytes of all requests, counted as they arrive.
+    max_body: largest body of one request, in bytes. service: limits the bytes of all requests, counted as they arrive.
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool, budget: ByteBudget
+        self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool, service: "Service"
     ) -> None:
         self.app = app
-        self.budget = budget
+        self.service = service
         self.token = f"Bearer {token}".encode() if token else None
         self.max_body = max_body
         self.loopback_only = loopback_only
@@ -103,7 +96,7 @@ class AccessMiddleware:
             return
         if authentic and ON_AUTHENTICATED in scope:
             scope[ON_AUTHENTICATED]()
-        body = LimitedBody(receive, self.budget, self.max_body)
+        body = LimitedBody(receive, self.service, self.max_body)
         try:
             # Not the announced length: a client that announces much and sends nothing would take the room of others.
             body.reserve(min(1, int(headers.get(b"content-length", b"0"))))
@@ -111,7 +104,7 @@ class AccessMiddleware:
         except BusyError as error:
             await refuse(send, error.status_code, error.detail, [(b"retry-after", b"%d" % RETRY_AFTER_S)])
         finally:
-            self.budget.hold_bytes(-body.reserved)
+            self.service.hold_bytes(-body.reserved)
 
     def refusal(self, scope: Scope, headers: dict[bytes, bytes], authentic: bool) -> tuple[int, str] | None:
         """Return the status and message of a request that must not be answered; else None."""
@@ -135,18 +128,18 @@ class AccessMiddleware:
 class LimitedBody:
     """Reads a request body and enforces limits on its bytes and on the time it takes to arrive."""
 
-    def __init__(self, receive: Receive, budget: ByteBudget, max_body: int) -> None:
+    def __init__(self, receive: Receive, service: "Service", max_body: int) -> None:
         self._receive = receive
-        self._budget = budget
+        self._service = service
         self._max_body = max_body
         self._deadline = time.monotonic() + BODY_TIMEOUT_S
         self._read = self.reserved = 0
         self._complete = False
 
     def reserve(self, size: int) -> None:
-        """Reserve bytes of the budget so that `size` bytes are reserved in total. Raises BusyError if there is no room."""
+        """Reserve bytes of the service so that `size` bytes are reserved in total. Raises BusyError if there is no room."""
         if size > self.reserved:
-            self._budget.reserve_bytes(size - self.reserved)
+            self._service.reserve_bytes(size - self.reserved)
             self.reserved = size
 
     async def receive(self) -> Message:

@@ -19,6 +19,7 @@ from typing import Any
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.temporary import LockedFolder
+from rstar_lab.hardware.processes import wait_or_kill
 from rstar_lab.sandbox.call import failure
 from rstar_lab.sandbox.call_request import Answer
 from rstar_lab.sandbox.runtime import cgroup, kernel, pressure, protocol, rootfs
@@ -31,7 +32,6 @@ from rstar_lab.sandbox.supervisor_pool import (
     SupervisorConnection,
     SupervisorDied,
     View,
-    wait_or_kill,
 )
 
 RUNSC = "runsc"
@@ -65,7 +65,7 @@ def bundle_config(root: Path, tier: str, view: View) -> dict[str, Any]:
 
     root: folder with the small files and links of its file system.
     """
-    folders = [*rootfs.readable(), *view.readable, *([view.packages] if view.packages else [])]
+    folders = [*rootfs.readable(), *view.readable]
     binds = {path: path for path in folders if not Path(path).is_symlink()}
     binds[f"{_SOURCE}/rstar_lab"] = str(Path(__file__).parents[1])
     mounts = [
@@ -78,7 +78,6 @@ def bundle_config(root: Path, tier: str, view: View) -> dict[str, Any]:
     ]
     # The supervisor requires these capabilities to run the program as another user. Programs have none.
     capabilities = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SYS_RESOURCE"]
-    environment = ENVIRONMENT | ({"PYTHONPATH": view.packages} if view.packages else {})
     return {
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
@@ -86,7 +85,7 @@ def bundle_config(root: Path, tier: str, view: View) -> dict[str, Any]:
             "user": {"uid": 0, "gid": 0},
             "cwd": "/",
             "args": [sys.executable, "-c", _BOOT, tier],
-            "env": [f"{name}={value}" for name, value in environment.items()],
+            "env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
         },
         "root": {"path": str(root), "readonly": True},

@@ -18,7 +18,6 @@ from rstar_lab.sandbox.call_request import Answer, Job, make_job, make_request, 
 from rstar_lab.sandbox.check import POOLS, Pool, check_isolation, check_layers
 from rstar_lab.sandbox.interface import Sandbox
 from rstar_lab.sandbox.limits import Limits
-from rstar_lab.sandbox.packages import check_readable, install_packages
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.monitor import STARVED_TIMEOUTS
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
@@ -30,6 +29,7 @@ from rstar_lab.sandbox.supervisor_pool import (
     SupervisorPool,
     SupervisorUnresponsive,
     View,
+    check_readable,
 )
 
 ATTEMPTS = 4
@@ -54,10 +54,9 @@ class LocalSandbox(Sandbox):
 
     workers: calls that can use CPU time at the same time (default: one per core that this process may use), plus one while all
     of them are short; more calls wait in a queue. strict: raise LayersMissing if an isolation layer is missing, instead of
-    logging a warning. readable: files and folders of this machine that programs can read. packages: requirements file of
-    packages that programs can import; they are installed at the first start. isolation: `namespaces`, or `gvisor`, which runs
-    every call and session in its own container with gVisor's kernel (requires `runsc`). preload: modules that are imported
-    once, for all programs whose code names them.
+    logging a warning. readable: files and folders of this machine that programs can read. isolation: `namespaces`, or `gvisor`,
+    which runs every call and session in its own container with gVisor's kernel (requires `runsc`). preload: modules that are
+    imported once, for all programs whose code names them.
     All methods must be called from one event loop. docs/sandbox-boundary.md describes the isolation and its limits.
     """
 
@@ -68,7 +67,6 @@ class LocalSandbox(Sandbox):
         *,
         strict: bool = False,
         readable: Sequence[str | Path] = (),
-        packages: str | Path | None = None,
         isolation: str = "namespaces",
         preload: Sequence[str] = (),
     ) -> None:
@@ -78,8 +76,7 @@ class LocalSandbox(Sandbox):
         self.workers = workers or len(os.sched_getaffinity(0))
         self.strict = strict
         self.isolation = check_isolation(isolation)
-        self._packages, self._preload = packages, list(preload)
-        self._readable = [check_readable(path) for path in readable]
+        self._view = View([check_readable(path) for path in readable], list(preload))
         self.outcomes: Counter[Outcome] = Counter()
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
         self._scheduler = Scheduler(self.workers)
@@ -168,7 +165,7 @@ class LocalSandbox(Sandbox):
 
     async def _run_once(self, job: Job) -> CallResult:
         queued = time.monotonic()
-        tier = tier_of(job.call.code, self._preload)
+        tier = tier_of(job.call.code, self._view.preload)
         await self._wait_for_tier(tier)
         async with self._slot() as slot:
             started, outcome = time.monotonic(), Outcome.SANDBOX_ERROR
@@ -193,7 +190,7 @@ class LocalSandbox(Sandbox):
         call = job.call
         assert call.session is not None
         queued = time.monotonic()
-        tier = tier_of(call.code, self._preload, session=True)
+        tier = tier_of(call.code, self._view.preload, session=True)
         await self._wait_for_tier(tier)
         session = self._sessions.open(call.session)
         try:
@@ -269,8 +266,7 @@ class LocalSandbox(Sandbox):
                 pool, self._pool = self._pool, None
                 await pool.close()
             if self._pool is None:
-                folder = await asyncio.to_thread(install_packages, self._packages) if self._packages else None
-                pool = POOLS[self.isolation](self.workers, View(self._readable, folder, self._preload))
+                pool = POOLS[self.isolation](self.workers, self._view)
                 try:
                     await pool.start()
                     check_layers(pool.missing, strict=self.strict)

@@ -1,13 +1,12 @@
-"""SandboxFusion's POST /run_code for python and cpp, as used by verl's tools and rewards."""
+"""SandboxFusion's POST /run_code for python and cpp without files, as used by verl's tools and rewards."""
 
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
-from rstar_lab.sandbox.call import Call
+from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.cpp import commands, cpp_call, cpp_outcome
-from rstar_lab.sandbox.files import FilesResult
 
 LANGUAGES = ("python", "cpp")
 
@@ -19,8 +18,8 @@ class RunCodeRequest(BaseModel):
     code: str
     stdin: str | None = None
     language: str = Field(description="python or cpp")
-    files: dict[str, str | None] = Field({}, description="path -> base64 content, written before the program runs")
-    fetch_files: list[str] = Field([], description="paths of files to return after the program")
+    files: dict[str, str | None] = Field({}, max_length=0, description="not supported: must be empty")
+    fetch_files: list[str] = Field([], max_length=0, description="not supported: must be empty")
 
 
 class CommandRunResult(BaseModel):
@@ -33,7 +32,7 @@ class CommandRunResult(BaseModel):
 
 class RunCodeResponse(BaseModel):
     status: Literal["Success", "Failed", "SandboxError"]
-    message: str
+    message: str = ""
     compile_result: CommandRunResult | None = None
     run_result: CommandRunResult | None = None
     executor_pod_name: str | None = None
@@ -59,8 +58,8 @@ def to_call(request: RunCodeRequest, max_timeout_s: float) -> Call:
     )
 
 
-def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse:
-    compiled, result = None, staged.result
+def to_response(request: RunCodeRequest, result: CallResult) -> RunCodeResponse:
+    compiled = None
     if request.language == "cpp" and result.outcome is not Outcome.INVALID_ARGUMENTS:
         built, _ = commands(result)
         result = cpp_outcome(result)
@@ -72,10 +71,8 @@ def to_response(request: RunCodeRequest, staged: FilesResult) -> RunCodeResponse
         ran = command_result(return_code(result.outcome), result.duration_s, result.stdout, result.stderr)
     return RunCodeResponse(
         status="Success" if result.outcome is Outcome.OK else "Failed",
-        message=staged.message,
         compile_result=compiled,
         run_result=ran,
-        files=staged.files,
         outcome=result.outcome,
         value=result.value,
     )

@@ -118,7 +118,6 @@ class Options:
     strict: bool
     redis: str | None
     readable: Sequence[Path] | None
-    packages: Path | None
     isolation: str
     preload: Sequence[str] | None
     host: str = ""
@@ -206,22 +205,16 @@ async def serve(options: Options, listener: socket.socket, announce: Announce) -
 
 
 async def local_backend(options: Options) -> LocalBackend:
-    limits = Limits(
-        timeout_s=options.time_limit_s,
-        memory_mb=options.memory_mb,
-        queue_timeout_s=options.queue_timeout_s,
+    limits = Limits(options.time_limit_s, memory_mb=options.memory_mb, queue_timeout_s=options.queue_timeout_s)
+    sandbox = LocalSandbox(
+        limits,
+        options.workers,
+        strict=options.strict,
+        readable=options.readable or (),
+        isolation=options.isolation,
+        preload=options.preload or (),
     )
-    return await LocalBackend(
-        LocalSandbox(
-            limits,
-            options.workers,
-            strict=options.strict,
-            readable=options.readable or (),
-            packages=options.packages,
-            isolation=options.isolation,
-            preload=options.preload or (),
-        )
-    ).start()
+    return await LocalBackend(sandbox).start()
 
 
 def run_worker(options: Options, announce: Announce) -> None:

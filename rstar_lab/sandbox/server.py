@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client import generate_latest
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -17,7 +18,6 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
 from rstar_lab.sandbox.access import CONTENT_TYPE, AccessMiddleware
 from rstar_lab.sandbox.call import FORBID, OutputDecoder, failure
-from rstar_lab.sandbox.files import FilesResult, run_with_files
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.wire import MAX_BATCH, Work, dumps
@@ -74,7 +74,7 @@ def make_app(
         description="Runs model-written code. `/run` and `/judge` as code-judge, `/run_code` as SandboxFusion.",
         responses=ERRORS,
     )
-    app.add_middleware(AccessMiddleware, token=token, max_body=max_body, loopback_only=loopback_only, budget=service)
+    app.add_middleware(AccessMiddleware, token=token, max_body=max_body, loopback_only=loopback_only, service=service)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -158,10 +158,10 @@ def make_app(
     async def run_code(request: Request, body: sandbox_fusion.RunCodeRequest) -> Response:
         try:
             call = sandbox_fusion.to_call(body, MAX_TIMEOUT_S)
-            staged = await admitted(request, 1, lambda: run_with_files(service.run, call, body.files, body.fetch_files))
+            result = await admitted(request, 1, lambda: service.run(call))
         except ValueError as error:
-            staged = FilesResult(failure(Outcome.INVALID_ARGUMENTS, str(error)), {})
-        return reply(sandbox_fusion.to_response(body, staged).model_dump(mode="json"))
+            result = failure(Outcome.INVALID_ARGUMENTS, str(error))
+        return reply(sandbox_fusion.to_response(body, result).model_dump(mode="json"))
 
     @app.post("/calls", tags=["calls"], response_class=StreamingResponse)
     async def calls(body: Calls) -> Response:
@@ -174,7 +174,7 @@ def make_app(
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
-        return Response(service.metrics_page(), media_type=CONTENT_TYPE)
+        return Response(generate_latest(service.registry), media_type=CONTENT_TYPE)
 
     return app
 

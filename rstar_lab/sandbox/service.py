@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -74,10 +74,6 @@ class Service(Collector):
         for event, count in self.backend.events.items():
             family.add_metric([event], count)
         yield family
-
-    def metrics_page(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
-        return generate_latest(self.registry)
 
     def admit(self, calls: int) -> None:
         """Count calls as accepted, or raise BusyError if the queue is full or the service stops.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
+from rstar_lab.hardware.processes import wait_or_kill
 from rstar_lab.sandbox.call_request import Answer, unpack_answer
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.zygote import PRELOAD, TIERS
@@ -30,6 +31,8 @@ IDLE_PER_WORKER = 16
 END_S = 5.0
 # Seconds in which a zygote must answer after one of its supervisors did not. If it does not, all processes are replaced.
 PONG_S = 20.0
+# Folders that the root file system of programs replaces, or that would expose the whole machine.
+_FORBIDDEN = ("/", "/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/etc", "/box")
 log = logging.getLogger(__name__)
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -50,15 +53,6 @@ sys.path[0] = ""
 sys.argv = ["main.py"]
 main(*{arguments!r})
 """
-
-
-def wait_or_kill(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Wait until a process has ended; kill it after `grace_s` seconds."""
-    try:
-        process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 class SupervisorDied(Exception):
@@ -203,12 +197,28 @@ class SupervisorConnection(asyncio.Protocol):
 class View(NamedTuple):
     """What programs can use in addition.
 
-    readable: files and folders that they can read. packages: folder of packages. preload: modules that an additional zygote imports.
+    readable: files and folders that they can read. preload: modules that an additional zygote imports.
     """
 
     readable: Sequence[str] = ()
-    packages: str | None = None
     preload: Sequence[str] = ()
+
+
+def check_readable(path: str | Path) -> str:
+    """Return the absolute path, with symbolic links resolved.
+
+    Raises UserError if the path does not exist, must not be shown to programs, or is not readable for their user id.
+    """
+    resolved = Path(path).resolve()
+    if not resolved.exists():
+        raise UserError(f"--readable {path}: no such file or folder")
+    if str(resolved) in _FORBIDDEN:
+        raise UserError(f"--readable {path}: name a folder below {resolved}, not {resolved} itself")
+    if os.geteuid() == 0 and not resolved.stat().st_mode & 0o004:
+        raise UserError(
+            f"--readable {path}: programs run under another user id; allow it with `chmod -R o+rX {resolved}`"
+        )
+    return str(resolved)
 
 
 class SupervisorPool:

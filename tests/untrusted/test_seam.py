@@ -68,7 +68,6 @@ EXCEPTIONS = {
     "runs/provenance.py": (1, OWN_FILE),
     "sandbox/gvisor.py": (1, CHANNEL),
     "sandbox/launch.py": (1, CHANNEL),
-    "sandbox/packages.py": (1, CHANNEL),
     "sandbox/runtime/supervisor.py": (1, CHANNEL),
     "sandbox/sessions.py": (1, CHANNEL),
     "sandbox/supervisor_pool.py": (1, CHANNEL),

@@ -1,7 +1,6 @@
 """Seccomp filter: an allowlist of system calls by name, compiled to classic BPF without a library.
 
-A call that is not on the list fails with EPERM; a call that is newer than the list fails with ENOSYS. `describe()` returns the
-list as text.
+A call that is not on the list fails with EPERM; a call that is newer than the list fails with ENOSYS.
 """
 
 import ctypes
@@ -10,7 +9,7 @@ import struct
 import sys
 
 from rstar_lab.sandbox.runtime import kernel
-from rstar_lab.sandbox.runtime.syscalls import ALLOWED, CHECKED, NUMBERS
+from rstar_lab.sandbox.runtime.syscalls import ALLOWED, NUMBERS
 
 _LAST = 460
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -145,12 +144,6 @@ def allowed_numbers(machine: str) -> set[int]:
     return {
         number for group in ALLOWED.values() for numbers in group.values() if (number := numbers[column]) is not None
     }
-
-
-def describe() -> str:
-    """Return the filter as text: allowed calls by group, and calls with checked arguments. All others are refused."""
-    lines = [f"allowed ({group}): {' '.join(names)}" for group, names in ALLOWED.items()]
-    return "\n".join([*lines, "arguments are checked: " + " ".join(CHECKED)])
 
 
 def _without_kernel_memory(column: int) -> dict[int, list[Instruction]]:

@@ -13,7 +13,6 @@ import select
 import shutil
 import signal
 import socket
-import sys
 from collections import deque
 from pathlib import Path
 
@@ -247,22 +246,16 @@ def run_first_zygote(
     run_zygotes(controls, list(TIERS), layers, usage, json.dumps(missing))
 
 
-def main(
-    parent: int, workers: int, readable: list[str], packages: str | None, preload: list[str], fds: list[int]
-) -> None:
+def main(parent: int, workers: int, readable: list[str], preload: list[str], fds: list[int]) -> None:
     """Run the launcher: start the first zygote, and end all zygotes when the embedding program (`parent`) ends.
 
     The launcher stays outside of the zygotes' PID namespace. At the end it removes their control groups and temporary folder; if it
     is killed, the next launcher of the user does.
-    readable, packages, preload: `supervisor_pool.View`.
+    readable, preload: `supervisor_pool.View`.
     """
     rootfs.additional += readable
     if preload:
         TIERS[PRELOAD], WARM_UP_PROGRAMS[PRELOAD] = preload, ""
-    if packages:
-        # Installed packages take precedence. The variable is for interpreters that programs start.
-        sys.path.append(packages)
-        os.environ["PYTHONPATH"] = packages
     # Programs inherit signals that are ignored or blocked, for example by `nohup`. Ctrl-C stays ignored (supervisor_pool.py).
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGINT, *PYTHON_IGNORES}:
