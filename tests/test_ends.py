@@ -1,5 +1,6 @@
 """Every end of a command is a clean end: no process and no shared memory is left, and a run says that it was stopped."""
 
+import asyncio
 import json
 import os
 import re
@@ -16,11 +17,15 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from helpers import mcp_server
 from helpers.analysis_runs import make_run
 from helpers.tiny_models import make_model
 
+from rstar_lab.common.outcomes import Outcome
 from rstar_lab.jobs import JobStatus, submit
 from rstar_lab.rl.problems import Problem, write_problems
+from rstar_lab.rl.tools.mcp import load_mcp_tools
+from rstar_lab.rl.training import data_parallel
 
 ROOT = Path(__file__).parents[1]
 CLOSED = "its output is closed"
@@ -38,8 +43,8 @@ EVALUATE = [
     "--set",
     "evaluate.max_response_tokens=900",
 ]
-# Arguments of Python, what the command prints when its processes run, and its exit codes: those of a command that was stopped (128 and
-# the signal), or 0 of a service. Others than the first four take minutes.
+# Arguments of Python; what the command prints when its processes run, or the pattern of a file that it has written then; its exit codes:
+# those of a command that was stopped (128 and the signal), or 0 of a service. Others than the first four take minutes.
 STOPPED, SERVICE = "stopped", "service"
 COMMANDS = {
     "bench": ([*CLI, "bench", "scheduler"], "bench", STOPPED),
@@ -47,23 +52,28 @@ COMMANDS = {
     "monitor": ([*CLI, "monitor", "--port", "0", "--runs-dir", "runs"], "http", SERVICE),
     "chat": ([*CLI, "chat", "model", "--engine", "transformers"], "> ", SERVICE),
     "serve": ([*CLI, "serve", "model", "--port", "0", "--max-model-len", "512"], "http", SERVICE),
-    "evaluate": ([*CLI, *EVALUATE], "evaluat", STOPPED),
+    "evaluate": ([*CLI, *EVALUATE], "runs/evaluate-*/run.json", STOPPED),
     "train": ([*CLI, "train", "tiny_fast", "--runs-dir", "runs"], "rl", STOPPED),
     "verl": (["-m", "rstar_lab.rl.verl.train", "tiny_fast", "--profile", "laptop", "--runs-dir", "runs"], "sft", STOPPED),
-    "notebook": (["-m", "papermill", "book.ipynb", "out.ipynb", "--log-output"], "sft", None),
+    "notebook": (["-m", "papermill", "book.ipynb", "out.ipynb", "-k", "python3", "--log-output"], "sft", None),
+    "rehearse": ([*CLI, "rehearse", "tiny_fast", "--folder", "rehearsal"], "rehearsal/**/metrics.jsonl", STOPPED),
 }  # fmt: skip
+ROWS = [name if i < 4 else pytest.param(name, marks=pytest.mark.soak) for i, name in enumerate(COMMANDS)]
 
 
 def marked(mark):
-    """Return the command lines of the processes that have this mark in their environment."""
-    found = []
+    """Return the command lines of the processes that have this mark in their environment, and the semaphores that they have open."""
+    found, semaphores = [], set()
     for process in psutil.process_iter():
         try:
             if process.environ().get("RSTAR_LAB_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(" ".join(process.cmdline()))
+                semaphores |= {
+                    Path(file.path) for file in process.memory_maps() if file.path.startswith("/dev/shm/sem.")
+                }
         except psutil.Error:
             pass
-    return found
+    return found, semaphores
 
 
 def stale():
@@ -72,8 +82,8 @@ def stale():
     return [name[0] for name in names if name and not psutil.pid_exists(int(name[1]))]
 
 
-def end(arguments, ready, how, folder, temporary):
-    """Start a command, end it, and return its exit code, its stderr and the processes that it left."""
+def end(arguments, ready, how, folder, temporary, settle_s=2.0):
+    """Start a command, end it, and return its exit code, its stderr, and the processes and semaphores that it left."""
     mark = uuid.uuid4().hex
     command = subprocess.Popen(
         [sys.executable, *arguments], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -81,13 +91,14 @@ def end(arguments, ready, how, folder, temporary):
         env=os.environ | {"RSTAR_LAB_TEST": mark, "PYTHONPATH": str(ROOT), "TMPDIR": temporary},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    seen = b""
-    while ready.encode() not in seen:
-        (readable, *_) = select.select([command.stdout, command.stderr], [], [], 300)
+    seen, deadline = b"", time.monotonic() + 300
+    while ready.encode() not in seen and not any(folder.glob(ready)):
+        (readable, *_) = select.select([command.stdout, command.stderr], [], [], 0.5)
         chunk = b"".join(os.read(stream.fileno(), 2**16) for stream in readable)
         seen += chunk
-        assert chunk, seen.decode()
-    time.sleep(2)
+        assert (chunk or not readable) and time.monotonic() < deadline, seen.decode()
+    time.sleep(settle_s)
+    _, semaphores = marked(mark)
     if how is CLOSED:
         command.stdout.close()
     else:
@@ -95,9 +106,9 @@ def end(arguments, ready, how, folder, temporary):
     command.wait(timeout=120)
     errors = command.stderr.read().decode()
     deadline = time.monotonic() + 20  # of the processes of one that was killed
-    while (left := marked(mark)) and time.monotonic() < deadline:
+    while (left := marked(mark)[0]) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return command.returncode, errors, left
+    return command.returncode, errors, left + [str(path) for path in semaphores if path.exists()]
 
 
 @pytest.fixture
@@ -107,28 +118,36 @@ def temporary():
     shutil.rmtree(folder)
 
 
+def prepared(name, folder):
+    """Write the files that a command reads, and return its row of the table."""
+    make_run(folder / "runs", "a", steps=1)
+    if "model" in COMMANDS[name][0]:
+        make_model(folder / "model")
+        problems = [Problem(problem_id=f"p{i}", question=f"{i} + 1?", answer=f"{i + 1}") for i in range(20)]
+        write_problems(folder / "problems.jsonl", problems)
+    if name == "notebook":
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(NOTEBOOK)]), folder / "book.ipynb")
+    return COMMANDS[name]
+
+
+def run_another(temporary):
+    """Run a command, which removes what a killed one could not remove."""
+    subprocess.run([sys.executable, *CLI, "profiles"], env=os.environ | {"TMPDIR": temporary}, check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ENDS, ids=str)
-@pytest.mark.parametrize(
-    "name", [*COMMANDS][:4] + [pytest.param(name, marks=pytest.mark.soak) for name in [*COMMANDS][4:]]
-)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_command_that_is_ended_leaves_nothing(name, how, tmp_path, temporary):
-    arguments, ready, status = COMMANDS[name]
     if how is CLOSED and name != "train":
         pytest.skip("it prints nothing more")
-    make_run(tmp_path / "runs", "a", steps=1)
-    if "model" in arguments:
-        make_model(tmp_path / "model")
-        problems = [Problem(problem_id=f"p{i}", question=f"{i} + 1?", answer=f"{i + 1}") for i in range(20)]
-        write_problems(tmp_path / "problems.jsonl", problems)
-    if name == "notebook":
-        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(NOTEBOOK)]), tmp_path / "book.ipynb")
+    arguments, ready, status = prepared(name, tmp_path)
     code, errors, left = end(arguments, ready, how, tmp_path, temporary)
     assert left == []
     if how is signal.SIGKILL:
         assert code == -9
-        subprocess.run([sys.executable, *CLI, "profiles"], env=os.environ | {"TMPDIR": temporary}, check=True)
+        run_another(temporary)
     assert not stale() and not [*Path(temporary).iterdir()]
     if how is signal.SIGKILL or status is None:
         return
@@ -140,6 +159,22 @@ def test_a_command_that_is_ended_leaves_nothing(name, how, tmp_path, temporary):
         assert json.loads(run.read_text())["status"] in ("stopped", "finished")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "name", ["bench", *(pytest.param(row, marks=pytest.mark.soak) for row in ("chat", "serve", "train"))]
+)
+def test_ten_ends_in_a_row_leak_nothing(name, tmp_path, temporary):
+    arguments, ready, _ = prepared(name, tmp_path)
+    groups = Path("/sys/fs/cgroup/pids")  # version 1; a launcher in the tests' own group creates them here
+    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP) * 2:
+        assert end(arguments, ready, how, tmp_path, temporary, settle_s=0.5)[2] == []
+        assert len([*Path(temporary).iterdir()]) <= 2, "what a killed command left is not removed by the next one"
+    assert not stale() and not [*Path(temporary).iterdir()]
+    owners = [int(path.name.split("-")[3]) for path in groups.glob("rstar-lab-sandbox-*[0-9]")]
+    assert all(map(psutil.pid_exists, owners))
+
+
 def test_a_list_whose_reader_has_gone_prints_no_error(tmp_path):
     text = f"{sys.executable} -m rstar_lab.cli recipes --json | head -c 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=tmp_path)
@@ -148,19 +183,75 @@ def test_a_list_whose_reader_has_gone_prints_no_error(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("how", ["stop", "kill", "SIGTERM", "SIGHUP", "SIGKILL"])
 def test_the_end_of_a_job_is_in_its_run_and_its_log(how, tmp_path):
+    """`stop`: of the job; `kill`: of its trainer; a signal: to its supervisor."""
     job = submit("tiny_fast", runs_dir=tmp_path, preflight=False)
     deadline = time.monotonic() + 300
     while '"event": "sft"' not in job.logs():
         assert time.monotonic() < deadline, job.logs()
         time.sleep(0.5)
-    if how == "stop":
-        assert job.stop() is JobStatus.STOPPED
+    supervisor = psutil.Process(job.spec.handle["pid"])
+    processes = supervisor.children(recursive=True)
+    status = JobStatus.STOPPED if how in ("stop", "SIGTERM") else JobStatus.FAILED
+    match how:
+        case "stop":
+            assert job.stop() is status
+        case "kill":
+            supervisor.children()[0].kill()
+        case _:
+            supervisor.send_signal(getattr(signal, how))
+    assert job.wait(timeout_s=60) is status
+    assert psutil.wait_procs(processes, timeout=30)[1] == []
+    run_another(tempfile.gettempdir())
+    assert not stale()
+    if status is JobStatus.STOPPED:
         assert json.loads((tmp_path / "tiny_fast-sft" / "run.json").read_text())["status"] == "stopped"
-        return
-    (trainer,) = psutil.Process(job.spec.handle["pid"]).children()
-    trainer.kill()
-    assert job.wait(timeout_s=60) is JobStatus.FAILED
-    assert job.logs().splitlines()[-1].startswith("error: the command of the job was killed by SIGKILL")
+    if how == "kill":
+        assert job.logs().splitlines()[-1].startswith("error: the command of the job was killed by SIGKILL")
     assert "Traceback" not in job.logs() and "helper process" not in job.logs()
+
+
+def wait_on_ranks(ranks):
+    """Entry point of a helper process: work with the other ranks until they end."""
+    while True:
+        ranks.share(None)
+
+
+@pytest.mark.slow
+def test_a_helper_of_the_training_that_is_stopped_by_a_signal_ends_the_command(monkeypatch, caplog):
+    monkeypatch.setattr(data_parallel, "STOPPED_S", 0.5)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    with pytest.raises(data_parallel.RankDied, match="run the same command to continue"):
+        with data_parallel.HelperProcesses(2) as helpers:
+            ranks = helpers.lead("test_ends:wait_on_ranks")
+            (helper,) = helpers._processes
+            helper.send_signal(signal.SIGSTOP)
+            while True:
+                ranks.share(1)
+                ranks.gather(0)
+    assert f"helper process {helper.pid} of the training is stopped; it is ended" in caplog.text
+    assert helper.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_tool_server_that_is_stopped_by_a_signal_delays_no_rollout():
+    address = f"mcp+stdio:{sys.executable} {mcp_server.__file__}"
+    before = set(psutil.Process().children())
+
+    async def use():
+        tool = next(tool for tool in load_mcp_tools(address, 60.0) if tool.schema["function"]["name"] == "count")
+        assert (await tool({}, seed=0, traj_id="t")).outcome is Outcome.OK
+        (server,) = set(psutil.Process().children()) - before
+        server.suspend()
+        tool.server.time_limit_s = 1.0
+        result = await tool({}, seed=0, traj_id="t")
+        await tool.close("t")
+        return server, result
+
+    async def limited():
+        async with asyncio.timeout(60):
+            return await use()
+
+    server, result = asyncio.run(limited())
+    assert result.outcome is Outcome.TIMEOUT and not server.is_running()

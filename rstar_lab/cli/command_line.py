@@ -13,10 +13,10 @@ import typer
 import typer.core
 
 from rstar_lab import __version__
-from rstar_lab.cli.shared import STOPPED, fail, print_error
+from rstar_lab.cli.shared import fail, print_error
 from rstar_lab.common.errors import UserError, install_hint, os_error_message
 from rstar_lab.common.resources import load_benchmark
-from rstar_lab.hardware.ends import end_now, exit_code, output_is_closed
+from rstar_lab.hardware.ends import STOPPED, end_now, exit_code, output_is_closed
 from rstar_lab.untrusted.text import printable
 
 

@@ -75,14 +75,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class _Unlimited:
-    """The budget of requests, which have no body here."""
-
-    def reserve_bytes(self, size: int) -> None: ...
-
-    def hold_bytes(self, size: int) -> None: ...
-
-
 def make_exporter(runs_dir: Path, token: str | None) -> uvicorn.Server:
     """Return a server of `/metrics`. token: required bearer token; None: the server answers only requests to localhost."""
     registry = CollectorRegistry()
@@ -95,7 +87,7 @@ def make_exporter(runs_dir: Path, token: str | None) -> uvicorn.Server:
         page = await asyncio.to_thread(generate_latest, registry)
         await Response(page, media_type=CONTENT_TYPE)(scope, receive, send)
 
-    app = AccessMiddleware(answer, token=token, max_body=0, loopback_only=True, budget=_Unlimited())
+    app = AccessMiddleware(answer, token=token, max_body=0, loopback_only=True)
     options = {"lifespan": "off", "log_level": "warning", "access_log": False, **http_limits()}
     return uvicorn.Server(uvicorn.Config(app, **options))
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rstar_lab.common.errors import UserError, as_called
-from rstar_lab.hardware.ends import end_now, exit_code, output_is_closed
+from rstar_lab.hardware.ends import STOPPED, end_now, exit_code, output_is_closed
 from rstar_lab.untrusted.text import echo, printable
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from rstar_lab.rl.recipe import Recipe
 
-STOPPED = "stopped; run the same command again to continue"
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of runs. Default: runs/, or the recipe's.")]
 RunsFolder = Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `runs list` shows it, or a run's folder.")]

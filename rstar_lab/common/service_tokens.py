@@ -38,14 +38,12 @@ def _is_private(path: Path) -> bool:
     return False
 
 
-def _name(host: str, port: int) -> str:
-    everywhere = host in ("0.0.0.0", "::")
-    return f"{socket.gethostname() if host in LOOPBACK or everywhere else host.replace(':', '_')}-{port}"
-
-
-def _exact_name(host: str, port: int) -> str:
-    """Return the name of the file for clients that name this loopback address."""
-    return f"{socket.gethostname()}-{host.replace(':', '_')}-{port}"
+def _name(host: str, port: int, *, exact: bool = False) -> str:
+    """Return the name of the file. exact: for clients that name this loopback address."""
+    address = host.replace(":", "_")
+    if exact:
+        return f"{socket.gethostname()}-{address}-{port}"
+    return f"{socket.gethostname() if host in {*LOOPBACK, '0.0.0.0', '::'} else address}-{port}"
 
 
 def _hold_other_loopback(host: str, port: int, stack: contextlib.ExitStack) -> bool:
@@ -82,7 +80,7 @@ def find_token(url: str) -> str | None:
         host, port = parts.hostname or "", parts.port or 0
     except ValueError:
         return None
-    names = [_exact_name(host, port), _name(host, port)] if host in LOOPBACK else [_name(host, port)]
+    names = [_name(host, port, exact=True), _name(host, port)] if host in LOOPBACK else [_name(host, port)]
     for path in [_folder() / name for name in names]:
         if "/" not in path.name and _is_private(path.parent) and _is_private(path) and not _is_stale(path):
             with contextlib.suppress(OSError, ValueError):
@@ -105,7 +103,7 @@ def published_token(host: str, port: int) -> Iterator[tuple[str, Path]]:
     with contextlib.ExitStack() as stack:
         shared = host not in LOOPBACK or _hold_other_loopback(host, port, stack)
         address = "127.0.0.1" if host == "localhost" else host
-        path = _store(_name(host, port) if shared else _exact_name(address, port), token, stack)
+        path = _store(_name(host, port) if shared else _name(address, port, exact=True), token, stack)
         try:
             yield token, path
         finally:

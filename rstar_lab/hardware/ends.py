@@ -9,6 +9,7 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn
 
+STOPPED = "stopped; run the same command again to continue"
 CLOSED = (errno.EPIPE, errno.EIO)  # of a pipe without a reader, and of a terminal that is gone
 _cause = signal.SIGINT  # what ends this process
 

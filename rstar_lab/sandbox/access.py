@@ -74,10 +74,11 @@ class AccessMiddleware:
     name (DNS rebinding), and a POST request must contain JSON (forms of other sites).
 
     max_body: largest body of one request, in bytes. service: limits the bytes of all requests, counted as they arrive.
+    None: they are not limited.
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool, service: "Service"
+        self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool, service: "Service | None" = None
     ) -> None:
         self.app = app
         self.service = service
@@ -104,7 +105,8 @@ class AccessMiddleware:
         except BusyError as error:
             await refuse(send, error.status_code, error.detail, [(b"retry-after", b"%d" % RETRY_AFTER_S)])
         finally:
-            self.service.hold_bytes(-body.reserved)
+            if self.service:
+                self.service.hold_bytes(-body.reserved)
 
     def refusal(self, scope: Scope, headers: dict[bytes, bytes], authentic: bool) -> tuple[int, str] | None:
         """Return the status and message of a request that must not be answered; else None."""
@@ -128,7 +130,7 @@ class AccessMiddleware:
 class LimitedBody:
     """Reads a request body and enforces limits on its bytes and on the time it takes to arrive."""
 
-    def __init__(self, receive: Receive, service: "Service", max_body: int) -> None:
+    def __init__(self, receive: Receive, service: "Service | None", max_body: int) -> None:
         self._receive = receive
         self._service = service
         self._max_body = max_body
@@ -138,7 +140,7 @@ class LimitedBody:
 
     def reserve(self, size: int) -> None:
         """Reserve bytes of the service so that `size` bytes are reserved in total. Raises BusyError if there is no room."""
-        if size > self.reserved:
+        if self._service and size > self.reserved:
             self._service.reserve_bytes(size - self.reserved)
             self.reserved = size
 

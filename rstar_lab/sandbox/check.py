@@ -14,8 +14,6 @@ from rstar_lab.sandbox.runtime.isolation import LAYERS
 from rstar_lab.sandbox.supervisor_pool import SupervisorPool
 
 log = logging.getLogger(__name__)
-# Without root, programs can only run under the user's own id; the namespaces still separate them.
-_ACCEPTED = {"user_id"}
 
 # A guarantee holds if all layers of one of its alternatives are present.
 GUARANTEES: dict[str, list[set[str]]] = {
@@ -88,7 +86,8 @@ def layers(missing: dict[str, str]) -> list[Layer]:
             detail = f"present, ABI {landlock.abi()}" if name == "landlock" else "present"
             reported.append(Layer(label, True, detail, ""))
         else:
-            accepted = name in _ACCEPTED and os.geteuid() != 0
+            # Without root, programs can only run under the user's own id; the namespaces still separate them.
+            accepted = name == "user_id" and os.geteuid() != 0
             reported.append(Layer(label, accepted, missing[name], risk(name, missing)))
     return reported
 

@@ -13,6 +13,8 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 
 COMPILE_TIMEOUT_S = 10.0
+# By return code of the program. SIGKILL: the program killed itself; exceeding the memory limit ends the whole call.
+OUTCOMES = {None: Outcome.TIMEOUT, 0: Outcome.OK, -signal.SIGKILL: Outcome.KILLED}
 
 # Runs in the sandbox. The program inherits the driver's stdin, stdout and stderr; compiler errors are part of the value.
 # The limit is on wall time minus the seconds in which the process was ready but did not get a CPU (at most `limit_s`). The kernel
@@ -119,13 +121,5 @@ def cpp_outcome(result: CallResult) -> CallResult:
     if ran is None:
         outcome = Outcome.TIMEOUT if built.return_code is None else Outcome.SYNTAX_ERROR
         return replace(result, outcome=outcome, value=None, stderr=built.stderr, duration_s=built.seconds)
-    return replace(result, outcome=program_outcome(ran), value=None, duration_s=ran.seconds)
-
-
-def program_outcome(ran: Command) -> Outcome:
-    if ran.return_code is None:
-        return Outcome.TIMEOUT
-    if ran.return_code == -signal.SIGKILL:
-        # The program killed itself. Exceeding the memory limit ends the whole call.
-        return Outcome.KILLED
-    return Outcome.OK if ran.return_code == 0 else Outcome.EXCEPTION
+    outcome = OUTCOMES.get(ran.return_code, Outcome.EXCEPTION)
+    return replace(result, outcome=outcome, value=None, duration_s=ran.seconds)

@@ -21,7 +21,7 @@ from rstar_lab.sandbox.limits import Limits
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.monitor import STARVED_TIMEOUTS
 from rstar_lab.sandbox.scheduler import Scheduler, Slot
-from rstar_lab.sandbox.sessions import ENDED, IDLE_ENDED, Forker, Session, Sessions
+from rstar_lab.sandbox.sessions import ANSWER_S, ENDED, IDLE_ENDED, Forker, Session, Sessions
 from rstar_lab.sandbox.supervisor_pool import (
     SessionRefused,
     SupervisorConnection,
@@ -140,7 +140,7 @@ class LocalSandbox(Sandbox):
         original.users += 1
         try:
             async with original.lock, self._slot() as slot:
-                request = make_request(Call("", session=session), self.limits)
+                request = make_request(Call("", timeout_s=ANSWER_S, session=session), self.limits)
                 on_waiting = partial(self._scheduler.mark_waiting, slot)
                 names = await Forker(pool, self._sessions, request, on_waiting).fork(original, n)
                 self.events["session_forked"] += n

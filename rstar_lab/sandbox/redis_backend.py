@@ -86,12 +86,6 @@ class RedisBackend:
             await self.redis.delete(self.results)
         await self.redis.aclose()
 
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     @property
     def gauges(self) -> dict[str, int]:
         waiting = sum(self.is_waiting(pending) for pending in self.pending.values())
@@ -192,12 +186,14 @@ class RedisBackend:
         self.workers = await transport.live_workers(self.redis)
         groups = await self.redis.xinfo_groups(transport.CALLS)
         for group in groups:
-            self.last_delivered = entry_number(group["last-delivered-id"])
+            self.last_delivered = transport.entry_number(group["last-delivered-id"])
         await self.redis.pexpire(self.results, transport.RESULTS_KEPT_MS)
 
     def is_waiting(self, pending: Pending) -> bool:
         """Return whether no worker has taken the call, as of the last refresh. Calls of sessions count as taken once sent."""
-        return pending.entry is None or (not pending.session and entry_number(pending.entry) > self.last_delivered)
+        return pending.entry is None or (
+            not pending.session and transport.entry_number(pending.entry) > self.last_delivered
+        )
 
     def end_hopeless_calls(self) -> None:
         """End calls that waited or ran too long, or whose session's worker has died, as of the last refresh."""
@@ -258,9 +254,3 @@ class RedisBackend:
                 self.answer(pending, result)
         if reply:
             await self.redis.xtrim(self.results, minid=self.last.decode(), approximate=False)
-
-
-def entry_number(entry: bytes) -> tuple[int, int]:
-    """Return the id of an entry as (milliseconds, sequence number), which can be compared."""
-    ms, _, sequence = entry.partition(b"-")
-    return int(ms), int(sequence or 0)

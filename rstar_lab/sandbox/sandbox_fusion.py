@@ -9,6 +9,8 @@ from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.cpp import commands, cpp_call, cpp_outcome
 
 LANGUAGES = ("python", "cpp")
+# Exit statuses as SandboxFusion defines them; of other outcomes: -9.
+RETURN_CODES = {Outcome.OK: 0, Outcome.EXCEPTION: 1, Outcome.SYNTAX_ERROR: 1, Outcome.TIMEOUT: None}
 
 
 class RunCodeRequest(BaseModel):
@@ -68,7 +70,8 @@ def to_response(request: RunCodeRequest, result: CallResult) -> RunCodeResponse:
         return RunCodeResponse(status="SandboxError", message=result.stderr or result.outcome, outcome=result.outcome)
     ran = None
     if compiled is None or compiled.return_code == 0:
-        ran = command_result(return_code(result.outcome), result.duration_s, result.stdout, result.stderr)
+        code = RETURN_CODES.get(result.outcome, -9)
+        ran = command_result(code, result.duration_s, result.stdout, result.stderr)
     return RunCodeResponse(
         status="Success" if result.outcome is Outcome.OK else "Failed",
         compile_result=compiled,
@@ -82,12 +85,3 @@ def command_result(code: int | None, seconds: float, stdout: str, stderr: str) -
     """Return how a command ended. code: None for a timeout."""
     status = "TimeLimitExceeded" if code is None else "Finished"
     return CommandRunResult(status=status, execution_time=seconds, return_code=code, stdout=stdout, stderr=stderr)
-
-
-def return_code(outcome: Outcome) -> int | None:
-    """Return the exit status as SandboxFusion defines it: None for a timeout."""
-    if outcome is Outcome.TIMEOUT:
-        return None
-    if outcome is Outcome.OK:
-        return 0
-    return 1 if outcome in (Outcome.EXCEPTION, Outcome.SYNTAX_ERROR) else -9

@@ -56,17 +56,12 @@ def example_request(url: str, token: str = "") -> str:
 
 
 def make_app(
-    service: Service,
-    *,
-    time_limit_s: float,
-    token: str | None = None,
-    loopback_only: bool = False,
-    max_body: int = MAX_BODY,
+    service: Service, *, time_limit_s: float, token: str | None = None, loopback_only: bool = False
 ) -> FastAPI:
     """Return the application. The backend of `service` must be started.
 
     time_limit_s: time limit of C++ programs, without compilation (the limit of Python programs is set in the backend).
-    token: required bearer token. loopback_only: the service listens on loopback. max_body: largest request body in bytes.
+    token: required bearer token. loopback_only: the service listens on loopback.
     """
 
     app = FastAPI(
@@ -74,7 +69,7 @@ def make_app(
         description="Runs model-written code. `/run` and `/judge` as code-judge, `/run_code` as SandboxFusion.",
         responses=ERRORS,
     )
-    app.add_middleware(AccessMiddleware, token=token, max_body=max_body, loopback_only=loopback_only, service=service)
+    app.add_middleware(AccessMiddleware, token=token, max_body=MAX_BODY, loopback_only=loopback_only, service=service)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rstar_lab.sandbox.call import COPY_SEPARATOR, ForkError, first_session
 from rstar_lab.sandbox.runtime import protocol
@@ -152,20 +153,18 @@ ANSWER_S = 5.0
 BLOCKED_S = 0.1
 
 
+@dataclass(frozen=True, slots=True)
 class Forker:
     """Forks sessions of one sandbox: the interpreter forks the copies itself, and each gets its own supervisor.
 
-    request: limits of the copies. on_waiting: called with True after BLOCKED_S without an answer of the session's interpreter, and
-    with False when the request ends.
+    request: limits of the copies, with a time limit of ANSWER_S. on_waiting: called with True after BLOCKED_S without an answer of the
+    session's interpreter, and with False when the request ends.
     """
 
-    def __init__(
-        self, pool: SupervisorPool, sessions: Sessions, request: protocol.Request, on_waiting: Callable[[bool], None]
-    ) -> None:
-        self.pool = pool
-        self.sessions = sessions
-        self.request = request._replace(timeout_s=ANSWER_S)
-        self.on_waiting = on_waiting
+    pool: SupervisorPool
+    sessions: Sessions
+    request: protocol.Request
+    on_waiting: Callable[[bool], None]
 
     async def fork(self, original: Session, n: int) -> list[str]:
         """Fork `n` copies and return their names. Raises ForkError; then no copy remains."""

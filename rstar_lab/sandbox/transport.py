@@ -185,9 +185,10 @@ async def now_ms(redis: aioredis.Redis) -> int:
     return seconds * 1000 + microseconds // 1000
 
 
-def entry_ms(entry: bytes) -> int:
-    """Return the time at which Redis added the entry, in milliseconds."""
-    return int(entry.split(b"-")[0])
+def entry_number(entry: bytes) -> tuple[int, int]:
+    """Return the id of an entry, which can be compared: the milliseconds at which Redis added it, and a sequence number."""
+    ms, _, sequence = entry.partition(b"-")
+    return int(ms), int(sequence or 0)
 
 
 async def live_workers(redis: aioredis.Redis) -> dict[str, int]:

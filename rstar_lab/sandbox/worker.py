@@ -130,7 +130,7 @@ class Worker:
         self.room_changed.set()
 
     async def run(self, delivery: Delivery) -> None:
-        waited_s = (time.time() * 1000 + self.clock_offset_ms - transport.entry_ms(delivery.entry)) / 1000
+        waited_s = (time.time() * 1000 + self.clock_offset_ms - transport.entry_number(delivery.entry)[0]) / 1000
         if waited_s > delivery.wait_s:
             result = failure(Outcome.QUEUE_TIMEOUT, f"not started within {delivery.wait_s:g} s", queue_s=waited_s)
         else:

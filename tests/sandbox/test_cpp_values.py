@@ -5,7 +5,6 @@ import pytest
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.sandbox.cpp import commands, cpp_outcome
-from rstar_lab.sandbox.files import FilesResult
 from rstar_lab.sandbox.sandbox_fusion import RunCodeRequest, to_response
 
 
@@ -17,7 +16,7 @@ from rstar_lab.sandbox.sandbox_fusion import RunCodeRequest, to_response
 def test_an_unreadable_value_is_a_program_that_failed(value):
     result = CallResult(Outcome.OK, "", "", value, 0.0)
     assert cpp_outcome(result).outcome is Outcome.EXCEPTION and commands(result)[0] is not None
-    response = to_response(RunCodeRequest(code="", language="cpp"), FilesResult(result, {}))
+    response = to_response(RunCodeRequest(code="", language="cpp"), result)
     assert (response.outcome, response.status) == (Outcome.EXCEPTION, "Failed")
 
 

@@ -32,7 +32,6 @@ def test_an_unknown_isolation_is_refused():
         LocalSandbox(isolation="docker")
 
 
-@pytest.mark.asyncio
 async def test_a_container_gets_read_only_files_and_no_network(monkeypatch, tmp_path):
     """The stand-in records its arguments and the bundle, and ends, as a runsc that cannot start does."""
     runsc = tmp_path / "runsc"
@@ -62,7 +61,6 @@ async def test_a_container_gets_read_only_files_and_no_network(monkeypatch, tmp_
 
 @needs_runsc
 @pytest.mark.slow
-@pytest.mark.asyncio
 async def test_calls_and_sessions_run_in_gvisor():
     async with LocalSandbox(Limits(timeout_s=2.0, memory_mb=256), workers=2, isolation="gvisor") as sandbox:
         result = await sandbox.run("print(input())\n6 * 7", "hello")
@@ -85,7 +83,6 @@ async def test_calls_and_sessions_run_in_gvisor():
 
 @needs_runsc
 @pytest.mark.slow
-@pytest.mark.asyncio
 async def test_a_container_ends_with_its_call():
     pool = GvisorPool(1)
     await pool.start()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import aclosing, asynccontextmanager
 
 import httpx
 import pytest
@@ -27,8 +28,10 @@ def worker(redis, workers=1):
     return serving("worker", "--workers", str(workers), "--time-limit", "5", redis=redis.url)
 
 
-def backend(redis, wait_s=100.0):
-    return RedisBackend(redis.url, wait_s=wait_s)
+@asynccontextmanager
+async def backend(redis, wait_s=100.0):
+    async with aclosing(await RedisBackend(redis.url, wait_s=wait_s).start()) as client:
+        yield client
 
 
 def numbered(count, sleep_s=0.0):
@@ -308,7 +311,7 @@ async def test_a_network_partition_loses_no_calls(cable):
 
 
 async def test_members_that_no_worker_wrote_are_ignored(redis):
-    client = await backend(redis).start()
+    client = await RedisBackend(redis.url, wait_s=100.0).start()
     try:
         now = await transport.now_ms(client.redis)
         await client.redis.zadd(

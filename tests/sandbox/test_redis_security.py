@@ -4,6 +4,7 @@ import asyncio
 import logging
 import shutil
 import subprocess
+from contextlib import aclosing
 from dataclasses import asdict
 
 import pytest
@@ -49,10 +50,10 @@ async def test_signed_calls_run_and_unsigned_ones_do_not(redis, monkeypatch, cap
     monkeypatch.setenv(KEY, SECRET)
 
     async def run():
-        async with RedisBackend(redis.url, wait_s=20) as signed:
+        async with aclosing(await RedisBackend(redis.url, wait_s=20).start()) as signed:
             ran = await signed.run(Call("echo"))
             monkeypatch.delenv(KEY)
-            async with RedisBackend(redis.url, wait_s=20) as unsigned:
+            async with aclosing(await RedisBackend(redis.url, wait_s=20).start()) as unsigned:
                 return ran, await unsigned.run(Call("echo"))
 
     ran, refused = await with_worker(redis.url, run)
@@ -64,7 +65,7 @@ async def test_signed_calls_run_and_unsigned_ones_do_not(redis, monkeypatch, cap
 @pytest.mark.slow
 async def test_an_unsigned_result_is_a_sandbox_error(redis, monkeypatch):
     monkeypatch.setenv(KEY, SECRET)
-    async with RedisBackend(redis.url, wait_s=20) as client:
+    async with aclosing(await RedisBackend(redis.url, wait_s=20).start()) as client:
         call = asyncio.create_task(client.run(Call("1")))
         while not client.pending:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -116,7 +117,7 @@ async def test_calls_go_over_tls(tmp_path):
         url = f"rediss://:secret@127.0.0.1:{port}/0?ssl_ca_certs={certificate}"
 
         async def run():
-            async with RedisBackend(url, wait_s=20) as client:
+            async with aclosing(await RedisBackend(url, wait_s=20).start()) as client:
                 return await client.run(Call("echo"))
 
         assert (await with_worker(url, run)).stdout == "echo"

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.ends import end_like_ctrl_c
-from rstar_lab.hardware.processes import raise_open_files
+from rstar_lab.hardware.ends import STOPPED, end_like_ctrl_c, exit_code
+from rstar_lab.hardware.processes import raise_open_files, wait_or_kill
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import starting_model
@@ -150,7 +150,14 @@ def run_part(name: str, command: list[str], attempts: int) -> None:
     An error of the user would occur again, so it is not tried again.
     """
     for left in reversed(range(attempts)):
-        if not (code := subprocess.run(command).returncode):
+        process = subprocess.Popen(command)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            wait_or_kill(process, STOP_S)
+            raise
+        if not code:
             return
         if code == USER_ERROR or not left:
             raise typer.Exit(code)
@@ -168,6 +175,8 @@ def require_sandbox_service(recipe: Recipe, profile: Profile) -> None:
 
 app = typer.Typer(add_completion=False)
 USER_ERROR = 2  # exit code, also of Typer for a wrong option
+INTERRUPTED = 130  # exit code of Typer after KeyboardInterrupt
+STOP_S = 30.0  # in which a part of the job must end
 
 
 @app.command()
@@ -239,3 +248,8 @@ if __name__ == "__main__":
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
+    except SystemExit as ended:
+        if ended.code != 130:  # of Typer, after Ctrl-C
+            raise
+        print(f"error: {STOPPED}", file=sys.stderr)
+        sys.exit(exit_code())
