@@ -155,7 +155,7 @@ def run_part(name: str, command: list[str], attempts: int) -> None:
             code = process.wait()
         except KeyboardInterrupt:
             process.terminate()
-            wait_or_kill(process, STOP_S)
+            wait_or_kill(process, 30.0)
             raise
         if not code:
             return
@@ -175,8 +175,6 @@ def require_sandbox_service(recipe: Recipe, profile: Profile) -> None:
 
 app = typer.Typer(add_completion=False)
 USER_ERROR = 2  # exit code, also of Typer for a wrong option
-INTERRUPTED = 130  # exit code of Typer after KeyboardInterrupt
-STOP_S = 30.0  # in which a part of the job must end
 
 
 @app.command()
