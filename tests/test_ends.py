@@ -32,7 +32,24 @@ CLOSED = "its output is closed"
 ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, CLOSED]
 CLI = ["-m", "rstar_lab.cli"]
 LOCKED = re.compile(r"rstar-[a-z]+-(\d+)-[0-9a-f]{8}")
-NOTEBOOK = "from rstar_lab.rl.pipeline import run_recipe\nrun_recipe('tiny_fast', {'runs': 'runs'})"
+NOTEBOOK = """
+from rstar_lab.common.progress import Reporter
+from rstar_lab.rl.overrides import load_recipe
+from rstar_lab.rl.pipeline import run_recipe
+from rstar_lab.rl.resolved import resolve
+await run_recipe(resolve(load_recipe("tiny_fast", {"runs": "runs"}), model=True), Reporter(True), stages=True, evaluations=False)
+"""
+VERL = [
+    "tiny_fast",
+    "--profile",
+    "laptop",
+    "--runs-dir",
+    "runs",
+    "--set",
+    "sft.optimizer=adamw",
+    "--set",
+    "sft.schedule=cosine",
+]
 EVALUATE = [
     "evaluate",
     "model",
@@ -54,8 +71,8 @@ COMMANDS = {
     "serve": ([*CLI, "serve", "model", "--port", "0", "--max-model-len", "512"], "http", SERVICE),
     "evaluate": ([*CLI, *EVALUATE], "runs/evaluate-*/run.json", STOPPED),
     "train": ([*CLI, "train", "tiny_fast", "--runs-dir", "runs"], "rl", STOPPED),
-    "verl": (["-m", "rstar_lab.rl.verl.train", "tiny_fast", "--profile", "laptop", "--runs-dir", "runs"], "sft", STOPPED),
-    "notebook": (["-m", "papermill", "book.ipynb", "out.ipynb", "-k", "python3", "--log-output"], "sft", None),
+    "verl": (["-m", "rstar_lab.rl.verl.train", *VERL], "runs/*-sft/metrics.jsonl", STOPPED),
+    "notebook": (["-m", "papermill", "book.ipynb", "out.ipynb", "-k", "python3", "--log-output"], "runs/*-sft/metrics.jsonl", None),
     "rehearse": ([*CLI, "rehearse", "tiny_fast", "--folder", "rehearsal"], "rehearsal/**/metrics.jsonl", STOPPED),
 }  # fmt: skip
 ROWS = [name if i < 4 else pytest.param(name, marks=pytest.mark.soak) for i, name in enumerate(COMMANDS)]

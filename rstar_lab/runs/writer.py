@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from signal import SIGTERM
 from types import TracebackType
 from typing import Any, Self
 
@@ -147,8 +148,9 @@ class RunWriter:
     ) -> None:
         try:
             if kind is not None and self._info["status"] == "running":
-                # asyncio turns Ctrl-C into CancelledError inside a coroutine.
-                stopped = issubclass(kind, KeyboardInterrupt | CancelledError)
+                # asyncio turns Ctrl-C into CancelledError inside a coroutine. Ray ends its drivers with SystemExit on SIGTERM.
+                terminated = isinstance(error, SystemExit) and error.code == SIGTERM
+                stopped = terminated or issubclass(kind, KeyboardInterrupt | CancelledError)
                 self.finish("stopped" if stopped else "failed", error=str(error) or kind.__name__)
         except RunStoreError:
             if kind is None:  # a full disk must not hide the error that ended the block
