@@ -49,9 +49,8 @@ from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.checkpoints import write_stored_dtype
 from rstar_lab.rl.verl.engine import ScheduledClient, start_scheduler
-from rstar_lab.rl.verl.evaluation_steps import ServerRollouts
 from rstar_lab.rl.verl.hooks import ENGINE, assert_registered
-from rstar_lab.rl.verl.manager import OversamplingManager
+from rstar_lab.rl.verl.manager import OversamplingManager, ServerRollouts
 from rstar_lab.rl.verl.objective import (
     CE_WEIGHTS,
     CORRECTION,

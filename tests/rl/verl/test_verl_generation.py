@@ -7,7 +7,7 @@ import pytest
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.verl import evaluation_steps
+from rstar_lab.rl.verl import manager
 
 pytestmark = pytest.mark.slow
 SAMPLES, WINDOW = 4, 20
@@ -36,9 +36,9 @@ class Job:
 
 async def generate(job, monkeypatch, problems=30):
     monkeypatch.setattr(
-        evaluation_steps, "fetch_rollouts", lambda keys, partition: [SimpleNamespace(traj_id=key) for key in keys]
+        manager, "fetch_rollouts", lambda keys, partition: [SimpleNamespace(traj_id=key) for key in keys]
     )
-    monkeypatch.setattr(evaluation_steps.tq, "kv_clear", lambda keys, partition_id: job.cleared.extend(keys))
+    monkeypatch.setattr(manager.tq, "kv_clear", lambda keys, partition_id: job.cleared.extend(keys))
     tasks = [
         [
             evaluation_task(Problem(problem_id=f"p{number}", question="?", answer="1"), run="f", sample=sample, seed=0)
@@ -47,7 +47,7 @@ async def generate(job, monkeypatch, problems=30):
         for number in range(problems)
     ]
     chunks = [[task for group in tasks[start : start + 7] for task in group] for start in range(0, problems, 7)]
-    rollouts = evaluation_steps.ServerRollouts(job, job, WINDOW).generator("f", step=3, sampling="stage")
+    rollouts = manager.ServerRollouts(job, job, WINDOW).generator("f", step=3, sampling="stage")
     done = [trajectory.traj_id async for chunk in rollouts(chunks) for trajectory in chunk]
     return done, [task.traj_id for chunk in chunks for task in chunk]
 
