@@ -204,8 +204,7 @@ def training_loss(
     correction_weights_BT: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return the loss of a micro-batch, and its statistics: policy loss, cross-entropy, and KL to another model. All trainers
-    call this function.
+    """Return the loss of a micro-batch of any trainer, and its statistics: policy loss, cross-entropy, and KL to another model.
 
     The policy loss is weighted by the off-policy correction, if there is one. The cross-entropy is the sum of
     -weight * log p over the number of tokens with a weight. The KL has two estimators. `k3`: `kl_loss` times

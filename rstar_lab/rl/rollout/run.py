@@ -22,6 +22,8 @@ from rstar_lab.rl.trajectory import StopReason, Trajectory
 PAUSE_FROM = 0.5  # share of failed rollouts from which the cause is the infrastructure as a whole
 FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST_PAUSES = 5.0, 300.0, 20  # about 80 minutes in all
 
+log = logging.getLogger(__name__)
+
 
 async def run_rollouts(
     tasks: Sequence[RolloutTask],
@@ -46,7 +48,7 @@ async def run_rollouts(
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(run_task(index, task)) for index, task in enumerate(tasks)]
     except* UserError as errors:
-        raise _first(errors) from None
+        raise errors.exceptions[0] from None
     return [task.result() for task in running]
 
 
@@ -87,15 +89,6 @@ async def _run_in_slot(task: RolloutTask, slot: EngineSlot, context: RolloutCont
     finally:
         wrapped.leave()
     return wrapped.finish(rollout)
-
-
-def _first(errors: BaseExceptionGroup) -> BaseException:
-    """Return the first error of a nested group."""
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-log = logging.getLogger(__name__)
 
 
 async def score_groups(

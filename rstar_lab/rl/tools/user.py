@@ -21,7 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl.plugins import load_named
+from rstar_lab.rl.plugins import NAME, load_named
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, RETRIES, ForkFailed, Tool, ToolResult, tool_name
 
 THREADS = 64  # concurrent calls of one tool; time in the queue does not count towards the limit
@@ -133,6 +133,8 @@ class UserTool:
 
 def load_user_tool(name: str, time_limit_s: float) -> Tool:
     """Return the tool that a recipe names as `module:name`. Raises UserError if it cannot be loaded."""
+    if not NAME.fullmatch(name):
+        raise UserError(f"rl.tools: {name!r} is neither module:name nor an MCP server (mcp+http://..., mcp+stdio:...)")
     own = load_named(name, "rl.tools")
     if not callable(own):
         raise UserError(f"rl.tools: {name} is a {type(own).__name__}; expected a function or a class")
