@@ -88,9 +88,8 @@ def run_stage(recipe: Recipe, stage: Stage, profile: Profile, hf_config: Any, le
 def run_sft(recipe: Recipe, profile: Profile, hf_config: Any, lengths: list[int], meter: Meter) -> None:
     """Run the SFT step of one micro-batch. Arguments: see `run_stage`."""
     assert recipe.sft is not None
-    with tempfile.TemporaryDirectory() as folder:
-        keys = sft_overrides(recipe.sft, profile, _folder(recipe.model), Path(folder), 100)
-        config = compose(keys, "sft_trainer_engine")
+    keys = sft_overrides(recipe.sft, profile, _folder(recipe.model), Path("dry-run"), 100)
+    config = compose(keys, "sft_trainer_engine")
     section = SimpleNamespace(fsdp_config=config.engine, optim=config.optim)
     _run(section, config.model, profile, hf_config, lengths, lambda log_probs: -log_probs.mean(), meter)
 

@@ -60,9 +60,8 @@ class LoopStep(LocalDriver):
         """select: chooses among all rollouts that were sampled for the step. own: see `TrainingLoop.update`."""
         rl = with_cpu_precision(loop.rl, loop.learner.device)
         super().__init__(
-            loop.learner, rl, loop._training, loop._servers,
-            seed=step_seed(loop.recipe.seed, loop.step + 1), mismatch_limit=loop.recipe.engine.mismatch_limit_of(),
-            stage_step=loop.step,
+            loop.learner, rl, loop._training, loop._servers, seed=step_seed(loop.recipe.seed, loop.step + 1),
+            mismatch_limit=loop.recipe.engine.mismatch_limit_of(), stage_step=loop.step,
         )  # fmt: skip
         self.loop, self.select, self.own = loop, select, own
 
@@ -322,6 +321,5 @@ class TrainingLoop:
         Args:
             folder: The new folder.
         """
-        prompt_format = self.recipe.rl.prompt_style.prompt_format
-        save_model(folder, self.learner.model, self.tokenizer, prompt_format=prompt_format)
+        save_model(folder, self.learner.model, self.tokenizer, prompt_format=self.recipe.rl.prompt.format)
         return Path(folder)

@@ -84,8 +84,7 @@ class Mismatch:
 
     Attributes:
         mean, largest: over the tokens of the weights that the trainer scored with; None without such tokens.
-        policy_gap: mean over all tokens: how far the policy has moved since they were generated; None if all tokens have the
-            same weights.
+        policy_gap: mean over all tokens, which grows as the policy moves on; None if all tokens have the same weights.
     """
 
     mean: float | None = None
@@ -94,8 +93,7 @@ class Mismatch:
 
     @classmethod
     def of(cls, gaps: Sequence[np.ndarray], newest: Sequence[np.ndarray] | None) -> "Mismatch":
-        """Return the mismatch of rollouts. gaps: differences of the trained tokens of each. newest: whether each token is of the
-        weights that the trainer scored with; None: all are."""
+        """Return the mismatch of rollouts. gaps: of their trained tokens. newest: whether the scoring weights wrote each; None: all."""
         if not gaps:
             return cls()
         whole = np.concatenate(gaps)
@@ -138,10 +136,6 @@ class Update:
         measured |= {**self.statistics, "ratio_max": self.ratio_max}
         measured |= {"tokens": self.tokens, "update_tokens": self.tokens, "grad_norm": self.grad_norm}
         return {name: value for name, value in measured.items() if value is not None}
-
-    def compared(self, selection: Selection, version: int | None = None) -> "Update":
-        """Return the update with its mismatch. version: see `Step.version`."""
-        return replace(self, mismatch=engine_mismatch(selection, self.log_probs, version))
 
 
 class Driver(Protocol):
@@ -204,8 +198,7 @@ class Step:
     def metrics(self) -> Metrics:
         """Return the numbers of the step, as in metrics.jsonl."""
         generated, sampled = self.sampled.trajectories, self.sampled
-        metrics = rollout_metrics(generated, self.rl.metrics) | selection_metrics(self.selection)
-        metrics |= self.update.metrics
+        metrics = rollout_metrics(generated, self.rl.metrics) | selection_metrics(self.selection) | self.update.metrics
         metrics |= {
             f"eval/{name}/{key}": value for name, found in self.held_out.items() for key, value in found.items()
         }
@@ -260,10 +253,12 @@ async def run_step(driver: Driver, timer: "PhaseTimer") -> Step:
             with timer(method.forward_phase):
                 selection = await method.forward(selection, sampled.trajectories, driver.passes())
     with timer("update_s"):
-        update = (await driver.update(selection)).compared(selection, version)
-        check_mismatch_limit(update.mismatch.mean, driver.mismatch_limit)
+        update = await driver.update(selection)
+        mismatch = engine_mismatch(selection, update.log_probs, version)
+        check_mismatch_limit(mismatch.mean, driver.mismatch_limit)
     with timer("weights_s"):
         await driver.sync()
+    update = replace(update, mismatch=mismatch)
     return Step(rl, sampled, selection, update, timer.seconds, timer.total(), version)
 
 
@@ -289,11 +284,9 @@ def check_mismatch_limit(mismatch: float | None, limit: float | None) -> None:
 def engine_mismatch(selection: Selection, log_probs: Sequence[Any], version: int | None = None) -> Mismatch:
     """Compare the log-probs of engine and trainer on the tokens that are trained on.
 
-    log_probs: of the trainer, (response length,) per rollout; None: not computed. version: compare only tokens of this policy
-    version or later, whose weights the trainer scored with; None: all.
+    log_probs: of the trainer, (response length,) per rollout; None: not computed. version: of the weights that it scored with.
     """
-    gaps: list[np.ndarray] = []
-    newest: list[np.ndarray] = []
+    gaps, newest = list[np.ndarray](), list[np.ndarray]()
     for t, streams, measured in zip(selection.trajectories, selection.streams, log_probs, strict=False):
         if measured is not None:
             mask = trained_mask(t, streams)
@@ -317,12 +310,11 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     """Return the metrics over all rollouts of a step, including dropped ones. `correct` and `reward` leave out the rollouts
     that a failure of the engine or the environment ended.
 
-    `metrics/<name>`: mean of a user's metric over the rollouts that have it, or the value of a user's function of all
-    rollouts. `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of
-    rollouts whose answer equals the true answer as text, but whose reward is not above 0. `control_tokens`: share of
-    rollouts in which the model wrote a misplaced control token. `ok_with_exception`: number of calls with
-    `hides_exception`, if there are any. `used_tool`, `answered`: share of rollouts with a tool call, and
-    with an answer in the asked format. own: names of user functions,
+    `metrics/<name>`: mean of a user's metric over the rollouts that have it, or the value of a user's function of all rollouts.
+    `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of rollouts whose answer
+    equals the true answer as text, but whose reward is not above 0. `control_tokens`: share of rollouts in which the model
+    wrote a misplaced control token. `ok_with_exception`: number of calls with `hides_exception`, if there are any. `used_tool`,
+    `answered`: share of rollouts with a tool call, and with an answer in the asked format. own: names of user functions,
     `module:name` (recipe key `rl.metrics`).
     """
     correct = [t for t in trajectories if t.reward > 0]
@@ -353,13 +345,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
         "engine_failures": sum(t.stop_reason is StopReason.ENGINE_ERROR for t in trajectories),
         "tool_s": sum(turn.tool_s for t in trajectories for turn in t.turns),
     } | {name: _mean(values[name]) for name in sorted(values)}
-    if failed := sum(t.stop_reason is StopReason.ENVIRONMENT_ERROR for t in trajectories):
-        metrics["environment_failures"] = failed
-    if hidden := sum(call.hides_exception for t in trajectories for call in t.calls):
-        metrics["ok_with_exception"] = hidden
-    if undecided := sum(t.stop_reason is StopReason.UNDECIDED for t in trajectories):
-        metrics["undecided"] = undecided
-    metrics |= environment_metrics(trajectories)
+    rare = {
+        "environment_failures": sum(t.stop_reason is StopReason.ENVIRONMENT_ERROR for t in trajectories),
+        "ok_with_exception": sum(call.hides_exception for t in trajectories for call in t.calls),
+        "undecided": sum(t.stop_reason is StopReason.UNDECIDED for t in trajectories),
+    }
+    metrics |= {name: count for name, count in rare.items() if count} | environment_metrics(trajectories)
     return metrics | {f"metrics/{name.partition(':')[2]}": user_metric(name)(trajectories) for name in own}
 
 
