@@ -274,11 +274,11 @@ class Scheduler:
         self._forget(rollout)
         self._dispatch_soon()
 
-    def stats(self) -> dict[str, float]:
-        """Return the numbers of open rollouts, turns in flight, live servers and decisions, and the mean time of a decision in ms."""
+    def stats(self) -> dict[str, float | dict[str, int]]:
+        """Return the numbers of open rollouts, of turns in flight by server, of live servers and of decisions, and the ms of a decision."""
         return {
             "open": len(self._rollouts),
-            "in_flight": sum(server.in_flight for server in self._servers),
+            "in_flight": {server.state.name: server.in_flight for server in self._servers},
             "alive": sum(state.alive for state in self._states),
             "decisions": self._decisions,
             "decision_ms": 1000 * self._decision_s / max(self._decisions, 1),
