@@ -21,20 +21,9 @@ def rstar_lab(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedP
 def test_help_names_every_command_and_each_explains_itself():
     text = run("--help").stdout
     names = (
-        "demo",
-        "sft",
-        "train",
-        "run",
-        "evaluate",
-        "serve",
-        "chat",
-        "sandbox",
-        "data",
-        "jobs",
-        "runs",
-        "preflight",
+        "demo", "sft", "train", "run", "evaluate", "serve", "chat", "sandbox", "data", "jobs", "runs", "preflight",
         "bench",
-    )
+    )  # fmt: skip
     assert [name for name in names if f" {name} " not in text] == []
 
 

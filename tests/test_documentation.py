@@ -118,18 +118,15 @@ def test_pre_commit_hooks_run_from_the_environment_that_exists(place, tmp_path):
 def test_a_notebook_that_was_run_and_saved_shows_no_change_in_git(tmp_path):
     filters = re.findall(r"nbstripout (--keep-id [^\"]+)\"", (ROOT / "Makefile").read_text())
     assert len(filters) == 1 and f"nbstripout {filters[0]} " in (ROOT / ".pre-commit-config.yaml").read_text()
-    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
-    for name in (".gitignore", ".gitattributes"):
-        shutil.copy(ROOT / name, tmp_path)
-    git = [
-        "git",
-        "-c",
-        "user.name=n",
-        "-c",
-        "user.email=e",
-        "-c",
-        f"filter.nbstripout.clean={BIN}/nbstripout {filters[0]}",
-    ]
+    (tmp_path / "notebooks" / "py").mkdir(parents=True)
+    for name in (
+        ".gitignore",
+        ".gitattributes",
+        *(f"notebooks/{each}" for each in ("01_sandbox.ipynb", "py/01_sandbox.py")),
+    ):
+        shutil.copy(ROOT / name, tmp_path / name)
+    clean = f"filter.nbstripout.clean={BIN}/nbstripout {filters[0]}"
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-c", clean]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *command], cwd=tmp_path, check=True)
     language = {"name": "python", "version": "3.99.0", "codemirror_mode": {"name": "ipython", "version": 3}}

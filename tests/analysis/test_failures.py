@@ -89,12 +89,8 @@ def test_groups_count_rollouts_problems_and_the_share_that_roc_kept(runs):
     groups = failure_groups(failed_rollouts(runs))
     first = groups.iloc[0]
     assert (first.kind, first.outcome, first.rollouts, first.problems, first.kept) == (
-        "wrong answer",
-        "exception",
-        4,
-        2,
-        0.5,
-    )
+        "wrong answer", "exception", 4, 2, 0.5,
+    )  # fmt: skip
     assert first.share == pytest.approx(4 / 12) and (first.first_step, first.last_step) == (1, 2)
     assert groups.rollouts.sum() == 12
     assert set(failure_groups(failed_rollouts(runs), by=["family"]).family) == {"sums", "products"}

@@ -35,7 +35,7 @@ def test_a_browser_that_does_not_start_is_tried_once(renderer, monkeypatch, tmp_
         browser.write_text(f"#!/bin/sh\n{BROWSERS[kind]}\n")
         browser.chmod(0o755)
     monkeypatch.setenv("BROWSER_PATH", str(browser))
-    monkeypatch.setattr(figure_image, "LIMIT_S", 12.0)
+    monkeypatch.setattr(figure_image, "LIMIT_S", 4.0)
     figure = Figure(go.Figure(go.Scatter(y=[1, 2])), pd.DataFrame({"y": [1, 2]}))
     bundle = LinkedFigure(figure, None).static_bundle()
     assert "image/svg+xml" not in bundle and "<table" in bundle["text/html"]
@@ -51,7 +51,7 @@ def test_a_browser_that_does_not_start_is_tried_once(renderer, monkeypatch, tmp_
 def test_a_browser_that_dies_in_the_middle_costs_one_picture(renderer, monkeypatch, how):
     figure = go.Figure(go.Scatter(y=[1, 2]))
     assert LinkedFigure(figure, None).static_bundle()["image/svg+xml"].startswith("<svg")
-    monkeypatch.setattr(figure_image, "LIMIT_S", 8.0)
+    monkeypatch.setattr(figure_image, "LIMIT_S", 4.0)
     browser = psutil.Process(renderer._process.pid).children(recursive=True)
     for process in browser:
         getattr(process, how)()

@@ -167,15 +167,8 @@ def test_temporary_files_are_new_and_those_of_killed_writers_are_removed(tmp_pat
 
 
 LINKS = [
-    "checkpoints",
-    "trajectories",
-    "metrics.jsonl",
-    "run.json",
-    "rollup.parquet",
-    ".lock",
-    ".x.tmp",
-    "calls/stage=rl",
-]
+    "checkpoints", "trajectories", "metrics.jsonl", "run.json", "rollup.parquet", ".lock", ".x.tmp", "calls/stage=rl",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LINKS)

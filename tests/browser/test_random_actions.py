@@ -33,14 +33,8 @@ KEYS = [
     "ArrowUp",
 ]
 CONDITIONS = [
-    "errors > 0",
-    "reward > 0",
-    "calls = 2 and kept",
-    "answer = '514'",
-    "response_tokens > 100",
-    "no such column",
-    "",
-]
+    "errors > 0", "reward > 0", "calls = 2 and kept", "answer = '514'", "response_tokens > 100", "no such column", "",
+]  # fmt: skip
 SEARCHES = ["514", "so the answer", "nothing has this text", "<b>", "؟"]
 STATE = """parts => {
   const all = (name) => [...document.querySelectorAll(name)];

@@ -42,13 +42,8 @@ def test_calls_and_results_in_redis_are_signed():
 
 def test_secrets_come_from_variables_and_ports_listen_on_loopback():
     assert set(SECRETS) == {
-        "REDIS_PASSWORD",
-        "SANDBOX_KEY",
-        "SANDBOX_TOKEN",
-        "JUPYTER_TOKEN",
-        "MONITOR_TOKEN",
-        "GRAFANA_PASSWORD",
-    }
+        "REDIS_PASSWORD", "SANDBOX_KEY", "SANDBOX_TOKEN", "JUPYTER_TOKEN", "MONITOR_TOKEN", "GRAFANA_PASSWORD",
+    }  # fmt: skip
     assert set(re.findall(r"\$\{(\w+)", TEXT)) == set(SECRETS)
     for name, service in SERVICES.items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name

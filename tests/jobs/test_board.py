@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers.jobs import job_spec
 
 from rstar_lab.hardware.profiles import Ssh
 from rstar_lab.jobs import slurm
@@ -23,9 +24,8 @@ def write_job(runs, job_id, *, status="running", event=EVENT, **changes):
     """Write the folder of a job of this process (running) or of a job that has ended."""
     folder = JobFolder.of(runs, job_id)
     folder.save(
-        JobSpec(id=job_id, recipe="tiny", profile="laptop", backend="local", command=[sys.executable], cwd=str(runs),
-                runs_dir=str(runs), overrides={}, created=f"2026-01-01T00:00:{len(job_id):02d}", run="tiny-rl",
-                handle={"pid": os.getpid(), "created": psutil.Process().create_time()})
+        job_spec(runs, job_id, recipe="tiny", created=f"2026-01-01T00:00:{len(job_id):02d}", run="tiny-rl",
+                 handle={"pid": os.getpid(), "created": psutil.Process().create_time()})
         if not changes else JobSpec(**changes)
     )  # fmt: skip
     folder.log.write_text(f"starts\n{json.dumps(event)}\nan ordinary line\n")
@@ -37,13 +37,8 @@ def test_a_row_shows_progress_and_the_time_that_is_left(tmp_path):
     write_job(tmp_path, "one")
     (row,) = JobBoard(tmp_path).rows()
     assert (row.status, row.phase, row.done, row.total, row.reward, row.error_rate) == (
-        "running",
-        "rl",
-        3,
-        10,
-        0.25,
-        0.5,
-    )
+        "running", "rl", 3, 10, 0.25, 0.5,
+    )  # fmt: skip
     assert row.left_s == 14.0, "7 steps of 2 s"
     assert row.line == "an ordinary line"
 
@@ -142,10 +137,7 @@ def test_the_states_of_all_slurm_jobs_are_read_with_one_request(tmp_path, monkey
     monkeypatch.setattr(slurm, "_run", run)
     monkeypatch.setattr(slurm, "_states_read", float("-inf"))
     for number, slurm_id in enumerate([*(f"7_{task}" for task in range(9)), "8"]):
-        JobFolder.of(tmp_path, f"job-{number}").save(
-            JobSpec(
-                f"job-{number}", "tiny", "x", "slurm", [], "/", str(tmp_path), {}, "now", handle={"slurm_id": slurm_id}
-            )
-        )
+        spec = job_spec(tmp_path, f"job-{number}", backend="slurm", handle={"slurm_id": slurm_id})
+        JobFolder.of(tmp_path, spec.id).save(spec)
     assert [row.status for row in JobBoard(tmp_path).rows()] == ["queued"] + ["running"] * 9
     assert commands == ["squeue"]

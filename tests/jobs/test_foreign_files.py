@@ -10,10 +10,10 @@ import shutil
 import socket
 import stat
 import subprocess
-import sys
 
 import psutil
 import pytest
+from helpers.jobs import job_spec
 from helpers.run_rows import rows
 from typer.testing import CliRunner
 
@@ -46,10 +46,7 @@ def ssh_log(tmp_path, monkeypatch):
 
 
 def job_content(job_id, runs, **changes):
-    spec = JobSpec(
-        job_id, "toy", "laptop", "local", [sys.executable], "/", str(runs), {}, "2026-01-01", run=f"{job_id}-rl"
-    )
-    return dataclasses.asdict(dataclasses.replace(spec, **changes))
+    return dataclasses.asdict(job_spec(runs, job_id, **{"cwd": "/", "run": f"{job_id}-rl"} | changes))
 
 
 def write_file(runs, job_id, content):
@@ -248,7 +245,8 @@ def test_the_connection_of_a_copied_run_is_that_of_the_users_job(copied_run, ssh
     with pytest.raises(UserError, match=r"evil\.example"):
         fetch_transcripts(folder, 1)
     words = ssh_log.read_text().splitlines()
-    assert words[words.index("evil.example") - 1] == "--"
+    place = next(number for number, word in enumerate(words) if word.startswith("evil.example:"))
+    assert words[place - 1] == "--" and not any("other.example" in word for word in words)
 
 
 def test_a_pull_follows_no_link_in_a_run_folder(tmp_path, ssh_log):
@@ -353,19 +351,10 @@ def test_a_name_that_is_too_long_does_not_end_the_list(tmp_path):
 @pytest.mark.parametrize(
     "host",
     [
-        "-oProxyCommand=id",
-        "a@-x",
-        "a,-oProxyCommand=id",
-        "ssh://a@-x",
-        "[-x]",
-        "a b",
-        "a\nb",
-        "$(id)",
-        "a;id",
-        "`id`",
-        "--",
+        "-oProxyCommand=id", "a@-x", "a,-oProxyCommand=id", "ssh://a@-x", "[-x]", "a b", "a\nb", "$(id)", "a;id",
+        "`id`", "--",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("key", ["host", "user", "jump"])
 def test_a_host_cannot_be_an_option_or_a_command(host, key, ssh_log):
     with pytest.raises(UserError, match=rf"ssh\.{key} .*not the name of a host or user"):

@@ -1,25 +1,22 @@
 """A host in the hands of somebody else: what it answers runs nothing here, writes into no other folder and is no markup."""
 
 import os
-import sys
 
 import pytest
+from helpers.jobs import job_spec
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.profiles import Ssh, load_profile
 from rstar_lab.jobs import JobBoard
 from rstar_lab.jobs.ssh.connection import Agent, Connection
 from rstar_lab.jobs.ssh.mirror import pull_run
-from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.store import JobFolder
 from rstar_lab.rl.overrides import load_recipe
 
 
 def own_job(runs, job_id="mine", backend="local", handle=None):
     folder = JobFolder.of(runs, job_id)
-    spec = JobSpec(
-        job_id, "toy", "laptop", backend, [sys.executable], "/", str(runs), {}, "2026-01-01", handle=handle or {}
-    )
-    folder.save(spec)
+    folder.save(job_spec(runs, job_id, backend=backend, handle=handle or {}))
     return folder.path
 
 

@@ -3,11 +3,12 @@
 import time
 
 import pytest
+from helpers.jobs import job_spec
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.jobs import JobStatus, list_jobs
 from rstar_lab.jobs.grid import Grid, GridPlan, run_grid, submit_grid
-from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.store import JobFolder
 from rstar_lab.runs.reader import RunReader
 
 SMALL = {
@@ -39,9 +40,8 @@ def test_a_grid_outlives_its_caller_and_runs_each_arm_once(tmp_path):
 def ended_job(runs, number, log):
     folder = JobFolder.of(runs, f"job-{number}")
     folder.save(
-        JobSpec(id=f"job-{number}", recipe="tiny", profile="laptop", backend="local", command=["x"], cwd="/", grid="g",
-                runs_dir=str(runs), overrides={}, created=f"2026-01-0{number}", run=f"run-{number}-rl")
-    )  # fmt: skip
+        job_spec(runs, f"job-{number}", recipe="tiny", grid="g", created=f"2026-01-0{number}", run=f"run-{number}-rl")
+    )
     folder.log.write_text(log)
     folder.write("exit.json", {"code": 1, "stopped": False, "ended": time.time()})
 

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from helpers.jobs import job_spec, until
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import processes_of
@@ -18,35 +18,16 @@ from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.secrets import redact
-from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.store import JobFolder
 
 
 def start_job(tmp_path: Path, code: str, *, job_id: str = "toy-1", environment: dict[str, str] | None = None) -> Job:
     """Start a job whose command is a small program instead of a training run."""
-    spec = JobSpec(
-        id=job_id,
-        recipe="toy",
-        profile="laptop",
-        backend="local",
-        command=[sys.executable, "-c", textwrap.dedent(code)],
-        cwd=str(tmp_path),
-        runs_dir=str(tmp_path),
-        overrides={},
-        created="2026-01-01T00:00:00",
-        environment=environment or {},
-    )
+    spec = job_spec(tmp_path, job_id, code=code, environment=environment or {})
     folder = JobFolder.of(tmp_path, job_id)
     folder.save(spec)
     folder.save(replace(spec, handle=Local().start(folder, spec)))
     return Job(folder)
-
-
-def until(condition, timeout_s: float = 60):
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.05)
-    return value
 
 
 @pytest.mark.slow
@@ -68,7 +49,7 @@ def test_a_failing_job_has_status_failed_and_a_traceback_in_its_log(tmp_path):
 
 @pytest.mark.slow
 def test_a_command_that_cannot_start_fails_and_is_named_in_the_log(tmp_path):
-    spec = JobSpec("x", "toy", "laptop", "local", ["/nowhere/python"], str(tmp_path), str(tmp_path), {}, "now")
+    spec = job_spec(tmp_path, "x", command=["/nowhere/python"])
     folder = JobFolder.of(tmp_path, "x")
     folder.save(spec)
     folder.save(replace(spec, handle=Local().start(folder, spec)))

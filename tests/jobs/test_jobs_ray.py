@@ -2,21 +2,20 @@
 
 import os
 import sys
-import textwrap
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
+from helpers.jobs import job_spec, until
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.jobs import JobStatus, attach, ray_jobs
 from rstar_lab.jobs.board import JobBoard
 from rstar_lab.jobs.job import Job
-from rstar_lab.jobs.store import JobFolder, JobSpec, write_exports
+from rstar_lab.jobs.store import JobFolder, write_exports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent.parent
@@ -65,19 +64,11 @@ def cluster(podman_log):
 
 def start_job(cluster, tmp_path, code, *, job_id, secrets=None, profile="laptop") -> Job:
     folder = JobFolder.of(tmp_path, job_id)
-    spec = JobSpec(
-        id=job_id,
-        recipe="toy",
-        profile=profile,
-        backend="ray",
-        command=[sys.executable, "-c", textwrap.dedent(code)],
-        cwd=str(folder.path / "code"),
-        runs_dir=str(tmp_path),
-        overrides={},
-        created="2026-01-01T00:00:00",
+    spec = job_spec(
+        tmp_path, job_id, code=code, profile=profile, backend="ray", cwd=str(folder.path / "code"),
         environment={"COLOUR": "red", "PYTHONPATH": str(ROOT)},
         handle={"address": cluster.address, "token_path": cluster.environment["RAY_AUTH_TOKEN_PATH"]},
-    )
+    )  # fmt: skip
     folder.save(spec)
     (folder.path / "code").mkdir()
     (folder.path / "code" / "sent.txt").write_text("sent along")
@@ -85,14 +76,6 @@ def start_job(cluster, tmp_path, code, *, job_id, secrets=None, profile="laptop"
         write_exports(folder.secrets, secrets)
     ray_jobs.Ray().start(folder, spec)
     return Job(folder)
-
-
-def until(condition, timeout_s=600):
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.2)
-    return value
 
 
 def test_a_ray_job_gets_files_environment_and_secrets_and_leaks_none(cluster, tmp_path):
@@ -116,7 +99,7 @@ def test_a_ray_job_gets_files_environment_and_secrets_and_leaks_none(cluster, tm
 def test_a_ray_job_is_found_again_and_stopped(cluster, tmp_path):
     start_job(cluster, tmp_path, "import time; print('begun', flush=True); time.sleep(600)", job_id="ray-2")
     job = attach("ray-2", runs_dir=tmp_path)
-    until(lambda: "begun" in job.logs())
+    until(lambda: "begun" in job.logs(), 600)
     assert job.status() == JobStatus.RUNNING
     assert job.stop() == JobStatus.STOPPED
 
@@ -155,8 +138,6 @@ def test_a_ray_job_runs_in_the_container_of_the_profile(cluster, podman_log, tmp
 def test_requests_without_the_token_are_rejected(cluster, tmp_path, monkeypatch):
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{cluster.address}/api/jobs/", timeout=30)
-    spec = JobSpec(
-        "x", "toy", "laptop", "ray", ["python"], ".", str(tmp_path), {}, "now", handle={"address": "http://127.0.0.1:9"}
-    )
+    spec = job_spec(tmp_path, "x", backend="ray", handle={"address": "http://127.0.0.1:9"})
     with pytest.raises(UserError, match=r"no Ray job API at http://127\.0\.0\.1:9"):
         ray_jobs._client(spec)

@@ -2,16 +2,16 @@
 
 import shutil
 import stat
-import sys
 import textwrap
 
 import pytest
+from helpers.jobs import job_spec
 
 from rstar_lab.jobs import JobStatus
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.sandbox_service import ADDRESS_FILE
-from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.store import JobFolder
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,11 +32,7 @@ CALL = """
 
 def start_job(tmp_path, code: str, **environment: str) -> Job:
     folder = JobFolder.of(tmp_path, "box-1")
-    spec = JobSpec(
-        id="box-1", recipe="toy", profile="laptop", backend="local", command=[sys.executable, "-c", textwrap.dedent(code)],
-        cwd=str(tmp_path), runs_dir=str(tmp_path), overrides={}, created="2026-01-01T00:00:00", environment=environment,
-        sandbox_workers=1,
-    )  # fmt: skip
+    spec = job_spec(tmp_path, "box-1", code=code, environment=environment, sandbox_workers=1)
     folder.save(spec)
     Local().start(folder, spec)
     return Job(folder)

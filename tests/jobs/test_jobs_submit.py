@@ -4,11 +4,11 @@ import json
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from helpers.jobs import job_spec
 from typer.testing import CliRunner
 
 from rstar_lab.cli.jobs import app
@@ -18,7 +18,7 @@ from rstar_lab.jobs import find_job_runs_dir, list_jobs, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.slurm import Slurm
-from rstar_lab.jobs.store import JobFolder, JobSpec
+from rstar_lab.jobs.store import JobFolder
 
 ROOT = Path(__file__).parent.parent.parent
 RECIPE = {
@@ -186,11 +186,7 @@ def test_a_submission_that_fails_leaves_no_job(monkeypatch, tmp_path):
 
 def unreachable_ray_job(runs_dir: Path, job_id: str) -> Job:
     folder = JobFolder.of(runs_dir, job_id)
-    spec = JobSpec(
-        job_id, "toy", "h100x8", "ray", [sys.executable], ".", str(runs_dir), {}, "2026-01-01T00:00:00",
-        handle={"address": "http://127.0.0.1:9"},
-    )  # fmt: skip
-    folder.save(spec)
+    folder.save(job_spec(runs_dir, job_id, profile="h100x8", backend="ray", handle={"address": "http://127.0.0.1:9"}))
     return Job(folder)
 
 

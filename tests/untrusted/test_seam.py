@@ -108,15 +108,9 @@ def test_the_list_of_exceptions_holds_no_more_than_is_used() -> None:
 def test_guards_against_deep_data_stand_in_the_seam_only() -> None:
     """`except RecursionError` beside untrusted/: parsers of the language of the model, and code of sandboxed processes."""
     allowed = (
-        "tool_calls/",
-        "verify/",
-        "sandbox/",
-        "analysis/code_use.py",
-        "runs/errors.py",
-        "rl/reward/hidden_tests.py",
-        "rl/tools/user.py",
-        "rl/renderers/released.py",
-    )
+        "tool_calls/", "verify/", "sandbox/", "analysis/code_use.py", "runs/errors.py", "rl/reward/hidden_tests.py",
+        "rl/tools/user.py", "rl/renderers/released.py",
+    )  # fmt: skip
     paths = [path for path in PACKAGE.rglob("*.py") if "RecursionError" in path.read_text(encoding="utf-8")]
     names = [str(path.relative_to(PACKAGE)) for path in paths]
     assert [name for name in names if not name.startswith((*allowed, "untrusted/"))] == []

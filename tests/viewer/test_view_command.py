@@ -46,20 +46,26 @@ def view(*arguments):
         process.stderr.close()
 
 
-@pytest.fixture
-def page():
+@pytest.fixture(scope="module")
+def browser():
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         if path is None:
             pytest.skip("Chromium is not installed: the browser tests did NOT run (apt-get install chromium)")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        page.set_default_timeout(30_000)
-        page.problems = []
-        page.on("pageerror", lambda error: page.problems.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and page.problems.append(message.text))
-        yield page
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.set_default_timeout(30_000)
+    page.problems = []
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("console", lambda message: message.type == "error" and page.problems.append(message.text))
+    yield page
+    page.close()
 
 
 def no_control_is_clipped(page: Page) -> list[str]:
