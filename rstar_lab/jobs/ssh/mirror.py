@@ -120,9 +120,9 @@ def pull_run(
                 _mark(agent, remote, folder, transcripts, job_id)
             try:
                 files, size, new, total = _copy(agent, remote, folder, checkpoints, transcripts)
-            except _Changed:
+            except RunChanged:
                 if attempt == 2:
-                    raise UserError(f"run {run_id} changes faster than it can be copied; try again") from None
+                    raise
                 continue
             break
         _mark(agent, remote, folder, transcripts, job_id)
@@ -167,8 +167,11 @@ class MetricsLine:
     step: int
 
 
-class _Changed(Exception):
+class RunChanged(UserError):
     """The run removed or replaced files during the copy."""
+
+    def __init__(self, run_id: str):
+        super().__init__(f"run {run_id} changes while it is copied: copy it again with `rstar-lab jobs pull`")
 
 
 def _copy(
@@ -194,7 +197,7 @@ def _copy(
     if not transcripts and same < len(lines):
         _copy_questions(agent, folder, common)
     if not ask(agent, "committed", RemoteRun, run_id=folder.name).metrics.startswith(remote.metrics):
-        raise _Changed  # the run was cut
+        raise RunChanged(folder.name)  # it was cut
     _write(metrics, b"".join(lines))
     return files, size, len(lines) - same, len(lines)
 
@@ -250,7 +253,7 @@ def copy_files(agent: Agent, folder: Path, *options: str, names: Sequence[str] =
             f"rsync from {connection.host}: {denied[0]}. Change the permissions of this file or of its folders, or free space on its disk"
         )
     if code in (23, 24):  # some files were gone
-        raise _Changed
+        raise RunChanged(folder.name)
     if code == 127 or NO_RSYNC.search(message):
         raise UserError(f"{connection.host} has no rsync, which copies the runs: install it there")
     if UNCLEAN in message:
@@ -336,12 +339,8 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
         path.relative_to(run_dir / "trajectories"): step_range_of(path) for path in run_dir.glob("trajectories/*/*")
     }
     names = [f"transcripts/{name}" for name, span in spans.items() if span and span[0] <= step <= span[1]]
-    missing = UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
     if not names:
-        raise missing
+        raise UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
     with file_errors(before=f"cannot copy to {run_dir}: "):
         check_no_links(run_dir)
-    try:
-        return copy_files(agent_of(spec.handle), run_dir, names=names)[1]
-    except _Changed:
-        raise missing from None
+    return copy_files(agent_of(spec.handle), run_dir, names=names)[1]
