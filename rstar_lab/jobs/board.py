@@ -94,7 +94,7 @@ class BoardWidget:
         import ipywidgets as widgets  # of the extra `analysis`, which jobs do not require
 
         self.board, self._inspect = board, inspect
-        self.table = widgets.HTML()
+        self.table = widgets.HTML(layout={"overflow": "auto"})
         self.chosen = widgets.Dropdown(description="Job", layout={"width": "max-content"})  # that the buttons act on
         self.message = widgets.HTML()
         self.output = widgets.Output()
