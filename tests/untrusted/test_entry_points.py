@@ -13,9 +13,9 @@ from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
 from rstar_lab.exchange.importers import import_trl
+from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.sources import origin_of, read_config
-from rstar_lab.rl.problems import load_problems
 from rstar_lab.untrusted import files
 
 DEEP = "[" * 200_000
