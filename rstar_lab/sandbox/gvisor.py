@@ -19,7 +19,6 @@ from typing import Any
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.temporary import LockedFolder
-from rstar_lab.hardware.processes import wait_or_kill
 from rstar_lab.sandbox.call import failure
 from rstar_lab.sandbox.call_request import Answer
 from rstar_lab.sandbox.runtime import cgroup, kernel, pressure, protocol, rootfs
@@ -32,6 +31,7 @@ from rstar_lab.sandbox.supervisor_pool import (
     SupervisorConnection,
     SupervisorDied,
     View,
+    wait_or_kill,
 )
 
 RUNSC = "runsc"

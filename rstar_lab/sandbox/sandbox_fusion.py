@@ -8,7 +8,6 @@ from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.sandbox.call import Call, CallResult
 from rstar_lab.sandbox.cpp import commands, cpp_call, cpp_outcome
 
-LANGUAGES = ("python", "cpp")
 # Exit statuses as SandboxFusion defines them; of other outcomes: -9.
 RETURN_CODES = {Outcome.OK: 0, Outcome.EXCEPTION: 1, Outcome.SYNTAX_ERROR: 1, Outcome.TIMEOUT: None}
 
@@ -19,7 +18,7 @@ class RunCodeRequest(BaseModel):
     memory_limit_MB: int = Field(-1, description="-1: the service's default")
     code: str
     stdin: str | None = None
-    language: str = Field(description="python or cpp")
+    language: Literal["python", "cpp"]
     files: dict[str, str | None] = Field({}, max_length=0, description="not supported: must be empty")
     fetch_files: list[str] = Field([], max_length=0, description="not supported: must be empty")
 
@@ -44,9 +43,7 @@ class RunCodeResponse(BaseModel):
 
 
 def to_call(request: RunCodeRequest, max_timeout_s: float) -> Call:
-    """Return the call for a request. Raises ValueError for a language that is not supported."""
-    if request.language not in LANGUAGES:
-        raise ValueError(f"language: {request.language!r} is not supported; use {' or '.join(LANGUAGES)}")
+    """Return the call for a request. Raises ValueError for a limit out of its range."""
     memory_mb = request.memory_limit_MB if request.memory_limit_MB > 0 else None
     timeout_s = min(request.run_timeout, max_timeout_s)
     if request.language == "python":

@@ -27,7 +27,6 @@ T = TypeVar("T")
 # JSON bytes of the outputs in one response; a streamed response counts only bytes that are not sent yet. Results beyond this
 # limit have no output.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
-OUTPUTS = ("stdout", "stderr", "value")
 MAX_BODY = MAX_STDIN_BYTES + 64 * 1024 * 1024
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "not JSON, or not addressed to this service"},
@@ -101,7 +100,7 @@ def make_app(
             except ValueError as error:
                 result = failure(Outcome.INVALID_ARGUMENTS, str(error))
             row = code_judge.to_result(submission, result).model_dump(mode="json")
-            size = sum(json_size(row[name]) for name in OUTPUTS if row[name])
+            size = sum(json_size(row[name]) for name in ("stdout", "stderr", "value") if row[name])
             if not outputs:
                 del row["stdout"], row["stderr"]
             elif size > left:

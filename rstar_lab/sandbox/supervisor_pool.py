@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.hardware.processes import wait_or_kill
 from rstar_lab.sandbox.call_request import Answer, unpack_answer
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.zygote import PRELOAD, TIERS
@@ -55,6 +54,15 @@ main(*{arguments!r})
 """
 
 
+def wait_or_kill(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Wait until a process has ended; kill it after `grace_s` seconds. Needs no package, as the whole sandbox on this machine."""
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class SupervisorDied(Exception):
     """A supervisor or its zygote gave no answer. event: the kind of failure. outcome, message: of its call."""
 
@@ -82,10 +90,6 @@ class SessionRefused(SupervisorDied):
 OnEvent = Callable[[bytes, bytes], object]
 
 
-def _ignore(kind: bytes, body: bytes) -> None:
-    pass
-
-
 class SupervisorConnection(asyncio.Protocol):
     """The connection to one supervisor.
 
@@ -104,7 +108,7 @@ class SupervisorConnection(asyncio.Protocol):
         # The outcome of the running call without an answer: that of a limit that it has exceeded.
         self.exceeded = Outcome.SANDBOX_ERROR
         # Receives the messages of the running call about its state and output: kind and body.
-        self.on_event: OnEvent = _ignore
+        self.on_event: OnEvent | None = None
         self.on_ready: Callable[[], None] = lambda: None
         self.on_late: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
@@ -149,7 +153,7 @@ class SupervisorConnection(asyncio.Protocol):
                 answer = unpack_answer(body, self._output_bytes)
                 self.dying = answer.dying
                 self._pending_result.set_result(answer)
-            else:
+            elif self.on_event:
                 self.on_event(kind, body)
 
     async def call(self, message: bytes, wall_s: float, on_event: OnEvent | None = None) -> Answer:
@@ -162,7 +166,7 @@ class SupervisorConnection(asyncio.Protocol):
             raise SessionRefused if self.refused else SupervisorDied
         loop = asyncio.get_running_loop()
         self.on_ready = lambda: None
-        self.on_event = on_event or _ignore
+        self.on_event = on_event
         self.exceeded = Outcome.SANDBOX_ERROR
         self._pending_result = loop.create_future()
         self._output_bytes = protocol.unpack_limits(message).output_bytes
@@ -180,7 +184,7 @@ class SupervisorConnection(asyncio.Protocol):
         finally:
             late.cancel()
             timer.cancel()
-            self.on_event = _ignore
+            self.on_event = None
 
     def send(self, kind: bytes) -> None:
         """Send a message without a body."""

@@ -19,6 +19,7 @@ from rstar_lab.sandbox.client import MOST_SANDBOX_ERRORS, Waiting
 from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
 
 pytestmark = pytest.mark.slow
+PYTHON = "/usr/bin/python3"
 
 RUN = """
 import asyncio, json, sys
@@ -210,25 +211,29 @@ if __name__ == "__main__":
 TIMER = "import ctypes\ntimer = ctypes.c_void_p()\nprint(ctypes.CDLL(None).timer_create(0, 0, ctypes.byref(timer)))"
 
 
-def run_beside(hostile: str, honest: str) -> tuple[str, list[list[str]]]:
-    """Run a hostile program and honest ones as an ordinary user; return its outcome, and theirs with their output."""
-    python = shutil.which("python3", path="/usr/bin")
-    if os.geteuid() != 0 or python is None or shutil.which("setpriv") is None:
+PRINT = "print(1)"
+
+
+@pytest.fixture(scope="module")
+def package():
+    """A copy of the package that an ordinary user can read."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None or not Path(PYTHON).exists():
         pytest.skip("requires root, setpriv and a system Python to become an ordinary user")
-    if subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode:
+    if subprocess.run([PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode:
         pytest.skip("requires a system Python of at least 3.11")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        ignored = shutil.ignore_patterns("__pycache__", "static")
-        shutil.copytree(ROOT / "rstar_lab", f"{folder}/rstar_lab", ignore=ignored)
-        become = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-        done = subprocess.run(
-            [*become, python, "-c", RUN, json.dumps([hostile, honest])],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            cwd=folder,
+        shutil.copytree(
+            ROOT / "rstar_lab", f"{folder}/rstar_lab", ignore=shutil.ignore_patterns("__pycache__", "static")
         )
+        yield folder
+
+
+def run_beside(package: str, hostile: str, honest: str) -> tuple[str, list[list[str]]]:
+    """Run a hostile program and honest ones as an ordinary user; return its outcome, and theirs with their output."""
+    become = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    command = [*become, PYTHON, "-c", RUN, json.dumps([hostile, honest])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=package)
     assert done.returncode == 0, done.stderr
     outcome, honest_results, missing = json.loads(done.stdout)
     if "cgroup" not in missing:
@@ -236,53 +241,41 @@ def run_beside(hostile: str, honest: str) -> tuple[str, list[list[str]]]:
     return outcome, honest_results
 
 
-@pytest.mark.parametrize(
-    ("hostile", "outcome", "honest", "output"),
-    [
-        (PIPES, "killed", SEND, "60000\n"),
-        (IN_FLIGHT, "killed", SEND, "60000\n"),
-        (NESTED, "killed", SEND, "60000\n"),
-        (THREADS, "timeout", SEND, "60000\n"),
-        (UNREADABLE, "killed", SEND, "60000\n"),
-        (FIRST_THREAD, "killed", SEND, "60000\n"),
-        (FIRST_THREAD_MEMORY, "memory", SEND, "60000\n"),
-        (CYCLES, None, SEND, "60000\n"),
-        (EPOLLS, "killed", "print(1)", "1\n"),
-        (TIMERS, "timeout", TIMER, "0\n"),
-        (SIGNALS, None, TIMER, "0\n"),
-        (SOCKETS, "memory", "print(1)", "1\n"),
-        # Their CPU time is unknown, so the program looks as if it got no CPU.
-        (ORPHANS, "timeout", "print(1)", "1\n"),
-    ],
-    ids=[
-        "pipes",
-        "descriptors in flight",
-        "hidden descriptors in flight",
-        "descriptors of threads",
-        "descriptors of an unreadable process",
-        "descriptors of a process whose first thread has ended",
-        "memory of a process whose first thread has ended",
-        "sockets of an earlier call",
-        "epoll watches",
-        "timers",
-        "signals",
-        "socket buffers",
-        "orphans",
-    ],
-)
-def test_neighbours_do_not_notice_and_the_program_is_responsible(hostile, outcome, honest, output):
-    ended, honest_results = run_beside(hostile, honest)
+# Name: hostile program, its outcome (None: any of the program's own), honest program beside it.
+NEIGHBOURS = {
+    "pipes": (PIPES, "killed", SEND),
+    "descriptors in flight": (IN_FLIGHT, "killed", SEND),
+    "hidden descriptors in flight": (NESTED, "killed", SEND),
+    "descriptors of threads": (THREADS, "timeout", SEND),
+    "descriptors of an unreadable process": (UNREADABLE, "killed", SEND),
+    "descriptors of a process whose first thread has ended": (FIRST_THREAD, "killed", SEND),
+    "memory of a process whose first thread has ended": (FIRST_THREAD_MEMORY, "memory", SEND),
+    "sockets of an earlier call": (CYCLES, None, SEND),
+    "epoll watches": (EPOLLS, "killed", PRINT),
+    "timers": (TIMERS, "timeout", TIMER),
+    "signals": (SIGNALS, None, TIMER),
+    "socket buffers": (SOCKETS, "memory", PRINT),
+    # Their CPU time is unknown, so the program looks as if it got no CPU.
+    "orphans": (ORPHANS, "timeout", PRINT),
+}
+OUTPUTS = {SEND: "60000\n", TIMER: "0\n", PRINT: "1\n"}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_neighbours_do_not_notice_and_the_program_is_responsible(package, name):
+    hostile, outcome, honest = NEIGHBOURS[name]
+    ended, honest_results = run_beside(package, hostile, honest)
     assert ended == outcome if outcome else ended != "sandbox_error"
-    assert honest_results == [["ok", output]]
+    assert honest_results == [["ok", OUTPUTS[honest]]]
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(400)
-def test_under_load_a_loop_is_a_timeout_and_an_honest_program_succeeds():
+def test_under_load_a_loop_is_a_timeout_and_an_honest_program_succeeds(package):
     work = "import time\nwhile time.process_time() < 0.4: pass\nprint('done')"
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(10 * (os.cpu_count() or 1))]
     try:
-        outcome, honest_results = run_beside("while True: pass", work)
+        outcome, honest_results = run_beside(package, "while True: pass", work)
     finally:
         for process in busy:
             process.kill()
@@ -291,8 +284,8 @@ def test_under_load_a_loop_is_a_timeout_and_an_honest_program_succeeds():
     assert honest_results == [["ok", "done\n"]]
 
 
-def test_programs_with_many_processes_pipes_and_sockets_work():
-    outcome, _ = run_beside(HONEST_PROGRAMS, "print(1)")
+def test_programs_with_many_processes_pipes_and_sockets_work(package):
+    outcome, _ = run_beside(package, HONEST_PROGRAMS, PRINT)
     assert outcome == "ok"
 
 

@@ -35,10 +35,8 @@ def test_an_endless_program_has_status_time_limit_exceeded(http):
 
 
 def test_unsupported_requests_are_rejected_with_a_reason(http):
-    reply = run_code(http, "1", "rust")
-    assert reply["status"] == "SandboxError" and "'rust'" in reply["message"]
-    for name, value in (("files", {"a.bin": "YQ=="}), ("fetch_files", ["a"])):
-        reply = http.post("/run_code", json={"code": "1", "language": "python", name: value})
+    for name, value in (("files", {"a.bin": "YQ=="}), ("fetch_files", ["a"]), ("language", "rust")):
+        reply = http.post("/run_code", json={"code": "1", "language": "python"} | {name: value})
         assert reply.status_code == 422 and reply.json()["detail"][0]["loc"] == ["body", name]
 
 
