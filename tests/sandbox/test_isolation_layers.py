@@ -2,13 +2,9 @@
 
 import asyncio
 import json
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 from helpers.guarantees import MODES, table
@@ -23,8 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 ORDINARY = """
-import asyncio, json, sys
-sys.path.insert(0, sys.argv[1])
+import asyncio, json
 from rstar_lab.sandbox import Limits, LocalSandbox
 from rstar_lab.sandbox.check import LayersMissing
 async def main():
@@ -55,35 +50,15 @@ asyncio.run(main())
 """
 
 
-def as_ordinary_user(wrapper: list[str]):
-    with tempfile.TemporaryDirectory() as folder:
-        return _as_ordinary_user(Path(folder), wrapper)
-
-
-def _as_ordinary_user(tmp_path: Path, wrapper: list[str]):
-    """Run the package with the system's Python as an ordinary user without capabilities."""
-    python = shutil.which("python3", path="/usr/bin")
-    old = (
-        python is None or subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode
-    )
-    if os.geteuid() != 0 or old or shutil.which("setpriv") is None:
-        pytest.skip("needs root, setpriv and a system Python of at least 3.11 to become an ordinary user")
-    tmp_path.chmod(0o755)
-    shutil.copytree(ROOT / "rstar_lab", tmp_path / "rstar_lab", ignore=shutil.ignore_patterns("__pycache__", "static"))
-    script = tmp_path / "ordinary.py"
-    script.write_text(ORDINARY)
-    become = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    done = subprocess.run(
-        [*become, *wrapper, python, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, cwd="/"
-    )
-    assert done.returncode == 0, done.stderr
+def ordinary(as_other_user, wrapper: tuple[str, ...] = ()):
+    done = as_other_user(ORDINARY, wrapper=wrapper)
     *results, memory, missing, strict = json.loads(done.stdout)
     assert memory == ["memory", "memory"]
     return results, missing, strict, done.stderr
 
 
-async def test_an_ordinary_user_gets_all_layers_that_need_no_root():
-    results, missing, strict, warnings = await asyncio.to_thread(as_ordinary_user, [])
+async def test_an_ordinary_user_gets_all_layers_that_need_no_root(as_other_user):
+    results, missing, strict, warnings = await asyncio.to_thread(ordinary, as_other_user)
     assert results[:2] == [["ok", "42\n"], ["ok", "[] 1000\n"]]
     assert [outcome for outcome, _ in results[2:6]] == ["timeout", "memory", "exception", "ok"]
     assert results[6] == ["ok", "left\n"]
@@ -97,11 +72,11 @@ async def test_an_ordinary_user_gets_all_layers_that_need_no_root():
         assert strict == "started"
 
 
-async def test_without_user_namespaces_other_layers_apply_with_a_warning():
+async def test_without_user_namespaces_other_layers_apply_with_a_warning(as_other_user):
     """In a container without user namespaces, Landlock, seccomp and limits still apply."""
     refuse = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all --inh-caps -all "$@"'
     results, missing, strict, warnings = await asyncio.to_thread(
-        as_ordinary_user, ["unshare", "-U", "-r", "sh", "-c", refuse, "sh"]
+        ordinary, as_other_user, ("unshare", "-U", "-r", "sh", "-c", refuse, "sh")
     )
     assert results[0] == ["ok", "42\n"]
     assert [outcome for outcome, _ in results[2:6]] == ["timeout", "memory", "exception", "ok"]
@@ -151,8 +126,9 @@ async def test_strict_starts_only_if_no_layer_is_missing():
 
 
 def test_importing_the_sandbox_imports_no_heavy_packages():
-    """Importing the interface loads neither torch nor numpy nor a web server."""
-    code = "import sys, rstar_lab.sandbox.local; print([m for m in ('torch', 'numpy', 'sympy', 'fastapi') if m in sys.modules])"
+    """Importing the interface loads neither torch nor numpy nor a web server, and needs no package."""
+    heavy = ("torch", "numpy", "sympy", "fastapi", "psutil")
+    code = f"import sys, rstar_lab.sandbox.local; print([m for m in {heavy} if m in sys.modules])"
     started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "[]\n"

@@ -3,11 +3,8 @@
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 from helpers.sandbox_processes import ROOT
@@ -19,7 +16,6 @@ from rstar_lab.sandbox.client import MOST_SANDBOX_ERRORS, Waiting
 from rstar_lab.sandbox.runtime.socket_memory import SocketMemory
 
 pytestmark = pytest.mark.slow
-PYTHON = "/usr/bin/python3"
 
 RUN = """
 import asyncio, json, sys
@@ -214,28 +210,9 @@ TIMER = "import ctypes\ntimer = ctypes.c_void_p()\nprint(ctypes.CDLL(None).timer
 PRINT = "print(1)"
 
 
-@pytest.fixture(scope="module")
-def package():
-    """A copy of the package that an ordinary user can read."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None or not Path(PYTHON).exists():
-        pytest.skip("requires root, setpriv and a system Python to become an ordinary user")
-    if subprocess.run([PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode:
-        pytest.skip("requires a system Python of at least 3.11")
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        shutil.copytree(
-            ROOT / "rstar_lab", f"{folder}/rstar_lab", ignore=shutil.ignore_patterns("__pycache__", "static")
-        )
-        yield folder
-
-
-def run_beside(package: str, hostile: str, honest: str) -> tuple[str, list[list[str]]]:
+def run_beside(as_other_user, hostile: str, honest: str) -> tuple[str, list[list[str]]]:
     """Run a hostile program and honest ones as an ordinary user; return its outcome, and theirs with their output."""
-    become = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    command = [*become, PYTHON, "-c", RUN, json.dumps([hostile, honest])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=package)
-    assert done.returncode == 0, done.stderr
-    outcome, honest_results, missing = json.loads(done.stdout)
+    outcome, honest_results, missing = json.loads(as_other_user(RUN, json.dumps([hostile, honest])).stdout)
     if "cgroup" not in missing:
         pytest.skip("this user has a control group")
     return outcome, honest_results
@@ -262,20 +239,20 @@ OUTPUTS = {SEND: "60000\n", TIMER: "0\n", PRINT: "1\n"}
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
-def test_neighbours_do_not_notice_and_the_program_is_responsible(package, name):
+def test_neighbours_do_not_notice_and_the_program_is_responsible(as_other_user, name):
     hostile, outcome, honest = NEIGHBOURS[name]
-    ended, honest_results = run_beside(package, hostile, honest)
+    ended, honest_results = run_beside(as_other_user, hostile, honest)
     assert ended == outcome if outcome else ended != "sandbox_error"
     assert honest_results == [["ok", OUTPUTS[honest]]]
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(400)
-def test_under_load_a_loop_is_a_timeout_and_an_honest_program_succeeds(package):
+def test_under_load_a_loop_is_a_timeout_and_an_honest_program_succeeds(as_other_user):
     work = "import time\nwhile time.process_time() < 0.4: pass\nprint('done')"
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(10 * (os.cpu_count() or 1))]
     try:
-        outcome, honest_results = run_beside(package, "while True: pass", work)
+        outcome, honest_results = run_beside(as_other_user, "while True: pass", work)
     finally:
         for process in busy:
             process.kill()
@@ -284,8 +261,8 @@ def test_under_load_a_loop_is_a_timeout_and_an_honest_program_succeeds(package):
     assert honest_results == [["ok", "done\n"]]
 
 
-def test_programs_with_many_processes_pipes_and_sockets_work(package):
-    outcome, _ = run_beside(package, HONEST_PROGRAMS, PRINT)
+def test_programs_with_many_processes_pipes_and_sockets_work(as_other_user):
+    outcome, _ = run_beside(as_other_user, HONEST_PROGRAMS, PRINT)
     assert outcome == "ok"
 
 
