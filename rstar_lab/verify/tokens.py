@@ -34,7 +34,7 @@ _GROUP = r"(?:\{,\}|,?\\!\s?|\\[,;:\ ]|'|_)"
 _TOKEN = re.compile(
     rf"""(?P<space>(?:\s|~|\\[ ,;:!>])+)
     |(?P<row>\\\\(?:\*|\s*\[-?[\d.]+\s*(?:pt|ex|em|cm|mm|in)\])?)
-    |\\[()\[\]]
+    |\\[()\[\]]|\\(?:left|right)\.
     |(?P<repeating>\d*\.\d*(?:\\(?:overline|bar|dot)\s*(?:\{{\d+\}}|\d)))
     |(?P<periodic>\d+\.\(\d+\)(?!\s*[\d(^]))
     |(?P<number>(?:\d{{1,3}}(?:{_GROUP}\d{{3}}(?!\d))+|\d+(?:_\d{{3}}(?!\d))*+)(?:\.\d+)?(?:[eE][+-]?\d+(?![A-Za-z0-9.]))?
@@ -50,6 +50,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _FIXED = {"row": ("sign", "\\\\"), "dots": ("command", "ldots"), "power": ("sign", "^")}
+_KINDS = {"number": "number", "repeating": "repeating", "periodic": "repeating", "foreign": "word"}
 _RELATION_SIGNS = {"=<": "<=", ":=": "=", "==": "="}
 _BRACED = re.compile(r"\s*\{")
 _LETTER = re.compile(r"\s*([A-Za-z]|\\[ij]math)(?![A-Za-z])")
@@ -59,6 +60,7 @@ _ORDINAL = re.compile(
     r"(?<=\d)\^?(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})(?![A-Za-z])"
 )
 _MODULUS = re.compile(r"\((?:\s|\\text\s*\{|\\)*mod(?![a-z])[\s}]*([^()]*)\)")
+_DECADIC = re.compile(r"\\lg(?![A-Za-z])|(?<![A-Za-z\\])lg(?![A-Za-z])")
 _COLUMNS = re.compile(r"(\\begin\{(?:array|\w*matrix\*?)\})\s*(?:\[[a-z]\])?\s*(?:\{[lcr|\s]*\})?")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3}|')(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
 
@@ -108,6 +110,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
         text = match[2]
     text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text)
     text = _PRIME.sub(lambda m: "'" * max(1, len(re.findall("prime|'", m[1] or ""))), _CIRC.sub("°", text))
+    text = _DECADIC.sub(r"\\log_{10} ", text)
     text = _COLUMNS.sub(r"\1", text)
     text = _MODULUS.sub(r"\\pmod{\1}", text.replace("out of", "/"))
     found = _scan(_ORDINAL.sub("", text), False, 0)
@@ -148,8 +151,8 @@ def _scan(text: str, upright: bool, depth: int) -> list[Token]:
         kind, value = match.lastgroup, match[match.lastgroup or 0]
         if kind in ("space", None):
             space = True
-        elif kind in ("repeating", "periodic", "number"):
-            add("repeating" if kind == "periodic" else kind, value)
+        elif kind in _KINDS:
+            add(_KINDS[kind], value)
         elif kind in _FIXED:
             add(*_FIXED[kind])
         elif kind == "relation":
@@ -157,9 +160,7 @@ def _scan(text: str, upright: bool, depth: int) -> list[Token]:
         elif kind == "escaped":
             add("sign", {"{": r"\{", "}": r"\}"}.get(value, value)) if value != "#" else None
         elif kind == "word":
-            _add_word(value, text[place : place + 2], add, upright)
-        elif kind == "foreign":
-            add("word", value)
+            _add_word(value, text[place : place + 2], add)
         elif kind == "sign":
             if value not in '"`#':
                 add("sign", value)
@@ -178,20 +179,16 @@ def _scan(text: str, upright: bool, depth: int) -> list[Token]:
                 space = True
             else:
                 _add_command(value, inner, add, found, depth)
-                if value in ("left", "right") and text[place : place + 1] == ".":
-                    place += 1
                 if value in ("boxed", "fbox") and inner is not None:
                     found += _scan(inner, upright, depth + 1)
     return found
 
 
-def _add_word(word: str, rest: str, emit: Add, upright: bool) -> None:
+def _add_word(word: str, rest: str, emit: Add) -> None:
     if len(word) == 1:
         emit("symbol", word)
-    elif word in _PLAIN and not (upright and word == "mod"):
+    elif word in _PLAIN:
         _emit_command(_PLAIN[word], emit)
-    elif word == "mod":
-        emit("command", "mod")
     elif word in _BEFORE_BRACKET and rest.lstrip()[:1] in ("(", "{", "\\"):
         emit("command", word)
     else:
@@ -209,12 +206,9 @@ def _emit_command(name: str, emit: Add) -> None:
 
 def _add_command(name: str, inner: str | None, add: Add, found: list[Token], depth: int) -> None:
     name = _SYNONYMS.get(name, name)
-    if name in _LAYOUT["ignored"] or name in _LAYOUT["skipped"]:
+    if name in _LAYOUT["ignored"] | _LAYOUT["skipped"] | _LAYOUT["spaces"]:
         return
-    if name in _LAYOUT["spaces"]:
-        add("space", " ")
-        found.pop()
-    elif name in ("begin", "end"):
+    if name in ("begin", "end"):
         environment = (inner or "").strip().rstrip("*")
         if environment not in _LAYOUT["displays"]:
             add("command", f"{name}:{environment}")
@@ -225,10 +219,6 @@ def _add_command(name: str, inner: str | None, add: Add, found: list[Token], dep
             add("symbol", "vec " + inner.strip().replace("math", "").strip("\\"))
         else:
             found += _scan(inner, False, depth + 1)
-    elif name == "log10":
-        add("command", "log")
-        for kind, part in (("sign", "_"), ("sign", "{"), ("number", "10"), ("sign", "}")):
-            add(kind, part)
     else:
         _emit_command(name, add)
 
