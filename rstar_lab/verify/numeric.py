@@ -318,15 +318,16 @@ def constant_ratio(one: Any, two: Any) -> Number | None:
     return ratios[0] if len(ratios) > MIN_AGREED and all(close(ratio, ratios[0]) for ratio in ratios) else None
 
 
-def _same_names(one: Any, two: Any) -> Iterator[Any]:
+def _same_names(one: Any, two: Any) -> tuple[Any, Any]:
     """Return both formulas with one spelling of the imaginary unit and of a constant of integration."""
-    old, new = ("sym", ""), ("sym", "")
     alone = symbols(one) ^ symbols(two)
     if "I" in alone and has(one, "i") != has(two, "i") and has(one, "i") == ("I" in symbols(two)):
         old, new = ("sym", "I"), ("const", "i")
     elif alone == {"C", "c"} and all({("sym", "C"), ("sym", "c")}.intersection(_terms(value)) for value in (one, two)):
         old, new = ("sym", "C"), ("sym", "c")
-    return (replaced(value, old, new) for value in (one, two))
+    else:
+        return one, two
+    return replaced(one, old, new), replaced(two, old, new)
 
 
 def _terms(node: Any) -> list[Any]:

@@ -83,11 +83,10 @@ def located_at(bound: Formula, values: dict[str, Fraction] | None = None) -> Any
 
 def _sign(place: Any, bound: Any) -> int:
     """Return -1, 0 or 1 as a number is less than, equal to or greater than a bound, to 35 digits."""
-    if (
-        isinstance(place, Fraction)
-        and isinstance(bound, Fraction)
-        and abs(place - bound) <= max(abs(place), abs(bound)) * TOLERANCE
-    ):
+    inexact = (
+        isinstance(place, Fraction) and isinstance(bound, Fraction) and (place.denominator | bound.denominator) >> 99
+    )
+    if inexact and abs(place - bound) <= max(abs(place), abs(bound)) * TOLERANCE:
         return 0
     return (place > bound) - (place < bound)
 

@@ -184,6 +184,8 @@ def _choice(parser: Parser) -> Choice | None:
 def _words(parser: Parser) -> Any:
     """Read an item that consists of words; short words with letters or hyphens can be a formula (`ab c`, `xy - z`)."""
     start = end = parser.at
+    if parser.peek().kind not in ("word", "symbol", "sign"):
+        return None
     if (value := number_in_words(parser)) is not None and parser.item_end(parser.at):
         return value
     parser.at = start

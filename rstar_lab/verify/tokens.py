@@ -7,7 +7,7 @@ Regular expressions are used up to here only; `syntax` reads the tokens.
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partialmethod
+from functools import lru_cache
 from typing import NamedTuple
 
 from rstar_lab.verify.units import TABLES
@@ -54,14 +54,30 @@ _KINDS = {"number": "number", "repeating": "repeating", "periodic": "repeating",
 _RELATION_SIGNS = {"=<": "<=", ":=": "=", "==": "="}
 _BRACED = re.compile(r"\s*\{")
 _LETTER = re.compile(r"\s*([A-Za-z]|\\[ij]math)(?![A-Za-z])")
-_CIRC = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
-_PRIME = re.compile(r"\^\s*(?:\{\s*((?:(?:\\prime|')\s*)+)\}|(?:\\prime(?![A-Za-z])|'))")
-_ORDINAL = re.compile(
-    r"(?<=\d)\^?(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})(?![A-Za-z])"
+_SIGNS = re.compile(r"\\prime|'")
+# What a text must have to be rewritten, the pattern, and what takes its place.
+_REWRITTEN: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    ("**", re.compile(r"\*\*([^*]+)\*\*(?![\w(])"), r"\1"),
+    ("＄", re.compile(r"U\.?S\.?\s*(?=＄)"), ""),
+    ("", re.compile(r"([-+])\s*([＄€£¥₹₽₩])"), r"\2\1"),
+    ("circ", re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))"), "°"),
+    (
+        "^",
+        re.compile(r"\^\s*(?:\{(?:\s*(?:\\prime|'))+\s*\}|\\prime(?![A-Za-z])|')"),
+        lambda m: "'" * len(_SIGNS.findall(m[0])),
+    ),
+    ("lg", re.compile(r"\\lg(?![A-Za-z])|(?<![A-Za-z\\])lg(?![A-Za-z])"), r"\\log_{10} "),
+    ("begin", re.compile(r"(\\begin\{(?:array|\w*matrix\*?)\})\s*(?:\[[a-z]\])?\s*(?:\{[lcr|\s]*\})?"), r"\1"),
+    ("mod", re.compile(r"\((?:\s|\\text\s*\{|\\)*mod(?![a-z])[\s}]*([^()]*)\)"), r"\\pmod{\1}"),
+    ("out of", re.compile("out of"), "/"),
+    (
+        "",
+        re.compile(
+            r"(?<=\d)\^?(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})(?![A-Za-z])"
+        ),
+        "",
+    ),
 )
-_MODULUS = re.compile(r"\((?:\s|\\text\s*\{|\\)*mod(?![a-z])[\s}]*([^()]*)\)")
-_DECADIC = re.compile(r"\\lg(?![A-Za-z])|(?<![A-Za-z\\])lg(?![A-Za-z])")
-_COLUMNS = re.compile(r"(\\begin\{(?:array|\w*matrix\*?)\})\s*(?:\[[a-z]\])?\s*(?:\{[lcr|\s]*\})?")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3}|')(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
 
 
@@ -97,8 +113,6 @@ def _without_delimiters(text: str) -> str:
         text = text.replace(r"\$", "＄")
         if text.count("$") % 2 and re.match(r"[\s-]*(?:US)?\s*\$\s*[\d.]", text):
             text = text.replace("$", "＄", 1)
-    text = re.sub(r"U\.?S\.?\s*(?=＄)", "", text)
-    text = re.sub(r"([-+])\s*([＄€£¥₹₽₩])", r"\2\1", text)
     return text.replace("$", " ")
 
 
@@ -108,12 +122,10 @@ def tokens_of(text: str) -> tuple[Token, ...]:
     text = _without_delimiters(text if text.isascii() else _from_unicode(text))
     if match := _EMPHASIS.fullmatch(text.strip()):
         text = match[2]
-    text = re.sub(r"\*\*([^*]+)\*\*(?![\w(])", r"\1", text)
-    text = _PRIME.sub(lambda m: "'" * max(1, len(re.findall("prime|'", m[1] or ""))), _CIRC.sub("°", text))
-    text = _DECADIC.sub(r"\\log_{10} ", text)
-    text = _COLUMNS.sub(r"\1", text)
-    text = _MODULUS.sub(r"\\pmod{\1}", text.replace("out of", "/"))
-    found = _scan(_ORDINAL.sub("", text), False, 0)
+    for needle, pattern, replacement in _REWRITTEN:
+        if needle in text:
+            text = pattern.sub(replacement, text)
+    found = _scan(text, False, 0)
     if "&" in text and "\\begin" in text and not re.search(r"\\begin\{(?:cases|array|\w*matrix)", text):
         found = [token for token in found if token.text != "&"]
     while found and found[-1].kind == "sign" and found[-1].text in ".,;:\\\\":
@@ -253,14 +265,21 @@ class Cursor:
         self.at += 1
         return token
 
-    def _is(self, kind: str, *texts: str, offset: int = 0) -> bool:
+    def is_sign(self, *texts: str, offset: int = 0) -> bool:
         token = self.peek(offset)
-        return token.kind == kind and (token.text.casefold() if kind == "word" else token.text) in texts
+        return token.kind == "sign" and token.text in texts
 
-    is_sign = partialmethod(_is, "sign")
-    is_command = partialmethod(_is, "command")
-    is_word = partialmethod(_is, "word")
-    is_symbol = partialmethod(_is, "symbol")
+    def is_command(self, *texts: str, offset: int = 0) -> bool:
+        token = self.peek(offset)
+        return token.kind == "command" and token.text in texts
+
+    def is_word(self, *texts: str, offset: int = 0) -> bool:
+        token = self.peek(offset)
+        return token.kind == "word" and token.text.casefold() in texts
+
+    def is_symbol(self, *texts: str, offset: int = 0) -> bool:
+        token = self.peek(offset)
+        return token.kind == "symbol" and token.text in texts
 
     def at_end(self) -> bool:
         return self.at >= len(self.tokens)
