@@ -126,8 +126,7 @@ def _run(
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # verl prints while it builds
         stack.enter_context(patch.object(platform_manager, "_current_platform", cpu.CpuPlatform()))
         stack.enter_context(fake_ranks(profile.hardware.gpus))
-        stack.enter_context(patch.object(transformer_impl, "fsdp2_load_full_state_dict", lambda *_: None, create=True))
-        stack.enter_context(patch.object(transformer_impl, "print_model_size", lambda *_: None, create=True))
+        stack.enter_context(patch.object(transformer_impl, "fsdp2_load_full_state_dict", lambda *_: None))
         stack.enter_context(patch.object(attention, "_sequence_lengths", lambda *_: lengths))
         engine = _DryEngine(own_config, engine_config, optimizer_config, None)
         stack.enter_context(fake_tensors(meter))
