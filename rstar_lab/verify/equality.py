@@ -137,7 +137,7 @@ class Comparison:
     def groups(self, one: Group, two: Group) -> bool:
         names = named_parts(one), named_parts(two)
         if any(names):
-            return self.named_values(*names) if all(names) else self.named_and_bare(one, two, *names)
+            return self.named_values(one, two, *names)
         if one.joined != two.joined and "or" in (one.joined, two.joined) and (_alternatives(one) or _alternatives(two)):
             return False
         if any(is_order(item) for item in (*one.items, *two.items)):
@@ -157,7 +157,7 @@ class Comparison:
             return self.real_sets(group, other)
         if isinstance(other, Relation):
             names = named_parts(group), named_parts(other)
-            return self.named_values(*names) if all(names) else self.relation(other, group, not ours)
+            return self.named_values(group, other, *names) if all(names) else self.relation(other, group, not ours)
         if isinstance(other, Matrix):
             cells = [cell for row in other.rows for cell in row]
             flat = group.opening in ("(", "") and len(cells) == max(len(other.rows), len(other.rows[0]))
@@ -179,11 +179,10 @@ class Comparison:
                 kept.append(item)
         return kept
 
-    def named_values(self, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-        return ours.keys() == theirs.keys() and all(self.answers(ours[name], theirs[name]) for name in ours)
-
-    def named_and_bare(self, one: Group, two: Group, ours: Any, theirs: Any) -> bool:
-        """Compare named values in the order of the alphabet with values without names."""
+    def named_values(self, one: Any, two: Any, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+        """Compare named values by name, or in the order of the alphabet with values without names."""
+        if ours and theirs:
+            return ours.keys() == theirs.keys() and all(self.answers(ours[name], theirs[name]) for name in ours)
         bare = two if ours else one
         if bare.opening not in ("", "(") or bare.joined == "or" or any(isinstance(i, Relation) for i in bare.items):
             return False

@@ -65,10 +65,6 @@ class RealSet:
                 pattern += found[2 * index + 1 : 2 * index + 3]
         return kept, pattern
 
-    @property
-    def empty(self) -> bool:
-        return not any(self.profile()[1])
-
 
 ALL, NONE = RealSet((), lambda _: True), RealSet((), lambda _: False)
 INTEGERS = RealSet((), lambda place: isinstance(place, Fraction) and place.denominator == 1, integers=True)
@@ -183,7 +179,7 @@ def _listed(value: Group, part: Callable[[Any], RealSet | None]) -> RealSet | No
     alternatives = value.joined == "or" or (value.joined == "," and not excluded)
     common = _joined(parts, "cap")
     if value.joined != "or" and len(parts) == 2 and (alternatives or value.joined == "and") and common is not None:
-        alternatives = common.empty
+        alternatives = not any(common.profile()[1])
     return _joined(parts, "cup") if alternatives else common
 
 

@@ -54,30 +54,23 @@ _KINDS = {"number": "number", "repeating": "repeating", "periodic": "repeating",
 _RELATION_SIGNS = {"=<": "<=", ":=": "=", "==": "="}
 _BRACED = re.compile(r"\s*\{")
 _LETTER = re.compile(r"\s*([A-Za-z]|\\[ij]math)(?![A-Za-z])")
-_SIGNS = re.compile(r"\\prime|'")
+_UPRIGHT = r"(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})"
 # What a text must have to be rewritten, the pattern, and what takes its place.
-_REWRITTEN: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    ("**", re.compile(r"\*\*([^*]+)\*\*(?![\w(])"), r"\1"),
-    ("＄", re.compile(r"U\.?S\.?\s*(?=＄)"), ""),
-    ("", re.compile(r"([-+])\s*([＄€£¥₹₽₩])"), r"\2\1"),
-    ("circ", re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))"), "°"),
-    (
-        "^",
-        re.compile(r"\^\s*(?:\{(?:\s*(?:\\prime|'))+\s*\}|\\prime(?![A-Za-z])|')"),
-        lambda m: "'" * len(_SIGNS.findall(m[0])),
-    ),
-    ("lg", re.compile(r"\\lg(?![A-Za-z])|(?<![A-Za-z\\])lg(?![A-Za-z])"), r"\\log_{10} "),
-    ("begin", re.compile(r"(\\begin\{(?:array|\w*matrix\*?)\})\s*(?:\[[a-z]\])?\s*(?:\{[lcr|\s]*\})?"), r"\1"),
-    ("mod", re.compile(r"\((?:\s|\\text\s*\{|\\)*mod(?![a-z])[\s}]*([^()]*)\)"), r"\\pmod{\1}"),
-    ("out of", re.compile("out of"), "/"),
-    (
-        "",
-        re.compile(
-            r"(?<=\d)\^?(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})(?![A-Za-z])"
-        ),
-        "",
-    ),
-)
+_REWRITTEN = [
+    (needle, re.compile(pattern), replacement)
+    for needle, pattern, replacement in (
+        ("**", r"\*\*([^*]+)\*\*(?![\w(])", r"\1"),
+        ("＄", r"U\.?S\.?\s*(?=＄)", ""),
+        ("", r"([-+])\s*([＄€£¥₹₽₩])", r"\2\1"),
+        ("circ", r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
+        ("^", r"\^\s*(?:\{\s*(?:\\prime|')\s*(\\prime|')?\s*\}|\\prime(?![A-Za-z])|')", r"'\1"),
+        ("lg", r"\\lg(?![A-Za-z])|(?<![A-Za-z\\])lg(?![A-Za-z])", r"\\log_{10} "),
+        ("begin", r"(\\begin\{(?:array|\w*matrix\*?)\})\s*(?:\[[a-z]\])?\s*(?:\{[lcr|\s]*\})?", r"\1"),
+        ("mod", r"\((?:\s|\\text\s*\{|\\)*mod(?![a-z])[\s}]*([^()]*)\)", r"\\pmod{\1}"),
+        ("out of", "out of", "/"),
+        ("", rf"(?<=\d)\^?{_UPRIGHT}(?![A-Za-z])", ""),  # ordinals
+    )
+]
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3}|')(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
 
 
