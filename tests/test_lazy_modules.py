@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import sys, pytest
-code = pytest.main(["--collect-only", "-qq", "tests/rl"])
+code = pytest.main(["--collect-only", "-qq", "tests"])
 print(code.name, {"torch", "transformers", "vllm", "verl", "ray", "inspect_ai", "datasets", "hydra"} & sys.modules.keys())
 """
 

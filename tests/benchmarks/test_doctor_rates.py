@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.doctor import HONEST, REPORTED, fault_table, jobs, named, rates, recorded, rule_table, summary
 from benchmarks.faults import FAULTS
 from benchmarks.planted import PLANTED, chosen
@@ -70,25 +68,28 @@ def test_at_least_20_faults_exist_and_each_is_named_by_known_rules():
     assert len({job.name for job in jobs()}) == len(jobs())
 
 
-@pytest.mark.parametrize("fault", PLANTED.values(), ids=lambda fault: fault.name)
-def test_keys_of_a_fault_are_valid_and_its_program_is_repaired(fault):
-    for strength in fault.strengths:
-        load_recipe("tiny_fast", dict(fault.keys(strength)))
-        with fault.planted(strength):
-            pass
+def test_keys_of_a_fault_are_valid_and_its_program_is_repaired(subtests):
+    for fault in PLANTED.values():
+        for strength in fault.strengths:
+            with subtests.test(fault.name):
+                load_recipe("tiny_fast", dict(fault.keys(strength)))
+                with fault.planted(strength):
+                    pass
     assert 0.25 < sum(chosen(str(i), 0.3) for i in range(1000)) / 1000 < 0.35
 
 
-@pytest.mark.parametrize("fault", [HONEST_IN_VERL, *FAULTS_IN_VERL])
-def test_verl_accepts_the_recipe_of_a_fault(fault, tmp_path):
-    keys = keys_of(fault, tmp_path / "model", tmp_path / "problems.jsonl")
-    pairs = parse_overrides([f"{name}={json.dumps(value)}" for name, value in keys.items()])
-    recipe = load_recipe("tiny_fast", pairs | {"runs": str(tmp_path)}, load_profile("laptop"))
-    check(recipe)
-    changed = fault != HONEST_IN_VERL and PLANTED[fault].problems is not None
-    assert recipe.stages[0].steps == 12 and (tmp_path / "problems.jsonl").exists() == changed
-    if changed:
-        assert len(load_problems(tmp_path / "problems.jsonl")) > 100
+def test_verl_accepts_the_recipe_of_a_fault(tmp_path, subtests):
+    for fault in (HONEST_IN_VERL, *FAULTS_IN_VERL):
+        with subtests.test(fault):
+            problems = tmp_path / f"{fault}.jsonl"
+            keys = keys_of(fault, tmp_path / "model", problems)
+            pairs = parse_overrides([f"{name}={json.dumps(value)}" for name, value in keys.items()])
+            recipe = load_recipe("tiny_fast", pairs | {"runs": str(tmp_path)}, load_profile("laptop"))
+            check(recipe)
+            changed = fault != HONEST_IN_VERL and PLANTED[fault].problems is not None
+            assert recipe.stages[0].steps == 12 and problems.exists() == changed
+            if changed:
+                assert len(load_problems(problems)) > 100
 
 
 def test_graders_of_verl_err_on_their_share_of_answers():
