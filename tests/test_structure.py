@@ -51,13 +51,6 @@ def test_names_of_test_modules_are_unique():
     assert [name for name, count in names.items() if count > 1] == [], "pytest cannot import two modules of one name"
 
 
-def test_names_of_tests_have_at_most_70_characters():
-    names = [
-        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
-    ]
-    assert [name for name in names if len(name) > 70] == []
-
-
 def test_ruff_finds_no_problem():
     run(sys.executable, "-m", "ruff", "check", ".")
     run(sys.executable, "-m", "ruff", "format", "--check", ".")
