@@ -34,6 +34,7 @@ from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
+from rstar_lab.untrusted.files import check_type
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,8 @@ class _Fork:
         names = ("name", "model", "seed", "rl", "stages", "evaluate", "sandbox")
         where = f"run {self.reader.run_id}"
         recipe = parse_stored_recipe(self.reader.info["recipe"], where, names, functions, rollouts=True)
-        engine = EngineSection(kind="transformers", dtype="float32")
-        if self.url:
-            engine = EngineSection(kind="server", urls=(self.url,))
+        keys = {"kind": "server", "urls": [self.url]} if self.url else {"kind": "transformers", "dtype": "float32"}
+        engine = check_type(keys, EngineSection, "fork: url")
         # Not sandbox.url: the run folder may come from somebody else.
         sandbox = recipe.sandbox.model_copy(update={"url": "local", "workers": None, "fault_share": 0.0})
         return recipe.model_copy(update={"engine": engine, "sandbox": sandbox})

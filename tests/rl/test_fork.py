@@ -100,6 +100,8 @@ async def test_wrong_input_is_named(run):
         fork(folder, TRAJECTORY, 1, turn=1)
     with pytest.raises(UserError, match="edit requires a turn"):
         fork(folder, TRAJECTORY, 1, edit="x", model=model)
+    with pytest.raises(UserError, match="urls: 'host:8000' does not begin with http"):
+        fork(folder, TRAJECTORY, 1, turn=1, model=model, url="host:8000")
 
 
 async def test_a_model_with_another_tokenizer_is_rejected(run):

@@ -49,12 +49,12 @@ def test_fields_are_mapped_and_defaults_filled(tmp_path):
     assert problem == Problem(problem_id="60", question="1+1?", answer="2", source="real", difficulty=None)
     (problem,) = load_problems(
         jsonl(
-            tmp_path / "real.jsonl",
+            tmp_path / "at 12:00, lr=1.jsonl",
             [{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}], "answer": "1"}],
         ),
         fields={"question": "prompt"},
     )
-    assert (problem.problem_id, problem.question) == ("real-1", "q")
+    assert (problem.problem_id, problem.question) == ("at 12:00, lr=1-1", "q")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "real.parquet")
     assert load_problems(tmp_path / "real.parquet", fields=fields)[0].answer == "2"
 

@@ -142,7 +142,7 @@ def parse_source(text: str, fields: Mapping[str, str] | None = None) -> ParsedSo
             raise ProblemError(f"{text} cannot be read from the hub: give a file, {text}=FILE")
         return ParsedSource(source, None)
     path, colon, mapping = text.rpartition(":")
-    if not (colon and "=" in mapping):
+    if not (colon and "=" in mapping) or Path(text).is_file():
         path, mapping = text, ""
     elif source := _named_source(path, parse_fields(mapping)):
         return ParsedSource(source, None)
