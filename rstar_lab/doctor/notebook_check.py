@@ -41,9 +41,9 @@ _NOT_CHECKED = re.compile(
 _HEADING = re.compile(r"\A\d+(?:\.\d+)*[.)]?[ \t]")
 _OMITTED = re.compile(r"…|\[\s*\.\.\.\s*\]|\.\.\.")
 _IGNORED = re.compile(r"[\s*_`\\]+")  # spaces and marks of Markdown, which differ between a quotation and its source
-_HIDDEN = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->", re.IGNORECASE | re.DOTALL)
-_INLINE = re.compile(r"</?(?:span|b|i|em|strong|code|mark|a|small|sub|sup|u|kbd)\b[^>]*>", re.IGNORECASE)
-_TAG = re.compile(r"</?[a-z!][^>]*>", re.IGNORECASE)
+_HIDDEN = re.compile(r"<(script|style)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)", re.IGNORECASE | re.DOTALL)
+_INLINE = re.compile(r'</?(?:span|b|i|em|strong|code|mark|a|small|sub|sup|u|kbd)\b(?:"[^"]*"|[^<>"])*>', re.IGNORECASE)
+_TAG = re.compile(r'</?[a-z!](?:"[^"]*"|[^<>"])*>', re.IGNORECASE)
 _PLOTTED = ("x", "y", "z", "values", "text", "name", "labels", "error_x", "error_y")
 
 

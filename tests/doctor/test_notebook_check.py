@@ -91,7 +91,7 @@ def test_place_and_context_of_a_missing_number(tmp_path):
     ("data", "right", "wrong"),
     [
         ({"text/html": "<table><tr><td>0.5</td><td>17</td></tr></table><style>p { width: 44px }</style>"}, "17", "44"),
-        ({"text/html": "<p>0.5 and 1<b>7</b></p>"}, "17", "7"),
+        ({"text/html": '<p title="> 7">0.5 and 1<b title="<7>">7</b></p><script>7'}, "17", "7"),
         ({"application/json": {"pass1": [0.25, 17]}}, "25%", "35%"),
         ({"application/vnd.plotly.v1+json": {"data": [{"y": [0.25], "marker": {"size": 35}}]}}, "25%", "35"),
         ({"application/vnd.plotly.v1+json": go.Figure(go.Bar(y=np.array([0.25, 17.5]))).to_plotly_json()}, "17.5", "35"),

@@ -103,11 +103,12 @@ class Inspector(NotebookWidget):
             check_links(self, figure)
         self.on_msg(self._on_message)
 
-    def show(self, label: str = "", **filters: Any) -> None:
+    def show(self, label: str | Mapping[str, Any] = "", **filters: Any) -> None:
         """List the rollouts that match `filters`, as a click on a curve does. `show()` without filters lists all.
 
-        label: description shown above the list.
+        label: description shown above the list; or a filter as a mapping, such as {"correct": True}.
         """
+        label, filters = ("", {**label, **filters}) if isinstance(label, Mapping) else (label, filters)
         self._condition(filters, {})  # raises for an unknown filter
         named = label or ", ".join(f"{key} = {value}" for key, value in filters.items())
         self.scope = {"label": named, "filter": json_filter(filters)} if filters else {}
@@ -230,9 +231,8 @@ class Inspector(NotebookWidget):
         Raises UserError if the token arrays of the trajectory or a checkpoint are missing.
         """
         row = self.source.row(traj_id or self.selected)
-        return alternatives_table(
-            self.source.store.run_dir(row["run_id"]), row["traj_id"], position, k=k, model=model, url=url
-        )
+        folder = self.source.store.run_dir(row["run_id"])
+        return alternatives_table(folder, row["traj_id"], position, k=k, model=model, url=url)
 
     def _load(self, traj_id: str) -> Opened:
         source = self._source_of(traj_id)
