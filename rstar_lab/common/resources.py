@@ -27,9 +27,11 @@ def benchmark_file(name: str) -> Path:
 def load_benchmark(name: str) -> ModuleType:
     """Import `benchmarks.NAME`. Raises UserError outside of the repository."""
     repository = str(_benchmarks().parent)
-    if repository not in sys.path:
-        sys.path.append(repository)
-    return import_module(f"benchmarks.{name}")
+    sys.path.insert(0, repository)  # before the current folder, whose `benchmarks` is of somebody else
+    try:
+        return import_module(f"benchmarks.{name}")
+    finally:
+        sys.path.remove(repository)
 
 
 def _benchmarks() -> Path:
