@@ -13,6 +13,7 @@ from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import ConnectionLost
 from rstar_lab.jobs.store import JobFolder, JobSpec
 from rstar_lab.runs import RunWriter
+from rstar_lab.runs.compact import compact
 from rstar_lab.runs.reader import RunReader
 
 ROOT = Path(__file__).parents[2]
@@ -91,3 +92,19 @@ def test_a_transcript_that_stayed_on_the_host_is_copied_when_it_is_opened(
     mirror.pull_run(agent, "run", here, False, False, job_id="job")
     assert [path.name for path in (here / "run" / "transcripts").rglob("*.parquet")] == ["step=000002.parquet"]
     assert copy.transcript(traj_id).equals(original.transcript(traj_id))
+
+
+@pytest.mark.slow
+def test_a_transcript_is_found_in_a_run_that_was_compacted_on_the_host(agent, tmp_path, write_run, monkeypatch):
+    far, here = Path(agent.runs), tmp_path / "here"
+    handle = {"ssh": agent.connection.settings.model_dump(), "code": agent.code, "runs": agent.runs}
+    spec = JobSpec("job", "toy", "laptop", "ssh", ["python3"], "/", str(here), {}, "now", run="run-rl", handle=handle)
+    JobFolder.of(here, "job").save(spec)
+    write_run(far, 3)
+    size = max(path.stat().st_size for path in (far / "run").rglob("transcripts/*/*"))
+    monkeypatch.setattr("rstar_lab.runs.compact._MERGED_BYTES", 2 * size)
+    compact(far / "run")
+    assert [len(list((far / "run").rglob(f"{level}/*/*"))) for level in ("trajectories", "transcripts")] == [3, 2]
+    mirror.pull_run(agent, "run", here, False, False, job_id="job")
+    traj_id = open_runs(far).trajectories({"step": 2}).traj_id[0]
+    assert open_runs(here).transcript(traj_id).equals(open_runs(far).transcript(traj_id))

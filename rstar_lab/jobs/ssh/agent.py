@@ -98,6 +98,12 @@ class Operations:
         lines = base64.b64encode(data[: data.rfind(b"\n") + 1]).decode()
         return {"metrics": lines, "status": RunReader(folder).status}
 
+    def transcripts(self, run_id: str, step: int) -> list[str]:
+        """Return the files with the transcripts of a step, relative to the run."""
+        run = RunReader(self.runs / run_id)
+        files = run.scan("transcripts", {step: run.steps().get(step, "")})
+        return [str(file.path.relative_to(run.run_dir)) for file in files]
+
     def questions(self, run_id: str, after: int) -> dict[str, str]:
         """Return {problem id: beginning of its question} for the problems of a run's steps after step `after`."""
         return question_beginnings(RunReader(self.runs / run_id), after)

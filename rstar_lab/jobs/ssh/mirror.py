@@ -29,7 +29,7 @@ from rstar_lab.jobs.store import NAME, JobFolder, JobSpec, check_name
 from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, open_regular, write_json
 from rstar_lab.runs.info import MIRROR_FILE, read_mirror
 from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
-from rstar_lab.runs.schema import LEVELS, step_range_of
+from rstar_lab.runs.schema import LEVELS
 from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import counted
 
@@ -45,7 +45,8 @@ UNCLEAN = "is your shell clean"
 # Errors of rsync that would occur again at the next attempt; the line names the file.
 DENIED = re.compile(r"[^\n]*(Permission denied|No space left|Disk quota exceeded|Read-only file system)[^\n]*")
 RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")
-NOT_COPIED = (".*", "/metrics.jsonl", f"/{MIRROR_FILE}", f"/{QUESTIONS_FILE}")  # hidden, or written here
+TRANSCRIPTS = re.compile(r"transcripts/stage=[^/\n]+/steps?=[\d-]+\.parquet")  # as the host names them
+NOT_COPIED = [f"--exclude={name}" for name in (".*", "/metrics.jsonl", f"/{MIRROR_FILE}", f"/{QUESTIONS_FILE}")]
 SENT = re.compile(r"files transferred: (\d+).*transferred file size: (\d+)", re.DOTALL)  # in rsync's statistics
 
 
@@ -235,12 +236,7 @@ def copy_files(agent: Agent, folder: Path, *options: str, names: Sequence[str] =
     # rsync writes each file under a hidden name and then renames it; readers ignore hidden files.
     # --modify-window=-1: a step that is written again within the same second can have the same size.
     command = ["rsync", "--recursive", "--times", "--modify-window=-1", "--stats", "--no-human-readable"]
-    command += [
-        "-e",
-        shlex.join(["ssh", *connection.options()]),
-        *(f"--exclude={name}" for name in NOT_COPIED),
-        *options,
-    ]
+    command += ["-e", shlex.join(["ssh", *connection.options()]), *NOT_COPIED, *options]
     command += ["--files-from=-"] if names else []
     command += ["--", f"{connection.host}:{shlex.quote(f'{agent.runs}/{folder.name}')}/", f"{folder}/"]
     # A file, not a pipe: the process that keeps the shared connection inherits stderr, so a pipe would never end.
@@ -335,12 +331,10 @@ def fetch_transcripts(run_dir: Path, step: int) -> int:
     spec = folder.spec()
     if "ssh" not in spec.handle:
         raise UserError(f"{run_dir / 'mirror.json'} names job {job_id}, which does not run on another host")
-    spans = {
-        path.relative_to(run_dir / "trajectories"): step_range_of(path) for path in run_dir.glob("trajectories/*/*")
-    }
-    names = [f"transcripts/{name}" for name, span in spans.items() if span and span[0] <= step <= span[1]]
-    if not names:
+    agent = agent_of(spec.handle)
+    found = ask(agent, "transcripts", list[str], run_id=run_dir.name, step=step)
+    if not (names := [name for name in found if TRANSCRIPTS.fullmatch(name)]):
         raise UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
     with file_errors(before=f"cannot copy to {run_dir}: "):
         check_no_links(run_dir)
-    return copy_files(agent_of(spec.handle), run_dir, names=names)[1]
+    return copy_files(agent, run_dir, names=names)[1]
