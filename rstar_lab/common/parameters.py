@@ -49,6 +49,8 @@ def read_parameter(value: Any, kind: Any, name: str) -> Any:
         value = {} if value is None and container is dict else value
     elif container is list and isinstance(value, int | float):
         value = [value]
+    if container in (int, float) and isinstance(value, bool):
+        value = str(value)  # pydantic would take it for 0 or 1
     number: Any = Annotated[kind, Field(ge=0, allow_inf_nan=False)] if container in (int, float) else kind
     try:
         return TypeAdapter(number, config=ConfigDict(coerce_numbers_to_str=True)).validate_python(value)
