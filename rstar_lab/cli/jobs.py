@@ -214,7 +214,7 @@ def pull(
     """Copy the runs of a job from its host.
 
     `jobs submit --host` starts a process that does this while the job runs; `pull` copies at once, and can also copy
-    checkpoints and transcripts.
+    checkpoints and transcripts. With --follow, it ends when the host does not answer for ten minutes.
     """
     from rstar_lab.jobs import attach
     from rstar_lab.jobs.ssh import mirror
