@@ -287,7 +287,8 @@ def _check_file(path: Path, level: str, *_state: int) -> Footer:
         if field.name in schema.names and field.type != schema.field(field.name).type:
             expected = schema.field(field.name).type
             raise RunStoreError(f"{path}: column {field.name!r} has the type {field.type}; expected {expected}")
-    missing = frozenset(LEVELS[level].names if level in LEVELS else ()) - set(stored.names)
+    needed = LEVELS[level].names if level in LEVELS else ["step", *map("rows_{}".format, LEVELS)]
+    missing = frozenset(needed) - set(stored.names)
     lacking = missing.intersection(ADDED_COLUMNS.get(level, ()))
     if lost := missing - lacking:
         raise RunStoreError(f"{path} is damaged: it lacks the column {min(lost)!r}")

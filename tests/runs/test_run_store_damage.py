@@ -110,6 +110,8 @@ def test_an_error_names_a_damaged_metrics_line(run):
 
 def test_compact_rebuilds_a_missing_rollup(run):
     before = RunReader(run).rollup().drop_columns(["attempt"])
+    pq.write_table(pq.read_table(run / "rollup.parquet").drop_columns(["step"]), run / "rollup.parquet")
+    assert_error_contains(run, "rollup.parquet", "lacks the column 'step'")
     (run / "rollup.parquet").write_bytes(b"PAR1")
     assert_error_contains(run, "rollup.parquet")
     (run / "rollup.parquet").unlink()
