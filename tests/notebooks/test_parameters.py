@@ -37,15 +37,10 @@ def test_the_first_cell_after_the_parameters_checks_them(path):
     cells = [cell for cell in jupytext.read(path).cells if cell.cell_type == "code"]
     (first,) = [later for cell, later in itertools.pairwise(cells) if "parameters" in cell.metadata.get("tags", [])]
     before, check, _ = first.source.partition("\ncheck_parameters(globals())")
-    assert check and not set(papermill.inspect_notebook(str(path))) & {
-        node.id for node in ast.walk(ast.parse(before)) if isinstance(node, ast.Name)
-    }
+    assert check and not set(papermill.inspect_notebook(str(path))) & {node.id for node in ast.walk(ast.parse(before)) if isinstance(node, ast.Name)}
 
 
-@pytest.mark.parametrize(
-    "stem",
-    ["02_sft", "03_train", "04_evaluate", "06_ablation", "10_recipe", "11_own_tools", "12_async", "13_environment"],
-)
+@pytest.mark.parametrize("stem", ["02_sft", "03_train", "04_evaluate", "06_ablation", "10_recipe", "11_own_tools", "12_async", "13_environment"])
 def test_notebooks_that_train_or_evaluate_have_a_profile(stem):
     path = NOTEBOOKS[0].parent / f"{stem}.ipynb"
     assert papermill.inspect_notebook(str(path))["profile"]["default"] == '"laptop"'
@@ -79,7 +74,7 @@ name: str = "a"; wait: bool = True; steps: int = 4; lr: float = 0.1; keys: dict 
 def checked(**given):
     """Return the parameters of a notebook after papermill's assignments, as a cell of the notebook sees them."""
     notebook = {}
-    exec(PARAMETERS, notebook)
+    exec(compile(PARAMETERS, "cell", "exec", dont_inherit=True), notebook)  # helpers.lazy_modules makes annotations of tests text
     notebook |= given
     check_parameters(notebook)
     return {name: notebook[name] for name in notebook["__annotations__"]}
@@ -106,7 +101,8 @@ def test_a_parameter_becomes_its_declared_type(name, text, value):
         ("wait", "maybe", "Input should be a valid boolean, .*; got 'maybe'"), ("wait", None, "Input should be a valid boolean"),
         ("wait", 2, "Input should be a valid boolean"), ("steps", "four", "Input should be a valid integer, .*; got 'four'"),
         ("steps", 1.5, "Input should be a valid integer"), ("steps", -1, "Input should be greater than or equal to 0; got '-1'"),
-        ("steps", [1], "Input should be a valid integer"), ("steps", "true", "Input should be a valid integer"), ("lr", "fast", "Input should be a valid number, .*; got 'fast'"),
+        ("steps", [1], "Input should be a valid integer"), ("lr", "fast", "Input should be a valid number, .*; got 'fast'"),
+        ("steps", "true", "Input should be a valid integer"), ("lr", True, "Input should be a valid number"),
         ("lr", "NaN", "Input should be a finite number"), ("lr", {}, "Input should be a valid number"),
         ("keys", None, "Input should be a valid dictionary"), ("keys", "rl.lr=1", "Input should be a valid dictionary"),
         ("seeds", None, "Input should be a valid list"), ("seeds", "0,1.5", "Input should be a valid integer"),
@@ -120,10 +116,7 @@ def test_a_parameter_of_another_type_is_one_line(name, value, message):
 
 def test_a_parameter_that_the_notebook_does_not_have_is_refused():
     """papermill only warns, and the notebook would run with its defaults."""
-    for cell, hint in (
-        ("# Parameters\nstep = 3\n", "did you mean steps"),
-        ("# Parameters\nx = 3\n", "there are name, wait"),
-    ):
+    for cell, hint in (("# Parameters\nstep = 3\n", "did you mean steps"), ("# Parameters\nx = 3\n", "there are name, wait")):
         with pytest.raises(UserError, match=rf"this notebook does not have it; {hint}"):
             checked(In=["", cell])
     assert checked(In=["", "# Parameters\nsteps = 3\n"], steps=3)["steps"] == 3
