@@ -80,6 +80,12 @@ def stale():
     return [name[0] for name in names if name and not psutil.pid_exists(int(name[1]))]
 
 
+def heed_signals():
+    """Reset signals that the shell of the tests ignores, as `nohup` does."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def end(arguments, ready, how, folder, temporary, settle_s=2.0):
     """Start a command, end it, and return its exit code, its stderr, and the processes and semaphores that it left."""
     mark = uuid.uuid4().hex
@@ -87,7 +93,7 @@ def end(arguments, ready, how, folder, temporary, settle_s=2.0):
         [sys.executable, *arguments.split()], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,
         env=os.environ | {"RSTAR_LAB_TEST": mark, "PYTHONPATH": str(ROOT), "TMPDIR": temporary},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_signals,
     )  # fmt: skip
     seen, deadline = b"", time.monotonic() + 300
     while ready.encode() not in seen and not any(folder.glob(ready)):
@@ -101,7 +107,11 @@ def end(arguments, ready, how, folder, temporary, settle_s=2.0):
         command.stdout.close()
     else:
         command.send_signal(how)
-    command.wait(timeout=120)
+    try:
+        command.wait(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(command.pid, signal.SIGKILL)
+        raise
     errors = command.stderr.read().decode()
     deadline = time.monotonic() + 20  # of the processes of one that was killed
     while (left := marked(mark)[0]) and time.monotonic() < deadline:
