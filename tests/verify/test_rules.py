@@ -102,6 +102,7 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
         [
             ("5 cm", "5"), (r"5\text{ cm}", "5"), (r"5\text{ centimeters}", "5 cm"), (r"64 \mathrm{~cm}^2", r"64\text{ cm}^2"),
             ("64 square feet", "64"), (r"\frac{3}{4}\text{ hours}", r"\frac34"), ("42 apples", "42"), ("5个", "5"), ("5元", "5"),
+            ("42", "42 wibbles"),
             ("5平方厘米", "5"), (r"\$36", "36"), ("36", r"\$36"), ("32,348", r"\$32,348"), (r"\$18.9", r"\$18.90"), ("€5", "5"),
             ("5 USD", "5"), ("5 dollars", r"\$5"), (r"90^\circ", "90 degrees"), ("4 4/9 days", r"$4 \frac{4}{9}$ days"),
             ("42nd", "42"), ("1.5 million", "1500000"), (r"\$5\text{ million}", "5000000"),
@@ -123,6 +124,7 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
         ],
         [
             ("5 m", "5 cm"), (r"\$5", "€5"), ("6 cm", "5 cm"), (r"\$6", "5"), ("5 apples", "5 pears"), ("3:30 p.m.", "3:30 a.m."),
+            ("42 wibbles", "42"), ("42 gribbles", "42 wibbles"),
             (r"45^\circ 30'", r"45^\circ 20'"), ("5x", "5"), ("5 is wrong", "5"),
             ("1.5 million", "1.5"), ("3 quarters", "3"), ("5 squared", "5"),
             ("30°", r"30\%"), ("5 m^2", "5 m^3"), ("5m", "5"), ("6", "6m"), ("2 hours 30 minutes", "2"),
