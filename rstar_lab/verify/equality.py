@@ -79,7 +79,7 @@ def readable(answer: str) -> bool:
     """Return whether an answer is read as a value, or is a few words."""
     try:
         value = read(answer)
-    except Unreadable:
+    except (Unreadable, NoValue, RecursionError):
         return False
     items = value.items if isinstance(value, Group) else (value,)
     return all(len(item.words) <= MAX_WORDS for item in items if isinstance(item, Text))
