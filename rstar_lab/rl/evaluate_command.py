@@ -54,9 +54,8 @@ async def evaluate_command(
         raise UserError("evaluate: give one model, or any number of URLs of servers with the same model")
     if urls:
         folder, identity = await _tokenizer_of(urls, tokenizer)
-        recipe = recipe.model_copy(
-            update={"engine": recipe.engine.model_copy(update={"kind": "server", "urls": tuple(urls)})}
-        )
+        engine = recipe.engine.model_copy(update={"kind": "server", "urls": tuple(urls)})
+        recipe = recipe.model_copy(update={"engine": engine})
     else:
         folder = model_folder(models[0], recipe.runs)
         identity = str(folder.resolve())
@@ -67,14 +66,9 @@ async def evaluate_command(
     if urls:  # the folder may contain only the tokenizer; the name includes the version of pushed weights
         weights = f"{identity} {weights}"
     parts = evaluation_identity(recipe, problems, weights, recipe.evaluate.samples)
-    recipe = recipe.model_copy(
-        update={
-            "name": name or f"evaluate-{title}",
-            "sft": None,
-            "stages": (),
-            "evaluate": recipe.evaluate.model_copy(update={"sets": {}}),
-        }
-    )
+    settings = recipe.evaluate.model_copy(update={"sets": {}})
+    changed = {"name": name or f"evaluate-{title}", "sft": None, "stages": (), "evaluate": settings}
+    recipe = recipe.model_copy(update=changed)
     run_suffix = identity_digest(parts)
     ids = {name: [problem.problem_id for problem in part] for name, part in sets.items()} if len(sets) > 1 else {}
     with PeakMemory() as memory:
@@ -200,6 +194,8 @@ def print_result(
         "tool errors": f"{errors} of the calls",
         "truncated": format_interval(intervals["truncated"]),
     }
+    if result.get("text_answers"):
+        lines["compared as text"] = f"{result['text_answers']:.1%} of the answers"
     for name, own in result.get("sets", {}).items():
         lines[name] = f"{format_interval(own['pass1'])} avg@{own['samples']}, {counted(own['problems'], 'problem')}"
     for title, text in lines.items():

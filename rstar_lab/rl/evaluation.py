@@ -23,7 +23,7 @@ from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.rollout.run import run_rollouts, score_groups, stream_rollouts
 from rstar_lab.rl.seeds import derive_seed
-from rstar_lab.rl.step import rollout_metrics
+from rstar_lab.rl.step import rollout_metrics, text_answers
 from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.tables import UNUSABLE
@@ -36,8 +36,6 @@ CHUNK = 512  # number of rollouts per commit
 # Yields the trajectories of each list of tasks, in order.
 Generate = Callable[[Sequence[list[RolloutTask]]], AsyncGenerator[list[Trajectory]]]
 MAX_IN_FLIGHT = 1024  # rollouts
-
-
 _same = lru_cache(2**16)(same_answer)  # a comparison may call another process
 
 
@@ -87,9 +85,9 @@ def per_problem(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the result of an evaluation from its trajectory rows. Intervals are [value, low, high], see `estimates`.
 
-    pass1: avg@k. used_tool, answered: share of rollouts with a tool call, and with an answer in the asked format. pass_at:
-    pass@k for the powers of two up to the number of samples. intervals: intervals of response_tokens, calls, error_rate
-    and truncated. With one problem, low and high are None.
+    pass1: avg@k. used_tool, answered: share of rollouts with a tool call, and with an answer in the asked format. text_answers:
+    see `step.text_answers`. pass_at: pass@k for the powers of two up to the number of samples. intervals: intervals of
+    response_tokens, calls, error_rate and truncated. With one problem, low and high are None.
     """
     table = per_problem(rows)
     samples = min(row["samples"] for row in table)
@@ -126,14 +124,14 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "truncated": float(np.mean([row["truncated"] for row in rows])),
         "used_tool": float(np.mean([row["calls"] > 0 for row in rows])),
         "answered": float(np.mean([row["answer"] is not None for row in rows])),
+        "text_answers": text_answers((row["answer"], row["truth"]) for row in rows),
         "pass_at": {str(2**i): pass_interval(2**i) for i in range(samples.bit_length())},
         "intervals": {name: found.as_list() for name, found in ratios.items() if found.clusters},
     }
 
 
 def summarise_usable(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return `summarise` of the usable rollouts, with the numbers of the others by cause: a failed environment, an undecided
-    answer.
+    """Return `summarise` of the usable rollouts, with the numbers of the others by cause (failed environment, undecided answer).
 
     Raises UserError if there is no usable rollout.
     """
@@ -270,9 +268,8 @@ async def store_evaluation(
         for trajectory in trajectories:
             _check_usable(trajectory)
         number += 1
-        rows = step_rows(trajectories, {}, "all")
         metrics = rollout_metrics(trajectories) | {"generate_s": time.monotonic() - since}
-        writer.write_step("evaluate", number, **rows, metrics=metrics)
+        writer.write_step("evaluate", number, **step_rows(trajectories, {}, "all"), metrics=metrics)
         since = time.monotonic()
         finished += len(chunks[number - 1])
         progress(finished, len(problems))

@@ -9,7 +9,7 @@ Source: rStar2-Agent (arXiv 2508.20722), sections 2 and 4. This module imports n
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.rollout.checks import check_rollouts
 from rstar_lab.rl.rollout.records import TrainingLabels, step_rows
 from rstar_lab.rl.trajectory import StopReason, Trajectory
+from rstar_lab.verify import readable
 
 Metrics = dict[str, Any]
 
@@ -199,13 +200,11 @@ class Step:
         """Return the numbers of the step, as in metrics.jsonl."""
         generated, sampled = self.sampled.trajectories, self.sampled
         metrics = rollout_metrics(generated, self.rl.metrics) | selection_metrics(self.selection) | self.update.metrics
-        metrics |= {
-            f"eval/{name}/{key}": value for name, found in self.held_out.items() for key, value in found.items()
-        }
-        metrics |= {"groups": sampled.groups}
+        for name, found in self.held_out.items():
+            metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
+        metrics |= {"groups": sampled.groups, "retried": sampled.retried}
         if sampled.buffered is not None:
             metrics |= staleness_metrics(sampled.buffered)
-        metrics |= {"retried": sampled.retried}
         for method in self.rl.hooks:
             metrics |= method.metrics(generated)
         metrics |= {"solved_groups": solved_groups(generated), "retired": self.retired}
@@ -314,8 +313,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     `env/<name>/...`: the main metrics of the rollouts of an environment. `correct_unrewarded`: share of rollouts whose answer
     equals the true answer as text, but whose reward is not above 0. `control_tokens`: share of rollouts in which the model
     wrote a misplaced control token. `ok_with_exception`: number of calls with `hides_exception`, if there are any. `used_tool`,
-    `answered`: share of rollouts with a tool call, and with an answer in the asked format. own: names of user functions,
-    `module:name` (recipe key `rl.metrics`).
+    `answered`: share of rollouts with a tool call, and with an answer in the asked format. `text_answers`: see `text_answers`.
+    own: names of user functions, `module:name` (recipe key `rl.metrics`).
     """
     correct = [t for t in trajectories if t.reward > 0]
     outcomes = Counter(call.outcome for t in trajectories for call in t.calls)
@@ -339,6 +338,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
         "correct_unrewarded": _mean(
             [t.reward <= 0 and (t.answer or "").strip() == t.truth.strip() for t in trajectories]
         ),
+        "text_answers": text_answers((t.answer, t.truth) for t in trajectories),
         "duplicate_answers": _mean([t.text.count("<answer>") > 1 for t in trajectories]),
         "control_tokens": _mean([any(turn.control_token for turn in t.turns) for t in trajectories]),
         "sandbox_failures": sum(outcomes[outcome] for outcome in INFRASTRUCTURE_FAILURES),
@@ -352,6 +352,11 @@ def rollout_metrics(trajectories: Sequence[Trajectory], own: Sequence[str] = ())
     }
     metrics |= {name: count for name, count in rare.items() if count} | environment_metrics(trajectories)
     return metrics | {f"metrics/{name.partition(':')[2]}": user_metric(name)(trajectories) for name in own}
+
+
+def text_answers(pairs: Iterable[tuple[str | None, str]]) -> float | None:
+    """Return the share of pairs (answer, true answer) that `verify` compares as text, as it does not read one of them as a value."""
+    return _mean([not (readable(answer) and readable(truth)) for answer, truth in pairs if answer and truth])
 
 
 def environment_metrics(trajectories: Sequence[Trajectory]) -> Metrics:

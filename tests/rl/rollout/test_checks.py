@@ -7,6 +7,7 @@ import pytest
 from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.common.outcomes import Outcome
+from rstar_lab.rl.evaluation import summarise
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import LimitsSection
@@ -24,6 +25,7 @@ from rstar_lab.rl.rollout.checks import (
 )
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.tools.code import CodeTool
 from rstar_lab.rl.trajectory import ToolCallRecord
@@ -127,6 +129,16 @@ async def test_correct_answers_without_reward_are_counted(rollout):
     assert rollout.reward == 1.0
     assert rollout_metrics([rollout, rollout])["correct_unrewarded"] == 0.0
     assert rollout_metrics([rollout, replace(rollout, reward=-1.0)])["correct_unrewarded"] == 0.5
+
+
+async def test_answers_that_are_compared_as_text_are_counted(rollout):
+    pairs = {("7", "7"): 0.0, ("43 (or 42)", "42"): 1.0, ("7", "see figure 1 of the solution"): 1.0, (None, "7"): None}
+    for (answer, truth), share in pairs.items():
+        rollouts = [replace(rollout, answer=answer, truth=truth)]
+        assert rollout_metrics(rollouts)["text_answers"] == share
+    rollouts += [replace(rollout, answer=answer, truth="7") for answer in ("7 (or 8)", "5 m/s " * 330, "8", "9")]
+    assert rollout_metrics(rollouts)["text_answers"] == 0.5
+    assert summarise(step_rows(rollouts, {}, "all")["trajectories"])["text_answers"] == 0.5
 
 
 def test_problems_with_overlong_prompts_are_found_by_their_tokens():
