@@ -407,6 +407,8 @@ RunsLike = Runs | str | Path  # opened runs, the folder of a run, or a folder of
 
 def as_runs(runs: RunsLike) -> Runs:
     """Return opened runs; a path is opened with `open_runs`."""
+    if isinstance(runs, pd.DataFrame):
+        raise RunStoreError('a data frame is not a folder of runs; its rows are selected by where={"traj_id": [...]}')
     return runs if isinstance(runs, Runs) else open_runs(runs)
 
 

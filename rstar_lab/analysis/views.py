@@ -35,8 +35,7 @@ class Views:
     def __init__(
         self, folders: Sequence[Path], root: Path | None, frames: dict[str, Callable[[], pd.DataFrame]], timeout_s: float | None
     ):  # fmt: skip
-        """root: a folder whose runs are read as they appear. frames: functions that compute tables on request. timeout_s: of queries
-        without a limit of their own."""
+        """root: a folder whose runs are read as they appear. frames: functions that compute tables on request. timeout_s: of a query."""
         self._given, self._root, self._frames, self._timeout_s = list(folders), root, frames, timeout_s
         self.leave_out_damaged = False
         self._lock = threading.RLock()

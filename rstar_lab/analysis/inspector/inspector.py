@@ -337,8 +337,7 @@ class Inspector(NotebookWidget):
         return turn_text(self.source.record(self.source.row(traj_id)), int(turn))
 
     def _note(self, _buffers: Buffers, traj_id: str, note: str, tags: list[str]) -> Json:
-        folder = self.source.store.run_dir(self.source.row(traj_id)["run_id"])
-        entry = write_note(folder, traj_id, note, tags)
+        entry = write_note(self.source.store.run_dir(self.source.row(traj_id)["run_id"]), traj_id, note, tags)
         self._notes = None
         return entry
 
