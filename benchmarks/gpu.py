@@ -58,7 +58,7 @@ MFU_BOUNDS = {
     "0.5B": 36,
     "1.7B": 50,
     "4B": 57,
-}  # % on an H100 if every kernel runs at its peak rate (docs/benchmarks.md); tests/rl/preflight/test_dry_run.py computes them
+}  # % on an H100 if every kernel runs at its peak rate (docs/benchmarks.md)
 PARTS = ("parity", "update", "sft", "sync", "demo")
 TOKENS, ROLLOUTS, UPDATES = 8192, 4, 3
 Line = dict[str, Any]

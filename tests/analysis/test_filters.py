@@ -132,7 +132,7 @@ def test_every_function_with_where_is_covered():
         name for name in analysis.__all__ if callable(getattr(analysis, name)) and not isinstance(getattr(analysis, name), type)
         and "where" in signatures.signature(getattr(analysis, name)).parameters
     }  # fmt: skip
-    functions -= {name for name in functions if name.startswith("export_")}  # tests/analysis/test_exports.py
+    functions -= {name for name in functions if name.startswith("export_")}  # tests/exchange/test_exports.py
     text = Path(__file__).read_text()
     assert [name for name in sorted(functions) if f"{name}(" not in text and f".{name}" not in text] == []
 
