@@ -26,7 +26,7 @@
 # | `adaptive` | an engine gets as many rollouts as its KV cache is expected to hold, longest first, with balanced work |
 #
 # [docs/scheduler.md](../docs/scheduler.md) compares them by simulation and on real vLLM servers; `rstar-lab bench scheduler`
-# repeats the comparison.
+# repeats the comparison. The first two exist for this comparison only: `engine.scheduler` takes the other three.
 
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs; empty: the nearest runs/ folder
