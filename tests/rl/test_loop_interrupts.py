@@ -63,13 +63,16 @@ def test_an_update_is_completed_before_the_interrupt_is_raised(loop):
     assert done == ["stored"]
 
 
-async def test_cancelled_rollouts_in_lockstep_leave_the_engine():
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_cancelled_rollouts_in_lockstep_leave_the_engine(at_once):
     class Engine:
         async def generate(self, prompt_ids, sampling):
             raise AssertionError("lockstep submits requests")
 
         def submit(self, requests):
             self.requests = [asyncio.get_running_loop().create_future() for _ in requests]
+            if at_once:  # before the rollout knows that its request was submitted
+                asyncio.get_running_loop().call_soon(turns[0].cancel)
             return self.requests
 
     engine = Engine()
@@ -87,6 +90,7 @@ SCRIPT = """
 from pathlib import Path
 from helpers.tiny_models import make_model
 from rstar_lab.rl import TrainingLoop
+from rstar_lab.rl.resolved import read_stage_problems
 
 make_model(Path("model"))
 with TrainingLoop("tiny_fast", "model", overrides={"engine.kind": "KIND", "processes": 1}) as loop:

@@ -125,11 +125,11 @@ class LockstepSlot:
         self.lockstep.waiting[self.number][self.index] = (prompt_ids, sampling, submitted)
         self.lockstep.flush_if_complete(self.number)
         try:
-            completion = await submitted
+            return await (await submitted)
         finally:
-            if submitted.cancelled():
-                self.lockstep.waiting[self.number].pop(self.index, None)
-        return await completion
+            self.lockstep.waiting[self.number].pop(self.index, None)
+            if submitted.done() and not submitted.cancelled():
+                submitted.result().cancel()  # without effect if it has ended
 
     def on_turn(self, text: str, last: bool) -> None: ...
 
