@@ -19,10 +19,10 @@ CARD = b'{"data": [{"id": "m", "max_model_len": 100}]}'
 
 
 class Server:
-    """An HTTP server in a thread: its answers never end. card: whether /v1/models has a good answer."""
+    """An HTTP server in a thread: its answers never end. models: the answer to /v1/models, which ends."""
 
-    def __init__(self, card: bool = False):
-        self.card, self.chunk, self.pause_s = card, b'"' + b"x" * 2**20, 0.0
+    def __init__(self, models: bytes = b""):
+        self.models, self.chunk, self.pause_s = models, b'"' + b"x" * 2**20, 0.0
         self.loop, started = asyncio.new_event_loop(), threading.Event()
 
         async def serve() -> None:
@@ -37,8 +37,8 @@ class Server:
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             request = await reader.readuntil(b"\r\n\r\n")
-            if self.card and b"/v1/models" in request:
-                writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(CARD) + CARD)
+            if self.models and b"/v1/models" in request:
+                writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(self.models) + self.models)
                 return
             writer.write(HEAD + b"\r\n")  # the body ends with the connection
             while True:
@@ -51,16 +51,16 @@ class Server:
             writer.close()
 
 
-@pytest.fixture(params=[False, True], ids=["no card", "card"])
+@pytest.fixture(params=[b"", CARD], ids=["no card", "card"])
 def server(request):
-    server = Server(card=request.param)
+    server = Server(models=request.param)
     yield server
     server.loop.call_soon_threadsafe(server.loop.stop)
 
 
 @pytest.mark.timeout(60)
 async def test_an_endless_answer_is_an_error_of_each_client(server):
-    if not server.card:
+    if not server.models:
         async with SandboxClient(server.url, deadline_s=1.0) as client:
             result = await client.run("1")
             assert result.outcome is Outcome.SANDBOX_ERROR and "AnswerTooLong" in result.stderr
@@ -68,6 +68,17 @@ async def test_an_endless_answer_is_an_error_of_each_client(server):
     with pytest.raises((UserError, EngineError), match="longer than"):
         await engine.start()
     await engine.aclose()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("models", [b"[" * 200_000, b"[]", b"not JSON", b'{"data": [{"id": 1}]}'])
+async def test_an_answer_of_another_shape_names_the_server(models):
+    server = Server(models)
+    engine = ServerEngine(server.url)
+    with pytest.raises((UserError, EngineError), match=server.url):
+        await engine.start()
+    await engine.aclose()
+    server.loop.call_soon_threadsafe(server.loop.stop)
 
 
 async def test_an_answer_has_limits_of_bytes_and_time_and_is_not_compressed():

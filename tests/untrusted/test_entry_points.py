@@ -17,6 +17,7 @@ from rstar_lab.exchange.importers import import_trl
 from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.sources import origin_of, read_config
+from rstar_lab.rl.serving.serve import ServeOptions, check_options
 from rstar_lab.untrusted import files
 
 DEEP = "[" * 200_000
@@ -75,10 +76,16 @@ def test_problems_are_read_from_regular_files_only(tmp_path, name, kind):
         load_problems(tmp_path / name)
 
 
+def check_server(folder):
+    """Check the options of `rstar-lab serve` for a model folder."""
+    check_options(ServeOptions(folder, updatable=True, api_key="x" * 20))
+
+
 @pytest.mark.parametrize("damage", ["deep", "pipe", "list"])
 def test_a_model_folder_of_somebody_else_is_one_error(tmp_path, damage):
     (tmp_path / "model.safetensors").touch()
-    for name, read in (("source.json", origin_of), ("config.json", read_config), ("config.json", load_tokenizer)):
+    readers = ("source.json", origin_of), ("config.json", read_config), ("config.json", load_tokenizer)
+    for name, read in (*readers, ("config.json", check_server)):
         path = tmp_path / name
         path.unlink(missing_ok=True)
         os.mkfifo(path) if damage == "pipe" else path.write_text(DEEP if damage == "deep" else json.dumps([]))
