@@ -96,6 +96,7 @@ class Lab:
 
     def __init__(self, url: str, folder: Path, browser: Any) -> None:
         self.url, self.folder, self.browser = url, folder, browser
+        self.sessions: set[str] = set()  # of the notebooks that are open
 
     def api(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
         data = json.dumps(body).encode() if body is not None else None
@@ -130,8 +131,9 @@ class Lab:
             book.cells.insert(at + 1, nbformat.v4.new_code_cell(assignments))
         nbformat.write(book, self.folder / name)
         body = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3"}}
-        assert self.api("api/sessions") == [], "an earlier test left a kernel"
+        assert {session["id"] for session in self.api("api/sessions")} == self.sessions, "an earlier test left a kernel"
         session = self.api("api/sessions", body)
+        self.sessions.add(session["id"])
         context = self.browser.new_context(viewport={"width": size[0], "height": size[1]}, accept_downloads=True)
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         page = context.new_page()
@@ -155,3 +157,4 @@ class Lab:
             context.close()
             with contextlib.suppress(urllib.error.URLError):
                 self.api(f"api/sessions/{session['id']}", method="DELETE")
+            self.sessions.remove(session["id"])
