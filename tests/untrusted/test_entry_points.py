@@ -105,12 +105,8 @@ def test_a_stage_of_a_foreign_document_is_no_path(tmp_path, stage):
         "sample": 0,
         "run_id": "../x",
     }
-    document = {
-        "schema_version": "ATIF-v1.6",
-        "session_id": "s",
-        "agent": {"name": "a", "version": "1"},
-        "steps": steps,
-    }
+    agent = {"name": "a", "version": "1"}
+    document = {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": agent, "steps": steps}
     document |= {"trajectory_id": "t", "extra": {OURS: {"trajectory": place, "truth": "1"}}}
     (tmp_path / "a.json").write_text(json.dumps(document))
     with pytest.raises(UserError, match=r"a\.json"):
