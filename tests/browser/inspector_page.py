@@ -39,7 +39,7 @@ def wait_for_sample(opened: LabPage, sample: int) -> None:
 
 def wait_for_trajectory(opened: LabPage, traj_id: str) -> None:
     """Wait until the transcript of this trajectory is shown."""
-    opened.wait(f"() => document.querySelector('{APP} .rl-detail').dataset.traj === {json.dumps(traj_id)}")
+    opened.wait(f"() => document.querySelector('{APP} .rl-detail')?.dataset.traj === {json.dumps(traj_id)}")
 
 
 def select(opened: LabPage, expression: str) -> None:

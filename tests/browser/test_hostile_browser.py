@@ -72,7 +72,7 @@ def test_the_inspector_shows_every_rollout(browser, run, runs):
     for traj_id in list(runs.trajectories("step = 3", columns=["traj_id"]).traj_id)[:3]:
         shown.widget.selected = traj_id
         shown.sync()
-        shown.wait(f"() => document.querySelector('.rl-detail').dataset.traj === {json.dumps(traj_id)}")
+        shown.wait(f"() => document.querySelector('.rl-detail')?.dataset.traj === {json.dumps(traj_id)}")
         for key in "grcv":  # the group, raw tokens, comparison, views
             shown.page.locator(".rl-list").focus()
             shown.page.keyboard.press(key)
