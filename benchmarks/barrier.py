@@ -35,7 +35,7 @@ def _split(waiting: Sequence[TurnRequest], engine_of: dict[int, int], engines: S
 
 
 class TurnBarrier:
-    """Static split. The next turn of an engine's rollouts starts when all of them have finished the current turn."""
+    """Split the rollouts as `Static` does. An engine starts the next turn when all its rollouts have finished the current one."""
 
     def __init__(self) -> None:
         self._engine_of: dict[int, int] = {}  # rollout -> engine

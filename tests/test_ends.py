@@ -41,8 +41,8 @@ await run_recipe(resolve(load_recipe("tiny_fast", {"runs": "runs"}), model=True)
 """
 VERL = "tiny_fast --profile laptop --runs-dir runs --set sft.optimizer=adamw --set sft.schedule=cosine"
 EVALUATE = "evaluate model --problems problems.jsonl --samples 200 --set evaluate.max_response_tokens=900"
-# Arguments of Python; what the command prints when its processes run, or the pattern of a file that it has written then; its exit codes:
-# those of a command that was stopped (128 and the signal), or 0 of a service. Others than the first four take minutes.
+# Per command: arguments of Python; text that it prints once its processes run, or pattern of a file that it has written by then; and how
+# it ends: with 128 plus the signal (STOPPED), also with 0 (SERVICE), or with any code (None). Only the first four take seconds.
 STOPPED, SERVICE = "stopped", "service"
 COMMANDS = {
     "bench": (f"{CLI} bench scheduler", "bench", STOPPED),
@@ -139,7 +139,7 @@ def prepared(name, folder):
 
 
 def remaining(temporary):
-    """Return the files in the temporary folder, without the cache of torch's compiler and the connection files of Jupyter's kernels."""
+    """Return the files left in the temporary folder, except the cache of torch's compiler and connection files of Jupyter kernels."""
     return [
         path for path in Path(temporary).iterdir() if not path.match("torchinductor_*") and not path.match("tmp*.json")
     ]

@@ -34,7 +34,7 @@ class Detector:
 
 
 _SHORT = "responses are less than half as long as in the first steps"
-_LONG = "responses are more than three times as long as in the first steps, and the reward has not risen"
+_LONG = "responses are more than three times as long as in the first steps, and the reward did not increase"
 _UNREWARDED = (
     "rollouts that give the true answer get no reward: wrong sign, or an answer format that the model does not use"
 )

@@ -42,7 +42,7 @@ def backend_named(name: str) -> Backend:
 
 
 def choose(profile: str | None, *, host: str | None = None, backend: str | None = None) -> tuple[Profile, Backend]:
-    """Return the profile and the backend of a job; the arguments are those of `submit`. Raises UserError for an unknown
+    """Return the profile and the backend of a job. The arguments have the same meaning as in `submit`. Raises UserError for an unknown
     profile or backend, and for an unreachable host."""
     if profile is None and host:
         from rstar_lab.jobs.ssh.backend import profile_of_host

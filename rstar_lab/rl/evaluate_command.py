@@ -135,7 +135,7 @@ def load_sets(
 
 
 def load(source: str, fields: str, limit: int | None, environment: str = "") -> tuple[str, list[Problem]]:
-    """Return the name of a problem set, and its problems; see `load_problems`.
+    """Return the name of a problem set and the problems that `load_problems` reads.
 
     environment: name of an environment that is used for all problems, which then need no answers; "": each row names its own.
     """

@@ -319,7 +319,7 @@ def constant_ratio(one: Any, two: Any) -> Number | None:
 
 
 def _same_names(one: Any, two: Any) -> tuple[Any, Any]:
-    """Return both formulas with one spelling of the imaginary unit and of a constant of integration."""
+    """Return both formulas with the same symbols for the imaginary unit and the constant of integration."""
     alone = symbols(one) ^ symbols(two)
     if "I" in alone and has(one, "i") != has(two, "i") and has(one, "i") == ("I" in symbols(two)):
         old, new = ("sym", "I"), ("const", "i")

@@ -56,7 +56,7 @@ class WorkerPool:
         self._reset()
 
     def warm_up(self, timeout_s: float = 60.0) -> None:
-        """Start the workers. Raises UserError if that takes longer than `timeout_s`."""
+        """Start the workers. Raises UserError if they are not ready after `timeout_s` seconds."""
         try:
             self.compare(r"\lim_{x\to0}\frac{\sin x}{x}", "1", timeout_s)
         except Undecided:
@@ -94,7 +94,7 @@ class WorkerPool:
         raise Undecided
 
     def _take(self, deadline: float) -> socket.socket | None:
-        """Return a connection to an idle worker, or None if there was none by the deadline."""
+        """Return a connection to an idle worker, or None if no worker becomes idle before the deadline."""
         with self._changed:
             while (left := deadline - time.monotonic()) > 0:
                 if self._idle:

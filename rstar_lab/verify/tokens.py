@@ -55,7 +55,7 @@ _RELATION_SIGNS = {"=<": "<=", ":=": "=", "==": "="}
 _BRACED = re.compile(r"\s*\{")
 _LETTER = re.compile(r"\s*([A-Za-z]|\\[ij]math)(?![A-Za-z])")
 _UPRIGHT = r"(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})"
-# What a text must have to be rewritten, the pattern, and what takes its place.
+# Per row: text that must occur (checked first, because it is fast), pattern, replacement.
 _REWRITTEN = [
     (needle, re.compile(pattern), replacement)
     for needle, pattern, replacement in (

@@ -173,7 +173,7 @@ def replaced(value: Any, old: Formula, new: Formula) -> Any:
 
 
 def plus_minus(value: Any) -> list[Any]:
-    """Return both values of a formula with a plus-minus sign; others as they are."""
+    """Return the two formulas that a plus-minus sign stands for; without the sign, the formula itself."""
     if isinstance(value, Relation) and value.signs == ("=",):
         return [replace(value, sides=(value.sides[0], side)) for side in plus_minus(value.sides[1])]
     if isinstance(value, Quantity):
@@ -190,7 +190,7 @@ def plus_minus(value: Any) -> list[Any]:
 
 
 def scaled(node: Formula) -> Any:
-    """Return the matrix that a number times a matrix is; other formulas as they are."""
+    """Multiply a matrix by the number in front of it. Other formulas are returned unchanged."""
     sign, *parts = ("*", node[1], number(-1)) if node[0] == "neg" else node
     if sign == "*" and isinstance(parts[1], Matrix):
         parts.reverse()

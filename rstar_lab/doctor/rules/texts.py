@@ -15,7 +15,7 @@ _TOKEN = re.compile(r"\w+(?:[.,/]\w+)*|[^\w\s]")
 _PART = re.compile(r"\d+(?:[.,/]\d+)*|[^\W\d_]+|[^\w\s]")  # a file name or a key can contain an answer
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _ROLE = r"<\|(?:im_start|start_header_id|user|system)\|?>|<tool_response>"
-SPAN = 8  # consecutive tokens without a sampled log-prob that are no chance
+SPAN = 8  # so many consecutive tokens without a sampled log-prob are not a coincidence
 LEAST_PROMPTS = 8  # different prompts from which the shared beginning is taken
 
 

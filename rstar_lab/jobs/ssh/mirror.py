@@ -190,7 +190,7 @@ def _copy(
     options = [f"--include=/{name}" for name in RUN_FILES] + [f"--include=/{level}/***" for level in levels]
     files, size = copy_files(agent, folder, "--delete-after", *options, "--exclude=*")
     if not transcripts and (folder / "transcripts").exists():
-        # Those that were opened before are copied again, or removed with their steps.
+        # Update transcripts that were copied before; remove those of removed steps.
         copy_files(agent, folder, "--delete-after", "--existing", "--include=/transcripts/***", "--exclude=*")
     if checkpoints:
         sent = copy_files(agent, folder, *(f"--exclude=/{level}" for level in LEVELS))
@@ -285,7 +285,7 @@ def follow(
     while True:
         ended = None
         try:
-            ended = job.status().ended  # read before the pull, so that the last pull copies everything
+            ended = job.status().ended  # before the pull: if the job has ended, this pull copies everything
             for pulled in pull(job.spec, checkpoints=checkpoints, transcripts=transcripts, known=known):
                 log(str(pulled))
             if ended:

@@ -45,7 +45,7 @@ MAX_REPEATED = 0.01  # share of repeated questions in a stage above which the ch
 
 
 def own_functions(context: CheckContext) -> str:
-    """Load the functions of the user that the recipe names, and tools of an MCP server."""
+    """Load the user's functions that the recipe names, and the tools of its MCP servers."""
     loaded = load_functions(context.recipe)
     urls = [name for name in context.recipe.rl.tools if name.startswith(TOOL_ADDRESSES)]
     if not loaded and not urls:
