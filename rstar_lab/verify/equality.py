@@ -416,7 +416,7 @@ class Comparison:
     _RULES: tuple[tuple[Any, Callable[..., bool], Any], ...] = (
         (Choice, choices, choice), (Tagged, tagged, tagged_and_plain),
         (Cases, cases, None), (Text, texts, text), (Combined | Builder, real_sets, None), (Group, groups, group),
-        (Nothing, never, None), (Relation, relations, relation), (Quantity, quantities, None), (Matrix, matrices, never),
+        (Nothing, real_sets, None), (Relation, relations, relation), (Quantity, quantities, None), (Matrix, matrices, never),
     )  # fmt: skip
 
 

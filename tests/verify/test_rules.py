@@ -149,7 +149,7 @@ RULES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
             ("10^-5", "10^{-5}"), (r"1\times 10^-5", "1e-5"), ("x^-1", r"\frac1x"), ("e^-x", "e^{-x}"), ("2**10", "1024"),
             (r"3\sqrt10", r"3\sqrt{10}"), ("sqrt(2)/2", r"\frac{\sqrt2}{2}"), ("2*pi", r"2\pi"), ("log(2)", r"\log 2"),
             ("x^(1/2)", r"\sqrt{x}"), (r"\sqrt{1/n}", r"\frac{1}{\sqrt n}"), (r"\sqrt[3]{-8}", "-2"), (r"\sin 30^\circ", r"\frac12"),
-            (r"\emptyset", r"\varnothing"), (r"\min\{3,5\}", "3"), ("^{1}/_{2}", "0.5"), (r"\lg 1000", "3"),
+            (r"\emptyset", r"\varnothing"), ("|x-1|<-2", r"\emptyset"), (r"\min\{3,5\}", "3"), ("^{1}/_{2}", "0.5"), (r"\lg 1000", "3"),
             (r"\sum_{n=1}^{\infty}\frac{1}{n^2}", r"\frac{\pi^2}{6}"), (r"\frac{x^2-1}{x-1}", "x+1"), ("{1 \\over 2}", "0.5"),
             (r"x^{2/3}", r"\sqrt[3]{x^2}"), (r"2\gamma", r"\gamma\cdot2"), (r"\Gamma(5)", "24"), (r"\binom71", "7"),
             (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", "-2"), (r"2\det\begin{pmatrix}1&2\\3&4\end{pmatrix}", "-4"),
