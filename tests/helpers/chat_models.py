@@ -1,6 +1,7 @@
 """Small random chat models of several families, each with its own tokenizer, end tokens and chat template.
 
-The templates lay out tokens as those of the families do (facts; the templates themselves are written for the tests).
+The templates in chat_templates/ lay out tokens as those of the families do (facts; they are written for the tests). Qwen3 and
+Qwen3.5 leave out the reasoning of turns before the last question.
 """
 
 import json
@@ -9,70 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_TOOLS = (
-    "{%- if tools %}{{ '<|im_start|>system\n' }}{%- if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}"
-    "{%- endif %}{{ 'Tools:\n<tools>' }}{%- for tool in tools %}{{ '\n' + tool | tojson }}{%- endfor %}"
-    "{{ '\n</tools><|im_end|>\n' }}{%- elif messages[0].role == 'system' %}"
-    "{{ '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}"
-)
-_TOOL_TURNS = (
-    "{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{%- endif %}"
-    "{{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
-    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{%- endif %}"
-)
-_HERMES_CALL = (
-    '{{ \'\n<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \' + '
-    "(c.function.arguments | tojson) + '}\n</tool_call>' }}"
-)
-_TAG_CALL = (
-    "{{ '\n<tool_call>\n<function=' + c.function.name + '>\n' }}{%- for k, v in c.function.arguments | items %}"
-    "{{ '<parameter=' + k + '>\n' + v + '\n</parameter>\n' }}{%- endfor %}{{ '</function>\n</tool_call>' }}"
-)
-
-
-def _chatml(call: str, turn: str = "{{ m.content }}", start: str = "") -> str:
-    return (
-        _TOOLS
-        + "{%- for m in messages %}{%- if m.role == 'user' %}{{ '<|im_start|>user\n' + m.content + '<|im_end|>\n' }}"
-        + "{%- elif m.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}"
-        + turn
-        + "{%- for c in m.tool_calls or [] %}"
-        + call
-        + "{%- endfor %}{{ '<|im_end|>\n' }}{%- elif m.role == 'tool' %}"
-        + _TOOL_TURNS
-        + "{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n"
-        + start
-        + "' }}{%- endif %}"
-    )
-
-
-# Qwen3 and Qwen3.5 leave out the reasoning of turns before the last question.
-_STRIP = (
-    "{%- if '</think>' in m.content and not loop.last %}{{ m.content.split('</think>')[-1].lstrip('\n') }}"
-    "{%- else %}{{ m.content }}{%- endif %}"
-)
-_LLAMA = (
-    "{{ bos_token + '<|start_header_id|>system<|end_header_id|>\n\nToday: ' + strftime_now('%d %b %Y') + '\n' }}"
-    "{%- if messages[0].role == 'system' %}{{ messages[0].content }}{%- endif %}{{ '<|eot_id|>' }}"
-    "{%- for m in messages %}{%- if m.role == 'user' %}{{ '<|start_header_id|>user<|end_header_id|>\n\n' }}"
-    '{%- if tools and loop.index0 < 2 %}{{ \'Functions, called with {"name": ..., "parameters": ...}:\n\' }}'
-    "{%- for tool in tools %}{{ tool | tojson + '\n' }}{%- endfor %}{%- endif %}{{ m.content | trim + '<|eot_id|>' }}"
-    "{%- elif m.role == 'assistant' and m.tool_calls %}{%- if m.tool_calls | length != 1 %}"
-    "{{ raise_exception('one call a turn') }}{%- endif %}{%- set f = m.tool_calls[0].function %}"
-    '{{ \'<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "\' + f.name + \'", "parameters": \' }}'
-    "{{ f.arguments | tojson + '}<|eot_id|>' }}{%- elif m.role == 'assistant' %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}"
-    "{%- elif m.role == 'tool' %}{{ '<|start_header_id|>ipython<|end_header_id|>\n\n' + m.content | tojson }}"
-    "{{ '<|eot_id|>' }}{%- endif %}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
-)
-_GEMMA = (
-    "{{ bos_token }}{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{%- endif %}"
-    "{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{%- endif %}"
-    "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + m.content | trim }}"
-    "{{ '<end_of_turn>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{%- endif %}"
-)
+TEMPLATES = Path(__file__).parent / "chat_templates"
 
 
 @dataclass(frozen=True)
@@ -80,7 +18,7 @@ class Family:
     """A family of chat models. tokens: special tokens; plain: added tokens that are not special. eos: of the tokenizer and
     of generation_config.json."""
 
-    template: str
+    name: str
     tokens: tuple[str, ...]
     eos: str
     bos: str | None = None
@@ -88,27 +26,31 @@ class Family:
     stops: tuple[str, ...] = ()
     model: str = "Qwen2"
 
+    @property
+    def template(self) -> str:
+        return (TEMPLATES / f"{self.name}.jinja").read_text().removesuffix("\n")
+
 
 _CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _CALL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 FAMILIES = {
     "llama": Family(
-        _LLAMA,
+        "llama",
         ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
          "<|python_tag|>"),
         eos="<|eot_id|>", bos="<|begin_of_text|>", stops=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"), model="Llama",
     ),
-    "qwen2.5": Family(_chatml(_HERMES_CALL), _CHATML_TOKENS, eos="<|im_end|>", plain=_CALL_TAGS[:2]),
+    "qwen2.5": Family("qwen2.5", _CHATML_TOKENS, eos="<|im_end|>", plain=_CALL_TAGS[:2]),
     "qwen3": Family(
-        _chatml(_HERMES_CALL, _STRIP), _CHATML_TOKENS, eos="<|im_end|>", plain=(*_CALL_TAGS, "<think>", "</think>"),
+        "qwen3", _CHATML_TOKENS, eos="<|im_end|>", plain=(*_CALL_TAGS, "<think>", "</think>"),
         stops=("<|im_end|>", "<|endoftext|>"), model="Qwen3",
     ),
     "qwen3.5": Family(
-        _chatml(_TAG_CALL, _STRIP, "<think>\n"), _CHATML_TOKENS, eos="<|im_end|>",
+        "qwen3.5", _CHATML_TOKENS, eos="<|im_end|>",
         plain=(*_CALL_TAGS, "<think>", "</think>"), model="Qwen3",
     ),
     "gemma": Family(
-        _GEMMA, ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"), eos="<eos>", bos="<bos>",
+        "gemma", ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"), eos="<eos>", bos="<bos>",
         stops=("<eos>", "<end_of_turn>"), model="Gemma3",
     ),
 }  # fmt: skip

@@ -23,6 +23,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.training.trainer import Evaluate, Trainer
+from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
 TOKENIZER = train_tokenizer(["chance 0.5, answer 7</reason><answer>\\boxed{7}</answer>"], 300)
@@ -72,6 +73,11 @@ def right(text: str, answer: str) -> float:
     return float(f"boxed{{{answer}}}" in text)
 
 
+def tiny(seed: int = 0) -> Any:
+    """Return the model of the runs: random, two layers, 64 dimensions."""
+    return build_tiny(TOKENIZER, seed=seed, hidden_size=64, layers=2, heads=2, kv_heads=1)
+
+
 def recipe_of(stages: list[dict[str, Any]], **rl: Any):
     stages = [{"problems": {"synthetic": {"count": 1}}, **stage} for stage in stages]
     return parse_recipe(
@@ -103,7 +109,7 @@ async def train(
     recipe = recipe_of(stages, **rl)
     during = recipe.evaluate.during.model_copy(update={"every": evaluate_every})
     recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"during": during})})
-    model = build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
+    model = tiny()
 
     def on_step(metrics: dict[str, Any]) -> None:
         if metrics["step"] == stop_after:
@@ -124,3 +130,9 @@ async def train(
 
 def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.detach().numpy().tobytes() for name, tensor in load_model(folder).state_dict().items()}
+
+
+def metrics_without_times(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the metrics of each step without those that differ between equal runs."""
+    lines = RunReader(run_dir).metrics()
+    return [{name: value for name, value in line.items() if not name.endswith("_s")} for line in lines]

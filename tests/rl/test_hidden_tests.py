@@ -4,7 +4,8 @@ import json
 import shutil
 
 import pytest
-from helpers.scripted_engine import ScriptedEngine
+from helpers.cases import read_cases
+from helpers.rollouts import roll_out
 from helpers.scripted_training import recipe_of
 
 from rstar_lab.common.errors import UserError
@@ -15,14 +16,13 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.resolved import check_answers, resolve
 from rstar_lab.rl.reward import HiddenTests
 from rstar_lab.rl.reward.hidden_tests import final_program, same_output, same_value
-from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.session import RunSession, needs_sandbox
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.sandbox import LocalSandbox
 from rstar_lab.sandbox.call import CallResult
 
+CASES = read_cases(__file__, "programs.yaml")
 ADD = "a, b = map(int, input().split())\nprint(a + b)\n"
 TESTS = [{"input": f"{i} {i + 1}\n", "output": f"{2 * i + 1}\n"} for i in range(10)]
 
@@ -42,16 +42,13 @@ async def test_a_rollout_is_graded_in_the_sandbox_of_the_run():
     tokenizer = train_tokenizer(["text"], 300)
     async with RunSession.open(resolve(recipe), Reporter()) as session:
         codec = Codec(tokenizer, {}, recipe.rl.prompt_style)
-        context = RolloutContext.for_training(codec, {}, session.reward, recipe.rl)
         assert "hidden test cases" in tokenizer.decode(codec.prompt_ids("Add two numbers."))
         for source, reward, share in (
             (ADD, 1.0, 1.0),
             (ADD.replace("a + b", "a + b if a < 9 else 0"), 0.0, 0.9),
             ("print(1)\n", 0.0, 0.1),
         ):
-            engine = ScriptedEngine(tokenizer, lambda prompt, turn, text=answer(source): text)
-            task = RolloutTask(problem(), "t", "g", sample=0, seed=1)
-            trajectory = await run_rollout(task, engine, context)
+            trajectory = await roll_out(answer(source), reward=session.reward, rl=recipe.rl, problem=problem())
             assert (trajectory.reward, trajectory.metrics["tests_passed"]) == (reward, pytest.approx(share))
 
 
@@ -92,31 +89,12 @@ async def test_a_failure_of_the_sandbox_is_retried_and_then_undecided():
 
     tests = [{"input": "", "output": "3"}]
     assert (await HiddenTests(run).score_rollout(answer("print(3)\n"), problem(tests)))[0] == 1.0
-    tokenizer, recipe = train_tokenizer(["text"], 300), recipe_of([], reward="tests")
-    context = RolloutContext.for_training(Codec(tokenizer, {}), {}, HiddenTests(run), recipe.rl)
-    engine = ScriptedEngine(tokenizer, lambda prompt, turn: answer("print(3)\n"))
-    trajectory = await run_rollout(RolloutTask(problem(tests), "t", "g", sample=0, seed=1), engine, context)
+    rl = recipe_of([], reward="tests").rl
+    trajectory = await roll_out(answer("print(3)\n"), reward=HiddenTests(run), rl=rl, problem=problem(tests))
     assert trajectory.stop_reason is StopReason.UNDECIDED and not trajectory.usable
 
 
-@pytest.mark.parametrize(
-    ("printed", "expected", "same"),
-    [
-        ("1 2 \n3\n\n", "1 2\n3", True),
-        ("1  2", "1 2", True),
-        ("1\n2", "1 2", False),
-        ("3.0", "3", True),
-        ("3.0000001", "3", False),
-        ("0.3333333", "0.33333333333", True),
-        ("0.334", "0.33333333333", False),
-        ("nan", "0.5", False),
-        ("1000000.5", "1000000.0", True),
-        ("3\r\n4\r\n", "3\n4", True),
-        ("YES", "Yes", False),
-        ("", "1", False),
-        ("9" * 30, "9" * 29 + "8", False),
-    ],
-)
+@pytest.mark.parametrize(("printed", "expected", "same"), CASES["outputs"])
 def test_outputs_are_compared_by_words_and_numbers(printed, expected, same):
     assert same_output(printed, expected) is same
 
@@ -127,23 +105,9 @@ def test_values_are_compared_as_json():
     assert not same_value(10**400, 1.5) and same_value(float("inf"), float("inf")), "beyond floating-point numbers"
 
 
-@pytest.mark.parametrize(
-    ("text", "program"),
-    [
-        ("```python\na\n```\nthen\n```python\nb\n```", ("python", "b\n")),
-        ("<answer>```python\na\n```</answer> also ```c", ("python", "a\n")),
-        ("```python\na\n```\n<answer>done</answer>", ("python", "a\n")),
-        ("<answer>\n```\na\n```\n</answer>", ("python", "a\n")),
-        ("<answer>\n```C++\na\n```</answer>", ("cpp", "a\n")),
-        ("```python\nprint('```')\n```", ("python", "print('```')\n")),
-        ("```python\ncut off", None),
-        ("```python\r\na\r\n```\r\n", ("python", "a\r\n")),
-        ("```python\na\n```\nOutput:\n```\n1\n```", ("python", "a\n")),
-        ("- first:\n  ```py\n  if a:\n    b\n  ```", ("python", "if a:\n  b\n")),
-    ],
-)
+@pytest.mark.parametrize(("text", "program"), CASES["last block"])
 def test_the_last_block_of_the_answer_is_the_program(text, program):
-    assert final_program(text) == program
+    assert final_program(text) == (program and tuple(program))
 
 
 def test_problems_without_tests_or_answers_are_refused():
@@ -189,13 +153,6 @@ async def test_programs_have_the_names_and_limits_of_livecodebench(name):
     assert reward == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "language"),
-    [
-        ("Solution: ```python\nx\n```", "python"), ("**Code**:```python\nx\n```", "python"), ("1. ```python\nx\n```", "python"),
-        ("- ```python\n  x\n  ```", "python"), ("```python\nx\n``` This is it.", "python"), ("~~~python\nx\n~~~", "python"),
-        ("```cpp17\nx\n```", "cpp"), ("```c++17\nx\n```", "cpp"), ("> ```python\nx\n```", "python"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "language"), CASES["program"])
 def test_where_a_program_is_found(text, language):
     assert final_program(text) == (language, "x\n")

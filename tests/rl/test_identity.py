@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cases import read_cases
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
@@ -18,32 +19,7 @@ PROBLEMS = [Problem(problem_id="a", question="1 + 1?", answer="2")]
 BASE = evaluation_identity(load_recipe("evaluate"), PROBLEMS, "weights", 16)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "part"),
-    [
-        ("rl.tools", ["python", "jupyter"], "tools"),
-        ("rl.prompt.format", "released", "prompt"),
-        ("rl.limits.max_tool_chars", 100, "tool_limits"),
-        ("rl.limits.max_calls_per_turn", 1, "tool_limits"),
-        ("rl.limits.tool_truncate_side", "left", "tool_limits"),
-        ("rl.limits.tool_timeout_s", 5.0, "tool_limits"),
-        ("rl.answer", "boxed", "reward"),
-        ("rl.reward", "my_identity_reward:score", "reward"),
-        ("sandbox.url", "http://localhost:1", "sandbox"),
-        ("sandbox.timeout_s", 1.0, "sandbox"),
-        ("sandbox.memory_mb", 64, "sandbox"),
-        ("sandbox.fault_share", 0.1, "sandbox"),
-        ("sandbox.isolation", "gvisor", "sandbox"),
-        ("evaluate.temperature", 0.0, "sampling"),
-        ("evaluate.top_p", 1.0, "sampling"),
-        ("evaluate.max_turns", 2, "sampling"),
-        ("evaluate.max_response_tokens", 100, "sampling"),
-        ("seed", 7, "sampling"),
-        ("rl.schedule.lockstep", True, "sampling"),
-        ("engine.kind", "transformers", "engine"),
-        ("engine.dtype", "float32", "engine"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "part"), read_cases(__file__, "identity_settings.yaml"))
 def test_each_setting_changes_the_identity(key, value, part, tmp_path, monkeypatch):
     (tmp_path / "my_identity_reward.py").write_text("def score(text, answer):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)

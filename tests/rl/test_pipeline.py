@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.scripted_training import TOKENIZER, Player, problem, right, train
+from helpers.scripted_training import TOKENIZER, Player, problem, right
 from helpers.tiny_models import make_model
 
 from rstar_lab.common.errors import UserError
@@ -16,12 +16,11 @@ from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import local_rollouts
 from rstar_lab.rl.models.model import attention_implementation
 from rstar_lab.rl.overrides import parse_recipe
-from rstar_lab.rl.recipe import DuringSection, EngineSection
+from rstar_lab.rl.recipe import EngineSection
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession
-from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 
 SFT = {"problems": {"synthetic": {"count": 1}}}
@@ -96,23 +95,6 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
         assert result["n"] == 8 and reader.read("trajectories").num_rows == 8
         assert [found["held"][name] for name in ("pass1", "low", "high")] == result["pass1"]
         assert found["held"]["response_tokens"] == result["response_tokens"]
-
-
-@pytest.mark.slow
-async def test_the_trainer_evaluates_every_n_steps(tmp_path):
-    class Evaluating(Trainer):
-        def __init__(self, recipe, **options):
-            every = recipe.evaluate.model_copy(update={"during": DuringSection(every=2)})
-            super().__init__(recipe.model_copy(update={"evaluate": every}), **options)
-            self.evaluate = self.count
-
-        async def count(self, step: int) -> dict[str, dict[str, float]]:
-            return {"held": {"pass1": step / 10}}
-
-    stages = [{"name": "one", "steps": 5}]
-    _, run_dir = await train(tmp_path, stages, {"one": [problem("mixed", 0.5)]}, trainer_class=Evaluating)
-    lines = RunReader(run_dir).metrics()
-    assert [line.get("eval/held/pass1") for line in lines] == [None, 0.2, None, 0.4, None]
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 0.1)])

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.cases import read_cases
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.methods import Maxrl
+from rstar_lab.rl.methods import Grpo, Maxrl, UserMethod
 from rstar_lab.rl.methods.echo import Echo
 from rstar_lab.rl.methods.void_turns import VoidTurns
 from rstar_lab.rl.overrides import RECIPES, load_recipe, parse_overrides, parse_recipe
@@ -19,6 +20,7 @@ from rstar_lab.rl.resolved import read_stage_problems
 from rstar_lab.rl.training.update import uses_bf16
 
 ROOT = Path(__file__).parent.parent.parent
+CASES = read_cases(__file__, "recipe_errors.yaml")
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
@@ -28,23 +30,7 @@ def test_shipped_recipes_load_by_path_and_by_name(path):
     assert load_recipe(path.stem) == recipe
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("rl.clip_lo=0.1", "rl.clip_lo: unknown key; did you mean rl.method.clip_low"),
-        ("stages.0.step=3", "stages.0.step: unknown key; did you mean steps"),
-        ("enginee.count=1", "enginee: unknown key; did you mean engine"),
-        ("rl.lr=fast", "rl.lr: .*number"),
-        ("rl.method.roc.rule=papper", "rl.method.roc.rule: .*'paper'"),
-        ("stages.0.lr=fast", "lr: .*number"),
-        ("stages.nine.lr=1", "there is no item nine; choose from rl"),
-        ("rl.lr=nan", "rl.lr: .*finite number"),
-        ("rl.lr=1e400", "rl.lr: .*finite number"),
-        ("rl.lr=[", "--set rl.lr=\\[: the value is not YAML"),
-        ("sft.problems.synthetic.count=0", "sft.problems.synthetic.count: .*greater than 0"),
-        ("sandbox={url: 'http://a:1', isolation: gvisor}", "sandbox: isolation: gvisor is for url: local; start the"),
-    ],
-)
+@pytest.mark.parametrize(("override", "message"), CASES["errors"])
 def test_errors_name_the_key_and_the_nearest_known_one(override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe("tiny", parse_overrides([override]))
@@ -84,6 +70,22 @@ def test_recipe_file_names_may_hold_spaces_and_umlauts(tmp_path, file, name):
     assert load_recipe(tmp_path / file).name == name
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, Grpo()),
+        ({"clip_low": 0.1}, Grpo(clip_low=0.1)),
+        ({"type": "maxrl", "loss": "gspo"}, Maxrl(loss="gspo")),
+        ({"type": "mine:advantage"}, UserMethod(type="mine:advantage")),
+        ({"add": [{"type": "echo", "weight": 0.1}]}, Grpo(add=(Echo(weight=0.1),))),
+    ],
+)
+def test_the_type_selects_the_section_and_survives_a_dump(keys, expected):
+    rl = RlSection(method=keys)
+    assert rl.method == expected and type(rl.method) is type(expected)
+    assert RlSection(**rl.model_dump()) == rl == RlSection.model_validate_json(rl.model_dump_json())
+
+
 def test_set_reaches_the_keys_of_sections_and_of_added_methods():
     pairs = ["rl.method.roc.rule=random", "rl.method.add=[{type: echo, weight: 0.1}, {type: void_turns}]"]
     rl = load_recipe("tiny", parse_overrides([*pairs, "rl.method.add.echo.weight=0.2"])).rl
@@ -101,46 +103,13 @@ def test_another_type_of_a_section_keeps_only_the_keys_that_it_has():
         assert rl.method.roc.oversample == 2 and rl.schedule.lockstep
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("rl.method.type=maxlr", "'maxlr' is not one of grpo, maxrl, otb, reinforce_pp or a module:function; did you mean maxrl"),
-        ("rl.method={type: maxrl, normalise_std: true}", "rl.method.normalise_std: not a key of type: maxrl; it belongs to grpo"),
-        ("rl.method={type: maxrl, clip_lo: 1}", "rl.method.clip_lo: unknown key of type: maxrl; did you mean clip_low"),
-        ("rl.method.add=[{type: eco}]", r"rl.method.add.0.type: 'eco' is not one of .*echo, .*; did you mean echo"),
-        ("rl.method.add=[{type: echo, wieght: 1}]", r"rl.method.add.0.wieght: unknown key of type: echo; did you mean weight"),
-        ("rl.method.add=[{type: echo, weight: 1, tokens: 2}]", r"add.0.tokens: not a key of type: echo; it belongs to overlong_buffer"),
-        ("rl.schedule={type: async, lockstep: true}", "rl.schedule.lockstep: not a key of type: async; it belongs to sync"),
-        ("rl.limits.max_turn=3", "rl.limits.max_turn: unknown key; did you mean max_turns"),
-        ("rl.prompt={format: paper, template_options: {a: 1}}", "rl.prompt.template_options: not a key of format: paper"),
-        ("stages.0.limits.max_turns=none", "stages.rl.limits.max_turns: .*integer"),
-        ("stages.0.limits.max_turn=1", "stages.rl.limits.max_turn: unknown key; did you mean max_turns"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("override", "message"), CASES["typed sections"])
 def test_errors_in_a_typed_section_name_key_and_type(override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe("tiny", parse_overrides([override]))
 
 
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        ("++trainer.test_freq", r"set evaluate\.during\.every"),
-        ("actor_rollout_ref.rollout.name", "SGLang is not supported"),
-        ("trainer.balance_batch", "no counterpart"),
-        ("rl.down_sample_to_n", r"set rl\.group_size"),
-        ("~trainer.test_freq", r"set evaluate\.during\.every"),
-        ("optim.lr", r"set rl\.lr"),
-        ("ref.fsdp_config.param_offload", r"parallelism\.offload_params"),
-        ("model.path", "set model"),
-        ("config.host_addr", r"set sandbox\.url"),
-        ("augmentaton.down_sampling_config.down_sample_to_n", r"set rl\.group_size"),
-        ("trainer.max_actor_ckpt_to_keep", r"no counterpart; under verl, set verl\.trainer\.max_actor_ckpt_to_keep"),
-        ("MAX_EXECUTION_TIME", r"set sandbox\.timeout_s"),
-        ("REDIS_URI", r"set sandbox\.url"),
-        ("enginee.gpu_memory_utilization", r"enginee: unknown key; did you mean engine\?"),
-    ],
-)
+@pytest.mark.parametrize(("key", "words"), CASES["keys of the release"].items())
 def test_other_forms_of_names_of_the_release_are_explained(key, words):
     with pytest.raises(RecipeError, match=words):
         load_recipe("release_dapo", parse_overrides([f"{key}=5"]))
@@ -152,29 +121,8 @@ def test_names_of_evaluation_sets_are_checked_before_the_run(name):
         load_recipe("tiny", {"evaluate.sets": {name: {"synthetic": {"count": 1}}}})
 
 
-# All keys of examples/*.sh and rstar2_agent/config of microsoft/rStar.
-SCRIPT_KEYS = """algorithm: adv_estimator use_kl_in_reward
-data: train_batch_size max_prompt_length max_response_length filter_overlong_prompts truncation return_raw_chat train_files val_files
-actor_rollout_ref.model: path use_remove_padding enable_gradient_checkpointing
-actor_rollout_ref.actor: optim.lr optim.lr_warmup_steps ppo_mini_batch_size use_dynamic_bsz ppo_max_token_len_per_gpu use_kl_loss
-actor_rollout_ref.actor: kl_loss_coef kl_loss_type entropy_coeff clip_ratio_low clip_ratio_high fsdp_config.param_offload
-actor_rollout_ref.actor: fsdp_config.optimizer_offload
-actor_rollout_ref.rollout: tensor_model_parallel_size name mode gpu_memory_utilization n trace.backend trace.token2text
-actor_rollout_ref.rollout: agent.num_workers val_kwargs.n multi_turn.tool_config_path
-actor_rollout_ref.ref: log_prob_use_dynamic_bsz fsdp_config.param_offload
-augmentation: do_down_sampling
-augmentation.down_sampling_config: reject_equal_reward roc_error_ratio roc_answer_format min_zero_reward_trace_num
-augmentation.down_sampling_config: min_non_zero_reward_trace_num down_sample_to_n
-reward_model: reward_manager
-trainer: critic_warmup logger project_name experiment_name n_gpus_per_node nnodes save_freq test_freq total_training_steps
-trainer: val_only total_epochs
-actor_rollout_ref: hybrid_engine model.custom_chat_template rollout.multi_turn.enable rollout.multi_turn.max_assistant_turns
-actor_rollout_ref: rollout.multi_turn.format rollout.agent.agent_loop_config_path"""
-
-
 def test_every_key_of_the_scripts_of_the_release_has_an_answer():
-    lines = (line.split(": ") for line in SCRIPT_KEYS.splitlines())
-    keys = [f"{section}.{key}" for section, names in lines for key in names.split()]
+    keys = [f"{section}.{key}" for section, names in CASES["scripts of the release"].items() for key in names.split()]
     assert len(keys) == 63 and [key for key in keys if advice(key) is None] == []
 
 

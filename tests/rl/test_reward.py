@@ -1,17 +1,12 @@
 """The reward that a recipe names, and the answer that a rollout stores with it."""
 
 import pytest
-from helpers.scripted_engine import ScriptedEngine
+from helpers.rollouts import roll_out
 from helpers.scripted_training import recipe_of
 
 from rstar_lab.common.progress import Reporter
-from rstar_lab.rl.models.tokenizer import train_tokenizer
-from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.resolved import resolve
-from rstar_lab.rl.rollout.agent_loop import run_rollout
-from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.session import RunSession
 
 
@@ -20,11 +15,7 @@ from rstar_lab.rl.session import RunSession
 )
 async def test_rl_answer_decides_the_reward_and_the_stored_answer(answer_format, stored, reward):
     session = RunSession(resolve(recipe_of([], answer=answer_format)), Reporter())
-    tokenizer = train_tokenizer(["text"], 300)
-    context = RolloutContext.for_training(Codec(tokenizer, {}), {}, session.reward, session.recipe.rl)
-    task = RolloutTask(Problem(problem_id="p", question="6 * 7?", answer="42"), "t", "g", sample=0, seed=1)
-    engine = ScriptedEngine(tokenizer, lambda prompt, turn: r"so \boxed{42}, in 3 steps")
-    trajectory = await run_rollout(task, engine, context)
+    trajectory = await roll_out(r"so \boxed{42}, in 3 steps", reward=session.reward, rl=session.recipe.rl)
     assert (trajectory.answer, trajectory.reward) == (stored, reward)
 
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.scripted_training import TOKENIZER, Player, problem, recipe_of, train
+from helpers.scripted_training import TOKENIZER, Player, problem, recipe_of, tiny, train
 
 import rstar_lab
 from rstar_lab.common.progress import Reporter
@@ -13,7 +13,7 @@ from rstar_lab.doctor.logs import read_logs
 from rstar_lab.rl import TrainingLoop
 from rstar_lab.rl.algorithm.advantages import group_advantages
 from rstar_lab.rl.engines.group import EngineGroup
-from rstar_lab.rl.models.model import build_tiny, save_model
+from rstar_lab.rl.models.model import save_model
 from rstar_lab.rl.renderers.base import PROMPT_FORMATS
 from rstar_lab.rl.rollout.plan import draw_problems
 from rstar_lab.rl.session import RunSession
@@ -52,9 +52,7 @@ async def trained(tmp_path, **rl):
 @pytest.fixture
 def loop(tmp_path, monkeypatch):
     """Return an open loop whose engine is scripted and whose model is that of the trainer."""
-    save_model(
-        tmp_path / "model", build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1), TOKENIZER
-    )
+    save_model(tmp_path / "model", tiny(), TOKENIZER)
     player = Player()
 
     async def engines(session, model_dir):

@@ -5,18 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.scripted_engine import ScriptedEngine
+from helpers.rollouts import roll_out
 from helpers.scripted_training import recipe_of
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
-from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward
-from rstar_lab.rl.rollout.agent_loop import run_rollout
-from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.session import RunSession
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-tools.md"
@@ -74,10 +70,7 @@ def score(name: str, text: str = "it is 42") -> float:
 @pytest.mark.parametrize(("text", "expected"), [("it is 42", 1.0), ("43", 0.5), ("50", 0.0), ("none", 0.0)])
 async def test_the_example_of_the_docs_rewards_a_rollout_of_a_recipe(text, expected):
     session = RunSession(resolve(recipe_of([], reward="trl_style:near")), Reporter())
-    tokenizer = train_tokenizer(["text"], 300)
-    context = RolloutContext.for_training(Codec(tokenizer, {}), {}, session.reward, session.recipe.rl)
-    task = RolloutTask(PROBLEM, "t", "g", sample=0, seed=1)
-    trajectory = await run_rollout(task, ScriptedEngine(tokenizer, lambda prompt, turn: text), context)
+    trajectory = await roll_out(text, reward=session.reward, rl=session.recipe.rl, problem=PROBLEM)
     assert trajectory.reward == expected
 
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from helpers.cases import read_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.tool_calls import parse_tool_calls
 
 CALL = '{"name": "execute_python_code_with_standard_io", "arguments": {"code": "print(1)", "input": ""}}'
@@ -17,48 +17,15 @@ def one(text):
     return call
 
 
-def test_good_calls():
-    text = f"reason</reason>\n<tool_call>\n{CALL}\n</tool_call> and <tool_call>{CALL}</tool_call>"
-    assert [call.arguments for call in parse_tool_calls(text)] == [{"code": "print(1)", "input": ""}] * 2
-    assert parse_tool_calls("no call") == []
-    assert parse_tool_calls("a lone </tool_call>") == []
+LONG = '{"name": "f", "arguments": {"n": ' + "9" * 5000 + "}}"
+MORE = [
+    (LONG, "digits"),
+    ("[" * 100_000, "deep"),
+    *((CALL + rest, "Extra data") for rest in (CALL, "\n" + CALL, " more")),
+]
 
 
-def test_tags_inside_a_string_belong_to_it():
-    code = "print('</tool_call><tool_call>{\\'')  # \"quoted\""
-    call = one(render_tool_call("f", {"code": code}))
-    assert call.arguments == {"code": code} and call.error is None
-    after = parse_tool_calls(render_tool_call("f", {"code": code}) + render_tool_call("g", {}))
-    assert [call.name for call in after] == ["f", "g"]
-
-
-@pytest.mark.parametrize(
-    ("body", "word"),
-    [
-        ("", "JSON"),
-        ("not json", "JSON"),
-        ('{"name": "f"}', "arguments"),
-        ('{"name": "f", "arguments": "{}"}', "object"),
-        ('{"name": "f", "arguments": null}', "object"),
-        ('{"name": "f", "arguments": [1]}', "object"),
-        ('{"arguments": {}}', "name"),
-        ('{"name": 3, "arguments": {}}', "name"),
-        ('{"name": "", "arguments": {}}', "name"),
-        ("[1, 2]", "object"),
-        ("3", "object"),
-        ('{"name": "f", "arguments": {"code": "\\d"}}', "escape"),
-        ('{"name": "f", "arguments": {"code": "a\nb"}}', "control"),
-        ('{"name": "f", "arguments": {"code": NaN}}', "NaN"),
-        ('{"name": "f", "arguments": {"n": ' + "9" * 5000 + "}}", "digits"),
-        (CALL + CALL, "Extra data"),
-        (CALL + "\n" + CALL, "Extra data"),
-        (CALL + " trailing", "Extra data"),
-        ("{'name': 'f', 'arguments': {}}", "JSON"),
-        ("[" * 100_000, "deep"),
-        ('{"name": "f", "arguments": {"code": "print(1)}}', "Unterminated"),
-        ('{"name": "f", "arguments": {"code": print("</reason>")}}', "JSON"),
-    ],
-)
+@pytest.mark.parametrize(("body", "word"), [*read_cases(__file__)["malformed"], *MORE])
 def test_malformed_calls_come_with_their_error(body, word):
     call = one(f"x<tool_call>{body}</tool_call>y")
     assert call.arguments is None and word in call.error and call.raw == body
@@ -80,11 +47,6 @@ def test_tags_inside_a_string_of_a_malformed_call_belong_to_it(code):
     assert "Extra data" in one(f"<tool_call>{body}{body}</tool_call>").error, "two objects in one tag"
     first, second = parse_tool_calls(f"<tool_call>{body}<tool_call>{CALL}</tool_call>")
     assert first.raw == body and first.error and second.error is None
-
-
-def test_an_escaped_lone_surrogate_in_the_arguments_is_kept():
-    call = one('<tool_call>{"name": "f", "arguments": {"code": "x = \'\\ud800\'"}}</tool_call>')
-    assert call.error is None and call.arguments == {"code": "x = '\ud800'"}
 
 
 def test_the_name_is_kept_where_it_can_be_read():

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from helpers.cases import read_cases
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.tool_calls import SYNTAXES, parse_stored_calls, parse_tool_calls, text_outside_calls
 
+CASES = read_cases(__file__)
 ERROR = "error"
 TOOL = {
     "type": "function",
@@ -66,22 +68,7 @@ def read(text, syntax, tools=(TOOL,)):
     return [ERROR if call.error else (call.name, call.arguments) for call in calls]
 
 
-PROGRAMS = [
-    "s.split('</think>')",
-    "print('<think>')",
-    "print('</reason><tool_call></tool_call>')",
-    "for i in range(3):\n\n    print(i)\n\n",
-    "    indented\n",
-    'print("{\\"a\\": 1}")',
-    "x = '''\n</think>\n'''",
-    "print('<parameter=a>')",
-    'print("</parameter></function></tool_call>")',
-    "print('</arg_value> <arg_key> <|end|> <tool_call|> <channel|> <|call|>')",
-    "",
-]
-
-
-@pytest.mark.parametrize("code", PROGRAMS)
+@pytest.mark.parametrize("code", CASES["programs"])
 @pytest.mark.parametrize(
     ("syntax", "before"), [(syntax, plan) for syntax in SYNTAXES for plan in PLANS.get(syntax, PLAIN_PLANS)]
 )
@@ -214,32 +201,10 @@ def test_spans_cover_the_calls(syntax):
     assert text_outside_calls(text, syntax).split() == ["plan</think>"]
 
 
-X6 = [
-    ("gemma4", '<|tool_call>call:f{n:5,flag:True,xs:[<|"|>a<|"|>,null],o:{a b:{c:-1.5e3}}}<tool_call|>',
-     [("f", {"n": 5, "flag": True, "xs": ["a", None], "o": {"a b": {"c": -1500.0}}})]),
-    ("gemma4", '<|tool_call>call:f{code:"x"}<tool_call|>', [X]),
-    ("gemma4", "<|tool_call>call:f{code:x}<tool_call|><|tool_call>call:f{}<tool_call|>", [ERROR, ("f", {})]),
-    ("gemma4", "<|tool_call>call:f" + "{a:" * 5000, [ERROR]),
-    ("gemma4", "<|tool_call>f{}<tool_call|>", [ERROR]),
-    ("glm", "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>", [("f", {"n": 5})]),
-    ("glm", "<tool_call>f<arg_key>code</arg_key><arg_value>x</tool_call>", [X]),
-    ("glm", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', [ERROR]),
-    ("glm", "<tool_call>f<arg_key>code</arg_key><arg_value>x", [ERROR]),
-    ("glm", "<tool_call>f<arg_key>query</arg_key>a</arg_value><arg_key>n</arg_key><arg_value>1</arg_value></tool_call>", [ERROR]),
-    ("glm", "The tag <tool_call> is not needed: \\boxed{4}", []),
-    ("harmony", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"code": "x"}', [X]),
-    ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"code": "x"', [ERROR]),
-    ("harmony", " to=functions.f<|channel|>commentary json<|message|>[1]", [ERROR]),
-    ("harmony", " to=functions.f<|channel|>commentary json", [ERROR]),
-    ("harmony", "<|channel|>commentary to=python code<|message|>print(1)", [ERROR]),
-    ("harmony", "<|channel|>final<|message|>The tag is to=functions.f", []),
-    ("harmony", "no message", []),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("syntax", "text", "expected"), X6)
+@pytest.mark.parametrize(("syntax", "text", "expected"), CASES["further families"])
 def test_calls_of_further_families(syntax, text, expected):
-    assert read(text, syntax) == expected
+    assert read(text, syntax) == [one if one == ERROR else tuple(one) for one in expected]
+    assert read("<|tool_call>call:f" + "{a:" * 5000, "gemma4") == [ERROR]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
@@ -293,36 +258,7 @@ def test_an_unknown_syntax_is_an_error():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("syntax", SYNTAXES)
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "<tool_call>\n<function=f>\n<parameter=a>\n",
-        "<tool_call>\n<function=f>\n<parameter=a>\n</parameter>\n</function>\n",
-        "<function=f><parameter=a></parameter>",
-        "</think>",
-        '{"name": "f", "parameters": {}} ',
-        '\n{"name": "f", "parameters": {"a": ',
-        "<|python_tag|>",
-        "[" * 50 + "(",
-        "<|tool_call>call:f{a:",
-        "<|tool_call>call:f{a:[[",
-        "<tool_call>f<arg_key>a</arg_key><arg_value>",
-        "<|start|>assistant to=functions.f<|message|>{",
-        "<|start|>assistant<|message|>",
-        hermes("</think>"),
-        "<|tool_call>",
-        "<|tool_call>call:f{a:1",
-        "<tool_call>f<arg_key>",
-        "<tool_call>f<arg_key>a</arg_key><arg_value></tool_call>x",
-        "<function=",
-        "<function=f><parameter=a>\nx</parameter></function>",
-        "x<function=f><parameter=a></function>",
-        "<tool_call><function=f><parameter=a></function>",
-        "<|start|>assistant",
-        "<|message|><|end|><|start|>x",
-        '<|start|>assistant to=functions.f<|message|>{\\"',
-    ],
-)
+@pytest.mark.parametrize("unit", [*CASES["hostile"], hermes("</think>"), "[" * 50 + "("])
 @pytest.mark.timeout(20)  # a quadratic parser takes minutes
 def test_hostile_text_takes_linear_time(syntax, unit):
     parse_tool_calls(unit * (400_000 // len(unit)), syntax=syntax)

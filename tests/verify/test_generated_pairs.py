@@ -3,14 +3,11 @@
 import collections
 
 import pytest
-from helpers.answer_pairs import KINDS, expression, pairs, write
+from helpers.answer_pairs import KINDS, pairs
 
-from rstar_lab.verify import same_answer, warm_up
+from rstar_lab.verify import same_answer
 
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    warm_up()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 2_000), pytest.param(2, 20_000, marks=pytest.mark.slow)])
@@ -27,15 +24,3 @@ def test_every_kind_draws_equal_and_different_pairs():
     found = collections.Counter((kind, pair[2]) for kind, pair in pairs(3, 64 * len(KINDS)))
     for draw in KINDS:
         assert found[draw.__name__, False] > 5 and (found[draw.__name__, True] > 5 or draw.__name__ == "scales")
-
-
-def test_arithmetic_has_the_value_with_which_it_was_drawn():
-    import random
-
-    rng = random.Random(5)
-    wrong = []
-    for _ in range(1_000):
-        text, value = expression(rng)
-        if not same_answer(text, write(value, rng)) or same_answer(text, write(value + rng.choice((1, -2, 7)), rng)):
-            wrong.append((text, value))
-    assert wrong == []

@@ -1,29 +1,23 @@
 """Comparisons without a result: only CPU time decides, a busy machine changes nothing, and undecided is not wrong."""
 
-import json
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from helpers.scripted_engine import ScriptedEngine
+from helpers.rollouts import roll_out
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.evaluation import summarise_usable
-from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import RlSection
-from rstar_lab.rl.reward import make_reward
-from rstar_lab.rl.rollout.agent_loop import run_rollout
-from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
+from rstar_lab.rl.reward import RewardInputs, make_reward
+from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.trajectory import StopReason
-from rstar_lab.verify import Undecided, pool, same_answer, worker
+from rstar_lab.verify import Undecided, pool, same_answer
 
 PAIRS = [(rf"\frac{{x+{n}}}{{7}}", f"x/7+{n}/7" if n % 4 else "x/6") for n in range(48)]
 EXPENSIVE = r"\int_0^1 x^{x^{x}} dx"
@@ -82,53 +76,17 @@ def test_a_stopped_worker_has_no_cpu_time_and_is_undecided():
         workers.close()
 
 
-@pytest.mark.slow
-def test_a_comparison_that_uses_its_cpu_time_is_different():
-    started = time.monotonic()
-    assert not same_answer(EXPENSIVE, "5")
-    assert time.monotonic() - started >= worker.CPU_S / 2
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_the_comparison_repeated():
-    workers = pool.WorkerPool()
-    try:
-        workers.warm_up()
-        for _ in range(3):
-            children = [int(pid) for pid in os.popen(f"pgrep -P {workers._process.pid}").read().split()]
-            for pid in children:
-                os.kill(pid, signal.SIGKILL)
-            assert workers.compare("2x", "x+x")
-    finally:
-        workers.close()
-
-
-def rollout(reward):
-    tokenizer = train_tokenizer(["text"], 300)
-    context = RolloutContext.for_training(Codec(tokenizer, {}), {}, reward, RlSection())
-    task = RolloutTask(Problem(problem_id="p", question="6 * 7?", answer="42"), "t", "g", sample=0, seed=1)
-    return run_rollout(task, ScriptedEngine(tokenizer, lambda prompt, turn: r"<answer>\boxed{42}</answer>"), context)
-
-
 async def test_an_undecided_answer_makes_the_rollout_unusable_and_is_counted():
     def undecided(text: str, answer: str) -> float:
         raise Undecided
 
-    lost, right = await rollout(undecided), await rollout(make_reward("verify"))
+    text = r"<answer>\boxed{42}</answer>"
+    lost, right = [await roll_out(text, reward=reward) for reward in (undecided, make_reward("verify"))]
     assert (lost.stop_reason, lost.usable, right.reward) == (StopReason.UNDECIDED, False, 1.0)
     metrics = rollout_metrics([lost, right])
     assert metrics["undecided"] == 1 and metrics["correct"] == metrics["reward"] == 1.0
     assert "undecided" not in rollout_metrics([right])
-    row = {
-        "problem_id": "p",
-        "truth": "42",
-        "answer": "42",
-        "response_tokens": 1,
-        "calls": 0,
-        "errors": 0,
-        "truncated": False,
-    }
-    rows = [row | {"reward": t.reward, "stop_reason": t.stop_reason} for t in (lost, right)]
+    rows = step_rows([lost, right], {}, "all")["trajectories"]
     result = summarise_usable(rows)
     assert (result["pass1"][0], result["n"], result["undecided"]) == (1.0, 1, 1)
     with pytest.raises(UserError, match="undecided answer"):
@@ -143,14 +101,5 @@ def test_a_reward_function_that_hangs_is_an_error_with_its_name(tmp_path, monkey
     reward = make_reward("slow_rewards:hang", timeout_s=0.2)
     started = time.monotonic()
     with pytest.raises(UserError, match=r"slow_rewards:hang did not return within 0.2 s; .* raise rl.reward_timeout_s"):
-        from rstar_lab.rl.reward import RewardInputs
-
         reward.score("a", "b", RewardInputs(Problem(problem_id="p", question="q", answer="b")))
     assert time.monotonic() - started < 5
-
-
-def test_the_time_limit_of_a_reward_is_a_recipe_key():
-    assert RlSection(reward_timeout_s=3).reward_timeout_s == 3.0
-    with pytest.raises(ValueError, match="reward_timeout_s"):
-        RlSection(reward_timeout_s=0)
-    assert json.loads(RlSection().model_dump_json())["reward_timeout_s"] == 60.0

@@ -8,132 +8,44 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
+from helpers.cases import read_cases
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.verify import (
-    Undecided,
-    canonical_integer,
-    extract_answer,
-    last_boxed,
-    same_answer,
-    verify,
-    verify_many,
-    warm_up,
-)
+from rstar_lab.verify import Undecided, extract_answer, last_boxed, same_answer, verify, verify_many, warm_up
 from rstar_lab.verify import pool as pool_module
 from rstar_lab.verify import worker as worker_module
 
 # An answer is decided within 5 s on a free core. CPU time is what counts, so a loaded machine takes longer.
 DEADLINE_S = 5.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """Start the workers first: on a busy machine importing sympy alone can take the 5 s of one answer."""
-    warm_up()
+CASES = read_cases(__file__)
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def response(answer: str) -> str:
     return f"some thought</reason>\n<answer>The result is \\boxed{{{answer}}}.</answer>"
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"\boxed{4}", "4"),
-        (r"\boxed{1} then \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{ \{1, 2\} }", r" \{1, 2\} "),
-        (r"\boxed {3}", "3"),
-        (r"\boxed{a \boxed{b} c}", "b"),
-        (r"\frac{1 \boxed{5}", "5"),
-        (r"\boxed{1} and \boxed{2", "1"),
-        (r"\boxed{", None),
-        (r"\boxed{{}", None),
-        ("}}} 5", None),
-        (r"\boxed{}", ""),
-        (r"\\boxed{5}", None),  # a line break, then the word
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "content"), CASES["last box"])
 def test_last_boxed(text, content):
     assert last_boxed(text) == content
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"<answer>\boxed{4}</answer>", "4"),
-        (r"<answer>\boxed{4}</answer> no, <answer>\boxed{5}</answer>", "5"),
-        (r"\boxed{4} <answer>5</answer>", None),
-        (r"<answer>5</answer> \boxed{5}", None),
-        (r"<answer>\boxed{4}</answer><answer>none</answer>", None),
-        (r"<answer>\boxed{4}</answer> <answer>\boxed{5}", "4"),
-        (r"\boxed{4}", None),
-        (r"</answer>\boxed{4}<answer>", None),
-        (r"<answer><answer>\boxed{4}</answer>", "4"),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "content"), CASES["tagged answer"])
 def test_extract_answer(text, content):
     assert extract_answer(text) == content
 
 
-@pytest.mark.parametrize(
-    ("given", "truth"),
-    [
-        ("25", "25"), ("25", "025"), ("+25", "25"), ("-0", "0"), ("1,234", "1234"), ("$7$", "7"), (" 7 ", "7"), ("9" *
-        5000, "9" * 5000), (r"\frac{10}{2}", "5"), ("5.0", "5"), ("x=5", "5"), (r"\frac12", "0.5"), (r"5 \text{ cm}",
-        "5"), (r"1\,000", "1000"), (r"4.5 \times 10^{33}", "4.5e33"), ("69, 84", "$69$,$84$"), ("5,3,1", "1,3,5"),
-        (r"[4,\infty)", r"n \geq 4"), (r"50\%", "50"), ("50%", "50"), (r"50\%", "0.5"), (r"50\%", r"\frac12"), ("0.5", r"50\%"),
-        (r"12.5\%", "12.5"), (r"50\%", "$50$"), ("1,200%", "1200"), (r"50\ \%", "50"), ("25.", "25"), ("25", "25."),
-        ("diverges", "diverges"), (r"2 n - 2", "$2n-2$"),
-    ],
-)  # fmt: skip
-def test_equal_answers_verify(given, truth):
-    assert verify(response(given), truth)
+def test_answers_inside_a_response_verify_as_they_compare():
+    equal, different = (CASES[f"{name} inside a response"] for name in ("equal", "different"))
+    assert [pair for pair in [*equal, ("9" * 5000, "9" * 5000)] if not verify(response(pair[0]), pair[1])] == []
+    assert [pair for pair in [*different, ("9" * 5000, "9" * 4999)] if verify(response(pair[0]), pair[1])] == []
 
 
-@pytest.mark.parametrize(
-    ("given", "truth"),
-    [
-        ("26", "25"), ("", "5"), ("5", ""), ("5, 7", "5"), ("7, 5", "5"), (r"5 \text{ or } 7", "5"),
-        (r"51\%", "50"), (r"50\%", "5"), (r"20\% or 30\%", "20"),
-        ("250", "25"),
-        ("-25", "25"), ("25", "-25"), (r"\frac{1}{3}", "0.5"), ("converges", "diverges"), ("(1,2)", "(2,1)"), ("9" *
-        5000, "9" * 4999), (r"5}\boxed{6", "5"), ("5?", "7"), (r"\text{any number, so also } 5", "5"),
-    ],
-)  # fmt: skip
-def test_different_answers_do_not_verify(given, truth):
-    assert not verify(response(given), truth)
-
-
-def test_tagged_format_ignores_text_outside_the_answer_tags():
-    assert not verify("The answer is 5", "5")
-    assert not verify("<answer>5</answer>", "5")
-    assert not verify(r"\boxed{5}", "5")
-    assert not verify(response("5") + "<answer>6</answer>", "5")
-
-
-@pytest.mark.parametrize(
-    ("text", "boxed", "number"),
-    [
-        (r"so \boxed{42}", "42", "42"),
-        (r"<answer>\boxed{4}</answer> then \boxed{5}", "5", "5"),
-        ("The total is 1,234.50 dollars.", None, "1,234.50"),
-        ("x = -5.", None, "-5"),
-        ("9-5", None, "5"),
-        ("about 50%", None, "50%"),
-        ("2/3 of 9 is 6, or -.5", None, "-.5"),
-        (r"\boxed{7} and no more", "7", "7"),
-        ("no digits", None, None),
-        ("", None, None),
-    ],
-)
+@pytest.mark.parametrize(("text", "boxed", "number"), CASES["boxed and last number"])
 def test_boxed_and_last_number_formats_read_the_complete_response(text, boxed, number):
     assert extract_answer(text, "boxed") == boxed
     assert extract_answer(text, "last_number") == number
@@ -232,12 +144,16 @@ def worker_processes() -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_killed_workers_are_replaced():
-    for number in range(4):  # compare while the processes are being killed
+@pytest.mark.parametrize("server", [True, False])
+def test_killed_workers_are_replaced_and_the_comparison_repeated(server):
+    """server: the process that starts the workers is killed too."""
+    for number in range(4):
         assert same_answer(rf"\frac{{{2 * number}}}{{2}}", f"{number}.0")
         for process in worker_processes():
-            process.kill()
-        warm_up()
+            if server or process.pid != pool_module.workers._process.pid:
+                process.kill()
+        if server:
+            warm_up()
 
 
 @pytest.mark.slow
@@ -302,42 +218,14 @@ def test_missing_sympy_names_the_extra_to_install(monkeypatch, tmp_path):
         pool.close()
 
 
-# --- real problem sets -------------------------------------------------------------------------------------------------
-
-REAL = os.environ.get("RSTAR_LAB_DATA")
-REAL_SETS = {
-    "aime24.jsonl": "question=problem",
-    "gsm8k.jsonl": "",
-    "olympiadbench.jsonl": "answer=final_answer",
-    "minerva_math.jsonl": "question=problem,answer=solution",
-    "college_math.jsonl": "",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not REAL, reason="the real problem sets are not shipped: set RSTAR_LAB_DATA to their folder")
-@pytest.mark.parametrize("name", REAL_SETS)
-def test_answers_of_real_sets_verify_only_against_themselves(name):
-    from rstar_lab.rl.data.sources import load_problems, parse_fields
-
-    warm_up()
-    answers = [
-        problem.answer for problem in load_problems(Path(REAL or "") / name, fields=parse_fields(REAL_SETS[name]))
-    ]
-    assert all(verify_many([(response(answer), answer) for answer in answers]))
-    # The same integer written as a fraction must verify through math-verify; the next integer must not.
-    integers = [answer for answer in answers if canonical_integer(answer) and len(answer) < 8][:50]
-    assert all(verify_many([(response(rf"\frac{{{2 * int(a.replace(',', ''))}}}{{2}}"), a) for a in integers]))
-    assert not any(verify_many([(response(rf"\frac{{{2 * int(a.replace(',', '')) + 2}}}{{2}}"), a) for a in integers]))
-
-
 @pytest.mark.slow
 def test_a_comparison_can_stop_after_a_slice_of_cpu_time():
-    hang = r"\int_0^1 x^{x^{x}} dx"
+    hang, started = HOSTILE["integral"], time.monotonic()
     with pytest.raises(Undecided):
         same_answer(hang, "1/3", slice_s=0.1)
     assert same_answer("\\frac{2}{6}", "1/3", slice_s=0.1)
-    assert not same_answer(hang, "1/3")
+    assert not same_answer(hang, "1/3"), "it uses all of its CPU time"
+    assert time.monotonic() - started >= worker_module.CPU_S / 2
 
 
 @pytest.mark.slow

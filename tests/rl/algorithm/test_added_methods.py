@@ -61,12 +61,6 @@ def test_reinforce_pp_equals_verls(baseline):
     )  # verl's deviation is that of a sample
 
 
-def repeated(sequences, n):
-    """The share of repeated n-grams, counted with a dictionary."""
-    counts = Counter(tuple(ids[i : i + n]) for ids in sequences for i in range(len(ids) - n + 1))
-    return sum(count - 1 for count in counts.values()) / max(1, sum(counts.values()))
-
-
 def test_tokens_of_each_task_have_advantages_of_mean_0_and_deviation_1():
     rollouts = group([1, 0, 0, 0], "a") + group([1, 1, 1, 0], "b") + group([3, 0, 1, 0], "c", environment="other")
     plain = select_rollouts(rollouts, section().hooks, 0)
@@ -102,8 +96,6 @@ def test_improvement_potential_draws_problems_of_medium_difficulty_first():
     values = [POOL[int(name[1:])].difficulty for name in drawn]
     potential = [value * (1 - value) for value in values]
     assert sorted(drawn) == [p.problem_id for p in POOL] and potential == sorted(potential, reverse=True)
-    with pytest.raises(UserError, match="improvement_potential requires problems with a difficulty"):
-        draw(TrainerState(), rl, pool=[POOL[0].model_copy(update={"difficulty": None})])
 
 
 def test_a_sampler_refuses_problems_without_difficulty_before_the_run(tmp_path):

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.cases import read_cases
 from helpers.trajectories import BATCH, trajectory
 from pydantic import ValidationError
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.algorithm.selection import Selection, cut_mini_batches, select_rollouts
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
 from rstar_lab.rl.methods.control_tokens import ControlTokens
@@ -53,19 +53,7 @@ def released(text):
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize(
-    "turns",
-    [
-        ["<answer>1</answer>"],
-        ["a", "<answer>1</answer>"],
-        ["<answer>1</answer>", "<answer>2</answer>"],
-        ["a", "<answer>1"],
-        ["a", "b", "<answer>1</answer><answer>2</answer>"],
-        ["a", "<answer>1", "2</answer>"],
-        ["a", "b", "c"],
-        ["</answer><answer>", "b"],
-    ],
-)
+@pytest.mark.parametrize("turns", read_cases(__file__)["turns"])
 def test_the_released_format_penalty_is_that_of_the_text(turns, cut):
     """The response contains the headers of all turns but the first; a turn that was cut off has no end."""
     response = "No <answer> here"
@@ -81,11 +69,6 @@ def test_the_released_format_penalty_is_that_of_the_text(turns, cut):
     )
     assert Roc(rule="released", penalties=("format",)).bound(RlSection()).penalty(rollout) == released(text)
     assert Roc(penalties=("format",)).bound(RlSection()).penalty(rollout) == 0.25
-
-
-def test_the_released_format_penalty_of_one_turn_is_one():
-    assert released_format_penalty("<answer>1</answer>", 1) == 1.0
-    assert released_format_penalty("<answer>1</answer>", 2) == 0.0
 
 
 def outputs(t, *spans):
@@ -109,10 +92,7 @@ def test_echo_keeps_groups_with_equal_rewards_for_the_cross_entropy_only():
 def test_trimmed_tokens_are_in_no_term_of_the_loss():
     """A stale token of the model is not trained on, and it is not an output of a tool."""
     tokens = [True, True, True, False, False, True, True, True]
-    turns = (
-        Turn(0, 3, "", 0, 0, 0, ((1, 3),), outputs=((3, 5),)),
-        Turn(5, 8, "", 0, 0, 0, ((1, 1), (2, 2))),
-    )
+    turns = (Turn(0, 3, "", 0, 0, 0, ((1, 3),), outputs=((3, 5),)), Turn(5, 8, "", 0, 0, 0, ((1, 1), (2, 2))))
     rollouts = [replace(t, loss_mask=tokens, turns=turns, policy_version=2) for t in group([1, 0])]
     selection = select_rollouts(rollouts, (ALL, Grpo(), Echo(weight=1.0)), 0)
     trimmed, share = trim(selection, lambda version: version < 2)

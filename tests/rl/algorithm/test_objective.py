@@ -11,13 +11,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from rstar_lab.rl.algorithm import objective
 from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
-from rstar_lab.rl.algorithm.objective import (
-    aggregate,
-    group_advantages,
-    group_normaliser,
-    kl_loss,
-    policy_loss,
-)
+from rstar_lab.rl.algorithm.objective import aggregate, group_advantages, group_normaliser, kl_loss, policy_loss
 from rstar_lab.rl.methods.overlong_buffer import overlong_penalty
 
 algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="the comparison with verl needs the extra `verl`")

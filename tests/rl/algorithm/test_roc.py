@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.cases import read_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -12,6 +13,7 @@ from scipy import stats
 from rstar_lab.rl.algorithm import roc
 from rstar_lab.rl.renderers.base import count_answers
 
+CASES = read_cases(__file__)
 groups = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.5])), max_size=40)
 
 
@@ -82,7 +84,7 @@ def chi_square(counts, probabilities, draws):
 def test_positives_follow_the_exact_distribution(penalties):
     """3 of 6 positives: the frequency of each set follows weights 1 / max(penalty, floor)."""
     rng, draws = np.random.default_rng(0), 20_000
-    rewards, all_penalties = [1.0] * 6 + [0.0] * 6, penalties + [0.0] * 6
+    rewards, all_penalties = [1.0] * 6 + [0.0] * 6, [*penalties, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0]
     positive_sets: dict[frozenset, int] = {}
     negative_sets: dict[frozenset, int] = {}
     for _ in range(draws):
@@ -104,33 +106,7 @@ def test_positives_follow_the_exact_distribution(penalties):
     assert chi_square(negative_sets, uniform, draws) > 1e-3, "negatives are uniform, whatever their penalty"
 
 
-def test_negatives_ignore_penalties():
-    rng = np.random.default_rng(1)
-    penalties = [0.0] * 4 + [0.0] * 4 + [2.0] * 4
-    rewards = [1.0] * 4 + [0.0] * 8
-    kept = [index for _ in range(3000) for index in roc.resample(rewards, penalties, 6, rng=rng) if index >= 4]
-    clean = sum(index < 8 for index in kept)
-    assert stats.binomtest(clean, len(kept)).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("rewards", "penalties", "keep", "minima", "kept"),
-    [
-        # The lowest penalties of the positives, ties in index order; the first negatives.
-        ([1, 1, 1, 1, 0, 0, 0, 0], [0.5, 0.0, 0.5, 0.0, 9, 0, 0, 0], 4, (0, 0), [1, 3, 4, 5]),
-        ([1, 1, 1, 1, 0, 0, 0, 0], [0.5, 0.5, 0.5, 0.0, 9, 0, 0, 0], 4, (0, 0), [0, 3, 4, 5]),
-        # 1 of 8 negative: round(0.5) is 0, so without a minimum none is left.
-        ([0, 1, 1, 1, 1, 1, 1, 1], [0, 1, 2, 3, 4, 5, 6, 7], 4, (0, 0), [1, 2, 3, 4]),
-        ([0, 1, 1, 1, 1, 1, 1, 1], [0, 1, 2, 3, 4, 5, 6, 7], 4, (1, 1), [0, 1, 2, 3]),
-        # Minima of 2 on either side, as the release's sample script sets them.
-        ([0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 2, 3, 4, 5, 6, 7], 4, (2, 2), [0, 1, 3, 4]),
-        ([1, 0, 0, 0, 0, 0, 0, 0], [2, 1, 2, 3, 4, 5, 6, 7], 4, (2, 2), [0, 1, 2, 3]),
-        ([1, 1, 0, 0, 0, 0, 0, 0], [2, 1, 2, 3, 4, 5, 6, 7], 4, (2, 2), [0, 1, 2, 3]),
-        ([0, 0, 0, 0], [2, 1, 0, 3], 2, (1, 1), [0, 1]),
-        ([1, 1, 1, 1], [2, 1, 0, 3], 2, (1, 1), [1, 2]),
-        ([1, 0], [1, 1], 2, (1, 1), [0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("rewards", "penalties", "keep", "minima", "kept"), CASES["released rule"])
 def test_released_rule_keeps_the_expected_rollouts(rewards, penalties, keep, minima, kept):
     found = roc.resample(rewards, penalties, keep, rule="released", min_positive=minima[0], min_negative=minima[1])
     assert found == kept
@@ -178,11 +154,5 @@ def test_penalties_equal_their_definition():
 def test_answer_tags_are_counted():
     assert count_answers("none") == 0
     assert count_answers("<answer>1</answer> and <answer>2</answer>") == 2
-    for stray in [
-        "<answer>1",
-        "1</answer>",
-        "<answer><answer>1</answer></answer>",
-        "</answer><answer>",
-        "<answer>1</answer><answer>",
-    ]:
+    for stray in CASES["stray tags"]:
         assert count_answers(stray) == 0

@@ -6,6 +6,7 @@ import pickle
 import zlib
 
 import pytest
+from helpers.cases import read_cases
 
 from rstar_lab.rl.data.prepare import prepare
 from rstar_lab.rl.data.sources import load_problems, parse_source, read_source
@@ -20,43 +21,9 @@ def packed(cases):
     return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode()
 
 
-ROWS = {
-    "apps": (
-        {"problem_id": 7, "question": "Add.", "starter_code": "",
-         "input_output": json.dumps({"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", ["7"]]})},
-        [("1 2\n", "3\n"), ("3\n4", "7")], None,
-    ),
-    "taco": (
-        {"question": "Add.", "starter_code": "def add(a, b):",
-         "input_output": json.dumps({"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]})},
-        [("[1, 2]", "3")], "add",
-    ),
-    "code_contests": (
-        {"name": "1_A", "description": "Add.", "public_tests": {"input": ["1 2"], "output": ["3"]},
-         "private_tests": {"input": ["3 4"], "output": ["7"]}, "generated_tests": {"input": ["1 2"], "output": ["3"]}},
-        [("1 2", "3"), ("3 4", "7")], None,
-    ),
-    "codeforces": (
-        {"id": "1/A", "description": "Add.", "input_format": "Two numbers.", "input_mode": "stdio", "generated_checker": None,
-         "examples": [{"input": "1 2", "output": "3"}], "official_tests": [{"input": "1 2", "output": "3"}, {"input": "", "output": "0"}]},
-        [("1 2", "3"), ("", "0")], None,
-    ),
-    "synthetic_code": (
-        {"problem_id": "s", "prompt": "Add.", "verification_info": str({"language": "python", "test_cases": [
-            {"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]})},
-        [("[1, 2]", "3")], "add",
-    ),
-    "rstar_coder": (
-        {"question_id": "r1", "question": "Add.", "starter_code": "", "func_name": None, "inputs": '["1 2", "3 4"]',
-         "outputs": ["3", "7"]},
-        [("1 2", "3"), ("3 4", "7")], None,
-    ),
-    "livecodebench": (
-        {"question_id": "a", "question_content": "Add.", "starter_code": "class Solution:\n    def add(self, a, b):",
-         "public_test_cases": "[]", "private_test_cases": packed(CASES), "metadata": '{"func_name": "add"}'},
-        [("[2, 3]", "5")], "add",
-    ),
-}  # fmt: skip
+FILE = read_cases(__file__, "code_problems.yaml")
+ROWS = FILE["rows"]
+ROWS["livecodebench"][0]["private_test_cases"] = packed(CASES)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -68,34 +35,11 @@ def test_prepared_problems_have_the_tests_of_the_row(tmp_path, name):
         prepare([f"{name}={source}" if suffix == "jsonl" else source], tmp_path / f"out.{suffix}", any_answer=True)
         (problem,) = load_problems(tmp_path / f"out.{suffix}")
         tests, named = hidden_tests_of(problem)
-        assert [(test["input"], test["output"]) for test in tests] == expected and named == function
+        assert [[test["input"], test["output"]] for test in tests] == expected and named == function
         assert problem.question.startswith("Add.") and problem.answer == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "reason"),
-    [
-        (
-            "apps",
-            {"input_output": ""},
-            "row 1: input_output is empty, .* `data prepare --drop-bad-rows` leaves such rows out",
-        ),
-        ("apps", {"input_output": "{"}, "row 1: input_output: not JSON"),
-        ("apps", {"input_output": '{"inputs": [], "outputs": []}'}, "no tests with an output"),
-        ("taco", {"input_output": '{"inputs": ["1"], "outputs": []}'}, "of equal length"),
-        ("code_contests", {"input_file": "input.txt"}, "reads or writes a file"),
-        ("codeforces", {"generated_checker": "import sys"}, "several outputs are right"),
-        ("codeforces", {"interaction_format": "Print ?"}, "talks to another program"),
-        ("codeforces", {"input_mode": "file"}, "reads or writes a file"),
-        ("codeforces", {"examples": [], "official_tests": None}, "no tests with an output"),
-        ("codeforces", {"examples": [{"input": "1 2\n", "output": "4"}]}, "an input has two different outputs"),
-        ("synthetic_code", {"verification_info": "open('x')"}, "neither JSON nor a Python literal"),
-        ("synthetic_code", {"verification_info": "{}"}, "no test_cases"),
-        ("livecodebench", {"metadata": "{}"}, "no func_name"),
-        ("livecodebench", {"private_test_cases": "AAAA"}, "neither JSON nor compressed"),
-        ("apps", {"question": None}, "no question"),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "reason"), FILE["refused"])
 def test_a_row_that_cannot_be_graded_names_the_reason(tmp_path, name, changes, reason):
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[name][0] | changes) + "\n")
     with pytest.raises(ProblemError, match=reason):
@@ -109,13 +53,6 @@ def test_the_second_form_of_synthetic_has_lists_of_inputs_and_outputs(tmp_path):
     (found,) = read_source(parse_source(f"synthetic_code={tmp_path / 'rows.jsonl'}"))
     tests, function = hidden_tests_of(found.problem)
     assert [tuple(test.values()) for test in tests] == [("1 2\n", "3\n"), ("", "True")] and function is None
-
-
-def test_rows_without_tests_can_be_left_out(tmp_path):
-    row = ROWS["apps"][0]
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"input_output": ""}) + "\n")
-    card = prepare([f"apps={tmp_path / 'rows.jsonl'}"], tmp_path / "out.parquet", drop_bad_rows=True)
-    assert card.kept == 1 and "row 2: input_output is empty" in card.bad_rows[0]
 
 
 class Payload:

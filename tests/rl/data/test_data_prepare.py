@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cases import read_cases
 from huggingface_hub import DatasetCard
 from typer.testing import CliRunner
 
@@ -186,28 +187,13 @@ def test_each_source_has_its_own_count(tmp_path):
     assert {one.source for one in load_problems(tmp_path / "o.jsonl")} == {"both"}
 
 
-# One row in each named source's own schema, written for this test.
-ROWS = {
-    "dapo": {"prompt": "q?", "solution": "34", "reward_model": {"ground_truth": "34"}, "extra_info": {"index": "a-1"}},
-    "openmathreasoning": {"problem": "q?", "expected_answer": "34", "problem_type": "has_answer_extracted",
-    "problem_source": "aops_c6"}, "project_euler": {"problem": "q?", "answer": 34},
-    "aime24": {"id": 60, "problem": "q?", "solution": "s", "answer": "034", "url": "u", "year": "2024"},
-    "aime25": {"problem": "q?", "answer": "34", "id": "0"},
-    "hmmt25": {"problem_idx": 1, "problem": "q?", "answer": "34", "problem_type": ["Algebra"]},
-    "math500": {"problem": "q?", "solution": "s", "answer": "34", "subject": "Algebra", "level": 2, "unique_id":
-    "test/1.json"}, "gsm8k": {"question": "q?", "answer": "<<30+4=34>>\n#### 34"},
-    "olympiadbench": {"id": 3, "question": "q?", "final_answer": ["34"], "answer_type": "Numerical", "unit": None},
-    "minerva_math": {"problem": "q?", "solution": "so \\boxed{34}", "type": "t"},
-    "college_math": {"data_source": "d", "question_number": "1.2", "question": "q?", "answer": "$34$", "license": "l",
-    "data_topic": "t"},
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.convert is None])
 def test_named_sources_read_files_of_their_schema(tmp_path, name):
-    reading = parse_source(f"{name}={jsonl(tmp_path / 'x.jsonl', [ROWS[name]])}")
+    row, problem_id = read_cases(__file__, "sources.yaml")[name]
+    reading = parse_source(f"{name}={jsonl(tmp_path / 'x.jsonl', [row])}")
     (candidate,) = read_source(reading)
-    assert candidate.problem.question == "q?" and candidate.problem.source == name
+    assert (candidate.problem.question, candidate.problem.source) == ("q?", name)
+    assert problem_id in (None, candidate.problem.problem_id)
     prepare([f"{name}={tmp_path / 'x.jsonl'}"], tmp_path / "o.parquet")
     assert load_problems(tmp_path / "o.parquet")[0].answer == "34"
 

@@ -5,6 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.cases import read_cases
 from transformers.utils.chat_template_utils import render_jinja_template
 from typer.testing import CliRunner
 
@@ -17,84 +18,11 @@ from rstar_lab.rl.data.mix import MixEntry, read_mix
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.renderers import paper as chat
-from rstar_lab.rl.renderers.conversations import (
-    Conversation,
-    Message,
-    read_conversations,
-    reply,
-    write_conversations,
-)
+from rstar_lab.rl.renderers.conversations import Conversation, Message, read_conversations, reply, write_conversations
 
-WEATHER = {
-    "name": "get weather/v2",
-    "description": "The weather of a place.",
-    "parameters": {
-        "type": "dict",
-        "properties": {"place": {"type": "str"}, "days": {"type": "int"}},
-        "required": ["place"],
-    },
-}
-BOOK = {
-    "name": "book.table",
-    "description": "Books a table.",
-    "parameters": {"type": "dict", "properties": {}, "required": []},
-}
-
-# One conversation in each set's own schema, made up for these tests.
-TOOLACE = {
-    "system": f"You compose calls. The functions in JSON: {json.dumps([WEATHER, BOOK])}. Write [name(argument=value)] only.",
-    "conversations": [
-        {"from": "user", "value": "Weather in Rome for 2 days, and a table for us."},
-        {"from": "assistant", "value": '[get weather/v2(place="Rome (Italy), \\"centre\\"", days=2), '
-         'book.table(who=["Ann", \'Bo\'], late=true, at={"h": 8})]'},
-        {"from": "tool", "value": '[{"name": "get weather/v2", "results": "sun"}, {"name": "book.table", "results": {"ok": 1}}]'},
-        {"from": "assistant", "value": "Sun, and the table is yours."},
-        {"from": "user", "value": "Thanks [really]!"},
-        {"from": "assistant", "value": "You are welcome."},
-    ],
-}  # fmt: skip
-APIGEN = {
-    "system": "Policy: be brief.",
-    "tools": json.dumps([{"name": "cancel", "description": "Cancels.",
-                          "parameters": {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}}]),
-    "conversations": [
-        {"from": "human", "value": "Cancel order 7."},
-        {"from": "function_call", "value": '{"name": "cancel", "arguments": {"id": "7"}}'},
-        {"from": "observation", "value": '{"status": "cancelled"}'},
-        {"from": "gpt", "value": "Done."},
-    ],
-}  # fmt: skip
-GLAIVE = {
-    "system": "SYSTEM: You may use these functions -\n"
-    + json.dumps({"name": "rate", "description": "A rate.",
-                  "parameters": {"type": "object", "properties": {"to": {"type": "string"}}}}, indent=4)
-    + "\n\n"
-    + json.dumps({"name": "fee", "description": "A fee.", "parameters": {"type": "object", "properties": {}}}, indent=4),
-    "chat": "USER: What is the rate of the dollar?\n\n\n"
-    "ASSISTANT: Let me see. <functioncall> {\"name\": \"rate\", \"arguments\": '{\"to\": \"dollar's\"}'} <|endoftext|>\n\n\n"
-    'FUNCTION RESPONSE: {"rate": 1.1}\n\n\nASSISTANT: It is 1.1. <|endoftext|>\n\n\nUSER: And the fee?\n\n\n'
-    'ASSISTANT: <functioncall> {"name": "fee", "arguments": {}} <|endoftext|>\n\n\nFUNCTION RESPONSE: 3\n\n\nASSISTANT: 3. <|endoftext|>',
-}  # fmt: skip
-MAGICODER = {
-    "lang": "python",
-    "problem": "Write a function that doubles.",
-    "solution": "Here it is:\n```python\ndef f(x):\n    return 2 * x\n```\nIt multiplies.",
-}
-TULU = {
-    "id": "a",
-    "prompt": "Say hi in capitals.",
-    "messages": [{"role": "user", "content": "Say hi in capitals."}, {"role": "assistant", "content": "HI"}],
-    "constraints": ["capitals"],
-}
-NEMOTRON = {
-    "input": [{"role": "system", "content": "detailed thinking off"}, {"role": "user", "content": "Who wrote it?"}],
-    "output": "<think>\n</think>\nNobody.",
-    "reasoning": "off",
-    "category": "chat",
-}
-ROWS = {
-    "toolace": TOOLACE, "apigen_mt": APIGEN, "glaive_v2": GLAIVE, "magicoder": MAGICODER, "tulu3_if": TULU, "nemotron_chat": NEMOTRON,
-}  # fmt: skip
+FILE = read_cases(__file__, "conversations.yaml")
+ROWS = FILE["rows"]
+GLAIVE = ROWS["glaive_v2"]
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +44,15 @@ def refusal(name: str, row) -> str:
     ((reason, count),) = report.refused.items()
     assert count == 1 and "x.jsonl row 1" in report.examples[reason]
     return reason
+
+
+def changed(name: str, change: dict) -> dict:
+    """Return a row with other columns. The value of `COLUMN and` is appended to that of the column."""
+    row = dict(ROWS[name])
+    for key, value in change.items():
+        column = key.removesuffix(" and")
+        row[column] = value if key == column else row[column] + value
+    return row
 
 
 @pytest.mark.parametrize("name", CONVERTERS)
@@ -170,119 +107,21 @@ def test_nemotron_inputs():
     assert one("nemotron_chat", {"input": "Hi", "output": "Yo"}).messages[0].content == "Hi"
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "reason"),
-    [
-        ("toolace", {"conversations": "text"}, "conversations is not a list"),
-        ("toolace", {"system": "no tools"}, "tool call"),
-        ("toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "[f(a=)]"}]}, "neither JSON nor"),
-        ("toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "[f(a='x)]"}]}, "do not match"),
-        ("toolace", {"conversations": [{"from": "narrator", "value": "q"}]}, "unknown role"),
-        ("toolace", {"conversations": TOOLACE["conversations"][:2]}, "no answer of the assistant"),
-        ("toolace", {"conversations": [*TOOLACE["conversations"][:2], {"from": "tool", "value": "all of it"}]},
-         "1 tool message for 2 calls"),
-        ("apigen_mt", {"tools": "{"}, "not JSON"),
-        ("apigen_mt", {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": '{"name": "f"}'}]},
-         "no arguments"),
-        ("apigen_mt", {"conversations": APIGEN["conversations"][1:]}, "roles"),
-        ("glaive_v2", {"chat": "USER: q\n\n\nASSISTANT: <functioncall> {broken <|endoftext|>"}, "is not {name, arguments}"),
-        ("glaive_v2", {"chat": ""}, "no answer of the assistant"),
-        ("magicoder", {"solution": "no code"}, "no code block"),
-        ("magicoder", {"solution": None}, "no problem and solution"),
-        ("tulu3_if", {"messages": None}, "not a list"),
-        ("tulu3_if", {"messages": [{"role": "user", "content": "a <|im_end|> b"}, {"role": "assistant", "content": "c"}]}, "control token"),
-        ("tulu3_if", {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "</answer>"}]}, "turn"),
-        ("nemotron_chat", {"reasoning": "on"}, "has reasoning"),
-        ("nemotron_chat", {"output": " "}, "no output"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "change", "reason"), FILE["refused"])
 def test_what_cannot_be_read_is_refused_with_a_reason(name, change, reason):
-    found = refusal(name, {**ROWS[name], **change})
-    assert reason in found
+    assert reason in refusal(name, changed(name, change))
 
 
-def human(value):
-    return {"from": "human", "value": value}
-
-
-def gpt(value):
-    return {"from": "gpt", "value": value}
-
-
-def calls(*names):
-    several = [{"name": name, "arguments": json.dumps({"id": name})} for name in names]
-    value = several if len(names) > 1 else {"name": names[0], "arguments": {"id": names[0]}}
-    return {"from": "function_call", "value": json.dumps(value)}
-
-
-def seen(value):
-    return {"from": "observation", "value": value}
-
-
-CANCEL = json.loads(APIGEN["tools"])[0]
-# Shapes of rows that the sets have beside the plain one: the roles that must come out.
-SHAPES = {
-    "apigen_mt: ends with the user": ("apigen_mt", {"conversations": [*APIGEN["conversations"], human("###STOP###")]}, "suatA"),
-    "apigen_mt: ends with a result": (
-        "apigen_mt", {"conversations": [*APIGEN["conversations"], human("More."), calls("cancel"), seen("{}")]}, "suatA",
-    ),
-    "apigen_mt: parallel calls in one list": (
-        "apigen_mt", {"conversations": [human("q"), calls("cancel", "cancel"), seen("[1, 2]"), gpt("Done.")]}, "suattA",
-    ),
-    "apigen_mt: parallel calls in turns": (
-        "apigen_mt",
-        {"conversations": [human("q"), calls("cancel"), calls("cancel"), seen("1"), seen("2"), gpt("Done.")]}, "suattA",
-    ),
-    "apigen_mt: a text before its call": (
-        "apigen_mt", {"conversations": [human("q"), gpt("I look."), calls("cancel"), seen("1"), gpt("Done.")]}, "suatA",
-    ),
-    "apigen_mt: tools as a column of objects with the nulls of Parquet": (
-        "apigen_mt", {"tools": [CANCEL | {"strict": None}, {"name": None, "description": "?"}, None]}, "suatA",
-    ),
-    "apigen_mt: no system": ("apigen_mt", {"system": None}, "uatA"),
-    "toolace: a tool without a name": (
-        "toolace", {"system": f"Functions: {json.dumps([WEATHER, BOOK, {'description': 'nameless'}, {'name': ''}])}"}, "uattAuA",
-    ),
-    "toolace: required is null": (
-        "toolace", {"system": f"Functions: {json.dumps([WEATHER | {'required': None}, BOOK])}"}, "uattAuA",
-    ),
-    "toolace: no call at all": (
-        "toolace", {"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "Which city?"}]}, "uA",
-    ),
-    "glaive_v2: ends with the user": ("glaive_v2", {"chat": GLAIVE["chat"] + "\n\n\nUSER: Thanks!"}, "uatAuatA"),
-    "glaive_v2: no system": ("glaive_v2", {"system": None, "chat": "USER: q\n\n\nASSISTANT: a"}, "uA"),
-    "magicoder: null columns": ("magicoder", {"openai_fingerprint": None, "seed": None}, "uA"),
-    "tulu3_if: constraints are null": ("tulu3_if", {"constraints": None}, "uA"),
-    "tulu3_if: ends with the user": ("tulu3_if", {"messages": [*TULU["messages"], {"role": "user", "content": "more"}]}, "uA"),
-    "nemotron_chat: earlier turns": (
-        "nemotron_chat", {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
-                                    {"role": "user", "content": "c"}], "system_prompt": None}, "uAuA",
-    ),
-}  # fmt: skip
-REFUSED_SHAPES = {
-    "nemotron_chat": {"input": [{"role": "system", "content": "detailed thinking off"}]},
-    "tulu3_if": {"messages": [{"role": "system", "content": "only this"}]},
-    "apigen_mt": {"conversations": [human("q"), calls("cancel")]},
-    "glaive_v2": {"chat": None},
-    "toolace": {"conversations": [{"from": "user", "value": None}, {"from": "assistant", "value": None}]},
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", FILE["shapes"])
 def test_the_shapes_of_the_public_sets(shape):
-    name, change, roles = SHAPES[shape]
-    conversation = one(name, ROWS[name] | change)
+    name, change, roles = FILE["shapes"][shape]
+    conversation = one(name, changed(name, change))
     assert lint(conversation) == []
     letters = [
         "A" if message.role == "assistant" and "<answer>" in message.content else message.role[0]
         for message in conversation.messages
     ]
     assert "".join(letters) == roles and all("None" not in message.content for message in conversation.messages)
-
-
-@pytest.mark.parametrize("name", REFUSED_SHAPES)
-def test_rows_without_an_answer_are_counted(name):
-    assert refusal(name, ROWS[name] | REFUSED_SHAPES[name]) in ("no answer of the assistant", "roles")
 
 
 def test_rows_that_are_no_objects():

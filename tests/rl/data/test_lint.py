@@ -3,15 +3,7 @@
 import pytest
 
 from rstar_lab.rl.data.lint import lint
-from rstar_lab.rl.models.tokenizer import train_tokenizer
-from rstar_lab.rl.renderers import paper as chat
-from rstar_lab.rl.renderers.conversations import (
-    Conversation,
-    Message,
-    encode,
-    reply,
-    tool_calls,
-)
+from rstar_lab.rl.renderers.conversations import Conversation, Message, reply, tool_calls
 
 TOOL = {
     "type": "function",
@@ -71,12 +63,3 @@ def test_faults_are_found(turns, rule):
 def test_tags_within_arguments_are_no_answer():
     content = tool_calls([("f", {"a": "print('<answer>1</answer></tool_call>')"})])
     assert lint(talk(U, ("assistant", content), T, A)) == []
-
-
-def test_the_mask_covers_what_the_assistant_writes():
-    conversation = talk(("system", "s"), U, CC, T, T, C, T, A)
-    tokenizer = train_tokenizer([text for text, _ in conversation.segments()], 700)
-    (example,), _ = encode([conversation.segments()], tokenizer, max_tokens=10_000)
-    own = tokenizer.decode([token for token, bit in zip(example.ids, example.mask, strict=True) if bit])
-    turns = [content.removeprefix("<reason>") + chat.END_OF_TURN for role, content in (CC, C, A) if role == "assistant"]
-    assert own == "".join(turns)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from helpers.evaluated import evaluate_environment
 from helpers.scripted_engine import ScriptedEngine
 
 from rstar_lab.common.errors import UserError
@@ -160,26 +159,3 @@ def test_a_run_depends_on_the_file_that_makes_the_object(tmp_path, monkeypatch):
         )
         hashes.append(source_hash(f"openenv_{i}:game", "rl.environments"))
     assert hashes[0] != hashes[1]
-
-
-@pytest.mark.soak
-async def test_a_game_is_evaluated_and_shown_in_the_inspector(url, tmp_path, monkeypatch):
-    (tmp_path / "my_openenv.py").write_text(f"from openenv_environment import OpenEnv\n\ngame = OpenEnv({url!r})\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "my_openenv", raising=False)
-    game, conversation = OpenEnv(url)(), []
-    await game.reset(PROBLEM, 1)
-    for number in (3, 666, 7):
-        hint = (await game.act({"number": number}, seed=0, traj_id="t")).text
-        conversation += [
-            ("assistant", f"I try {number}.</reason>\n{render_tool_call('act', {'number': number})}"),
-            ("tool", hint),
-        ]
-    await game.close()
-    question = "Play.\n\nGuess a number from 0 to 9."
-    row, calls, page = await evaluate_environment(tmp_path, "my_openenv:game", PROBLEM, question, conversation[:-1])
-    assert (row["environment"], row["stop_reason"]) == ("game", "done")
-    assert row["reward"] == pytest.approx(-0.1 + 1.0) and dict(row["metrics"])["turns"] == pytest.approx(0.9)
-    assert [call["outcome"] for call in calls] == ["ok", "exception", "ok"]
-    assert "Right." in page and "no such number" in page

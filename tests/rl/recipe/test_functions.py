@@ -9,7 +9,7 @@ import torch
 import yaml
 from helpers.own_parts import example_recipe, write_module
 from helpers.scripted_engine import ScriptedEngine
-from helpers.scripted_training import problem, train
+from helpers.scripted_training import problem, tiny, train
 from helpers.trajectories import BATCH
 from typer.testing import CliRunner
 
@@ -18,7 +18,6 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.objective import Terms, policy_loss, training_loss
 from rstar_lab.rl.algorithm.selection import Selection, select_rollouts
-from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
 from rstar_lab.rl.pipeline import SFT_KEYS
@@ -161,9 +160,7 @@ def test_helper_processes_load_own_losses(module):
     )
     seen = []
     for count in (1, 2):
-        learner = Learner(
-            build_tiny(train_tokenizer(["text"], 300), seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
-        )
+        learner = Learner(tiny())
         with HelperProcesses(count) as helpers:
             learner.lead(helpers.lead("rstar_lab.rl.training.update:run_update_helper"), rl)
             learner.begin_stage(rl, reset=False, reference=None)
