@@ -126,16 +126,7 @@ async def test_an_environment_writes_before_the_first_turn_and_after_each_turn()
     assert trajectory.reward == pytest.approx(1.0 - 0.5 + 0.8)
     assert trajectory.metrics == {"won": 1.0, "peeks": 1.0, "seen": 1.0, "turns": pytest.approx(0.8)}
     said = messages(trajectory)
-    assert [m["role"] for m in said] == [
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "user",
-        "assistant",
-    ]
+    assert "".join(m["role"][0] for m in said) == "uauataua"
     assert said[1]["reward"] == -0.1
 
 

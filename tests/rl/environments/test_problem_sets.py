@@ -43,11 +43,6 @@ def test_a_built_in_reward_needs_an_answer():
     check_answers([problem], RlSection(environments=[entry | {"reward": "my:own"}]))
 
 
-@pytest.mark.parametrize("reward", ["verify", "released", "my_rewards:score"])
-def test_rewards_of_an_entry(reward):
-    assert RlSection(environments=[{"name": "sums", "reward": reward}]).environments[0].reward == reward
-
-
 def test_an_unknown_reward_of_an_entry_is_an_error():
     with pytest.raises(ValidationError, match="'other' is not one of verify, released, tests or a module:function"):
         RlSection(environments=[{"name": "sums", "reward": "other"}])

@@ -6,21 +6,13 @@ from pathlib import Path
 
 import pytest
 from helpers.chat_models import byte_tokenizer
+from helpers.rollouts import roll_out_chat
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl.engine import Completion, FinishReason
-from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.families import Gemma4Renderer, GlmRenderer, GptOssRenderer
-from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
-from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
-from rstar_lab.sandbox.call import CallResult
-from rstar_lab.verify import verify
 
 TOOL = "execute_python_code_with_standard_io"
 STYLE = PromptStyle("model", answer="boxed", system="Be brief.")
@@ -63,22 +55,6 @@ def answer(family):
     ]
 
 
-class EchoSandbox:
-    async def run_many(self, calls):
-        return [CallResult(Outcome.OK, f"ran {call.code}", "", None, 0.0, 0.0) for call in calls]
-
-
-class Scripted:
-    def __init__(self, tokenizer, turns):
-        self.tokenizer, self.turns, self.prompts = tokenizer, iter(turns), []
-
-    async def generate(self, prompt_ids, sampling):
-        self.prompts.append(list(prompt_ids))
-        ids = self.tokenizer.encode(next(self.turns), add_special_tokens=False)
-        assert ids[-1] in sampling.stop_token_ids
-        return Completion(ids, [-0.5] * len(ids), FinishReason.STOP, "scripted")
-
-
 def rendered(family, codec, turns, generate=True):
     """Return what the chat template renders for a conversation. turns: codes of the calls of each turn."""
     question = "What is 6 times 7?\n\nPut the final answer in \\boxed{}."
@@ -100,13 +76,8 @@ def rendered(family, codec, turns, generate=True):
 @families
 async def test_a_rollout_of_three_turns_has_the_tokens_of_the_template(family):
     codes = [["print(6*7)"], ["1", "2"] if family != "gpt_oss" else ["1"]]
-    tools = make_tools(["python"], EchoSandbox())
-    codec = Codec(tokenizer_of(family), tools, STYLE)
     turns = [write_calls(family, each) + CALL_END[family] for each in codes] + [answer(family) + ANSWER_END[family]]
-    engine = Scripted(codec.tokenizer, turns)
-    context = RolloutContext(codec, tools, verify, LimitsSection(max_response_tokens=4000), answer_format="boxed")
-    task = RolloutTask(Problem(problem_id="p", question="What is 6 times 7?", answer="42"), "t", "g", sample=0, seed=1)
-    trajectory = await run_rollout(task, engine, context)
+    trajectory, engine, codec = await roll_out_chat(tokenizer_of(family), STYLE, lambda codec: turns)
     assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.answer == "42"
     assert [call.code for call in trajectory.calls] == [code for each in codes for code in each]
     assert not any(turn.control_token for turn in trajectory.turns)

@@ -1,32 +1,24 @@
 """The prompt format `model`: any chat model with its own template, tokens and syntax of tool calls."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
 from helpers.chat_models import FAMILIES, chat_tokenizer, save_chat_model, write_call
+from helpers.rollouts import SIX_TIMES_SEVEN, EchoSandbox, roll_out_chat
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl.engine import Completion, FinishReason
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import parse_recipe
-from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import LimitsSection, RecipeError, RlSection
+from rstar_lab.rl.recipe import RecipeError, RlSection
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import render_prompt
 from rstar_lab.rl.renderers.model import ModelRenderer
-from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.trajectory import StopReason
-from rstar_lab.sandbox.call import CallResult
-from rstar_lab.verify import verify
 
 STYLE = PromptStyle("model", answer="boxed")
-PROBLEM = Problem(problem_id="p", question="What is 6 times 7?", answer="42")
 TOOL = "execute_python_code_with_standard_io"
 THINKS = {"qwen3", "qwen3.5"}
 EXPECTED = {  # end of a turn, system role, place for tools, syntax
@@ -39,33 +31,10 @@ EXPECTED = {  # end of a turn, system role, place for tools, syntax
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
-class EchoSandbox:
-    async def run_many(self, calls):
-        return [CallResult(Outcome.OK, f"ran {call.code}", "", None, 0.0, 0.0) for call in calls]
-
-
-class Scripted:
-    """An engine that returns texts, one a turn, as tokens of a family. ends: the token that ends each turn."""
-
-    def __init__(self, tokenizer, texts, ends):
-        self.tokenizer, self.turns, self.prompts = tokenizer, iter(zip(texts, ends, strict=True)), []
-
-    async def generate(self, prompt_ids, sampling):
-        self.prompts.append(list(prompt_ids))
-        text, end = next(self.turns)
-        ids = self.tokenizer.encode(text + end, add_special_tokens=False)
-        assert ids[-1] in sampling.stop_token_ids
-        return Completion(ids, [-0.5] * len(ids), FinishReason.STOP, "scripted")
-
-
-async def roll(family, texts, ends=None):
-    tokenizer = chat_tokenizer(family)
-    tools = make_tools(["python"], EchoSandbox())
-    codec = Codec(tokenizer, tools, STYLE)
-    engine = Scripted(tokenizer, texts, ends or [codec.renderer.end] * len(texts))
-    context = RolloutContext(codec, tools, verify, LimitsSection(max_response_tokens=4000), answer_format="boxed")
-    task = RolloutTask(PROBLEM, "t", "g", sample=0, seed=1)
-    return await run_rollout(task, engine, context), engine, codec
+async def roll(family, texts):
+    return await roll_out_chat(
+        chat_tokenizer(family), STYLE, lambda codec: [text + codec.renderer.end for text in texts]
+    )
 
 
 def two_turns(family):
@@ -116,7 +85,7 @@ async def test_a_rollout_reads_as_the_template_renders_the_conversation(family):
     trajectory, engine, codec = await roll(family, two_turns(family))
     actual = codec.tokenizer.decode(engine.prompts[1])
     schemas, result = codec.schemas, trajectory.calls[0].response
-    question = f"{PROBLEM.question}\n\nPut the final answer in \\boxed{{}}."
+    question = f"{SIX_TIMES_SEVEN.question}\n\nPut the final answer in \\boxed{{}}."
     call = {"type": "function", "function": {"name": TOOL, "arguments": {"code": "print(6*7)", "input": ""}}}
     turns = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": result}]
     if family == "gemma":  # the tools are in the question, the responses are messages of the user
@@ -238,46 +207,17 @@ def test_render_prompt_names_the_requirement_of_the_format_model():
         render_prompt("Q", prompt_format="other")
 
 
-# --- syntaxes of calls -----------------------------------------------------------------------------------------------
-
-SCHEMA = {
-    "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}, "text": {"type": "string"}}}}
-}
-
-
-@pytest.mark.parametrize(
-    ("family", "text", "expected"),
-    [
-        ("qwen3.5", write_call("qwen3.5", "add", {"a": "3", "text": "4"}), [("add", {"a": 3, "text": "4"})]),
-        ("qwen3.5", write_call("qwen3.5", "add", {"a": "x"}), [("add", {"a": "x"})]),
-        ("qwen3.5", write_call("qwen3.5", "add", {"text": "a\n\n<b> & c"}) * 2, [("add", {"text": "a\n\n<b> & c"})] * 2),
-        ("qwen3.5", "<tool_call>\n<function=add>\n</function>\n</tool_call>", [("add", {})]),
-        ("qwen3.5", "<tool_call>\n<function=add>\n<parameter=a>\n1", [("add", "no closing")]),
-        ("qwen3.5", "<tool_call>{}</tool_call>", [(None, "no <function=NAME>")]),
-        ("qwen3.5", "no call", []),
-        ("llama", '{"name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
-        ("llama", '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "b", "parameters": {}}', [("add", {}), ("b", {})]),
-        ("llama", '{"type": "function", "name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
-        ("llama", '{"name": "add", "parameters": {"a": 1}', [(None, "not valid JSON")]),
-        ("llama", '{"name": "add", "parameters": 3}', [("add", "must be a JSON object")]),
-        ("llama", "<|python_tag|>print(1)", [(None, "not valid JSON")]),
-        ("llama", "<|python_tag|>", [(None, "not valid JSON")]),
-        ("llama", 'I call {"name": "add", "parameters": {}}', []),
-        ("llama", "{1, 2} is a set", []),
-        ("llama", "<|python_tag|>" + "[" * 100_000, [(None, "too deeply|not valid JSON")]),
-    ],
-)  # fmt: skip
-def test_calls_are_read_in_the_syntax_of_the_model(family, text, expected):
-    template = ModelRenderer(STYLE, (), chat_tokenizer(family))
-    text = f"</think>{text}" if template.thinks_first else text
-    calls = template.calls(text, {"add": SCHEMA})
-    assert len(calls) == len(expected)
-    for call, (name, result) in zip(calls, expected, strict=True):
-        assert call.name == name
-        if isinstance(result, dict):
-            assert call.arguments == result and call.error is None
-        else:
-            assert call.arguments is None and re.search(result, call.error)
+def test_arguments_have_the_types_of_the_schema():
+    """All forms of calls: tests/tool_calls."""
+    schema = {
+        "function": {
+            "name": "add",
+            "parameters": {"properties": {"a": {"type": "integer"}, "text": {"type": "string"}}},
+        }
+    }
+    template = ModelRenderer(STYLE, (), chat_tokenizer("qwen3.5"))
+    text = "</think>" + write_call("qwen3.5", "add", {"a": "3", "text": "4"})
+    assert [call.arguments for call in template.calls(text, {"add": schema})] == [{"a": 3, "text": "4"}]
 
 
 @families

@@ -120,23 +120,6 @@ async def test_a_lone_surrogate_in_arguments_reaches_the_sandbox_and_the_prompt(
     assert trajectory.reward == 1.0
 
 
-async def test_rollout_ends_at_the_limits_of_turns_and_tokens(tokenizer, tools):
-    again = [f"</reason>\n{call('print(1)')}"] * 9
-    trajectory, _ = await roll(tokenizer, tools, again, max_turns=3)
-    assert trajectory.stop_reason is StopReason.MAX_TURNS and len(trajectory.turns) == 3
-    # The call of the last turn is not run, because no turn follows.
-    assert len(trajectory.calls) == 2
-
-    trajectory, _ = await roll(tokenizer, tools, ["x" * 500], max_response_tokens=50)
-    assert trajectory.stop_reason is StopReason.LENGTH and trajectory.truncated
-    assert len(trajectory.response_ids) == 50
-
-    # If a tool response does not fit, the rollout ends with the model's turn.
-    long = [f"</reason>\n{call('print(list(range(400)))')}", ANSWER]
-    trajectory, _ = await roll(tokenizer, tools, long, max_response_tokens=600)
-    assert trajectory.stop_reason is StopReason.LENGTH and all(trajectory.loss_mask)
-
-
 async def test_long_tool_output_loses_its_middle_and_is_not_scored(tokenizer, tools):
     code = "print('<ans' + 'wer>' + chr(92) + 'boxed{42}</ans' + 'wer>' + 'y' * 500)"
     trajectory, _ = await roll(tokenizer, tools, [f"</reason>\n{call(code)}", " No idea.</reason>"], max_tool_chars=100)

@@ -3,27 +3,21 @@
 import sys
 
 import pytest
-from helpers.scripted_engine import ScriptedEngine
+from helpers.rollouts import roll_out
 
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.filters import where_sql
 from rstar_lab.analysis.metrics import measure
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.paper import render_tool_call
 from rstar_lab.rl.reward import make_reward
-from rstar_lab.rl.rollout.agent_loop import run_rollout
-from rstar_lab.rl.rollout.codec import Codec
-from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.writer import RunWriter
 
-TOKENIZER = train_tokenizer(["a text"], 300)
 PROBLEM = Problem(problem_id="p", question="How many apples?", answer="5", info={"start": 3})
 MODULE = '''
 from rstar_lab.rl.problems import Problem
@@ -69,11 +63,7 @@ def module(tmp_path, monkeypatch):
 async def roll(add: int, reward="baskets:full", sample: int = 0):
     tools = make_tools(["baskets:Basket"], None)
     turns = [f"</reason>\n{render_tool_call('Basket', {'add': add})}", "</reason>\n<answer>5</answer>"]
-    context = RolloutContext(
-        Codec(TOKENIZER, tools), tools, make_reward(reward), LimitsSection(max_response_tokens=4000)
-    )
-    task = RolloutTask(PROBLEM, f"r-{sample}", "g", sample, seed=1)
-    return await run_rollout(task, ScriptedEngine(TOKENIZER, lambda prompt, turn: turns[turn]), context)
+    return await roll_out(*turns, reward=make_reward(reward), problem=PROBLEM, tools=tools, sample=sample)
 
 
 async def test_tools_and_reward_read_the_problem_and_the_final_state(module):

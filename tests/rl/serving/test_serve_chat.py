@@ -20,7 +20,7 @@ from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.chat.events import Kind
 from rstar_lab.rl.chat.session import ChatOptions, open_chat
 from rstar_lab.rl.chat.view import show
-from rstar_lab.rl.evaluate_command import evaluate_command, load
+from rstar_lab.rl.evaluate_command import evaluate_command
 from rstar_lab.rl.evaluation import per_problem, summarise
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.overrides import load_recipe
@@ -202,29 +202,6 @@ def test_the_result_of_an_evaluation():
     for row, answer in zip(made, ["3", "3", "0.5", "\\frac{1}{2}", "1/2"], strict=True):
         row["answer"] = answer
     assert [(row["majority"], row["majority_correct"]) for row in per_problem(made)] == [("0.5", True)]
-
-
-def test_named_sets_are_read_from_files_of_their_schema(tmp_path):
-    schemas = {
-        "aime24": {"id": 60, "problem": "q", "solution": "s", "answer": "204", "url": "u", "year": "2024"},
-        "aime25": {"id": "0", "problem": "q", "answer": "70"},
-        "hmmt25": {"problem_idx": 1, "problem": "q", "answer": "103", "problem_type": ["Algebra"]},
-        "math500": {
-            "unique_id": "test/a/1.json",
-            "problem": "q",
-            "solution": "s",
-            "answer": "\\frac{1}{2}",
-            "level": 2,
-        },
-    }
-    for name, row in schemas.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text(json.dumps(row) + "\n")
-        title, (problem,) = load(f"{name}={path}", "", None)
-        assert (title, problem.question, problem.answer) == (name, "q", row["answer"])
-        assert problem.problem_id == str(row.get("id", row.get("problem_idx", row.get("unique_id"))))
-    with pytest.raises(UserError, match=r"neither a file, nor ORG/NAME on the hub, nor one of dapo.*aime24"):
-        load("aime23", "", None)
 
 
 # Serving

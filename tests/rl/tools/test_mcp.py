@@ -1,7 +1,6 @@
 """Tools of real MCP servers, over standard streams and over HTTP."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
+from rstar_lab.hardware.processes import free_port
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.paper import PaperRenderer
@@ -27,9 +27,7 @@ STDIO = f"mcp+stdio:{sys.executable} {SERVER}"
 
 @pytest.fixture(scope="module")
 def http_server():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, str(SERVER), str(port)], stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}/mcp"
     try:

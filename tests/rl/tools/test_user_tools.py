@@ -7,6 +7,7 @@ import time
 from textwrap import dedent
 
 import pytest
+from helpers.rollouts import roll_out
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import problem, recipe_of
 from helpers.slots import scheduled
@@ -22,7 +23,7 @@ from rstar_lab.rl.renderers.formats import render_prompt
 from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.reward import make_reward, reward
-from rstar_lab.rl.rollout.agent_loop import execute_call, run_rollout
+from rstar_lab.rl.rollout.agent_loop import execute_call
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts
@@ -203,19 +204,11 @@ async def test_an_async_tool_and_a_failure_that_is_not_the_models():
 
 
 async def test_a_rollout_uses_user_tools_and_a_user_reward():
-    tokenizer = train_tokenizer(["text"], 300)
     tools = {"lookup": UserTool("m:lookup", lookup, 20.0), "Counter": UserTool("m:Counter", Counter, 20.0)}
     asked: list[tuple[str, dict]] = [("lookup", {"item": "pear"}), ("Counter", {"by": 2}), ("lookup", {"item": "kiwi"})]
     turns = ["</reason>\n" + "\n".join(render_tool_call(*one) for one in asked), "</reason><answer>5</answer>"]
     Counter.closed.clear()
-    context = RolloutContext(
-        Codec(tokenizer, tools),
-        tools,
-        lambda text, truth: text.count("answer") / 4,
-        LimitsSection(max_response_tokens=2000),
-    )
-    engine = ScriptedEngine(tokenizer, lambda prompt, turn: turns[turn])
-    trajectory = await run_rollout(RolloutTask(problem("p", 1.0), "t", "g", 0, 0), engine, context)
+    trajectory = await roll_out(*turns, reward=lambda text, truth: text.count("answer") / 4, tools=tools)
     assert [(c.tool, str(c.outcome)) for c in trajectory.calls] == [
         ("lookup", "ok"), ("Counter", "ok"), ("lookup", "exception"),
     ]  # fmt: skip
